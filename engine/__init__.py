@@ -1,0 +1,28 @@
+"""bitmirror: an LLM inference engine whose CPU and GPU kernels give the same bits.
+
+>>> import engine
+>>> llm = engine.load()                                     # the model that ships with the package
+>>> print(llm.complete("def add(a, b):", max_tokens=8, temperature=0).text)  # doctest: +SKIP
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.generation import Generation, Timings
+    from engine.llm import LLM, load
+
+__all__ = ["LLM", "Generation", "Timings", "load"]
+
+_HOMES = {"LLM": "llm", "load": "llm", "Generation": "generation", "Timings": "generation"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the API, imported when first used: ``--help`` must not wait for a compiler to load."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    from importlib import import_module
+
+    from engine import kernel_cache
+
+    kernel_cache.use()
+    return getattr(import_module(f"engine.{_HOMES[name]}"), name)

@@ -1,0 +1,47 @@
+"""The errors a user can meet: each message is one sentence that says what is wrong and what to do."""
+
+from pathlib import Path
+
+
+class EngineError(Exception):
+    """Base of every error that a user can mend; ``str(error)`` is one sentence, shown without a traceback."""
+
+
+class GGUFError(EngineError):
+    """A GGUF file that breaks the format or asks for something impossible.
+
+    ``path`` is the file, ``field`` the header field, metadata key or tensor, ``offset`` the byte position in the file
+    (None where a rule spans several places), ``problem`` what is wrong there.
+    """
+
+    def __init__(self, path: Path | str, field: str, offset: int | None, problem: str) -> None:
+        self.path = Path(path)
+        self.field = field
+        self.offset = offset
+        self.problem = problem
+        where = f" at byte {offset}" if offset is not None else ""
+        super().__init__(f"{self.path}: {field}{where}: {problem}")
+
+
+class ModelError(EngineError):
+    """A well-formed file whose model this engine cannot run: architecture, tensor format, or shapes that disagree."""
+
+
+class TokenizerError(EngineError):
+    """A vocabulary that cannot be used, or token ids outside it."""
+
+
+class TemplateError(EngineError):
+    """A chat template that is missing, too large, unsafe, or that refuses the messages given."""
+
+
+class ContextError(EngineError):
+    """A prompt that does not fit the context, or a cache that cannot be rewound that far."""
+
+
+class UsageError(EngineError):
+    """An argument outside its range, or arguments that contradict one another."""
+
+
+class FetchError(EngineError):
+    """A model that could not be found, fetched or verified."""

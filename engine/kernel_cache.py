@@ -1,0 +1,57 @@
+"""Where compiled kernels lie between runs.
+
+Numba's own cache notices a change of the file a kernel is written in, but not of the files it takes functions from.
+The folder used here is named after a hash of every source of the package and of the compiler's version, so that a
+changed engine never runs a kernel of an older one.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+KEPT = 4
+"""Folders of other versions that stay, newest first."""
+
+
+def fingerprint() -> str:
+    """16 hexadecimal digits that change with any source of the package, with Numba, llvmlite and Python."""
+    digest = hashlib.sha256(sys.version.encode())
+    for name in ("numba", "llvmlite"):
+        try:
+            digest.update(version(name).encode())
+        except PackageNotFoundError:
+            continue
+    root = Path(__file__).parent
+    for folder in ("", "cpu", "cuda"):
+        for path in sorted((root / folder).glob("*.py")):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def use() -> None:
+    """Point Numba at the folder of this version, unless the user has chosen one with NUMBA_CACHE_DIR."""
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    from engine.catalog import cache_dir
+
+    folder = cache_dir() / "kernels" / fingerprint()
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True)
+            _prune(folder)
+    except OSError:
+        return
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    if "numba" in sys.modules:
+        sys.modules["numba"].config.CACHE_DIR = str(folder)
+
+
+def _prune(current: Path) -> None:
+    """Remove all but the newest few folders of other versions."""
+    others = [path for path in current.parent.iterdir() if path.is_dir() and path != current]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in others[KEPT:]:
+        shutil.rmtree(path, ignore_errors=True)

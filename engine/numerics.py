@@ -1,0 +1,235 @@
+"""The contract in code: every scalar function that both backends compute with.
+
+A function here is plain ``@njit`` source that Numba compiles for the CPU and for the GPU alike, so there is
+one text for one arithmetic.  The rules that make its bits equal everywhere:
+
+* only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
+* every product that feeds a sum is an explicit :func:`fma`, so no compiler is left a choice to contract;
+* a result that callers add to something is never produced by a bare product (``exp`` ends in a bit cast).
+
+All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
+against a float64 reference and are checked in ``tests/test_numerics.py``.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+f32 = np.float32
+i32 = np.int32
+u32 = np.uint32
+u64 = np.uint64
+
+# --- atoms: what the two compilers would not agree on by themselves ------------------------------------------
+
+
+@intrinsic
+def fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]
+    """``a * b + c`` with a single rounding (IEEE 754 fusedMultiplyAdd, float32)."""
+    signature = types.float32(types.float32, types.float32, types.float32)
+    return signature, lambda context, builder, sig, args: builder.fma(*args)
+
+
+@intrinsic
+def float_bits(typingctx, x):  # type: ignore[no-untyped-def]
+    """The 32 bits of a float32 as int32."""
+    return types.int32(types.float32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
+
+
+@intrinsic
+def bits_float(typingctx, i):  # type: ignore[no-untyped-def]
+    """The float32 that has these 32 bits."""
+    return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
+
+
+@intrinsic
+def half_to_float(typingctx, h):  # type: ignore[no-untyped-def]
+    """float16, given as its 16 bits (uint16), to float32: exact."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def float_to_half(typingctx, x):  # type: ignore[no-untyped-def]
+    """float32 to float16 bits (uint16), round to nearest, ties to even."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+# --- rounding --------------------------------------------------------------------------------------------------
+
+# 1.5 * 2**23: adding it to |x| < 2**22 leaves the nearest integer (ties to even) in the low mantissa bits.
+_ROUND = f32(12582912.0)
+_ROUND_BITS = i32(0x4B400000)
+
+
+@njit(cache=True, error_model="numpy")
+def round_product(x, y):  # type: ignore[no-untyped-def]
+    """``x * y`` rounded once to the nearest integer, ties to even, as int32; needs ``|x * y| < 2**22``."""
+    return i32(float_bits(fma(x, y, _ROUND)) - _ROUND_BITS)
+
+
+# --- exp, log --------------------------------------------------------------------------------------------------
+
+_LOG2E = f32(1.4426950408889634)
+# ln 2 split so that n * LN2_HI is exact for |n| < 2**9 (Cody and Waite, Software Manual, 1980).
+_LN2_HI = f32(0.693359375)
+_LN2_LO = f32(-2.12194440e-4)
+_EXP_MAX = f32(88.72283)
+_EXP_MIN = f32(-87.0)
+_INF = f32(np.inf)
+_ZERO = f32(0.0)
+_ONE = f32(1.0)
+_HALF = f32(0.5)
+
+
+@njit(cache=True, error_model="numpy")
+def exp(x):  # type: ignore[no-untyped-def]
+    """e**x, error below 1.1 ulp; 0 for x < -87 (no subnormal results), inf above 88.7228; exp(0) is exactly 1.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2, then a degree-7 Taylor-like polynomial in r (Cephes ``expf``
+    coefficients), then n is added to the exponent bits.
+    """
+    t = fma(x, _LOG2E, _ROUND)
+    n = t - _ROUND
+    r = fma(n, -_LN2_HI, x)
+    r = fma(n, -_LN2_LO, r)
+    p = f32(1.9875691500e-4)
+    p = fma(p, r, f32(1.3981999507e-3))
+    p = fma(p, r, f32(8.3334519073e-3))
+    p = fma(p, r, f32(4.1665795894e-2))
+    p = fma(p, r, f32(1.6666665459e-1))
+    p = fma(p, r, f32(5.0000001201e-1))
+    p = fma(p, r * r, r) + _ONE
+    y = bits_float(i32(float_bits(p) + ((float_bits(t) - _ROUND_BITS) << i32(23))))
+    if x < _EXP_MIN:
+        y = _ZERO
+    if x > _EXP_MAX:
+        y = _INF
+    if x != x:
+        y = x
+    return y
+
+
+@njit(cache=True, error_model="numpy")
+def log(x):  # type: ignore[no-untyped-def]
+    """Natural logarithm of a positive, normal x, error below 1.5 ulp; -inf at 0 and below 2**-126; log(1) is 0.
+
+    x = 2**e m with sqrt(1/2) <= m < sqrt(2), then the Cephes ``logf`` polynomial in m - 1.
+    """
+    bits = float_bits(x)
+    e = i32((bits >> i32(23)) - i32(126))
+    m = bits_float(i32((bits & i32(0x007FFFFF)) | i32(0x3F000000)))
+    if m < f32(0.70710678118654752440):
+        e = i32(e - i32(1))
+        m = m + m
+    s = m - _ONE
+    n = f32(e)
+    z = s * s
+    p = f32(7.0376836292e-2)
+    p = fma(p, s, f32(-1.1514610310e-1))
+    p = fma(p, s, f32(1.1676998740e-1))
+    p = fma(p, s, f32(-1.2420140846e-1))
+    p = fma(p, s, f32(1.4249322787e-1))
+    p = fma(p, s, f32(-1.6668057665e-1))
+    p = fma(p, s, f32(2.0000714765e-1))
+    p = fma(p, s, f32(-2.4999993993e-1))
+    p = fma(p, s, f32(3.3333331174e-1))
+    p = p * s
+    p = fma(p, z, n * _LN2_LO)
+    p = fma(z, -_HALF, p)
+    y = fma(n, _LN2_HI, s + p)
+    if x < f32(1.17549435e-38):
+        y = -_INF
+    if x == _INF:
+        y = _INF
+    if x != x:
+        y = x
+    return y
+
+
+@njit(cache=True, error_model="numpy")
+def log1p(x):  # type: ignore[no-untyped-def]
+    """log(1 + x) for x > -1, accurate for small x: log(u) x / (u - 1) with u = 1 + x (Kahan's correction)."""
+    u = _ONE + x
+    if u == _ONE:
+        return x
+    return log(u) * (x / (u - _ONE))
+
+
+# --- activations -----------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, error_model="numpy")
+def sigmoid(x):  # type: ignore[no-untyped-def]
+    """1 / (1 + e**-x)."""
+    return _ONE / (_ONE + exp(-x))
+
+
+@njit(cache=True, error_model="numpy")
+def silu(x):  # type: ignore[no-untyped-def]
+    """x sigmoid(x) (Elfwing et al. 2017)."""
+    return x / (_ONE + exp(-x))
+
+
+@njit(cache=True, error_model="numpy")
+def gelu(x):  # type: ignore[no-untyped-def]
+    """The tanh form of GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh u) = x sigmoid(2u),
+    u = sqrt(2/pi) (x + 0.044715 x**3)."""
+    two_u = f32(1.5957691216057308) * x * fma(f32(0.044715) * x, x, _ONE)
+    return x / (_ONE + exp(-two_u))
+
+
+@njit(cache=True, error_model="numpy")
+def tanh(x):  # type: ignore[no-untyped-def]
+    """Hyperbolic tangent: 1 - 2 / (1 + e**2x) away from 0, an odd polynomial (Cephes ``tanhf``) for |x| < 0.625."""
+    if abs(x) < f32(0.625):
+        z = x * x
+        p = f32(-5.70498872745e-3)
+        p = fma(p, z, f32(2.06390887954e-2))
+        p = fma(p, z, f32(-5.37397155531e-2))
+        p = fma(p, z, f32(1.33314422036e-1))
+        p = fma(p, z, f32(-3.33332819422e-1))
+        return fma(p * z, x, x)
+    return _ONE - f32(2.0) / (_ONE + exp(x + x))
+
+
+@njit(cache=True, error_model="numpy")
+def softcap(x, cap):  # type: ignore[no-untyped-def]
+    """cap tanh(x / cap): Gemma's bound on logits."""
+    return cap * tanh(x / cap)
+
+
+# --- counter-based noise ---------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def mix64(z):  # type: ignore[no-untyped-def]
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64 bits that diffuses them."""
+    z = (z ^ (z >> u64(30))) * u64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> u64(27))) * u64(0x94D049BB133111EB)
+    return z ^ (z >> u64(31))
+
+
+@njit(cache=True)
+def uniform(seed, position, token):  # type: ignore[no-untyped-def]
+    """A float32 in [2**-32, 1 - 2**-24] that is a function of (seed uint64, position, token) and nothing else."""
+    key = mix64(u64(seed) + (u64(position) + u64(1)) * u64(0x9E3779B97F4A7C15))
+    bits = mix64(key + (u64(token) + u64(1)) * u64(0x9E3779B97F4A7C15)) >> u64(32)
+    # float32(bits) may round to 2**32; the bound keeps the result below 1.
+    v = f32(bits | u64(1)) * f32(2.3283064365386963e-10)
+    return min(v, f32(0.99999994))
+
+
+@njit(cache=True, error_model="numpy")
+def gumbel(seed, position, token):  # type: ignore[no-untyped-def]
+    """Standard Gumbel noise, -log E with E = -log(1 - v) exponential: argmax(logit / T + noise) is a sample of
+    softmax(logit / T) (Gumbel 1954; Maddison et al. 2014), the same one on every device and path."""
+    return -log(-log1p(-uniform(seed, position, token)))
