@@ -1,0 +1,1 @@
+"""Caches: what a model remembers between forward passes."""

@@ -1,0 +1,1 @@
+"""CPU kernels: the mirrors of ``engine/cuda``, file by file and name by name."""

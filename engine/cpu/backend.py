@@ -1,0 +1,134 @@
+"""The operations a forward pass is written against, on the CPU.
+
+Arrays are NumPy arrays.  Every method returns a new array unless it says "in place"; shapes are [rows, ...].
+"""
+
+import os
+
+import numba
+import numpy as np
+
+from engine.cache.kv import LayerCache
+from engine.cpu import attention, embed, glu, matmul, rms_norm, rope, softcap
+from engine.errors import UsageError
+from engine.weights import Weight
+
+f32 = np.float32
+
+
+class Backend:
+    """Operations on ``n_threads`` threads (0: as many as the machine offers).  The thread count never shows in a bit."""
+
+    name = "cpu"
+
+    def __init__(self, n_threads: int = 0) -> None:
+        available = numba.config.NUMBA_NUM_THREADS
+        if n_threads < 0 or n_threads > max(available, os.cpu_count() or 1):
+            raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
+        self.n_threads = min(n_threads, available) or available
+        numba.set_num_threads(self.n_threads)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def upload(self, array: np.ndarray) -> np.ndarray:
+        """An array the operations can read."""
+        return array
+
+    def weight(self, weight: Weight) -> Weight:
+        """A weight matrix the operations can read: here the mapped rows themselves."""
+        return weight
+
+    def zeros(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        """Zeroed memory; pages are taken from the system when they are first written."""
+        return np.zeros(shape, dtype)
+
+    def download(self, array: np.ndarray) -> np.ndarray:
+        """The values as a NumPy array."""
+        return array
+
+    # --- operations --------------------------------------------------------------------------------------------
+
+    def embed(self, table: Weight, tokens: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
+        out = np.empty((tokens.size, table.columns), f32)
+        entry = table.format
+        embed.embed_rows(int(entry.type), entry.block, entry.block_bytes, table.data, tokens, f32(scale), out)
+        return out
+
+    def matmul(self, x: np.ndarray, *weights: Weight) -> list[np.ndarray]:
+        """x float32 [rows, K] times each weight [R, K]: a float32 [rows, R] for each; x is quantized once per unit."""
+        quantized: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        outputs = []
+        numba.set_num_threads(self.n_threads)
+        for weight in weights:
+            entry = weight.format
+            out = np.empty((x.shape[0], weight.rows), f32)
+            if entry.quantized:
+                if entry.unit not in quantized:
+                    quantized[entry.unit] = self._quantize(x, entry.unit)
+                q, d, s = quantized[entry.unit]
+                matmul.matmul_quantized(int(entry.type), entry.unit, weight.data, q, d, s, self.n_threads, out)
+            else:
+                matmul.matmul_float(int(entry.type), entry.block_bytes, weight.data, x, self.n_threads, out)
+            outputs.append(out)
+        return outputs
+
+    def _quantize(self, x: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, columns = x.shape
+        q = np.empty((rows, columns), np.int8)
+        d = np.empty((rows, columns // unit), f32)
+        s = np.empty((rows, columns // 16), np.int16)
+        matmul.quantize_rows(x, unit, q, d, s)
+        return q, d, s
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """x + y; y may be a bias [n] for every row."""
+        return x + y
+
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        """Normalize the last axis of x [..., n]; weight [n]."""
+        y = np.empty_like(x)
+        n = weight.size
+        rms_norm.rms_norm(x.reshape(-1, n), weight, f32(eps), y.reshape(-1, n))
+        return y
+
+    def rms_norm_add(self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        """residual + normalized x."""
+        y = np.empty_like(x)
+        rms_norm.rms_norm_add(residual, x, weight, f32(eps), y)
+        return y
+
+    def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
+        """Rotate x [rows, heads, head_dim] in place by its positions; returns it."""
+        rope.rope(x, positions, table, neox)
+        return x
+
+    def append(self, cache: LayerCache, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
+        """Store k, v [rows, n_head_kv, head_dim] at their positions."""
+        attention.append(k, v, positions, cache.half, cache.keys, cache.values)
+
+    def attend(self, q: np.ndarray, cache: LayerCache, positions: np.ndarray, scale: float) -> np.ndarray:
+        """Attention of q [rows, n_head, d_k] over the cache; float32 [rows, n_head * d_v]."""
+        rows, n_head, _ = q.shape
+        out = np.empty((rows, n_head, cache.values.shape[3]), f32)
+        numba.set_num_threads(self.n_threads)
+        window = cache.window
+        attention.attend(q, cache.keys, cache.values, positions, f32(scale), window, cache.half, self.n_threads, out)
+        return out.reshape(rows, -1)
+
+    def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        """silu(gate) * up."""
+        y = np.empty_like(up)
+        glu.swiglu(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
+        return y
+
+    def geglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        """gelu(gate) * up."""
+        y = np.empty_like(up)
+        glu.geglu(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
+        return y
+
+    def softcap(self, x: np.ndarray, cap: float) -> np.ndarray:
+        """cap * tanh(x / cap), in place; returns x."""
+        softcap.softcap(x.reshape(-1), f32(cap))
+        return x

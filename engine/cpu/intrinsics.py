@@ -1,0 +1,284 @@
+"""The CPU's atoms: short vector operations on integers, each beside its law.
+
+LLVM turns a plain loop over bytes into vector code only when it can prove that source and target do not overlap,
+which it cannot here.  So the loops that carry the weight of the engine are spelled as portable LLVM vector
+operations (no instruction of one processor is named; x86 gets ``vpmaddwd`` or ``vpdpwssd``, ARM ``smlal``).  They
+are integer operations, exact in any order, and each has a ``_law``: the loop it stands for, which tests hold it to.
+
+Arrays are one-dimensional and contiguous; indices are not checked.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """Address of ``array[index]``."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+def _load(builder: Any, pointer: Any, lane: ir.IntType, n: int) -> Any:
+    """n consecutive lanes as one vector; no alignment is assumed beyond that of a lane."""
+    vector = builder.bitcast(pointer, ir.VectorType(lane, n).as_pointer())
+    return builder.load(vector, align=lane.width // 8)
+
+
+def _store(builder: Any, value: Any, pointer: Any) -> None:
+    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=value.type.element.width // 8)
+
+
+def _splat(builder: Any, scalar: Any, lane: ir.IntType, n: int) -> Any:
+    """A vector with the low bits of an integer in every lane."""
+    if scalar.type.width > lane.width:
+        scalar = builder.trunc(scalar, lane)
+    vector = builder.insert_element(ir.Constant(ir.VectorType(lane, n), ir.Undefined), scalar, ir.Constant(_I32, 0))
+    zeros = ir.Constant(ir.VectorType(_I32, n), [0] * n)
+    return builder.shuffle_vector(vector, vector, zeros)
+
+
+def _constant(lane: ir.IntType, values: Sequence[int]) -> Any:
+    return ir.Constant(ir.VectorType(lane, len(values)), list(values))
+
+
+# --- dot products ----------------------------------------------------------------------------------------------
+
+
+def _make_dot(n: int, right: ir.IntType) -> Any:
+    step = min(n, 32)
+
+    @intrinsic
+    def dot(typingctx, w, i, a, j):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            wide = ir.VectorType(_I32, step)
+            left_pointer = _pointer(context, builder, sig.args[0], args[0], args[1])
+            right_pointer = _pointer(context, builder, sig.args[2], args[2], args[3])
+            total = None
+            for k in range(0, n, step):
+                offset = [ir.Constant(_I64, k)]
+                x = builder.sext(_load(builder, builder.gep(left_pointer, offset), _I16, step), wide)
+                y = builder.sext(_load(builder, builder.gep(right_pointer, offset), right, step), wide)
+                product = builder.mul(x, y)
+                total = product if total is None else builder.add(total, product)
+            name = f"llvm.vector.reduce.add.v{step}i32"
+            reduce = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_I32, [wide]), name)
+            return builder.call(reduce, [total])
+
+        return types.int32(w, types.int64, a, types.int64), codegen
+
+    return dot
+
+
+dot256 = _make_dot(256, _I8)
+"""sum(w[i + t] * a[j + t] for t in range(256)) as int32; w int16, a int8."""
+dot32 = _make_dot(32, _I8)
+"""The same over 32 values."""
+dot16 = _make_dot(16, _I16)
+"""The same over 16 values, both int16: minimums with sums of activations."""
+
+
+@njit
+def dot_law(w, i, a, j, n):  # type: ignore[no-untyped-def]
+    """What dot256, dot32 and dot16 compute."""
+    total = 0
+    for t in range(n):
+        total += w[i + t] * a[j + t]
+    return total
+
+
+# --- unpacking -------------------------------------------------------------------------------------------------
+
+
+def _byte_operation(n: int, extra: int, body: Callable[..., Any]) -> Any:
+    """An intrinsic ``f(w, j, src, i, *extra)`` that fills w[j : j + n] from ``body(builder, n, load, *extra)``,
+    where ``load(index)`` gives n bytes of src as a vector of int16 and extras are int64 scalars."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        def load(index: Any, signed: bool = False) -> Any:
+            data = _load(builder, _pointer(context, builder, sig.args[2], args[2], index), _I8, n)
+            extend = builder.sext if signed else builder.zext
+            return extend(data, ir.VectorType(_I16, n))
+
+        value = body(builder, n, load, args[3], *args[4:])
+        _store(builder, value, _pointer(context, builder, sig.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    # intrinsic() reads the number of arguments from the signature, so each arity is spelled out.
+    if extra == 0:
+
+        @intrinsic
+        def operation0(typingctx, w, j, src, i):  # type: ignore[no-untyped-def]
+            return types.void(w, types.int64, src, types.int64), codegen
+
+        return operation0
+    if extra == 2:
+
+        @intrinsic
+        def operation2(typingctx, w, j, src, i, a, b):  # type: ignore[no-untyped-def]
+            return types.void(w, types.int64, src, *(types.int64,) * 3), codegen
+
+        return operation2
+    if extra == 3:
+
+        @intrinsic
+        def operation3(typingctx, w, j, src, i, a, b, c):  # type: ignore[no-untyped-def]
+            return types.void(w, types.int64, src, *(types.int64,) * 4), codegen
+
+        return operation3
+    if extra == 4:
+
+        @intrinsic
+        def operation4(typingctx, w, j, src, i, a, b, c, d):  # type: ignore[no-untyped-def]
+            return types.void(w, types.int64, src, *(types.int64,) * 5), codegen
+
+        return operation4
+
+    @intrinsic
+    def operation8(typingctx, w, j, src, i, a, b, c, d, e, f, g, h):  # type: ignore[no-untyped-def]
+        return types.void(w, types.int64, src, *(types.int64,) * 9), codegen
+
+    return operation8
+
+
+def _bits(builder: Any, load: Any, n: int, i: Any, shift: Any, mask: Any) -> Any:
+    shifted = builder.lshr(load(i), _splat(builder, shift, _I16, n))
+    return builder.and_(shifted, _splat(builder, mask, _I16, n))
+
+
+def _scaled(builder: Any, n: int, value: Any, add: Any, mul: Any) -> Any:
+    return builder.mul(builder.add(value, _splat(builder, add, _I16, n)), _splat(builder, mul, _I16, n))
+
+
+def _body_bits(builder: Any, n: int, load: Any, i: Any, shift: Any, mask: Any, add: Any, mul: Any) -> Any:
+    return _scaled(builder, n, _bits(builder, load, n, i, shift, mask), add, mul)
+
+
+def _body_bits_high(builder: Any, n: int, load: Any, i: Any, *args: Any) -> Any:
+    shift, mask, k, high_shift, high_mask, up, add, mul = args
+    low = _bits(builder, load, n, i, shift, mask)
+    high = builder.shl(_bits(builder, load, n, k, high_shift, high_mask), _splat(builder, up, _I16, n))
+    return _scaled(builder, n, builder.or_(low, high), add, mul)
+
+
+def _body_nibbles_word(builder: Any, n: int, load: Any, i: Any, shift: Any, word: Any, add: Any) -> Any:
+    low = _bits(builder, load, n, i, shift, ir.Constant(_I64, 15))
+    lanes = _splat(builder, word, _I16, n)
+    high = builder.lshr(lanes, _constant(_I16, range(n)))
+    high = builder.shl(builder.and_(high, _constant(_I16, [1] * n)), _constant(_I16, [4] * n))
+    return builder.add(builder.or_(low, high), _splat(builder, add, _I16, n))
+
+
+def _lookup_body(table: Sequence[int]) -> Callable[..., Any]:
+    def body(builder: Any, n: int, load: Any, i: Any, shift: Any, mul: Any) -> Any:
+        index = _bits(builder, load, n, i, shift, ir.Constant(_I64, 15))
+        # A tree of selects, one level per bit of the index: no gather, and no shuffle that only x86 has.
+        level = [_constant(_I16, [value] * n) for value in table]
+        for bit in range(4):
+            on = builder.icmp_unsigned(
+                "!=", builder.and_(index, _constant(_I16, [1 << bit] * n)), _constant(_I16, [0] * n)
+            )
+            level = [builder.select(on, level[t + 1], level[t]) for t in range(0, len(level), 2)]
+        return builder.mul(level[0], _splat(builder, mul, _I16, n))
+
+    return body
+
+
+bits16 = _byte_operation(16, 4, _body_bits)
+"""bits16(w, j, src, i, shift, mask, add, mul): w[j + t] = (((src[i + t] >> shift) & mask) + add) * mul, t < 16."""
+bits32 = _byte_operation(32, 4, _body_bits)
+"""The same for t < 32."""
+bits16_high = _byte_operation(16, 8, _body_bits_high)
+"""bits16_high(w, j, src, i, shift, mask, k, high_shift, high_mask, up, add, mul): as bits16, with
+``((src[k + t] >> high_shift) & high_mask) << up`` joined to the bits before ``add``."""
+bits32_high = _byte_operation(32, 8, _body_bits_high)
+"""The same for t < 32."""
+nibbles16_word = _byte_operation(16, 3, _body_nibbles_word)
+"""nibbles16_word(w, j, src, i, shift, word, add): w[j + t] = (((src[i + t] >> shift) & 15) | ((word >> t) & 1) << 4)
++ add, t < 16."""
+bytes32 = _byte_operation(32, 0, lambda builder, n, load, i: load(i, signed=True))
+"""bytes32(w, j, src, i): w[j + t] = src[i + t] read as int8, t < 32."""
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The non-linear 4-bit grid of IQ4_NL and IQ4_XS."""
+FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the values of the e2m1 floats of MXFP4."""
+
+iq4_16 = _byte_operation(16, 2, _lookup_body(IQ4_VALUES))
+"""iq4_16(w, j, src, i, shift, mul): w[j + t] = IQ4_VALUES[(src[i + t] >> shift) & 15] * mul, t < 16."""
+fp4_16 = _byte_operation(16, 2, _lookup_body(FP4_VALUES))
+"""The same with FP4_VALUES."""
+
+
+@intrinsic
+def signed8(typingctx, w, j, src, i, signs, mul):  # type: ignore[no-untyped-def]
+    """signed8(w, j, src, i, signs, mul): w[j + t] = src[i + t] * mul, negated where bit t of signs is set, t < 8."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        data = _load(builder, _pointer(context, builder, sig.args[2], args[2], args[3]), _I8, 8)
+        value = builder.zext(data, ir.VectorType(_I16, 8))
+        bit = builder.and_(_splat(builder, args[4], _I16, 8), _constant(_I16, [1 << t for t in range(8)]))
+        on = builder.icmp_unsigned("!=", bit, _constant(_I16, [0] * 8))
+        value = builder.mul(value, _splat(builder, args[5], _I16, 8))
+        value = builder.select(on, builder.sub(_constant(_I16, [0] * 8), value), value)
+        _store(builder, value, _pointer(context, builder, sig.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(w, types.int64, src, *(types.int64,) * 3), codegen
+
+
+@njit
+def bits_law(w, j, src, i, shift, mask, k, high_shift, high_mask, up, add, mul, n):  # type: ignore[no-untyped-def]
+    """What the unpacking atoms compute; high_mask = 0 where there are no high bits."""
+    for t in range(n):
+        value = (src[i + t] >> shift) & mask
+        value |= ((src[k + t] >> high_shift) & high_mask) << up
+        w[j + t] = (value + add) * mul
+
+
+# --- weighted sums of rows -------------------------------------------------------------------------------------
+
+LANES = 64
+
+
+@intrinsic
+def weighted_sum64(typingctx, c, i, n, rows, j, stride, out, k):  # type: ignore[no-untyped-def]
+    """weighted_sum64(c, i, n, rows, j, stride, out, k): for 64 lanes t,
+    out[k + t] = fma(c[i + n - 1], rows[j + (n - 1) stride + t], ... fma(c[i], rows[j + t], 0)): one chain a lane.
+
+    c and out float32; rows float32, or uint16 holding float16, which are widened exactly.
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        f32 = ir.FloatType()
+        vector = ir.VectorType(f32, LANES)
+        coefficients = _pointer(context, builder, sig.args[0], args[0], args[1])
+        pointer = _pointer(context, builder, sig.args[3], args[3], args[4])
+        half = sig.args[3].dtype == types.uint16
+        total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
+        with cgutils.for_range(builder, args[2]) as loop:
+            at = builder.gep(pointer, [builder.mul(loop.index, args[5])])
+            if half:
+                row = builder.fpext(_load_as(builder, at, ir.HalfType(), 2), vector)
+            else:
+                row = _load_as(builder, at, f32, 4)
+            weight = builder.load(builder.gep(coefficients, [loop.index]))
+            lanes = builder.insert_element(ir.Constant(vector, ir.Undefined), weight, ir.Constant(_I32, 0))
+            lanes = builder.shuffle_vector(lanes, lanes, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+            name = f"llvm.fma.v{LANES}f32"
+            fma = cgutils.get_or_insert_function(builder.module, ir.FunctionType(vector, [vector] * 3), name)
+            builder.store(builder.call(fma, [lanes, row, builder.load(total)]), total)
+        target = _pointer(context, builder, sig.args[6], args[6], args[7])
+        builder.store(builder.load(total), builder.bitcast(target, vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(c, types.int64, types.int64, rows, types.int64, types.int64, out, types.int64), codegen
+
+
+def _load_as(builder: Any, pointer: Any, lane: Any, align: int) -> Any:
+    return builder.load(builder.bitcast(pointer, ir.VectorType(lane, LANES).as_pointer()), align=align)

@@ -1,0 +1,62 @@
+"""Root-mean-square normalization (Zhang and Sennrich 2019), plain and added to a residual.
+
+Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps).
+Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n].
+Who owns what: one call, one thread; a row at a time.
+Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
+    (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows shorter than 256 leave chains at 0.
+Bytes moved: 8 n per row.
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from engine.numerics import fma
+
+f32 = np.float32
+NORM_CHAINS = 256
+
+
+@njit(cache=True, error_model="numpy")
+def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
+    """r of one row x float32 [n]; chains is scratch, float32 [256]."""
+    n = x.size
+    width = NORM_CHAINS
+    while width // 2 >= n:
+        width //= 2
+    chains[:width] = f32(0.0)
+    whole = n // width * width
+    for k in range(0, whole, width):
+        row = x[k : k + width]
+        for c in range(width):
+            chains[c] = fma(row[c], row[c], chains[c])
+    for k in range(whole, n):
+        chains[k - whole] = fma(x[k], x[k], chains[k - whole])
+    width //= 2
+    while width > 0:
+        for c in range(width):
+            chains[c] = chains[c] + chains[c + width]
+        width //= 2
+    return f32(1.0) / f32(math.sqrt(f32(chains[0] / f32(n) + eps)))
+
+
+@njit(cache=True, error_model="numpy")
+def rms_norm(x, weight, eps, y):  # type: ignore[no-untyped-def]
+    """y = normalized x, row by row."""
+    chains = np.empty(NORM_CHAINS, np.float32)
+    for t in range(x.shape[0]):
+        r = inverse_rms(x[t], eps, chains)
+        for i in range(weight.size):
+            y[t, i] = x[t, i] * r * weight[i]
+
+
+@njit(cache=True, error_model="numpy")
+def rms_norm_add(residual, x, weight, eps, y):  # type: ignore[no-untyped-def]
+    """y = residual + normalized x: fma(x * r, weight, residual)."""
+    chains = np.empty(NORM_CHAINS, np.float32)
+    for t in range(x.shape[0]):
+        r = inverse_rms(x[t], eps, chains)
+        for i in range(weight.size):
+            y[t, i] = fma(x[t, i] * r, weight[i], residual[t, i])

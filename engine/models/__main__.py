@@ -1,0 +1,60 @@
+"""``python -m engine.models``: lists, fetches, verifies and removes the named models."""
+
+import sys
+from collections.abc import Sequence
+
+from engine import catalog
+from engine.errors import EngineError
+from engine.report import Report
+
+USAGE = """\
+usage: python -m engine.models [list]          the named models, and which of them are on this machine
+       python -m engine.models fetch NAME      fetch one now (python -m engine.run -m NAME does so when needed)
+       python -m engine.models verify NAME     read the whole file and compare its SHA-256
+       python -m engine.models remove NAME     delete a fetched one
+
+NAME is one of the list; fetch also takes hf:owner/repo/file.gguf. Fetched models lie in the user's cache folder, or in
+the folder that BITMIRROR_CACHE names."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status; every expected failure is one sentence on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command, names = (words[0], words[1:]) if words else ("list", [])
+    if command in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    try:
+        if command == "list" and not names:
+            list_models()
+            return 0
+        if command not in ("fetch", "verify", "remove") or len(names) != 1:
+            print(f"error: {' '.join(words)!r} is no command here\n{USAGE}", file=sys.stderr)
+            return 2
+        if command == "fetch":
+            with Report() as report:
+                path = catalog.resolve(names[0], report.progress)
+            print(path)
+        elif command == "verify":
+            print(f"{catalog.verify(catalog.named(names[0]))}: as it should be")
+        else:
+            model = catalog.named(names[0])
+            print(f"removed {catalog.model_file(model)}" if catalog.remove(model) else f"{model.name} was not here")
+        return 0
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def list_models() -> None:
+    """One line per name: where it is, its size, what it is."""
+    width = max(map(len, catalog.CATALOG))
+    for model in catalog.CATALOG.values():
+        place = "bundled" if model.bundled else "fetched" if catalog.is_present(model) else "-"
+        print(f"{model.name:<{width}}  {place:<7}  {model.n_bytes / 1e6:7.1f} MB  {model.description}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Gemma 3: sliding and global layers, four norms a layer, GeGLU, scaled embedding.
+
+Layer (llama.cpp, ``src/models/gemma3.cpp``)::
+
+    a = rms_norm(x, attn_norm);  q, k, v = a Wq, a Wk, a Wv
+    q, k = rope(rms_norm(q)), rope(rms_norm(k)) per head; sliding layers have their own rotation and window
+    y = x + rms_norm(attention(q, k, v) Wo, post_attention_norm)
+    x = y + rms_norm(geglu(b Wgate, b Wup) Wdown, post_ffw_norm),  b = rms_norm(y, ffn_norm)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.models.base import Model
+from engine.weights import Weight
+
+
+@dataclass
+class Layer:
+    """Weights of one layer."""
+
+    attn_norm: Any
+    attn_q: Weight
+    attn_k: Weight
+    attn_v: Weight
+    attn_output: Weight
+    attn_q_norm: Any
+    attn_k_norm: Any
+    post_attention_norm: Any
+    ffn_norm: Any
+    ffn_gate: Weight
+    ffn_up: Weight
+    ffn_down: Weight
+    post_ffw_norm: Any
+
+
+class Gemma3(Model):
+    """gemma3, text only."""
+
+    operations = ("embed", "rms_norm", "matmul", "rope", "append", "attend", "rms_norm_add", "geglu")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rotary = self._rotary(self.config.rope)
+        self.rotary_sliding = self._rotary(self.config.rope_sliding)
+
+    def load_layer(self, il: int) -> Layer:
+        """The weights of layer ``il``."""
+        c = self.config
+        blk = f"blk.{il}."
+        return Layer(
+            attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
+            attn_q=self._matrix(blk + "attn_q.weight", c.n_head * c.d_k, c.n_embd),
+            attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
+            attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
+            attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
+            attn_q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k),
+            attn_k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k),
+            post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
+            ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
+            ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
+            ffn_up=self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
+            ffn_down=self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
+            post_ffw_norm=self._vector(blk + "post_ffw_norm.weight", c.n_embd),
+        )
+
+    def block(self, il: int, x: Any, positions: np.ndarray) -> Any:
+        """One layer."""
+        ops, c, layer, cache = self.ops, self.config, self.layers[il], self.cache.layers[il]
+        rows = positions.size
+        a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
+        q, k, v = ops.matmul(a, layer.attn_q, layer.attn_k, layer.attn_v)
+        q = ops.rms_norm(q.reshape(rows, c.n_head, c.d_k), layer.attn_q_norm, c.norm_eps)
+        k = ops.rms_norm(k.reshape(rows, c.n_head_kv, c.d_k), layer.attn_k_norm, c.norm_eps)
+        table = (self.rotary_sliding if c.sliding[il] else self.rotary).table(self.cache.length)
+        q = ops.rope(q, positions, table, True)
+        k = ops.rope(k, positions, table, True)
+        ops.append(cache, k, v.reshape(rows, c.n_head_kv, c.d_v), positions)
+        (o,) = ops.matmul(ops.attend(q, cache, positions, c.attention_scale), layer.attn_output)
+        y = ops.rms_norm_add(x, o, layer.post_attention_norm, c.norm_eps)
+        b = ops.rms_norm(y, layer.ffn_norm, c.norm_eps)
+        gate, up = ops.matmul(b, layer.ffn_gate, layer.ffn_up)
+        (down,) = ops.matmul(ops.geglu(gate, up), layer.ffn_down)
+        return ops.rms_norm_add(y, down, layer.post_ffw_norm, c.norm_eps)

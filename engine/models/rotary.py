@@ -1,0 +1,69 @@
+"""The table of rotation angles: computed on the host in float64, rounded once to float32.
+
+angle(p, i) = p * base^(-2i / n_rot) / factors[i] * scale (Su et al. 2021; ``factors`` as in Llama 3); with YaRN (Peng
+et al. 2023) low frequencies are interpolated, high ones kept, and cos and sin carry a magnitude.
+"""
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.config import RopeConfig
+
+BLOCK = 1024
+YARN_BETA_FAST = 32.0
+YARN_BETA_SLOW = 1.0
+
+
+class _Uploads(Protocol):
+    def upload(self, array: np.ndarray) -> Any: ...
+
+
+def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
+    """Radians per position of each pair: float64 [n_rot / 2]."""
+    half = rope.n_rot // 2
+    plain = np.array([rope.base ** (-2.0 * i / rope.n_rot) for i in range(half)])
+    if factors is not None:
+        plain = plain / factors.astype(np.float64)
+    if not rope.yarn_ctx:
+        return plain * rope.scale
+
+    def dimension(turns: float) -> float:
+        """The pair that turns this many times over the original context."""
+        ratio = rope.yarn_ctx / (turns * 2 * math.pi)
+        return rope.n_rot * math.log(ratio) / (2 * math.log(rope.base))
+
+    low = max(0.0, math.floor(dimension(YARN_BETA_FAST)))
+    high = min(rope.n_rot - 1.0, math.ceil(dimension(YARN_BETA_SLOW)))
+    ramp = 1.0 - np.clip((np.arange(half) - low) / max(0.001, high - low), 0.0, 1.0)
+    return plain * (rope.scale * (1.0 - ramp) + ramp)
+
+
+def magnitude(rope: RopeConfig) -> float:
+    """What cos and sin are multiplied by: 1, or YaRN's 1 + 0.1 ln(factor) times the file's factor."""
+    return (1.0 + 0.1 * math.log(1.0 / rope.scale)) * rope.attn_factor if rope.yarn_ctx else 1.0
+
+
+class Rotary:
+    """float32 [positions, 2, n_rot / 2] (cos, sin), grown in doubling steps as positions are asked for."""
+
+    def __init__(self, ops: _Uploads, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
+        self._ops = ops
+        self._frequencies = frequencies(rope, factors)
+        self._magnitude = magnitude(rope)
+        self._n_ctx = n_ctx
+        self._size = 0
+        self._table: Any = None
+
+    def table(self, positions: int) -> Any:
+        """The table for at least this many positions."""
+        if positions > self._size:
+            size = BLOCK
+            while size < positions:
+                size *= 2
+            self._size = min(size, max(self._n_ctx, positions))
+            angle = np.arange(self._size, dtype=np.float64)[:, None] * self._frequencies[None, :]
+            both = np.stack([np.cos(angle), np.sin(angle)], axis=1) * self._magnitude
+            self._table = self._ops.upload(both.astype(np.float32))
+        return self._table
