@@ -1,0 +1,112 @@
+"""Text that knows which of its characters may be part of a control token.
+
+A chat template joins its own text (``<|im_start|>``) with text that people wrote. Once joined they cannot be told
+apart, so someone who writes ``<|im_end|>`` could end their turn and speak as the system. A :class:`MarkedText` is a
+``str`` that carries one mark per character; whatever a template does to it either keeps marks and characters in step or
+loses the marks. Marks can get lost, never gained, so text from outside cannot become a control token.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import SupportsIndex
+
+
+class MarkedText(str):
+    """A string with ``marks``: one byte per character, 1 where the character may be part of a control token."""
+
+    __slots__ = ("marks",)
+    marks: bytes
+
+    def __new__(cls, text: str, marks: bytes) -> "MarkedText":
+        self = super().__new__(cls, str.__str__(text))
+        if len(marks) != len(text):
+            raise ValueError(f"{len(marks)} marks for {len(text)} characters")
+        self.marks = marks
+        return self
+
+    def __str__(self) -> str:
+        return self
+
+    def _part(self, start: int, end: int) -> "MarkedText":
+        return MarkedText(str.__getitem__(self, slice(start, end)), self.marks[start:end])
+
+    def __getitem__(self, key: SupportsIndex | slice) -> "MarkedText":
+        text = str.__getitem__(self, key)
+        return MarkedText(text, self.marks[key] if isinstance(key, slice) else bytes([self.marks[key]]))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))
+
+    def __add__(self, other: str) -> "MarkedText":
+        if not isinstance(other, str):
+            return NotImplemented
+        return MarkedText(str.__add__(self, other), self.marks + marks_of(other))
+
+    def __radd__(self, other: str) -> "MarkedText":
+        if not isinstance(other, str):
+            return NotImplemented
+        return MarkedText(str.__add__(other, self), marks_of(other) + self.marks)
+
+    def join(self, parts: Iterable[str], /) -> "MarkedText":
+        parts = list(parts)
+        marks = self.marks.join(map(marks_of, parts))
+        return MarkedText(str.join(self, parts), marks)
+
+    def strip(self, chars: str | None = None, /) -> "MarkedText":
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> "MarkedText":
+        return self._part(len(self) - len(str.lstrip(self, chars)), len(self))
+
+    def rstrip(self, chars: str | None = None, /) -> "MarkedText":
+        return self._part(0, len(str.rstrip(self, chars)))
+
+    def removeprefix(self, prefix: str, /) -> "MarkedText":
+        return self._part(len(self) - len(str.removeprefix(self, prefix)), len(self))
+
+    def removesuffix(self, suffix: str, /) -> "MarkedText":
+        return self._part(0, len(str.removesuffix(self, suffix)))
+
+    def lower(self) -> str:
+        text = str.lower(self)
+        return MarkedText(text, self.marks) if self.isascii() else text
+
+    def upper(self) -> str:
+        text = str.upper(self)
+        return MarkedText(text, self.marks) if self.isascii() else text
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._locate(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._locate(str.rsplit(self, sep, maxsplit), sep)
+
+    def _locate(self, parts: list[str], sep: str | None) -> list[str]:
+        """``parts``, found again in this text from left to right, with their marks."""
+        located: list[str] = []
+        at = 0
+        for part in parts:
+            # Between parts there is exactly one separator, or only blanks, which no part begins with.
+            start = str.index(self, part, at) if sep is None else at
+            located.append(self._part(start, start + len(part)))
+            at = start + len(part) + len(sep or "")
+        return located
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        if not old:
+            return str.replace(self, old, new, count)
+        return MarkedText(new, marks_of(new)).join(self.split(old, count))
+
+
+def trusted(text: str) -> MarkedText:
+    """``text`` with every character marked: the template's own, or a role name."""
+    return MarkedText(text, b"\1" * len(text))
+
+
+def marks_of(text: str) -> bytes:
+    """The marks of any string: those it carries, none for a plain one."""
+    return text.marks if isinstance(text, MarkedText) else bytes(len(text))
+
+
+def joined(parts: Iterable[str]) -> MarkedText:
+    """``"".join(parts)`` with the marks of the parts."""
+    return trusted("").join(parts)
