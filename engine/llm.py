@@ -1,0 +1,317 @@
+"""The Python API: load a model, look at its logits, let it write."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from engine import catalog
+from engine.chat import ChatTemplate
+from engine.config import ModelConfig, read_config
+from engine.cpu.backend import Backend
+from engine.errors import ContextError, UsageError
+from engine.generation import Generation
+from engine.gguf import GGUF, read_gguf
+from engine.memory import available_memory
+from engine.models import build
+from engine.models.base import MAX_ROWS, layer_shapes
+from engine.sampler import Sampler, SamplingParams
+from engine.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+
+CACHE_TYPES = {"f16": 2, "f32": 4}
+"""Bytes per element of the key-value cache."""
+
+
+def load(
+    path_or_name: str | os.PathLike[str] | None = None,
+    *,
+    device: str = "cpu",
+    n_ctx: int = 0,
+    n_threads: int = 0,
+    cache_type: str = "f16",
+    check_tensors: bool = False,
+    progress: Progress | None = None,
+) -> "LLM":
+    """Open a model.
+
+    path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name of ``python -m engine.models``, or nothing for the
+        model that ships with the package.
+    device: "cpu", or "auto" for the best there is.
+    n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
+    n_threads: 0: all cores.  The answer does not depend on it.
+    cache_type: element type of the key-value cache, "f16" or "f32".
+    check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
+    progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
+
+    Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
+    this engine cannot run, FetchError, ContextError, UsageError.
+    """
+    started = time.perf_counter()
+    if device not in ("cpu", "auto"):
+        raise UsageError(f"device {device!r} is not available; use cpu or auto.")
+    if cache_type not in CACHE_TYPES:
+        raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
+    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
+    config = read_config(gguf)
+    n_ctx = _context(config, n_ctx, CACHE_TYPES[cache_type])
+    tokenizer = Tokenizer.from_gguf(gguf)
+    model = build(config, gguf, Backend(n_threads), n_ctx, cache_type == "f16")
+    _read_ahead(gguf, progress)
+    return LLM(gguf, tokenizer, model, time.perf_counter() - started)
+
+
+def _context(config: ModelConfig, n_ctx: int, element: int) -> int:
+    """The number of positions to make room for; ContextError if they cannot fit into memory."""
+    if n_ctx < 0:
+        raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
+
+    def size(positions: int) -> int:
+        return sum(s.n_bytes(positions, min(MAX_ROWS, positions), element) for s in layer_shapes(config))
+
+    free = available_memory()
+    if n_ctx:
+        if free and size(n_ctx) > free:
+            raise ContextError(
+                f"a context of {n_ctx} needs {size(n_ctx) / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free; "
+                "choose a smaller context (-c)."
+            )
+        return n_ctx
+    positions = config.n_ctx_train
+    while free and positions > 1024 and size(positions) > free // 2:
+        positions //= 2
+    return positions
+
+
+def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
+    """Touch the pages of the weights so that the first token does not wait for the disk; skipped when they would not
+    all stay in memory."""
+    total = gguf.n_bytes
+    if available_memory() < total:
+        return
+    done = 0
+    for tensor in gguf.tensors.values():
+        if progress:
+            progress("load", done, total)
+        int(tensor.data[::4096].max(initial=0))
+        done += tensor.nbytes
+    if progress:
+        progress("load", total, total)
+
+
+class LLM:
+    """A loaded model with one key-value cache; not for use from several threads at once.
+
+    Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``n_threads``,
+    ``n_params``, ``n_bytes`` (of weights), ``cache_bytes`` (of the cache when full), ``load_seconds``,
+    ``compile_seconds``, ``model`` (the forward pass) and ``cache``.
+    """
+
+    def __init__(self, gguf: GGUF, tokenizer: Tokenizer, model: Any, load_seconds: float) -> None:
+        self.path = gguf.path
+        self.config: ModelConfig = model.config
+        self.tokenizer = tokenizer
+        self.chat_template = ChatTemplate.from_gguf(gguf, tokenizer)
+        self.model = model
+        self.cache = model.cache
+        self.n_ctx: int = model.cache.n_ctx
+        self.n_threads: int = model.ops.n_threads
+        self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
+        self.n_bytes = gguf.n_bytes
+        self.cache_bytes: int = model.cache.n_bytes
+        self.load_seconds = load_seconds
+        self.compile_seconds = 0.0
+        self._cached: list[int] = []
+
+    # --- text and tokens ---------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of ``text``; ``special`` adds what the model wants at its ends and reads control tokens in it."""
+        return self.tokenizer.encode(text, add_special=special, parse_special=special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids; control tokens have none.  TokenizerError for an id outside the vocabulary."""
+        return self.tokenizer.decode(ids)
+
+    # --- the forward pass --------------------------------------------------------------------------------------
+
+    def compile(self, progress: Progress | None = None) -> float:
+        """Make sure that every kernel of this model is compiled; returns seconds, next to nothing when it was.
+
+        Runs one token with each operation announced before its first use, then forgets the token.
+        """
+        started = time.perf_counter()
+        names = (*self.model.operations, "sample")
+        ops = self.model.ops
+        self.reset()
+        if progress:
+            progress("compile", 0, len(names))
+        self.model.ops = _Announcer(ops, names, progress)
+        try:
+            logits = self.model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+        finally:
+            self.model.ops = ops
+            self.reset()
+        finite = np.zeros_like(logits[0])
+        for temperature in (0.0, 0.8):
+            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).sample(finite, 0, [])
+        if progress:
+            progress("compile", len(names), len(names))
+        self.compile_seconds = time.perf_counter() - started
+        return self.compile_seconds
+
+    def reset(self) -> None:
+        """Forget all cached tokens."""
+        self._cached = []
+        self.cache.truncate(0)
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  ContextError if they do not fit."""
+        tokens = self._checked(ids)
+        self.reset()
+        rows = []
+        for first in range(0, tokens.size, MAX_ROWS):
+            batch = tokens[first : first + MAX_ROWS]
+            rows.append(self._forward(batch, batch.size))
+        return np.concatenate(rows)
+
+    def prefill(
+        self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
+    ) -> tuple[np.ndarray, int]:
+        """Bring the cache to hold exactly ``ids`` and return (logits after the last one, float32 [n_vocab]; how many
+        tokens the cache already held).  ``on_prefill(done, total)`` counts tokens."""
+        tokens = self._checked(ids)
+        kept = self._common_prefix(tokens)
+        self.cache.truncate(kept)
+        del self._cached[kept:]
+        logits = np.empty((0, 0), np.float32)
+        for first in range(kept, tokens.size, MAX_ROWS):
+            if on_prefill:
+                on_prefill(first, tokens.size)
+            batch = tokens[first : first + MAX_ROWS]
+            logits = self._forward(batch, 1 if first + batch.size == tokens.size else 0)
+        if on_prefill:
+            on_prefill(tokens.size, tokens.size)
+        return logits[0], kept
+
+    def step(self, token: int) -> np.ndarray:
+        """Append one token and return the logits after it: float32 [n_vocab]."""
+        logits: np.ndarray = self._forward(np.array([token], np.int32), 1)[0]
+        return logits
+
+    def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
+        first = len(self._cached)
+        if self.cache.length != first:
+            # A pass that was interrupted has claimed positions it did not fill.
+            self.cache.truncate(first)
+        positions = np.arange(first, first + tokens.size, dtype=np.int32)
+        logits: np.ndarray = self.model.forward(tokens, positions, n_logits)
+        self._cached.extend(tokens.tolist())
+        return logits
+
+    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+        tokens = np.asarray(ids, np.int64)
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise UsageError("the prompt has no tokens; give some text.")
+        if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:
+            raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
+        if tokens.size > self.n_ctx:
+            raise ContextError(
+                f"the prompt has {tokens.size} tokens and the context {self.n_ctx}; "
+                "shorten the prompt or choose a larger context (-c)."
+            )
+        return tokens.astype(np.int32)
+
+    def _common_prefix(self, tokens: np.ndarray) -> int:
+        """How many leading tokens the cache already holds, leaving at least one to compute."""
+        cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
+        differs = np.flatnonzero(cached != tokens[: cached.size])
+        kept = int(differs[0]) if differs.size else cached.size
+        return kept if self.cache.can_truncate(kept) else 0
+
+    # --- generation --------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = -1,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        seed: int = -1,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        logprobs: int = 0,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """Continue a text, or token ids; iterate the result for the pieces as they come.
+
+        max_tokens: -1: until the model stops or the context is full.  stop: texts that end the answer and are not
+        shown.  ignore_eos: end-of-generation tokens are never chosen.  logprobs: how many of the most probable tokens
+        to record per token.  on_prefill: called with (tokens done, tokens in all) while the prompt is read.  The
+        others: ``engine.sampler.SamplingParams``.
+
+        UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
+        """
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        bias = dict(logit_bias or {})
+        if ignore_eos:
+            bias |= dict.fromkeys(self.tokenizer.eog_ids, float("-inf"))
+        given = locals() | {"logit_bias": bias}
+        params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
+        if max_tokens < -1:
+            raise UsageError(f"max_tokens must be -1 (no limit) or more, not {max_tokens}.")
+        if not 0 <= logprobs <= self.config.n_vocab:
+            raise UsageError(f"logprobs must be between 0 and {self.config.n_vocab}, not {logprobs}.")
+        self._checked(ids)
+        if len(ids) >= self.n_ctx and max_tokens != 0:
+            raise ContextError(
+                f"the prompt has {len(ids)} tokens, which fills the context of {self.n_ctx}; "
+                "shorten the prompt or choose a larger context (-c)."
+            )
+        return Generation(
+            self,
+            ids,
+            Sampler(params, self.config.n_vocab),
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            top_logprobs=logprobs,
+            on_prefill=on_prefill,
+        )
+
+    def complete(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+        """As ``generate``, run to its end."""
+        generation = self.generate(prompt, **options)
+        for _ in generation:
+            pass
+        return generation
+
+
+class _Announcer:
+    """A backend that reports each operation before its first call."""
+
+    def __init__(self, ops: Any, names: Sequence[str], progress: Progress | None) -> None:
+        self._ops = ops
+        self._names = names
+        self._progress = progress
+        self._seen: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names and name not in self._seen:
+            self._seen.add(name)
+            if self._progress:
+                self._progress("compile", len(self._seen) - 1, len(self._names))
+        return getattr(self._ops, name)

@@ -1,0 +1,161 @@
+"""Sizes of models and the formats of their matrices: what a GGUF file of a given name and quantization contains.
+
+Sizes are those of the models' published ``config.json`` files; the rules for formats are those of llama.cpp
+(``llama-quant.cpp``).
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gguf import GGMLQuantizationType as T
+
+from engine.errors import UsageError
+from engine.quants import FORMATS
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model.  ``head_dim`` is the length of a key and of a value; ``window`` the sliding window of
+    gemma3 (0: none); ``rope_factor`` the context extension of Llama 3.1 and later (0: no ``rope_freqs`` tensor), over
+    ``rope_n_ctx`` trained positions."""
+
+    architecture: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ff: int
+    n_vocab: int
+    n_ctx: int
+    rope_base: float
+    eps: float
+    tied: bool = True
+    window: int = 0
+    rope_factor: float = 0.0
+    rope_n_ctx: int = 8192
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e, q, kv = self.n_embd, self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        yield "token_embd.weight", (self.n_vocab, e)
+        if self.rope_factor:
+            yield "rope_freqs.weight", (self.head_dim // 2,)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}."
+            yield block + "attn_norm.weight", (e,)
+            for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+                yield f"{block}{name}.weight", (rows, e)
+                if self.architecture == "qwen2":
+                    yield f"{block}{name}.bias", (rows,)
+            if self.architecture in ("qwen3", "gemma3"):
+                yield block + "attn_q_norm.weight", (self.head_dim,)
+                yield block + "attn_k_norm.weight", (self.head_dim,)
+            yield block + "attn_output.weight", (e, q)
+            if self.architecture == "gemma3":
+                yield block + "post_attention_norm.weight", (e,)
+            yield block + "ffn_norm.weight", (e,)
+            yield block + "ffn_gate.weight", (self.n_ff, e)
+            yield block + "ffn_up.weight", (self.n_ff, e)
+            yield block + "ffn_down.weight", (e, self.n_ff)
+            if self.architecture == "gemma3":
+                yield block + "post_ffw_norm.weight", (e,)
+        yield "output_norm.weight", (e,)
+        if not self.tied:
+            yield "output.weight", (self.n_vocab, e)
+
+    @property
+    def n_params(self) -> int:
+        """Trained parameters: everything but ``rope_freqs``, which is computed."""
+        return sum(math.prod(shape) for name, shape in self.tensors() if name != "rope_freqs.weight")
+
+
+N_VOCAB_TINY = 289
+"""Tokens of the smallest vocabulary that can write any text (``engine.synthetic.vocabulary``)."""
+
+# Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.
+_SHAPES = {
+    "smollm2-135m": Shape("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e5, 1e-5),
+    "llama3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, 1e-5, rope_factor=32),
+    "llama3.1-8b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 5e5, 1e-5, tied=False, rope_factor=8),
+    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 14, 2, 64, 4864, 151936, 32768, 1e6, 1e-6),
+    "qwen2.5-7b": Shape("qwen2", 28, 3584, 28, 4, 128, 18944, 152064, 32768, 1e6, 1e-6, tied=False),
+    "qwen3-0.6b": Shape("qwen3", 28, 1024, 16, 8, 128, 3072, 151936, 40960, 1e6, 1e-6),
+    "qwen3-1.7b": Shape("qwen3", 28, 2048, 16, 8, 128, 6144, 151936, 40960, 1e6, 1e-6),
+    "qwen3-4b": Shape("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, 40960, 1e6, 1e-6),
+    "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6, 1e-6, tied=False),
+    "gemma3-270m": Shape("gemma3", 18, 640, 4, 1, 256, 2048, 262144, 32768, 1e6, 1e-6, window=512),
+    "gemma3-1b": Shape("gemma3", 26, 1152, 4, 1, 256, 6912, 262144, 32768, 1e6, 1e-6, window=512),
+    # Small and awkward, for tests: odd numbers of heads, layers and tokens, rows that are not a multiple of 256, heads
+    # that do not add up to the width, and for gemma3 a window that a short prompt leaves and a layer (5 of 7) without.
+    "tiny-llama": Shape("llama", 3, 288, 9, 3, 32, 768, N_VOCAB_TINY, 512, 1e4, 1e-5, rope_factor=8, rope_n_ctx=64),
+    "tiny-qwen2": Shape("qwen2", 3, 320, 5, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, tied=False),
+    "tiny-qwen3": Shape("qwen3", 3, 256, 3, 1, 128, 768, N_VOCAB_TINY, 512, 1e5, 1e-6),
+    "tiny-gemma3": Shape("gemma3", 7, 256, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, window=32),
+}
+
+
+def shapes() -> dict[str, Shape]:
+    """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
+    return dict(_SHAPES)
+
+
+def parse_shape(text: str) -> tuple[str, str]:
+    """``NAME:QUANT`` (``NAME`` alone means Q4_K_M) into names that exist; UsageError otherwise."""
+    name, _, quant = text.partition(":")
+    quant = quant.upper() or "Q4_K_M"
+    if name not in shapes():
+        raise UsageError(f"There is no shape {name!r}; use one of {', '.join(shapes())}.")
+    if quant not in quants():
+        raise UsageError(f"There is no quantization {quant!r}; use one of {', '.join(quants())}.")
+    return name, quant
+
+
+# --- formats: which tensor gets which (llama-quant.cpp of llama.cpp) -------------------------------------------
+
+# Types of file that llama.cpp makes: most matrices, the output matrix, and whether some layers get Q6_K.
+_MIXES = {
+    "Q4_K_M": (T.Q4_K, T.Q6_K, True),
+    "Q5_K_M": (T.Q5_K, T.Q6_K, True),
+    "Q4_0": (T.Q4_0, T.Q6_K, False),
+    "Q4_1": (T.Q4_1, T.Q6_K, False),
+    "Q5_0": (T.Q5_0, T.Q6_K, False),
+    "Q5_1": (T.Q5_1, T.Q6_K, False),
+}
+
+# What takes the place of a 256-wide format when the row length is not a multiple of 256.
+_FALLBACK = {
+    T.IQ2_XXS: T.IQ4_NL,
+    T.IQ4_XS: T.IQ4_NL,
+    T.Q2_K: T.Q4_0,
+    T.Q3_K: T.Q4_0,
+    T.Q4_K: T.Q5_0,
+    T.Q5_K: T.Q5_1,
+    T.Q6_K: T.Q8_0,
+}
+
+
+def quants() -> list[str]:
+    """Names of quantizations: llama.cpp's mixes, then the formats that are used for every matrix alike."""
+    return [*_MIXES, *(f.name for f in FORMATS.values() if f.name not in _MIXES)]
+
+
+def use_more_bits(layer: int, n_layer: int) -> bool:
+    """Whether a layer's ``attn_v`` and ``ffn_down`` get Q6_K in a ``_M`` mix: the first and last eighth, and every
+    third layer between."""
+    return layer < n_layer // 8 or layer >= 7 * n_layer // 8 or (layer - n_layer // 8) % 3 == 2
+
+
+def tensor_type(shape: Shape, quant: str, name: str, columns: int) -> T:
+    """The format of one matrix with rows of ``columns`` weights."""
+    main, head, more = _MIXES.get(quant) or (T[quant], T[quant], False)
+    kind = main
+    if name == "output.weight" or (shape.tied and name == "token_embd.weight"):
+        kind = head
+    elif more and (match := re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down)\.weight", name)):
+        kind = T.Q6_K if use_more_bits(int(match[1]), shape.n_layer) else main
+    if columns % FORMATS[kind].block:
+        kind = _FALLBACK.get(kind, T.F16)
+    return kind if columns % FORMATS[kind].block == 0 else T.F16

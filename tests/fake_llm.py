@@ -1,0 +1,154 @@
+"""A stand-in for a loaded model, so that the command line is tested by itself and in milliseconds.
+
+``python -m tests.fake_llm FLAGS`` is ``python -m engine.run FLAGS`` with it. It answers with the prompt in capitals, one
+letter a token, and then goes on counting; the environment sets how: FAKE_DELAY (seconds per token), FAKE_TEXT, FAKE_ERROR.
+"""
+
+import builtins
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engine
+from engine import errors
+from engine.errors import ContextError
+
+N_CTX = 64
+
+
+@dataclass
+class Timings:
+    load_s: float = 0.25
+    compile_s: float = 0.5
+    prompt_n: int = 0
+    cache_n: int = 0
+    prompt_s: float = 0.125
+    predicted_n: int = 0
+    predicted_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        return self.prompt_n / self.prompt_s
+
+    @property
+    def predicted_per_second(self) -> float:
+        return self.predicted_n / self.predicted_s if self.predicted_s else float("inf")
+
+
+class FakeTemplate:
+    """Renders as one line per message."""
+
+    def render(self, messages: Sequence[dict[str, str]], **extra: Any) -> str:
+        return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: "
+
+    def encode(self, messages: Sequence[dict[str, str]], **extra: Any) -> list[int]:
+        return [ord(c) for c in self.render(messages)]
+
+
+class Generation:
+    def __init__(self, llm: "FakeLLM", prompt_ids: list[int], options: dict[str, Any]) -> None:
+        self.prompt_ids, self.text = prompt_ids, ""
+        self.ids: list[int] = []
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish_reason: str | None = None
+        self.timings = Timings(prompt_n=len(prompt_ids))
+        self.closed = False
+        self._pieces = self._run(llm, **options)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._pieces
+
+    def close(self) -> None:
+        self.closed = True
+        self._pieces.close()
+
+    def _run(
+        self,
+        llm: "FakeLLM",
+        max_tokens: int,
+        logprobs: int,
+        on_prefill: Callable[[int, int], None],
+        **options: Any,
+    ) -> Generator[str, None, None]:
+        n = len(self.prompt_ids)
+        for done in range(0, n + 1, max(n // 4, 1)):
+            time.sleep(llm.delay)
+            on_prefill(done, n)
+        on_prefill(n, n)
+        source = llm.text or "".join(map(chr, self.prompt_ids)).upper()
+        room = llm.n_ctx - n if max_tokens < 0 else min(max_tokens, llm.n_ctx - n)
+        started = time.perf_counter()
+        for i in range(room):
+            if i == len(source):
+                self.finish_reason = "stop"
+                return
+            time.sleep(llm.delay)
+            self.ids.append(ord(source[i]))
+            self.text += source[i]
+            self.timings.predicted_n += 1
+            self.timings.predicted_s = time.perf_counter() - started
+            if logprobs:
+                top = [(ord(source[i]), -0.5), (0, -float("inf"))][:logprobs]
+                self.logprobs.append({"id": ord(source[i]), "logprob": -0.5, "top": top})
+            yield source[i]
+        self.finish_reason = "length"
+
+
+class FakeLLM:
+    """Tokens are characters; remembers what it was asked."""
+
+    def __init__(self, path: Path, n_ctx: int = 0, **options: Any) -> None:
+        self.path = path
+        self.options = options | {"n_ctx": n_ctx}
+        self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096)
+        self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
+        self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
+        self.delay = float(os.environ.get("FAKE_DELAY", "0"))
+        self.text = os.environ.get("FAKE_TEXT", "")
+        self.compiled = False
+        self.asked: list[dict[str, Any]] = []
+
+    def compile(self, progress: Callable[[str, int, int], None] | None = None) -> float:
+        for i in range(5):
+            time.sleep(self.delay)
+            if progress:
+                progress("compile", i, 4)
+        self.compiled = True
+        return 0.5
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+        ids = [ord(c) for c in prompt] if isinstance(prompt, str) else list(prompt)
+        self.asked.append({"prompt": self.detokenize(ids)} | options)
+        if name := os.environ.get("FAKE_ERROR"):
+            raise (getattr(errors, name, None) or getattr(builtins, name))("it failed")
+        if len(ids) >= self.n_ctx:
+            raise ContextError(f"the prompt has {len(ids)} tokens and the context {self.n_ctx}: give a larger -c")
+        return Generation(self, ids, options)
+
+
+loaded: list[FakeLLM] = []
+
+
+def load(path: Path, *, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> FakeLLM:
+    """In place of ``engine.load``; every model loaded is remembered in ``loaded``."""
+    if progress:
+        for done in (0, 250, 500):
+            progress("load", done, 500)
+    loaded.append(FakeLLM(path, **options))
+    return loaded[-1]
+
+
+if __name__ == "__main__":
+    from engine.run import main
+
+    vars(engine)["load"] = load
+    sys.exit(main())

@@ -1,0 +1,615 @@
+"""The command line: what goes to stdout, what the exit status is, and that every mistake is one sentence."""
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine
+from engine.catalog import CATALOG, model_file
+from engine.run import main
+from tests import fake_llm
+from tests.conftest import REPOSITORY, model_path
+
+# -- one answer, by the stand-in
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fake_llm.FakeLLM]]:
+    """Replaces ``engine.load``; the models that were loaded."""
+    for name in [name for name in os.environ if name.startswith("FAKE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setitem(vars(engine), "load", fake_llm.load)
+    fake_llm.loaded.clear()
+    yield fake_llm.loaded
+    fake_llm.loaded.clear()
+
+
+@pytest.fixture
+def chatty(fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch) -> list[fake_llm.FakeLLM]:
+    """The same, with a chat template and a longer context."""
+    monkeypatch.setenv("FAKE_TEMPLATE", "1")
+    monkeypatch.setattr(fake_llm, "N_CTX", 400)
+    return fake
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, data: str | bytes, *, terminal: bool = False) -> None:
+    raw = io.BytesIO(data if isinstance(data, bytes) else data.encode())
+    text = io.TextIOWrapper(raw, encoding="utf-8")
+    text.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", text)
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    assert main(["-p", "one\\ntwo"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ONE\nTWO"
+    for word in ("load", "compile", "prompt", "7 tokens", "first token", "memory", "ended by", "seed"):
+        assert word in captured.err
+    assert "\x1b" not in captured.err  # not a terminal: plain lines, and no control characters from the file
+    assert fake[0].compiled
+    assert fake[0].path == model_file(CATALOG["pycoder"])
+
+
+def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    words = "-p x -n 3 -c 32 -t 3 --cache-type f32 --temp 0.5 --top-k 7 --top-p 0.5 --min-p 0.25 --typical 0.75 -s 9 "
+    words += "--repeat-penalty 1.5 --repeat-last-n 32 --presence-penalty 0.5 --frequency-penalty 0.25 --ignore-eos "
+    words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu"
+    assert main(words.split()) == 0
+    capsys.readouterr()
+    (llm,) = fake
+    assert llm.options == {"device": "cpu", "n_ctx": 32, "n_threads": 3, "cache_type": "f32"}
+    assert not llm.compiled
+    (asked,) = llm.asked
+    del asked["on_prefill"]
+    assert asked == {
+        "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "typical_p": 0.75,
+        "repeat_penalty": 1.5, "repeat_last_n": 32, "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 9,
+        "logit_bias": {5: 2.0, 6: -float("inf")}, "stop": ["a\n", "b"], "ignore_eos": True, "logprobs": 2,
+    }  # fmt: skip
+
+
+def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    assert main(["-p", "åb", "--json", "--logprobs", "2", "-s", "7", "-n", "1"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    timings = result.pop("timings")
+    assert result == {
+        "model": str(model_file(CATALOG["pycoder"])),
+        "prompt": "åb",
+        "prompt_ids": [0xE5, 0x62],
+        "ids": [0xC5],
+        "text": "Å",
+        "finish_reason": "length",
+        "seed": 7,
+        "logprobs": [{"id": 0xC5, "logprob": -0.5, "top": [[0xC5, -0.5], [0, None]]}],
+    }
+    assert timings["prompt_n"] == 2
+    assert timings["prompt_ms"] == 125
+    assert timings["prompt_per_second"] == 16
+    assert timings["predicted_n"] == 1
+    assert "Infinity" not in captured.out
+    assert "ended by    length  (seed 7)" in captured.err
+
+
+def test_a_random_seed_is_named(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    seeds = set()
+    for words in ([], ["--seed", "4294967295"], ["-s", "-1"]):
+        assert main(["-p", "x", "--json", *words]) == 0
+        seeds.add(json.loads(capsys.readouterr().out)["seed"])
+    assert len(seeds) == 3
+    assert seeds == {llm.asked[0]["seed"] for llm in fake}
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def test_logprobs_without_json_are_lines_of_the_report(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    assert main(["-p", "ab", "--logprobs", "1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "AB"
+    assert "-0.5000  'A'              'A' -0.5000" in captured.err
+
+
+def test_a_prompt_from_a_file_or_stdin(
+    fake: list[fake_llm.FakeLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes("é\\n\n\n".encode())
+    for words in (["-f", str(file)], ["-p", "-"], ["-f", "-"]):
+        stdin(monkeypatch, file.read_bytes())
+        assert main(words) == 0
+        capsys.readouterr()
+        assert fake[-1].asked[0]["prompt"] == "é\\n\n"  # no escapes in a file, one line break less
+    assert main(["-p", "a\\nb", "--no-escape", "--stop", "\\n"]) == 0
+    assert (fake[-1].asked[0]["prompt"], fake[-1].asked[0]["stop"]) == ("a\\nb", ["\\n"])
+
+
+def one_sentence(captured: Any) -> str:
+    """The error of a run that wrote nothing else; no traceback."""
+    lines: list[str] = captured.err.splitlines()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert lines[-1].startswith("error: ")
+    assert sum(line.startswith("error: ") for line in lines) == 1
+    return lines[-1]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["-p", "x", "-f", "y"], "both"),
+        (["-f", "/no/such/file"], "/no/such/file: No such file"),
+        (["-p", "x", "-m", "no-such-model"], "smollm2-135m"),
+        (["-p", "x", "--cnv", "--no-cnv"], "exclude"),
+        (["-p", "x", "--cnv", "--json"], "exclude"),
+        (["-p", "x", "--no-cnv", "--sys", "y"], "--sys"),
+        (["-p", "x", "--cnv"], "--cnv needs a chat template"),
+        (["-p", "x", "--sys", "y"], "--sys needs a chat template"),
+        (["-p", "x", "-c", "-1"], "-c -1 is too small"),
+        (["-p", "x", "-n", "-3"], "-n -3 is too small"),
+        (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
+        (["-p", "x", "--top-p", "-1"], "top_p"),
+        (["-p", "x", "--repeat-penalty", "0"], "repeat_penalty"),
+        (["-p", "x", "-s", "-5"], "seed"),
+        (["-p", "x" * 64], "the prompt has 64 tokens"),
+        (["-p", "\\xff"], "UTF-8"),
+        ([], "there is no prompt"),
+        (["--no-cnv"], "there is no prompt"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    stdin(monkeypatch, "")
+    assert main(words) == 2
+    assert hint in one_sentence(capsys.readouterr())
+
+
+@pytest.mark.usefixtures("fake")
+def test_no_template_and_no_prompt_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    stdin(monkeypatch, "", terminal=True)
+    assert main([]) == 2
+    assert "no chat template" in one_sentence(capsys.readouterr())
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_prompt_file_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes(b"abc\xff")
+    assert main(["-f", str(file)]) == 2
+    assert "byte 3" in one_sentence(capsys.readouterr())
+    assert main(["-f", str(tmp_path)]) == 2
+    assert "cannot be read" in one_sentence(capsys.readouterr())
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("error", "status", "hint"),
+    [
+        ("ModelError", 2, "it failed"),
+        ("MemoryError", 2, "not enough memory"),
+        ("OSError", 2, "it failed"),
+        ("ZeroDivisionError", 1, "--verbose"),
+    ],
+)
+def test_errors_while_running(
+    error: str, status: int, hint: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("FAKE_ERROR", error)
+    assert main(["-p", "x"]) == status
+    assert hint in one_sentence(capsys.readouterr())
+    assert main(["-p", "x", "--verbose"]) == status
+    captured = capsys.readouterr()
+    assert "Traceback" in captured.err
+    assert captured.err.splitlines()[-1].startswith("error: ")
+    assert captured.out == ""
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"bitmirror \S+.*\n", capsys.readouterr().out)
+
+
+# -- templates and conversations
+
+
+def test_a_template_asks_one_question(chatty: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    assert main(["-p", "hi", "--sys", "be kind", "-n", "4"]) == 0
+    assert capsys.readouterr().out == "SYST"
+    assert chatty[0].asked[0]["prompt"] == "system: be kind\nuser: hi\nassistant: "
+    assert main(["-p", "hi", "--no-cnv"]) == 0
+    assert capsys.readouterr().out == "HI"
+    assert chatty[1].asked[0]["prompt"] == "hi"
+
+
+def test_a_conversation(
+    chatty: list[fake_llm.FakeLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FAKE_TEXT", "fine")
+    lines = ["hello", "", "/nope", "/etc/passwd is a path", "two \\", "lines", '"""a', "block", '"""', "/help"]
+    lines += ["/save talk.json", "/save talk.json", "/clear", "again", "/save other.json", "/quit", "never"]
+    stdin(monkeypatch, "\n".join(lines))
+    assert main(["--cnv", "--sys", "S"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "fine\n" * 5
+    assert "no command /nope" in captured.err
+    assert "/clear" in captured.err
+    turns = ["hello", "/etc/passwd is a path", "two \nlines", "a\nblock"]
+    messages = [{"role": "system", "content": "S"}]
+    for turn in turns:
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": "fine"}]
+    assert json.loads((tmp_path / "talk.json").read_text(encoding="utf-8")) == messages
+    asked = [each["prompt"] for each in chatty[0].asked]
+    assert asked[0] == "system: S\nuser: hello\nassistant: "
+    assert asked[1] == "system: S\nuser: hello\nassistant: fine\nuser: /etc/passwd is a path\nassistant: "
+    assert asked[4] == "system: S\nuser: again\nassistant: "
+    assert len(json.loads((tmp_path / "other.json").read_text(encoding="utf-8"))) == 3
+    # Another conversation does not write over that file.
+    stdin(monkeypatch, "hello\n/save talk.json\n")
+    assert main(["--cnv"]) == 0
+    assert "talk.json exists" in capsys.readouterr().err
+    assert json.loads((tmp_path / "talk.json").read_text(encoding="utf-8")) == messages
+
+
+def test_a_conversation_after_a_prompt(
+    chatty: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("FAKE_TEXT", "ok")
+    stdin(monkeypatch, "next\n")
+    assert main(["--cnv", "-p", "/quit"]) == 0
+    assert capsys.readouterr().out == "ok\nok\n"
+    assert chatty[0].asked[1]["prompt"] == "user: /quit\nassistant: ok\nuser: next\nassistant: "
+
+
+def test_a_message_too_long_is_taken_back(
+    chatty: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("FAKE_TEXT", "ok")
+    stdin(monkeypatch, "a\n" + "x" * 500 + "\nb\n")
+    assert main(["--cnv"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ok\nok\n"
+    assert "/clear begins a new conversation" in captured.err
+    assert chatty[0].asked[-1]["prompt"] == "user: a\nassistant: ok\nuser: b\nassistant: "
+
+
+# -- processes: signals, pipes, terminals
+
+
+def start(*words: str, real: bool = False, **environment: str) -> subprocess.Popen[str]:
+    module = "engine.run" if real else "tests.fake_llm"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=REPOSITORY,
+        env={k: v for k, v in os.environ.items() if not k.startswith("FAKE_")} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def wait_until_loaded(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while "context" not in process.stderr.readline():
+        assert process.poll() is None
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals and pseudo-terminals of POSIX")
+
+
+@posix
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_ctrl_c_ends_the_answer_and_keeps_the_report(extra: tuple[str, ...]) -> None:
+    process = start("-p", "x" * 20, *extra, FAKE_DELAY="0.1", FAKE_TEXT="abc" * 99)
+    assert process.stdout is not None
+    wait_until_loaded(process)
+    if extra:
+        time.sleep(2)  # half of that for kernels and prompt, then it answers for four seconds
+        first = ""
+    else:
+        first = process.stdout.read(1)  # it is answering now
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "ended by    interrupted" in err
+    text = json.loads(out)["text"] if extra else first + out
+    assert "abcabcabc".startswith(text[:9])
+    assert len(text) < 44
+
+
+@posix
+def test_ctrl_c_while_loading_is_quiet() -> None:
+    process = start("-p", "x", FAKE_DELAY="30")
+    wait_until_loaded(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+
+
+@posix
+def test_a_reader_that_leaves_is_no_error() -> None:
+    process = start("-p", "x", FAKE_DELAY="0.02", FAKE_TEXT="y" * 50)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=20) == 141
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+    assert "error" not in err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.fake_llm", "-p", "x"],
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: No space left on device"
+
+
+@posix
+def test_the_locale_does_not_matter() -> None:
+    process = start("-p", "é €", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out == "É €"
+
+
+class Terminal:
+    """A child on a pseudo-terminal of 80 columns and 24 rows, stdin, stdout and stderr, and all that it has written."""
+
+    def __init__(self, words: list[str], *, real: bool = False, **environment: str) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        self.text = ""
+        module = "engine.run" if real else "tests.fake_llm"
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(REPOSITORY)
+            clean = {k: v for k, v in os.environ.items() if not k.startswith("FAKE_")}
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", module, *words],
+                clean | {"TERM": "xterm-256color", "PYTHONUTF8": "1"} | environment,
+            )
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        """Reads until ``text`` has been written after what an earlier call waited for."""
+        end = time.monotonic() + seconds
+        while text not in self.text:
+            assert time.monotonic() < end, f"no {text!r} in {self.text!r}"
+            assert self._read(end), f"ended without {text!r}: {self.text!r}"
+        self.seen = self.text
+        self.text = self.text[self.text.index(text) + len(text) :]
+
+    def type(self, text: str) -> None:
+        time.sleep(0.2)  # as a person would: a signal between readline's prompt and its wait is seen a key later
+        os.write(self.fd, text.encode())
+
+    def finish(self, seconds: float = 30) -> tuple[int, str]:
+        """The exit status, and what was written since the last ``wait_for``."""
+        end = time.monotonic() + seconds
+        while self._read(end):
+            assert time.monotonic() < end, self.text
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), self.text
+
+    def _read(self, end: float) -> bool:
+        ready, _, _ = select.select([self.fd], [], [], max(end - time.monotonic(), 0))
+        try:
+            data = os.read(self.fd, 65536) if ready else b""
+        except OSError:  # how Linux says that the child has gone
+            return False
+        self.text += data.decode("utf-8", "replace")
+        return bool(data) or not ready
+
+
+@posix
+def test_a_terminal_shows_prompt_bars_and_rate() -> None:
+    terminal = Terminal(["-p", "count"], FAKE_DELAY="0.05", FAKE_TEXT="\x1b[2Jone two three")
+    status, text = terminal.finish()
+    assert status == 0
+    assert "compiling (kept for the next run)" in text
+    assert "reading the prompt" in text
+    assert "\x1b[2mcount\x1b[0m" in text  # what the answer continues
+    assert "tokens/s" in text[: text.index("ended by")]
+    assert text.count("\x1b[1;23r") == 1  # the part that scrolls ...
+    assert text.rindex("\x1b[r") > text.rindex("\x1b[1;23r")  # ... is the whole screen again
+    assert "\x1b[2J" not in text
+    answer = re.sub(r"\x1b7.*?\x1b8|\x1b\[\??[\d;]*[A-Za-z]|\x1bD", "", text)
+    assert "count�[2Jone two three\r\n" in answer
+
+
+@posix
+def test_a_conversation_on_a_terminal() -> None:
+    terminal = Terminal([], FAKE_TEMPLATE="1", FAKE_DELAY="0.02", FAKE_TEXT="abcdefghij" * 20)
+    terminal.wait_for("/help lists")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("abc")
+    terminal.type("\x03")
+    terminal.wait_for("interrupted]")
+    terminal.wait_for("> ")
+    terminal.type("/help\n")
+    terminal.wait_for("Ctrl-C ends an answer; at the prompt it leaves.")
+    terminal.wait_for("> ")
+    terminal.type("\x03")
+    status, text = terminal.finish()
+    assert status == 130
+    assert "Traceback" not in text
+
+
+@posix
+def test_the_end_of_input_ends_a_conversation() -> None:
+    terminal = Terminal(["--cnv"], FAKE_TEMPLATE="1", FAKE_TEXT="fine")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("fine")
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.finish()[0] == 0
+
+
+# -- the engine itself
+
+
+def run(*words: str, text: str | bytes | None = None) -> subprocess.CompletedProcess[str]:
+    data = text.decode() if isinstance(text, bytes) else text
+    return subprocess.run(
+        [sys.executable, "-m", "engine.run", *words],
+        cwd=REPOSITORY,
+        input=data,
+        stdin=subprocess.DEVNULL if data is None else None,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+        timeout=300,
+    )
+
+
+GREEDY = ("--temp", "0", "-n", "24")
+FIBONACCI = "def fibonacci(n):"
+
+
+def test_the_bundled_model_answers() -> None:
+    done = run("-p", FIBONACCI, *GREEDY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "error" not in done.stderr
+    for word in ("load", "prompt", "tokens/s", "first token", "memory"):
+        assert word in done.stderr
+        assert word == "load" or word not in done.stdout
+    llm = engine.load("")
+    expected = llm.complete(FIBONACCI, max_tokens=24, temperature=0.0)
+    assert done.stdout == expected.text
+    # The same prompt by every way in.
+    assert run("-p", "-", *GREEDY, text=FIBONACCI + "\n").stdout == done.stdout
+    assert run("-p", FIBONACCI, *GREEDY, "--no-warmup").stdout == done.stdout
+    assert run("-m", "pycoder", "-p", FIBONACCI, *GREEDY, "-t", "1").stdout == done.stdout
+
+
+def test_json_of_the_bundled_model(tmp_path: Path) -> None:
+    file = tmp_path / "prompt.py"
+    file.write_text(FIBONACCI + "\n", encoding="utf-8")
+    words = ("-f", str(file), "--json", "--logprobs", "3", "-n", "12", "-s", "5")
+    first, second = run(*words), run(*words)
+    assert first.returncode == 0, first.stderr
+    result = json.loads(first.stdout)
+    llm = engine.load("")
+    assert result["prompt"] == FIBONACCI
+    assert result["prompt_ids"] == llm.tokenize(FIBONACCI)
+    assert result["text"] == llm.detokenize(result["ids"])
+    assert result["finish_reason"] == "length"
+    assert result["seed"] == 5
+    assert len(result["ids"]) == len(result["logprobs"]) == result["timings"]["predicted_n"] == 12
+    for id, entry in zip(result["ids"], result["logprobs"], strict=True):
+        values = [value for _, value in entry["top"]]
+        assert entry["id"] == id
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        assert entry["logprob"] <= values[0] <= 0
+    again = json.loads(second.stdout)
+    del result["timings"], again["timings"]
+    assert result == again  # the same seed, the same text
+
+
+def test_stop_strings_do_not_reach_stdout() -> None:
+    whole = run("-p", FIBONACCI, *GREEDY).stdout
+    stop = whole[5:9]
+    done = run("-p", FIBONACCI, *GREEDY, "--no-escape", f"--stop={stop}")
+    assert done.stdout == whole[: whole.index(stop)]
+    assert "ended by    stop" in done.stderr
+
+
+def test_a_prompt_longer_than_the_context() -> None:
+    done = run("-p", "x = 1\\n" * 200, "-c", "64")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert re.search(r"^error: .*64", done.stderr.splitlines()[-1])
+
+
+def test_a_device_that_is_not_there() -> None:
+    done = run("-p", "x", "--device", "abacus")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch("error: .*abacus.*\n", done.stderr)
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    for data in (b"", b"no model", model_file(CATALOG["pycoder"]).read_bytes()[:100_000]):
+        file.write_bytes(data)
+        done = run("-m", str(file), "-p", "x")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("error: ")
+        assert str(file) in done.stderr
+
+
+@posix
+def test_ctrl_c_in_the_real_engine() -> None:
+    process = start("-p", FIBONACCI, "--ignore-eos", "--temp", "0", real=True)
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert first
+    assert "Traceback" not in err
+    assert "ended by    interrupted" in err
+
+
+def test_a_chat_model_answers_through_its_template() -> None:
+    model = str(model_path("smollm2-135m"))
+    done = run("-m", model, "-p", "What is the capital of France?", "--temp", "0", "-n", "16", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    llm = engine.load(model)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert llm.chat_template is not None
+    assert result["prompt_ids"] == llm.chat_template.encode(messages)
+    assert result["text"] == llm.complete(result["prompt_ids"], max_tokens=16, temperature=0.0).text
+    bare = run("-m", model, "-p", "The capital of France is", "--no-cnv", "--temp", "0", "-n", "8", "--json")
+    assert json.loads(bare.stdout)["prompt_ids"] == llm.tokenize("The capital of France is")
+
+
+@posix
+def test_a_real_conversation_on_a_terminal() -> None:
+    terminal = Terminal(["-m", str(model_path("smollm2-135m")), "-n", "8", "--temp", "0"], real=True)
+    terminal.wait_for("> ", seconds=120)
+    for _ in range(2):
+        terminal.type("Say hello.\n")
+        terminal.wait_for("context", seconds=60)
+        terminal.wait_for("> ")
+    terminal.type("/quit\n")
+    assert terminal.finish()[0] == 0
