@@ -1,0 +1,55 @@
+"""From a file to a model that can answer: the header, the whole load, and the memory that takes."""
+
+from pathlib import Path
+
+import engine.llm  # here, so that no benchmark pays for the import
+from engine import catalog
+from engine.gguf import read_gguf
+from engine.synthetic import make_model
+
+
+class Header:
+    """Reading and checking a header.  The vocabulary is most of it: the bundled model has 8192 tokens."""
+
+    def setup(self) -> None:
+        self.path = catalog.resolve("pycoder")
+
+    def time_read(self) -> None:
+        read_gguf(self.path)
+
+    def time_read_and_check_tensors(self) -> None:
+        read_gguf(self.path, check_tensors=True)
+
+
+class Load:
+    """The bundled model, 12 MB.
+
+    Peak memory counts the pages of the file that loading touches, which are the system's copy of the file and not the
+    engine's: what is above the imports and the file is the engine's.
+    """
+
+    def time_load(self) -> None:
+        engine.load("")
+
+    def peakmem_load(self) -> None:
+        engine.load("")
+
+    def peakmem_imports(self) -> None:
+        pass
+
+
+class LoadLarge:
+    """A file of 390 MB with 151936 tokens: a random qwen3-0.6b."""
+
+    def setup_cache(self) -> str:
+        # asv calls this in a folder that it removes when the suite is done.
+        return str(make_model(Path("model.gguf").absolute(), "qwen3-0.6b", "Q4_K_M"))
+
+    def time_header(self, path: str) -> None:
+        read_gguf(path)
+
+    def time_load(self, path: str) -> None:
+        engine.load(path, n_ctx=512)
+
+    def peakmem_load(self, path: str) -> None:
+        engine.load(path, n_ctx=512)

@@ -1,0 +1,139 @@
+"""Every operation of the CPU backend, on the sizes of a small model: width 1024, 16 heads of 64 over 4 of keys.
+
+``rows`` is 1 for a step of generation and 128 for a batch of a prompt.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+from gguf import GGMLQuantizationType
+
+from engine.cache.kv import KVCache, LayerShape
+from engine.cpu.backend import Backend
+from engine.quants import FORMATS
+from engine.synthetic import random_blocks
+from engine.weights import Weight
+
+N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 1024, 4096, 16, 4, 64
+ROWS = (1, 128)
+
+
+def random_weight(name: str, rows: int, columns: int) -> Weight:
+    """A matrix of random blocks of the named format."""
+    entry = FORMATS[GGMLQuantizationType[name]]
+    blocks = random_blocks(entry.type, rows * columns // entry.block, columns**-0.5, np.random.PCG64(0))
+    return Weight("weight", entry, columns, blocks.reshape(rows, entry.row_bytes(columns)))
+
+
+class Operation:
+    """What all suites here share: a backend on every core, and random rows."""
+
+    params: ClassVar[tuple[object, ...]] = ROWS
+    param_names: ClassVar[tuple[str, ...]] = ("rows",)
+
+    def backend(self) -> Backend:
+        self.rng = np.random.default_rng(0)
+        return Backend()
+
+    def normal(self, *shape: int) -> np.ndarray:
+        return self.rng.standard_normal(shape, np.float32)
+
+
+class Matmul(Operation):
+    """One matrix [4096, 1024] of each format, its activations quantized first; 4 Mi weights."""
+
+    params: ClassVar[tuple[object, ...]] = (tuple(f.name for f in FORMATS.values()), ROWS)
+    param_names = ("format", "rows")
+
+    def setup(self, name: str, rows: int) -> None:
+        self.ops = self.backend()
+        self.weight = random_weight(name, N_FF, N_EMBD)
+        self.x = self.normal(rows, N_EMBD)
+        self.ops.matmul(self.x, self.weight)
+
+    def time_matmul(self, name: str, rows: int) -> None:
+        self.ops.matmul(self.x, self.weight)
+
+
+class Embed(Operation):
+    """Rows of a table of 1024 columns."""
+
+    params: ClassVar[tuple[object, ...]] = (("F16", "Q4_K", "Q6_K", "Q8_0"), ROWS)
+    param_names = ("format", "rows")
+
+    def setup(self, name: str, rows: int) -> None:
+        self.ops = self.backend()
+        self.table = random_weight(name, N_FF, N_EMBD)
+        self.tokens = self.rng.integers(0, N_FF, rows, dtype=np.int32)
+        self.ops.embed(self.table, self.tokens)
+
+    def time_embed(self, name: str, rows: int) -> None:
+        self.ops.embed(self.table, self.tokens)
+
+
+class Elementwise(Operation):
+    """Norms, rotation, gates: what lies between two matrices."""
+
+    def setup(self, rows: int) -> None:
+        self.ops = self.backend()
+        self.x, self.y = self.normal(rows, N_EMBD), self.normal(rows, N_EMBD)
+        self.gate, self.up = self.normal(rows, N_FF), self.normal(rows, N_FF)
+        self.norm, self.head_norm = self.normal(N_EMBD), self.normal(HEAD_DIM)
+        self.heads = self.normal(rows, N_HEAD, HEAD_DIM)
+        self.positions = np.arange(rows, dtype=np.int32)
+        angles = self.positions[:, None] * 1e4 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+        self.table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+        for name in dir(self):
+            if name.startswith("time_"):
+                getattr(self, name)(rows)
+
+    def time_rms_norm(self, rows: int) -> None:
+        self.ops.rms_norm(self.x, self.norm, 1e-6)
+
+    def time_rms_norm_heads(self, rows: int) -> None:
+        self.ops.rms_norm(self.heads, self.head_norm, 1e-6)
+
+    def time_rms_norm_add(self, rows: int) -> None:
+        self.ops.rms_norm_add(self.x, self.y, self.norm, 1e-6)
+
+    def time_rope(self, rows: int) -> None:
+        self.ops.rope(self.heads, self.positions, self.table, False)
+
+    def time_rope_neox(self, rows: int) -> None:
+        self.ops.rope(self.heads, self.positions, self.table, True)
+
+    def time_swiglu(self, rows: int) -> None:
+        self.ops.swiglu(self.gate, self.up)
+
+    def time_geglu(self, rows: int) -> None:
+        self.ops.geglu(self.gate, self.up)
+
+    def time_softcap(self, rows: int) -> None:
+        self.ops.softcap(self.gate, 30.0)
+
+    def time_add(self, rows: int) -> None:
+        self.ops.add(self.x, self.y)
+
+
+class Attend(Operation):
+    """Attention over a cache that is filled to ``depth``, and storing the keys and values of the rows."""
+
+    params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 4096), ROWS)
+    param_names = ("cache", "depth", "rows")
+
+    def setup(self, cache_type: str, depth: int, rows: int) -> None:
+        self.ops = self.backend()
+        shape = LayerShape(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
+        self.cache = KVCache([shape], depth + rows, max(ROWS), cache_type == "f16", self.ops.zeros).layers[0]
+        whole = np.arange(depth + rows, dtype=np.int32)
+        keys, values = (self.normal(whole.size, N_HEAD_KV, HEAD_DIM) for _ in range(2))
+        self.ops.append(self.cache, keys, values, whole)
+        self.positions = whole[depth:]
+        self.keys, self.values, self.q = keys[depth:], values[depth:], self.normal(rows, N_HEAD, HEAD_DIM)
+        self.time_attend(cache_type, depth, rows)
+
+    def time_attend(self, cache_type: str, depth: int, rows: int) -> None:
+        self.ops.attend(self.q, self.cache, self.positions, HEAD_DIM**-0.5)
+
+    def time_append(self, cache_type: str, depth: int, rows: int) -> None:
+        self.ops.append(self.cache, self.keys, self.values, self.positions)

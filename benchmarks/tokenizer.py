@@ -1,0 +1,46 @@
+"""Text to token ids and back, with the bundled model's vocabulary.  Divide 64 KiB by the time for a rate."""
+
+from pathlib import Path
+
+from engine import catalog, tokenizer
+from engine.gguf import read_gguf
+from engine.tokenizer import Tokenizer
+
+N_BYTES = 1 << 16
+
+
+class Encode:
+    """64 KiB of Python source, in one piece."""
+
+    def setup(self) -> None:
+        self.tokenizer = Tokenizer.from_gguf(read_gguf(catalog.resolve("pycoder")))
+        source = Path(tokenizer.__file__).read_text(encoding="utf-8")
+        self.text = (source * (N_BYTES // len(source) + 1))[:N_BYTES]
+        self.ids = self.tokenizer.encode(self.text)
+
+    def time_encode(self) -> None:
+        self.tokenizer.encode(self.text)
+
+    def time_decode(self) -> None:
+        self.tokenizer.decode(self.ids)
+
+    def time_stream(self) -> None:
+        """One id at a time, as generation does."""
+        stream = self.tokenizer.stream()
+        for token in self.ids:
+            stream.feed(token)
+        stream.flush()
+
+    def track_bytes_per_token(self) -> float:
+        """How much text a token holds."""
+        return len(self.text.encode()) / len(self.ids)
+
+
+class Construct:
+    """The tokenizer out of a header that is read already."""
+
+    def setup(self) -> None:
+        self.gguf = read_gguf(catalog.resolve("pycoder"))
+
+    def time_from_gguf(self) -> None:
+        Tokenizer.from_gguf(self.gguf)

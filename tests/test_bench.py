@@ -1,0 +1,190 @@
+"""The benchmark's bookkeeping (never its speeds): what is run, what is counted, what is printed, what is refused."""
+
+import csv
+import io
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import engine
+from engine import bandwidth, bench, synthetic
+from engine.bench import Result
+from engine.cache.kv import KVCache, LayerShape
+
+RESULT = Result(
+    model="qwen3-8b Q4_K_M",
+    model_size=5_021_900_000,
+    model_n_params=8_190_735_360,
+    backend="cpu",
+    n_threads=2,
+    cache_type="f16",
+    n_prompt=0,
+    n_gen=128,
+    n_depth=4096,
+    test_time="2026-01-01T00:00:00+00:00",
+    samples_ns=(12_000_000_000, 16_000_000_000),
+    bytes_per_token=2_000_000_000.0,
+    memory_bandwidth=20e9,
+)
+
+
+@settings(deadline=None)  # the first example compiles the kernel
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=100), st.integers(1, 5))
+def test_the_read_kernel_reads_everything_once(values: list[int], shares: int) -> None:
+    data = np.array(values, np.uint64)
+    assert int(bandwidth.read_sum(data, shares)) == sum(values) % 2**64
+
+
+def test_bandwidth_is_a_rate() -> None:
+    assert 0 < bandwidth.memory_bandwidth(1, 1 << 20, passes=1) < math.inf
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
+    """Everything, and of an embedding that is not also the output matrix one row; sizes by gguf's own reader."""
+    path = synthetic.make_model(tmp_path / "m.gguf", name, "Q4_K_M")
+    tensors = {t.name: t for t in GGUFReader(path).tensors}
+    expected = sum(int(t.n_bytes) for t in tensors.values())
+    if "output.weight" in tensors:
+        embedding = tensors["token_embd.weight"]
+        expected -= int(embedding.n_bytes) * (int(embedding.shape[1]) - 1) // int(embedding.shape[1])
+    assert bandwidth.weight_bytes_per_token(path) == expected
+
+
+@settings(deadline=None)
+@given(first=st.integers(0, 300), count=st.integers(1, 40), half=st.booleans(), window=st.sampled_from([0, 1, 32, 100]))
+def test_cache_read_per_token(first: int, count: int, half: bool, window: int) -> None:
+    cache = KVCache([LayerShape(2, 32, 48), LayerShape(1, 64, 64, window)], 512, 64, half, np.zeros)
+    element = 2 if half else 4
+    total = 0
+    for position in range(first, first + count):
+        visible = [j for j in range(position + 1) if window == 0 or j > position - window]
+        total += (position + 1) * 2 * (32 + 48) * element + len(visible) * (64 + 64) * element
+    assert bandwidth.cache_bytes_per_token(cache.layers, first, count) == pytest.approx(total / count)
+
+
+def test_statistics() -> None:
+    rates = [128 / 12, 128 / 16]
+    assert RESULT.samples_ts == pytest.approx(rates)
+    assert RESULT.avg_ts == pytest.approx(statistics.mean(rates))
+    assert RESULT.stddev_ts == pytest.approx(np.std(rates, ddof=1))
+    assert RESULT.bytes_per_second == pytest.approx(2e9 * statistics.mean(rates))
+    assert RESULT.name == "tg128 @ d4096"
+
+
+def test_markdown() -> None:
+    prompt = Result(**{**vars(RESULT), "n_prompt": 512, "n_gen": 0, "n_depth": 0, "bytes_per_token": 0.0})
+    lines = list(bench.markdown([prompt, RESULT]))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:4]]
+    assert len({len(row) for row in rows}) == 1
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert rows[0] == ["model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "of memory"]
+    assert all(set(cell) <= {"-", ":"} for cell in rows[1])
+    assert rows[2][1:3] == ["4.68 GiB", "8.19 B"]
+    assert rows[2][5:] == ["pp512", f"{prompt.avg_ts:.2f} ± {prompt.stddev_ts:.2f}", "", ""]
+    assert rows[3][5:] == ["tg128 @ d4096", f"{RESULT.avg_ts:.2f} ± {RESULT.stddev_ts:.2f}", "18.67", "93%"]
+    assert "20.0 GB/s (threads: 2)" in lines[-1]
+
+
+def test_csv_and_json_hold_the_same() -> None:
+    text = "\n".join(bench.comma_separated([RESULT, RESULT]))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    objects = json.loads("\n".join(bench.as_json([RESULT, RESULT])))
+    assert len(rows) == len(objects) == 2
+    for row, entry in zip(rows, objects, strict=True):
+        assert entry.pop("samples_ns") == list(RESULT.samples_ns)
+        assert entry.pop("samples_ts") == pytest.approx(RESULT.samples_ts)
+        assert row == {key: str(value) for key, value in entry.items()}
+    assert list(bench.markdown([])) == []
+    assert json.loads("".join(bench.as_json([]))) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["-p", "0", "-n", "0"], "nothing to measure"),
+        (["-r", "0"], "at least 1"),
+        (["-p", "many"], "whole numbers"),
+        (["-d", "-1"], "less than 0"),
+        (["-o", "xml"], "choose from"),
+        (["--shape", "qwen9"], "qwen3-8b"),
+        (["--shape", "qwen3-8b:Q9"], "Q4_K_M"),
+        (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["--turbo"], "--turbo"),
+        (["-t", "100000"], "threads"),
+        (["--device", "abacus"], "abacus"),
+        (["-d", "100000000"], "context"),
+    ],
+)
+def test_a_mistake_is_one_sentence(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert says in err
+
+
+def run_json(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    assert bench.main([*argv, "-o", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_random_model_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
+    monkeypatch.setattr(bandwidth, "machine_bandwidth", lambda n_threads: 1e9)
+    argv = ["--shape", "tiny-gemma3:Q8_0", "-p", "24", "-n", "3", "-d", "0,40", "-r", "2", "-t", "1,2"]
+    results = run_json(argv, capsys)
+    assert [(r["n_threads"], r["test"]) for r in results] == [
+        (threads, test) for threads in (1, 2) for test in ("pp24", "pp24 @ d40", "tg3", "tg3 @ d40")
+    ]
+    for r in results:
+        assert len(r["samples_ns"]) == 2
+        assert min(r["samples_ns"]) > 0
+        assert r["model"] == "tiny-gemma3 Q8_0"
+        assert r["model_n_params"] == synthetic.shapes()["tiny-gemma3"].n_params
+    assert list((tmp_path / "synthetic").iterdir()) == []  # removed
+    argv = ["--shape", "tiny-llama", "--keep", "-p", "4", "-n", "0", "-r", "1"]
+    run_json(argv, capsys)
+    kept = tmp_path / "synthetic" / "tiny-llama-Q4_K_M.gguf"
+    written = kept.stat().st_mtime_ns
+    run_json(argv, capsys)
+    assert kept.stat().st_mtime_ns == written  # used again
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gemma3"])
+def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The depth is read once and then kept, also where a sliding window limits how far a cache can be cut back."""
+    llm = engine.load(synthetic.make_model(tmp_path / "m.gguf", name, "Q4_0"), n_ctx=300)
+    calls: list[tuple[int, int, int]] = []
+    forward = llm.model.forward
+
+    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+        assert tokens.dtype == positions.dtype == np.int32
+        assert positions.tolist() == list(range(positions[0], positions[0] + tokens.size))
+        assert tokens.max() < llm.config.n_vocab
+        calls.append((int(positions[0]), tokens.size, n_logits))
+        return forward(tokens, positions, n_logits)
+
+    monkeypatch.setattr(llm.model, "forward", recorded)
+    assert len(bench.measure(llm, 0, 3, 100, repetitions=2)) == 2
+    read = [call for call in calls if call[0] < 100]
+    assert sum(n for _, n, _ in read) == 100
+    generated = [call for call in calls if call[0] >= 100]
+    assert generated == [(100, 1, 1)] + 2 * [(100, 1, 1), (101, 1, 1), (102, 1, 1)]  # warm-up, then two runs
+
+    calls.clear()
+    bench.measure(llm, 150, 0, 100, repetitions=1, warmup=False)
+    read = [call for call in calls if call[0] >= 100]
+    assert sum(n for _, n, _ in read) == 150
+    assert [logits for _, _, logits in read] == [0] * (len(read) - 1) + [1]
+    assert max(n for _, n, _ in read) <= llm.cache.max_rows

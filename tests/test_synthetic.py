@@ -1,0 +1,272 @@
+"""Random models against what is published or measured elsewhere: parameter counts, real files, gguf.quants."""
+
+import math
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import gguf
+import jinja2.sandbox
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import engine
+from engine import catalog, synthetic
+from engine import shapes as sizes
+from engine.errors import UsageError
+from engine.gguf import GGUF, read_gguf
+from engine.quants import FORMATS
+from engine.shapes import Shape, parse_shape, shapes
+from engine.synthetic import make_model, random_blocks
+from tests.conftest import model_path
+
+# Parameters as the models' cards count them (safetensors headers of the original repositories).
+PUBLISHED = {
+    "smollm2-135m": 134_515_008,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.1-8b": 8_030_261_248,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+}
+
+TINY = [name for name in shapes() if name.startswith("tiny-")]
+
+
+def layout(gguf_file: GGUF) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Format and shape of every tensor."""
+    return {name: (tensor.type.name, tensor.shape) for name, tensor in gguf_file.tensors.items()}
+
+
+def weights(gguf_file: GGUF, name: str) -> np.ndarray:
+    """A tensor as gguf.quants decodes it."""
+    tensor = gguf_file.tensors[name]
+    rows = tensor.data.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else tensor.data
+    return dequantize(rows, tensor.type).reshape(tensor.shape)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    assert shapes()[name].n_params == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("name", "quant"), [("gemma3-270m", "Q4_K_M"), ("smollm2-135m", "Q4_1")])
+def test_tensors_are_those_of_the_real_file(name: str, quant: str, tmp_path: Path) -> None:
+    real = read_gguf(model_path(name))
+    made = read_gguf(make_model(tmp_path / "m.gguf", name, quant))
+    assert layout(made) == layout(real)
+    arch = real.metadata["general.architecture"]
+    for key in ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"):
+        assert made.metadata[f"{arch}.{key}"] == real.metadata[f"{arch}.{key}"]
+    assert made.metadata[f"{arch}.rope.freq_base"] == real.metadata[f"{arch}.rope.freq_base"]
+    assert made.metadata.get("gemma3.attention.sliding_window") == real.metadata.get("gemma3.attention.sliding_window")
+
+
+def test_layout_is_that_of_the_bundled_model(tmp_path: Path) -> None:
+    real = read_gguf(catalog.resolve("pycoder"))
+    shape = Shape("qwen3", 6, 512, 4, 2, 128, 1024, 8192, 1024, 1e5, 1e-6)
+    made = read_gguf(make_model(tmp_path / "m.gguf", shape, "Q4_K_M"))
+    assert layout(made) == layout(real)
+    assert made.metadata["general.file_type"] == real.metadata["general.file_type"]
+
+
+def test_more_bits_go_where_llama_cpp_puts_them() -> None:
+    """The layers whose attn_v and ffn_down are Q6_K or Q8_0 in the published gemma3-270m Q4_K_M file."""
+    assert [i for i in range(18) if sizes.use_more_bits(i, 18)] == [0, 1, 4, 7, 10, 13, 15, 16, 17]
+
+
+def test_an_untied_mix_keeps_the_embedding_small() -> None:
+    shape = shapes()["qwen3-8b"]
+    kinds = {n: sizes.tensor_type(shape, "Q4_K_M", n, s[1]).name for n, s in shape.tensors() if len(s) == 2}
+    assert kinds["token_embd.weight"] == "Q4_K"
+    assert kinds["output.weight"] == "Q6_K"
+    assert Counter(kinds.values()) == {"Q4_K": 217, "Q6_K": 37}  # 2 matrices of 18 of the 36 layers, and the output
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_blocks_have_the_variance_asked_for(kind: gguf.GGMLQuantizationType) -> None:
+    entry = FORMATS[kind]
+    blocks = random_blocks(kind, (1 << 20) // entry.block, 1 / 64, np.random.PCG64(1))
+    assert blocks.shape == ((1 << 20) // entry.block, entry.block_bytes)
+    values = 64 * dequantize(blocks.reshape(1, -1), kind).astype(np.float64).reshape(-1, entry.block)
+    assert np.isfinite(values).all()
+    assert abs(values.mean()) < 0.01
+    assert math.isclose(values.std(), 1.0, rel_tol=0.02)
+    if entry.quantized:  # scales differ from block to block, so that a wrong one cannot go unseen
+        assert len(np.unique(np.abs(values).max(axis=1))) > (1 if kind.name == "MXFP4" else 1000)
+
+
+@pytest.mark.parametrize("quant", sizes.quants())
+def test_every_quantization_makes_a_readable_file(quant: str, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "m.gguf", "tiny-qwen3", quant)
+    made = read_gguf(path, check_tensors=True)
+    shape = shapes()["tiny-qwen3"]
+    assert {n: s for n, (_, s) in layout(made).items()} == dict(shape.tensors())
+    assert not path.with_name("m.gguf.part").exists()
+    for name, tensor in made.tensors.items():
+        if len(tensor.shape) == 2:
+            values = weights(made, name).astype(np.float64)
+            assert math.isclose(values.std() * math.sqrt(tensor.shape[1]), 1.0, rel_tol=0.1), name
+            assert len(np.unique(values, axis=0)) == len(values), f"{name} repeats a row"
+        else:
+            assert tensor.type.name == "F32"
+    assert made.tensors["blk.0.attn_output.weight"].type.name in (quant, "Q5_0", "Q5_1", "Q4_0", "Q8_0", "IQ4_NL")
+    if quant in FORMATS:  # 384 columns are not a multiple of 256, 256 are
+        assert made.tensors["blk.0.ffn_up.weight"].type.name == quant
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> None:
+    made = read_gguf(make_model(tmp_path / "m.gguf", name, "Q4_K_M"), check_tensors=True)
+    shape = shapes()[name]
+    arch = name.removeprefix("tiny-")
+    meta = made.metadata
+    assert meta["general.architecture"] == arch == shape.architecture
+    assert made.require(f"{arch}.attention.head_count", "int") % 2 == 1
+    assert meta[f"{arch}.attention.key_length"] == shape.head_dim
+    assert (
+        len(made.require("tokenizer.ggml.tokens", "str[]"))
+        == shape.n_vocab
+        == made.tensors["token_embd.weight"].shape[0]
+    )
+    assert ("blk.0.attn_q.bias" in made.tensors) == (arch == "qwen2")
+    assert ("gemma3.attention.sliding_window" in meta) == (arch == "gemma3")
+    assert ("rope_freqs.weight" in made.tensors) == (arch == "llama")
+    assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch in ("qwen3", "gemma3"))
+    assert len({tensor.type for tensor in made.tensors.values()}) > 2
+
+
+def test_real_shapes_have_a_vocabulary_of_their_size(tmp_path: Path) -> None:
+    made = read_gguf(make_model(tmp_path / "m.gguf", "smollm2-135m", "IQ2_XXS"))
+    tokens = made.require("tokenizer.ggml.tokens", "str[]")
+    assert len(tokens) == len(set(tokens)) == made.metadata["llama.vocab_size"] == 49152
+    assert tokens[: sizes.N_VOCAB_TINY] == synthetic.vocabulary()[0]
+    types = made.metadata["tokenizer.ggml.token_type"]
+    assert isinstance(types, np.ndarray)
+    assert set(types[sizes.N_VOCAB_TINY :]) == {int(gguf.TokenType.UNUSED)}
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    first = make_model(tmp_path / "a.gguf", "tiny-llama", "Q4_K_M", seed=7).read_bytes()
+    assert make_model(tmp_path / "b.gguf", "tiny-llama", "Q4_K_M", seed=7).read_bytes() == first
+    other = make_model(tmp_path / "c.gguf", "tiny-llama", "Q4_K_M", seed=8).read_bytes()
+    assert len(other) == len(first)
+    assert other != first
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        path = make_model(tmp_path / "m.gguf", "smollm2-135m", "F16")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 260e6
+    assert peak < 50e6
+
+
+def test_rope_factors_follow_llama_3(tmp_path: Path) -> None:
+    """Short waves are kept, long ones divided by the factor; the cases of the formula in Meta's reference code."""
+    made = read_gguf(make_model(tmp_path / "m.gguf", "tiny-llama", "F32"))
+    factors = weights(made, "rope_freqs.weight")
+    shape = shapes()["tiny-llama"]
+    expected = []
+    for i in range(shape.head_dim // 2):
+        wavelength = 2 * math.pi * shape.rope_base ** (2 * i / shape.head_dim)
+        if wavelength < shape.rope_n_ctx / 4.0:
+            expected.append(1.0)
+        elif wavelength > shape.rope_n_ctx / 1.0:
+            expected.append(shape.rope_factor)
+        else:
+            smooth = (shape.rope_n_ctx / wavelength - 1.0) / (4.0 - 1.0)
+            expected.append(1.0 / ((1.0 - smooth) / shape.rope_factor + smooth))
+    np.testing.assert_allclose(factors, expected, rtol=1e-6)
+    assert len(set(expected)) > 2
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """The small vocabulary in the reference implementation of byte-level BPE."""
+    tokens, types, merges = synthetic.vocabulary()
+    assert len(tokens) == len(types) == len(set(tokens))
+    model = models.BPE({t: i for i, t in enumerate(tokens)}, [(a, b) for a, b in (m.split(" ") for m in merges)])
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@given(st.text())
+def test_the_small_vocabulary_writes_any_text(text: str) -> None:
+    tokenizer = tiny_tokenizer()
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_the_small_vocabulary_merges() -> None:
+    tokens, types, merges = synthetic.vocabulary()
+    assert tiny_tokenizer().encode("the thing and the rest").tokens[0] == "t"
+    assert tiny_tokenizer().encode(" the").tokens == ["Ġthe"]
+    assert set(types[-3:]) == {int(gguf.TokenType.CONTROL)}
+    assert sorted(pre_tokenizers.ByteLevel.alphabet()) == sorted(tokens[:256])
+    assert all(merge.replace(" ", "") in tokens for merge in merges)
+
+
+@pytest.mark.parametrize("text", ["qwen9-1b", "qwen3-8b:Q9", "", ":Q4_0"])
+def test_unknown_names_are_one_sentence_with_those_that_exist(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_shape(text)
+    assert "\n" not in str(caught.value)
+    assert ("IQ4_XS" if text == "qwen3-8b:Q9" else "qwen3-8b") in str(caught.value)
+
+
+def test_names_are_completed() -> None:
+    assert parse_shape("qwen3-8b") == ("qwen3-8b", "Q4_K_M")
+    assert parse_shape("qwen3-8b:iq4_xs") == ("qwen3-8b", "IQ4_XS")
+
+
+def test_a_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("usage", (), {"free": 10_000_000})
+    monkeypatch.setattr("engine.synthetic.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(UsageError, match=r"needs 5\.0 GB and .* has 0\.0 GB free"):
+        make_model(tmp_path / "m.gguf", "qwen3-8b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sub" / "m.gguf"
+    assert synthetic.main(["--shape", "tiny-gemma3:Q8_0", "-o", str(path), "--seed", "3"]) == 0
+    assert path.name in capsys.readouterr().out
+    assert read_gguf(path).metadata["general.name"] == "Random tiny-gemma3 Q8_0"
+    assert synthetic.main(["--list"]) == 0
+    assert "qwen3-8b" in capsys.readouterr().out
+    assert synthetic.main(["--shape", "nothing"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    (tmp_path / "file").write_text("")
+    assert synthetic.main(["--shape", "tiny-llama", "-o", str(tmp_path / "file" / "m.gguf")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_finite_and_not_degenerate(name: str, tmp_path: Path) -> None:
+    llm = engine.load(make_model(tmp_path / "m.gguf", name, "Q4_K_M"))
+    logits = llm.logits(llm.tokenize("the rest of the thing", special=True))
+    assert np.isfinite(logits).all()
+    assert 2.0 < logits.std() < 4.5
+    assert len(set(logits.argmax(axis=1))) > 1
+
+
+def test_chat_template_renders(tmp_path: Path) -> None:
+    """The template is valid Jinja and gives ChatML."""
+    made = read_gguf(make_model(tmp_path / "m.gguf", "tiny-qwen2", "Q4_0"))
+    source = made.require("tokenizer.chat_template", "str")
+    template = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(source)
+    text = template.render(messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True)
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
