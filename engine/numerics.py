@@ -157,7 +157,7 @@ def log(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def log1p(x):  # type: ignore[no-untyped-def]
-    """log(1 + x) for x > -1, accurate for small x: log(u) x / (u - 1) with u = 1 + x (Kahan's correction)."""
+    """log(1 + x) for finite x > -1, error below 2.5 ulp, also for small x: log(u) x / (u - 1) with u = 1 + x (Kahan's correction)."""
     u = _ONE + x
     if u == _ONE:
         return x
@@ -175,22 +175,24 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def silu(x):  # type: ignore[no-untyped-def]
-    """x sigmoid(x) (Elfwing et al. 2017)."""
+    """x sigmoid(x) (Elfwing et al. 2017), error below 2.5 ulp; finite x only (silu(-inf) is nan)."""
     return x / (_ONE + exp(-x))
 
 
 @njit(cache=True, error_model="numpy")
 def gelu(x):  # type: ignore[no-untyped-def]
     """The tanh form of GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh u) = x sigmoid(2u),
-    u = sqrt(2/pi) (x + 0.044715 x**3)."""
+    u = sqrt(2/pi) (x + 0.044715 x**3); finite x only."""
     two_u = f32(1.5957691216057308) * x * fma(f32(0.044715) * x, x, _ONE)
     return x / (_ONE + exp(-two_u))
 
 
 @njit(cache=True, error_model="numpy")
 def tanh(x):  # type: ignore[no-untyped-def]
-    """Hyperbolic tangent: 1 - 2 / (1 + e**2x) away from 0, an odd polynomial (Cephes ``tanhf``) for |x| < 0.625."""
-    if abs(x) < f32(0.625):
+    """Hyperbolic tangent, odd, error below 1.5 ulp: 1 - 2 / (1 + e**2|x|) with the sign of x away from 0, an odd
+    polynomial (Cephes ``tanhf``) for |x| < 0.625."""
+    magnitude = abs(x)
+    if magnitude < f32(0.625):
         z = x * x
         p = f32(-5.70498872745e-3)
         p = fma(p, z, f32(2.06390887954e-2))
@@ -198,7 +200,8 @@ def tanh(x):  # type: ignore[no-untyped-def]
         p = fma(p, z, f32(1.33314422036e-1))
         p = fma(p, z, f32(-3.33332819422e-1))
         return fma(p * z, x, x)
-    return _ONE - f32(2.0) / (_ONE + exp(x + x))
+    y = _ONE - f32(2.0) / (_ONE + exp(magnitude + magnitude))
+    return -y if x < _ZERO else y
 
 
 @njit(cache=True, error_model="numpy")

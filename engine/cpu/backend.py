@@ -67,7 +67,10 @@ class Backend:
                 if entry.unit not in quantized:
                     quantized[entry.unit] = self._quantize(x, entry.unit)
                 q, d, s = quantized[entry.unit]
-                matmul.matmul_quantized(int(entry.type), entry.unit, weight.data, q, d, s, self.n_threads, out)
+                has_min = entry.min_max > 0
+                matmul.matmul_quantized(
+                    int(entry.type), entry.unit, has_min, weight.data, q, d, s, self.n_threads, out
+                )
             else:
                 matmul.matmul_float(int(entry.type), entry.block_bytes, weight.data, x, self.n_threads, out)
             outputs.append(out)

@@ -16,8 +16,8 @@ import numpy as np
 from numba import njit, prange
 
 from engine.cpu.embed import load_float
-from engine.cpu.intrinsics import dot16, dot32, dot256
-from engine.cpu.unpack import Q2_K, Q4_1, Q4_K, Q5_1, Q5_K, unpack_row
+from engine.cpu.intrinsics import dot16, dot32_four, dot256_four
+from engine.cpu.unpack import unpack_row
 from engine.numerics import bits_float, float_bits, fma, round_product
 from engine.quants import CHAINS, FLOAT_CHAINS
 
@@ -25,20 +25,26 @@ f32 = np.float32
 i8 = np.int8
 i16 = np.int16
 i32 = np.int32
+TINY = f32(2.0**-100)
 
 
 @njit(cache=True, error_model="numpy")
 def quantize_unit(x, q, s, start, unit):  # type: ignore[no-untyped-def]
     """One unit of float32 x to int8 q and the int16 sums s of each 16; returns the scale.
 
-    scale = amax / 127; q = round(x * (127 / amax)), ties to even; all zero where amax is 0.
+    scale = amax / 127; q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero, because
+    127 / amax would overflow for subnormal ones.
     """
     bits = i32(0)
     for i in range(start, start + unit):
         # The magnitudes of floats order as their bits do, so the maximum is one of integers: exact in any order.
         bits = max(bits, i32(float_bits(x[i]) & i32(0x7FFFFFFF)))
     amax = bits_float(bits)
-    inverse = f32(127.0) / amax if amax > f32(0.0) else f32(0.0)
+    if amax < TINY:
+        amax = f32(0.0)
+        inverse = f32(0.0)
+    else:
+        inverse = f32(127.0) / amax
     for g in range(start // 16, (start + unit) // 16):
         total = i32(0)
         for i in range(16 * g, 16 * g + 16):
@@ -58,83 +64,81 @@ def quantize_rows(x, unit, q, d, s):  # type: ignore[no-untyped-def]
 
 
 @njit(forceinline=True, error_model="numpy")
-def unit_dot(unit, w, i, q, j):  # type: ignore[no-untyped-def]
-    """I of one unit: int32, exact."""
-    if unit == 256:
-        return dot256(w, i, q, j)
-    return dot32(w, i, q, j)
+def dot_rows(unit, has_min, w, d, m, dm, q, da, s, dots, acc, total):  # type: ignore[no-untyped-def]
+    """Four unpacked weight rows times one activation row, into total float32 [4].
 
-
-@njit(forceinline=True, error_model="numpy")
-def unit_min(unit, m, i, s, j):  # type: ignore[no-untyped-def]
-    """M of one unit: int32, exact."""
-    if unit == 256:
-        return dot16(m, i, s, j)
-    return i32(m[i] * s[j] + m[i + 1] * s[j + 1])
-
-
-@njit(cache=True, error_model="numpy")
-def dot_rows(unit, has_min, w, d, m, dm, q, da, s, total):  # type: ignore[no-untyped-def]
-    """Four unpacked weight rows times one activation row, into total float32 [4]."""
+    d and dm are laid out [unit][row], so that the four rows are four lanes of every float operation; ``dots`` int32 [8]
+    (I of the four rows, then M) and ``acc`` float32 [4] are scratch.
+    """
     columns = q.size
     units = da.size
     length = (units + CHAINS - 1) // CHAINS
-    t0 = t1 = t2 = t3 = f32(0.0)
+    for r in range(4):
+        total[r] = f32(0.0)
     for first in range(0, units, length):
-        a0 = a1 = a2 = a3 = f32(0.0)
+        for r in range(4):
+            acc[r] = f32(0.0)
         for u in range(first, min(first + length, units)):
             j = u * unit
-            v0 = d[u] * f32(unit_dot(unit, w, j, q, j))
-            v1 = d[units + u] * f32(unit_dot(unit, w, columns + j, q, j))
-            v2 = d[2 * units + u] * f32(unit_dot(unit, w, 2 * columns + j, q, j))
-            v3 = d[3 * units + u] * f32(unit_dot(unit, w, 3 * columns + j, q, j))
+            if unit == 256:
+                dot256_four(w, j, columns, q, j, dots, 0)
+            else:
+                dot32_four(w, j, columns, q, j, dots, 0)
             if has_min:
                 g = j // 16
-                groups = columns // 16
-                v0 = fma(dm[u], f32(unit_min(unit, m, g, s, g)), v0)
-                v1 = fma(dm[units + u], f32(unit_min(unit, m, groups + g, s, g)), v1)
-                v2 = fma(dm[2 * units + u], f32(unit_min(unit, m, 2 * groups + g, s, g)), v2)
-                v3 = fma(dm[3 * units + u], f32(unit_min(unit, m, 3 * groups + g, s, g)), v3)
-            a0 = fma(da[u], v0, a0)
-            a1 = fma(da[u], v1, a1)
-            a2 = fma(da[u], v2, a2)
-            a3 = fma(da[u], v3, a3)
-        t0 = t0 + a0
-        t1 = t1 + a1
-        t2 = t2 + a2
-        t3 = t3 + a3
-    total[0] = t0
-    total[1] = t1
-    total[2] = t2
-    total[3] = t3
+                if unit == 256:
+                    for r in range(4):
+                        dots[4 + r] = dot16(m, r * (columns // 16) + g, s, g)
+                else:
+                    # The 32-wide formats with a minimum have m = 1, so M is the sum of the activations.
+                    dots[4:] = i32(s[g]) + i32(s[g + 1])
+                for r in range(4):
+                    value = fma(dm[4 * u + r], f32(dots[4 + r]), d[4 * u + r] * f32(dots[r]))
+                    acc[r] = fma(da[u], value, acc[r])
+            else:
+                for r in range(4):
+                    acc[r] = fma(da[u], d[4 * u + r] * f32(dots[r]), acc[r])
+        for r in range(4):
+            total[r] = total[r] + acc[r]
 
 
 @njit(cache=True, error_model="numpy")
-def matmul_rows(fmt, unit, src, q, da, s, first, last, out):  # type: ignore[no-untyped-def]
+def matmul_rows(fmt, unit, has_min, src, q, da, s, first, last, out):  # type: ignore[no-untyped-def]
     """Weight rows [first, last) times every activation row: one thread's share."""
     rows, columns = q.shape
     units = da.shape[1]
-    has_min = fmt == Q4_K or fmt == Q5_K or fmt == Q2_K or fmt == Q4_1 or fmt == Q5_1
-    w = np.empty(4 * columns, np.int16)
+    w = np.zeros(4 * columns, np.int16)
     m = np.zeros(4 * columns // 16, np.int16)
     d = np.zeros(4 * units, np.float32)
     dm = np.zeros(4 * units, np.float32)
-    total = np.empty(4, np.float32)
+    row_d = np.zeros(units, np.float32)
+    row_dm = np.zeros(units, np.float32)
+    dots = np.zeros(8, np.int32)
+    acc = np.zeros(4, np.float32)
+    total = np.zeros(4, np.float32)
     for r in range(first, last, 4):
         count = min(4, last - r)
         for k in range(count):
-            unpack_row(fmt, src[r + k], w, k * columns, m, d, dm, k * units, units, True)
+            unpack_row(fmt, src[r + k], w, k * columns, m, row_d, row_dm, 0, units, True)
+            for u in range(units):
+                d[4 * u + k] = row_d[u]
+                dm[4 * u + k] = row_dm[u]
         for t in range(rows):
             if unit == 256:
-                dot_rows(256, has_min, w, d, m, dm, q[t], da[t], s[t], total)
+                if has_min:
+                    dot_rows(256, True, w, d, m, dm, q[t], da[t], s[t], dots, acc, total)
+                else:
+                    dot_rows(256, False, w, d, m, dm, q[t], da[t], s[t], dots, acc, total)
+            elif has_min:
+                dot_rows(32, True, w, d, m, dm, q[t], da[t], s[t], dots, acc, total)
             else:
-                dot_rows(32, has_min, w, d, m, dm, q[t], da[t], s[t], total)
+                dot_rows(32, False, w, d, m, dm, q[t], da[t], s[t], dots, acc, total)
             for k in range(count):
                 out[t, r + k] = total[k]
 
 
 @njit(cache=True, parallel=True, error_model="numpy")
-def matmul_quantized(fmt, unit, src, q, da, s, shares, out):  # type: ignore[no-untyped-def]
+def matmul_quantized(fmt, unit, has_min, src, q, da, s, shares, out):  # type: ignore[no-untyped-def]
     """Packed rows src uint8 [R, row bytes] times quantized rows, in ``shares`` runs of rows, into out [n, R]."""
     step = (src.shape[0] + shares - 1) // shares
     step = (step + 3) // 4 * 4
@@ -142,7 +146,7 @@ def matmul_quantized(fmt, unit, src, q, da, s, shares, out):  # type: ignore[no-
         first = c * step
         last = min(first + step, src.shape[0])
         if first < last:
-            matmul_rows(fmt, unit, src, q, da, s, first, last, out)
+            matmul_rows(fmt, unit, has_min, src, q, da, s, first, last, out)
 
 
 @njit(cache=True, error_model="numpy")

@@ -1,0 +1,1 @@
+"""Logits of ``transformers`` for small random models, and the models."""

@@ -1,0 +1,80 @@
+"""Attention over the ring against float64, and the paths that must not show in a bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.kv import KVCache, LayerShape
+from engine.cpu.backend import Backend
+
+
+def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, scale: float, window: int) -> np.ndarray:
+    """Softmax attention in float64: q [rows, H, d_k] at positions first.., k [n, Hk, d_k], v [n, Hk, d_v]."""
+    rows, n_head, _ = q.shape
+    out = np.zeros((rows, n_head, v.shape[2]))
+    for t in range(rows):
+        p = first + t
+        low = max(0, p - window + 1) if window else 0
+        for h in range(n_head):
+            g = h // (n_head // k.shape[1])
+            scores = k[low : p + 1, g].astype(np.float64) @ (q[t, h].astype(np.float64) * scale)
+            weights = np.exp(scores - scores.max())
+            out[t, h] = weights @ v[low : p + 1, g].astype(np.float64) / weights.sum()
+    return out.reshape(rows, -1)
+
+
+def run(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, half: bool, threads: int = 2
+) -> np.ndarray:
+    """Append and attend batch by batch, as a forward pass does."""
+    ops = Backend(threads)
+    cache = KVCache([LayerShape(k.shape[1], k.shape[2], v.shape[2], window)], len(k), max(batches), half, ops.zeros)
+    rows, first = [], 0
+    for n in batches:
+        positions = np.arange(first, first + n, dtype=np.int32)
+        cache.advance(first, n)
+        span = slice(first, first + n)
+        ops.append(cache.layers[0], k[span], v[span], positions)
+        rows.append(ops.attend(q[span], cache.layers[0], positions, 0.125))
+        first += n
+    return np.concatenate(rows)
+
+
+def inputs(n: int, heads: int, kv_heads: int, d_k: int, d_v: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    shapes = (n, heads, d_k), (n, kv_heads, d_k), (n, kv_heads, d_v)
+    return tuple(rng.standard_normal(shape).astype(np.float32) * 2 for shape in shapes)
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 64, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "d_k", "d_v"), [(3, 1, 64, 64), (4, 2, 80, 48), (2, 2, 8, 130)])
+def test_against_float64(window: int, heads: int, kv_heads: int, d_k: int, d_v: int) -> None:
+    q, k, v = inputs(200, heads, kv_heads, d_k, d_v)
+    actual = run(q, k, v, [130, 1, 69], window, half=False)
+    expected = reference(q, k, v, 0, 0.125, window)
+    # Scores of size ~10 with d_k roundings each, then a weighted mean of values of size ~2.
+    assert np.abs(actual - expected).max() < 5e-5
+
+
+def test_a_float16_cache_is_exact_attention_over_rounded_keys_and_values() -> None:
+    q, k, v = inputs(150, 4, 2, 64, 64)
+    rounded = [x.astype(np.float16).astype(np.float32) for x in (k, v)]
+    assert run(q, k, v, [150], 0, half=True).tobytes() == run(q, *rounded, [150], 0, half=False).tobytes()
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0, 3, 64, 90]), st.booleans())
+@settings(deadline=None, max_examples=25)
+def test_batches_and_threads_do_not_show(batches: list[int], window: int, half: bool) -> None:
+    n = sum(batches)
+    q, k, v = inputs(n, 4, 2, 32, 32, seed=n)
+    one_by_one = run(q, k, v, [1] * n, window, half, threads=1)
+    assert run(q, k, v, batches, window, half).tobytes() == one_by_one.tobytes()
+
+
+def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
+    q, k, v = inputs(130, 1, 1, 64, 64)
+    k[7] *= 1e4
+    actual = run(q, k, v, [130], 0, half=False)
+    assert np.isfinite(actual).all()
+    assert np.allclose(actual, reference(q, k, v, 0, 0.125, 0), atol=1e-4)

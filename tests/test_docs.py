@@ -1,0 +1,204 @@
+"""The book and the README: quotations find their source, command lines parse, and examples run."""
+
+import ast
+import doctest
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from engine import bench, catalog, flags, synthetic
+from engine.models import __main__ as models
+from tests.conftest import REPOSITORY
+
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+CHAPTERS = [page for page in PAGES if page.parent == DOCS]
+
+FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=ticks)[ ]*$", re.M | re.S)
+SHELLS = ("console", "sh", "bash", "shell")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: ``info`` is what follows the opening fence, ``line`` the number of that line."""
+
+    page: Path
+    line: int
+    info: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match["info"].strip(), match["body"])
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+QUOTATIONS = [block for block in BLOCKS if block.info.startswith("{literalinclude}")]
+
+
+# --- quotations ------------------------------------------------------------------------------------------------
+
+
+def definitions(source: str) -> set[str]:
+    """Dotted names of all functions and classes, as :pyobject: spells them."""
+    names: set[str] = set()
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                names.add(prefix + child.name)
+                visit(child, f"{prefix}{child.name}.")
+
+    visit(ast.parse(source), "")
+    return names
+
+
+@pytest.mark.parametrize("block", QUOTATIONS, ids=str)
+def test_a_quotation_finds_its_source(block: Block) -> None:
+    target = block.page.parent / block.info.removeprefix("{literalinclude}").strip()
+    assert target.is_file(), f"{target} does not exist"
+    source = target.read_text(encoding="utf-8")
+    options = dict(re.findall(r"^:([a-z-]+):[ ]*(.*?)[ ]*$", block.body, re.M))
+    assert options.keys() <= {"pyobject", "start-at", "start-after", "end-before", "end-at", "language"}
+    assert options.keys() & {"pyobject", "start-at", "start-after", "end-before"}, "quotes a whole file"
+    if "pyobject" in options:
+        assert options["pyobject"] in definitions(source)
+    begin = 0
+    for name in ("start-at", "start-after", "end-before", "end-at"):
+        if name in options:
+            marker = options[name].strip("\"'")
+            begin = source.find(marker, begin)
+            assert begin >= 0, f":{name}: {marker!r} is not in {target.name} where it should be"
+
+
+def test_every_chapter_is_in_the_contents() -> None:
+    contents = "\n".join(block.body for block in BLOCKS if block.info.startswith("{toctree}"))
+    listed = {line.strip() for line in contents.splitlines() if line.strip() and not line.startswith(":")}
+    assert {page.stem for page in CHAPTERS} <= listed | {"index"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:engine|tests|benchmarks|docs)/[\w./]*)`", text):
+        assert (REPOSITORY / name).exists(), f"{page.name} names {name}"
+    for name in re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", text):
+        assert (page.parent / name).exists(), f"{page.name} links to {name}"
+
+
+def test_structure_lists_every_module() -> None:
+    text = (DOCS / "structure.md").read_text(encoding="utf-8")
+    for path in sorted((REPOSITORY / "engine").rglob("*.py")):
+        name = path.relative_to(REPOSITORY).as_posix()
+        if path.name != "__init__.py":
+            assert f"`{name}`" in text, f"structure.md does not list {name}"
+
+
+# --- command lines ---------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every ``python -m engine...`` of a page: in shell blocks, and in code spans within text."""
+    text = page.read_text(encoding="utf-8")
+    shell = [block.body.replace("\\\n", " ") for block in blocks(page) if block.info in SHELLS]
+    lines = [line.removeprefix("$ ") for body in shell for line in body.splitlines()]
+    lines += re.findall(r"`(python -m engine[^`\n]*)`", FENCE.sub("", text))
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        command: list[str] = []
+        for word in [*lexer, ";"]:
+            if word[0] in ";|&<>":
+                if command[:2] == ["python", "-m"] and command[2].startswith("engine."):
+                    yield command[2:]
+                # What follows a redirection is a file, not a command.
+                command = ["to"] if word[0] in "<>" else []
+            elif command or "=" not in word:
+                command.append(word)
+
+
+COMMANDS = [(page, words) for page in PAGES for words in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page.name}: {' '.join(w)}" for page, w in COMMANDS])
+def test_a_command_line_parses(
+    page: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run: dict[str, Callable[[list[str]], None]] = {
+        "engine.run": check_run,
+        "engine.bench": check_bench,
+        "engine.models": lambda args: check_models(args, monkeypatch),
+        "engine.synthetic": lambda args: check_synthetic(args, monkeypatch),
+    }
+    assert words[0] in run, f"{page.name} names a command that does not exist"
+    run[words[0]](words[1:])
+
+
+PLACEHOLDERS = ("NAME", "MODEL")
+
+
+def check_model(name: str) -> None:
+    """A model that is no file and not of the hub is a name of the catalog."""
+    known = not name or name in catalog.CATALOG or name in PLACEHOLDERS
+    assert known or name.startswith("hf:") or name.endswith(".gguf"), f"there is no model named {name}"
+
+
+def check_run(args: list[str]) -> None:
+    if {"-h", "--help"} & set(args):
+        return
+    parsed = flags.parser().parse_args(args)
+    check_model(parsed.model)
+    flags.generation_options(parsed)
+    if parsed.prompt is not None:
+        flags.check(parsed, flags.unescape(parsed.prompt))
+
+
+def check_bench(args: list[str]) -> None:
+    parsed = bench._parser().parse_args(args)
+    for model in parsed.model:
+        check_model(model)
+    for shape in parsed.shape:
+        bench.parse_shape(shape)
+
+
+def check_models(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "resolve", lambda name, progress=None: check_model(name))
+    monkeypatch.setattr(catalog, "verify", lambda model: catalog.model_file(model))
+    monkeypatch.setattr(catalog, "remove", lambda model: not model.bundled)
+    assert models.main([catalog.DEFAULT if word in PLACEHOLDERS else word for word in args]) == 0
+
+
+def check_synthetic(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "make_model", lambda *_: Path(__file__))
+    assert synthetic.main(args) == 0
+
+
+def test_there_are_command_lines() -> None:
+    assert {words[0] for _, words in COMMANDS} == {"engine.run", "engine.bench", "engine.models", "engine.synthetic"}
+
+
+# --- examples --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(page: Path) -> None:
+    """The ``>>>`` examples of a page, in order and in one namespace, print what the page says."""
+    examples = [block for block in blocks(page) if block.info == "pycon"]
+    namespace: dict[str, object] = {}
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    parser = doctest.DocTestParser()
+    complaints: list[str] = []
+    for block in examples:
+        test = parser.get_doctest(block.body, namespace, page.name, str(page), block.line)
+        test.globs = namespace
+        runner.run(test, out=complaints.append, clear_globs=False)
+    assert runner.failures == 0, "".join(complaints)
