@@ -100,17 +100,15 @@ def checkpoint(case: Case) -> dict[str, np.ndarray]:
         shapes["lm_head.weight"] = (N_VOCAB, e)
     for il in range(case.n_layer):
         layer = f"model.layers.{il}."
-        projections = {"q_proj": (q, e), "k_proj": (kv, e), "v_proj": (kv, e), "o_proj": (e, q)}
-        for name, shape in projections.items():
-            shapes[f"{layer}self_attn.{name}.weight"] = shape
-            if case.bias and not (case.architecture == "qwen2" and name == "o_proj"):
-                shapes[f"{layer}self_attn.{name}.bias"] = shape[:1]
-        for name, shape in {
-            "gate_proj": (case.n_ff, e),
-            "up_proj": (case.n_ff, e),
-            "down_proj": (e, case.n_ff),
-        }.items():
-            shapes[f"{layer}mlp.{name}.weight"] = shape
+        matrices = {f"self_attn.{name}": rows for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))}
+        for name, rows in (matrices | {"mlp.gate_proj": case.n_ff, "mlp.up_proj": case.n_ff}).items():
+            shapes[f"{layer}{name}.weight"] = (rows, e)
+        shapes[f"{layer}self_attn.o_proj.weight"] = (e, q)
+        shapes[f"{layer}mlp.down_proj.weight"] = (e, case.n_ff)
+        if case.bias:
+            shapes |= {f"{layer}{name}.bias": (rows,) for name, rows in matrices.items()}
+        if case.bias and case.architecture == "llama":
+            shapes[f"{layer}self_attn.o_proj.bias"] = (e,)
         norms = ["input_layernorm", "post_attention_layernorm"]
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if gemma else []
         shapes |= {f"{layer}{name}.weight": (e,) for name in norms}
