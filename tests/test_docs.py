@@ -113,6 +113,7 @@ def commands(page: Path) -> Iterator[list[str]]:
     lines = [line.removeprefix("$ ") for body in shell for line in body.splitlines()]
     lines += re.findall(r"`(python -m engine[^`\n]*)`", FENCE.sub("", text))
     for line in lines:
+        line = re.sub(r"\s[0-9](?=>)", " ", line)  # the 2 of 2>
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         command: list[str] = []

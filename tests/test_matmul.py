@@ -78,7 +78,7 @@ def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format) -
     d, dm = np.zeros(units, np.float32), np.zeros(units, np.float32)
     length = -(-units // CHAINS)
     for r in range(3):
-        unpack_row(int(entry.type), data[r], w, 0, m, d, dm, 0, units, True)
+        unpack_row(int(entry.type), data[r], w, 0, m, d, dm, 0, 1, units, True)
         for t in range(2):
             total = Fraction(0)
             for first in range(0, units, length):
@@ -89,7 +89,7 @@ def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format) -
                     dot = int((w[span].astype(int) * a).sum())
                     value = to_float32(exact(d[u]) * to_float32(Fraction(dot)))
                     if entry.min_max:
-                        groups = m[span.start // 16 : span.stop // 16].astype(int)
+                        groups = m[span.start // 16 : span.stop // 16].astype(int) if entry.unit == 256 else np.ones(2, int)
                         minimum = int((np.repeat(groups, 16) * a).sum())
                         value = to_float32(exact(dm[u]) * to_float32(Fraction(minimum)) + value)
                     chain = to_float32(exact(da[t, u]) * value + chain)
@@ -124,7 +124,7 @@ def test_the_worst_case_does_not_overflow(entry: Format) -> None:
     rng = np.random.default_rng(5)
     patterns += [rng.choice(np.array([0, 0x7F, 0x80, 0xFF], np.uint8), entry.block_bytes) for _ in range(64)]
     for block in patterns:
-        unpack_row(int(entry.type), block, w, 0, m, d, dm, 0, 1, True)
+        unpack_row(int(entry.type), block, w, 0, m, d, dm, 0, 1, 1, True)
         assert np.abs(w.astype(int)).max() <= entry.weight_max
         assert not entry.min_max or np.abs(m.astype(int)).max() <= entry.min_max
         for sign in (1, -1):
@@ -136,9 +136,10 @@ def test_the_worst_case_does_not_overflow(entry: Format) -> None:
             out = np.empty((1, 1), np.float32)
             # A block of scale 1: the float result is the rounded integer, so a wrapped sum would show.
             scaled = _with_unit_scale(entry, block)
-            unpack_row(int(entry.type), scaled, w, 0, m, d, dm, 0, 1, True)
+            unpack_row(int(entry.type), scaled, w, 0, m, d, dm, 0, 1, 1, True)
             dot = int((w.astype(np.int64) * q).sum())
-            minimum = int((np.repeat(m[: entry.unit // 16].astype(np.int64), 16) * q).sum()) if entry.min_max else 0
+            groups = np.ones(2, np.int64) if entry.unit == 32 else m.astype(np.int64)
+            minimum = int((np.repeat(groups, 16) * q).sum()) if entry.min_max else 0
             matmul.matmul_quantized(
                 int(entry.type), entry.unit, entry.min_max > 0, scaled.reshape(1, -1), q.reshape(1, -1),
                 np.ones((1, 1), np.float32), s.reshape(1, -1), 1, out,

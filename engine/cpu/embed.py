@@ -42,7 +42,7 @@ def dequantize_row(fmt, block, block_bytes, src, out, scale):  # type: ignore[no
     m = np.zeros((out.size + 15) // 16, np.int16)
     d = np.empty(units, np.float32)
     dm = np.empty(units, np.float32)
-    unpack_row(fmt, src, w, 0, m, d, dm, 0, units, False)
+    unpack_row(fmt, src, w, 0, m, d, dm, 0, 1, units, False)
     for i in range(out.size):
         u = i // block
         if fmt == Q3_K or fmt == Q6_K or fmt == IQ4_XS:

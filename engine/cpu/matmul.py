@@ -111,18 +111,13 @@ def matmul_rows(fmt, unit, has_min, src, q, da, s, first, last, out):  # type: i
     m = np.zeros(4 * columns // 16, np.int16)
     d = np.zeros(4 * units, np.float32)
     dm = np.zeros(4 * units, np.float32)
-    row_d = np.zeros(units, np.float32)
-    row_dm = np.zeros(units, np.float32)
     dots = np.zeros(8, np.int32)
     acc = np.zeros(4, np.float32)
     total = np.zeros(4, np.float32)
     for r in range(first, last, 4):
         count = min(4, last - r)
         for k in range(count):
-            unpack_row(fmt, src[r + k], w, k * columns, m, row_d, row_dm, 0, units, True)
-            for u in range(units):
-                d[4 * u + k] = row_d[u]
-                dm[4 * u + k] = row_dm[u]
+            unpack_row(fmt, src[r + k], w, k * columns, m, d, dm, k, 4, units, True)
         for t in range(rows):
             if unit == 256:
                 if has_min:

@@ -72,8 +72,9 @@ def unpack_q4_1(src, o, w, j, m, scaled):  # type: ignore[no-untyped-def]
     """d[2] m[2] qs[16]: w = q, and the block's minimum times 1."""
     bits16(w, j, src, o + 4, 0, 15, 0, 1)
     bits16(w, j + 16, src, o + 4, 4, 15, 0, 1)
-    m[j // 16] = i16(1)
-    m[j // 16 + 1] = i16(1)
+    if not scaled:
+        m[j // 16] = i16(1)
+        m[j // 16 + 1] = i16(1)
     return load_half(src, o), load_half(src, o + 2)
 
 
@@ -92,8 +93,9 @@ def unpack_q5_1(src, o, w, j, m, scaled):  # type: ignore[no-untyped-def]
     high = load32(src, o + 4)
     nibbles16_word(w, j, src, o + 8, 0, high, 0)
     nibbles16_word(w, j + 16, src, o + 8, 4, high >> 16, 0)
-    m[j // 16] = i16(1)
-    m[j // 16 + 1] = i16(1)
+    if not scaled:
+        m[j // 16] = i16(1)
+        m[j // 16 + 1] = i16(1)
     return load_half(src, o), load_half(src, o + 2)
 
 
@@ -243,9 +245,10 @@ def _row(unpack_block: Any, unit: int, block_bytes: int) -> Any:
     """The loop over a row's blocks, with the format's function inlined."""
 
     @njit
-    def unpack_row(src, w, j, m, d, dm, k, units, scaled):  # type: ignore[no-untyped-def]
+    def unpack_row(src, w, j, m, d, dm, k, step, units, scaled):  # type: ignore[no-untyped-def]
         for u in range(units):
-            d[k + u], dm[k + u] = unpack_block(src, u * block_bytes, w, j + u * unit, m, scaled)
+            at = k + u * step
+            d[at], dm[at] = unpack_block(src, u * block_bytes, w, j + u * unit, m, scaled)
 
     return unpack_row
 
@@ -258,38 +261,39 @@ _iq4_nl, _iq4_xs, _mxfp4 = _row(unpack_iq4_nl, 32, 18), _row(unpack_iq4_xs, 256,
 
 
 @njit(cache=True)
-def unpack_row(fmt, src, w, j, m, d, dm, k, units, scaled):  # type: ignore[no-untyped-def]
+def unpack_row(fmt, src, w, j, m, d, dm, k, step, units, scaled):  # type: ignore[no-untyped-def]
     """A packed row src uint8 of ``units`` blocks of format ``fmt`` (a GGUF type id) into w at j, m at j // 16, d and dm
-    at k.
+    at k, k + step, ...
 
     With ``scaled`` False the formats that have signed scales and no minimum (Q3_K, Q6_K, IQ4_XS) leave their scales
-    out of ``w`` and put them into ``m``: a float product of the three then also has GGUF's sign of zero.
+    out of ``w`` and put them into ``m``: a float product of the three then also has GGUF's sign of zero.  Q4_1 and
+    Q5_1, whose m is always 1, write it only then.
     """
     if fmt == Q4_K:
-        _q4_k(src, w, j, m, d, dm, k, units, scaled)
+        _q4_k(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q6_K:
-        _q6_k(src, w, j, m, d, dm, k, units, scaled)
+        _q6_k(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q8_0:
-        _q8_0(src, w, j, m, d, dm, k, units, scaled)
+        _q8_0(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q4_0:
-        _q4_0(src, w, j, m, d, dm, k, units, scaled)
+        _q4_0(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q4_1:
-        _q4_1(src, w, j, m, d, dm, k, units, scaled)
+        _q4_1(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q5_0:
-        _q5_0(src, w, j, m, d, dm, k, units, scaled)
+        _q5_0(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q5_1:
-        _q5_1(src, w, j, m, d, dm, k, units, scaled)
+        _q5_1(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q5_K:
-        _q5_k(src, w, j, m, d, dm, k, units, scaled)
+        _q5_k(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q3_K:
-        _q3_k(src, w, j, m, d, dm, k, units, scaled)
+        _q3_k(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == Q2_K:
-        _q2_k(src, w, j, m, d, dm, k, units, scaled)
+        _q2_k(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == IQ4_XS:
-        _iq4_xs(src, w, j, m, d, dm, k, units, scaled)
+        _iq4_xs(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == IQ4_NL:
-        _iq4_nl(src, w, j, m, d, dm, k, units, scaled)
+        _iq4_nl(src, w, j, m, d, dm, k, step, units, scaled)
     elif fmt == IQ2_XXS:
-        _iq2_xxs(src, w, j, m, d, dm, k, units, scaled)
+        _iq2_xxs(src, w, j, m, d, dm, k, step, units, scaled)
     else:
-        _mxfp4(src, w, j, m, d, dm, k, units, scaled)
+        _mxfp4(src, w, j, m, d, dm, k, step, units, scaled)
