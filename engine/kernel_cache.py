@@ -1,8 +1,8 @@
 """Where compiled kernels lie between runs.
 
 Numba's own cache notices a change of the file a kernel is written in, but not of the files it takes functions from.
-The folder used here is named after a hash of every source of the package and of the compiler's version, so that a
-changed engine never runs a kernel of an older one.
+The folder used here is named after a hash of every source that kernels are made of and of the compiler's version, so
+that a changed engine never runs a kernel of an older one.
 """
 
 import hashlib
@@ -12,12 +12,17 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from engine.errors import FetchError
+
+SOURCES = ("numerics.py", "quants.py", "cpu/*.py", "cuda/*.py")
+"""Where kernels and the functions and constants in them are written."""
+
 KEPT = 4
 """Folders of other versions that stay, newest first."""
 
 
 def fingerprint() -> str:
-    """16 hexadecimal digits that change with any source of the package, with Numba, llvmlite and Python."""
+    """16 hexadecimal digits that change with the sources of the kernels, with Numba, llvmlite and Python."""
     digest = hashlib.sha256(sys.version.encode())
     for name in ("numba", "llvmlite"):
         try:
@@ -25,8 +30,8 @@ def fingerprint() -> str:
         except PackageNotFoundError:
             continue
     root = Path(__file__).parent
-    for folder in ("", "cpu", "cuda"):
-        for path in sorted((root / folder).glob("*.py")):
+    for pattern in SOURCES:
+        for path in sorted(root.glob(pattern)):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -37,12 +42,13 @@ def use() -> None:
         return
     from engine.catalog import cache_dir
 
-    folder = cache_dir() / "kernels" / fingerprint()
     try:
+        folder = cache_dir() / "kernels" / fingerprint()
         if not folder.is_dir():
             folder.mkdir(parents=True)
             _prune(folder)
-    except OSError:
+    except (OSError, FetchError):
+        # No home directory, or one that cannot be written: kernels then lie where Numba itself finds a place.
         return
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:

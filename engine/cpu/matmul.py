@@ -84,16 +84,18 @@ def dot_rows(unit, has_min, w, d, m, dm, q, da, s, dots, acc, total):  # type: i
                 dot256_four(w, j, columns, q, j, dots, 0)
             else:
                 dot32_four(w, j, columns, q, j, dots, 0)
-            if has_min:
+            if has_min and unit == 256:
                 g = j // 16
-                if unit == 256:
-                    for r in range(4):
-                        dots[4 + r] = dot16(m, r * (columns // 16) + g, s, g)
-                else:
-                    # The 32-wide formats with a minimum have m = 1, so M is the sum of the activations.
-                    dots[4:] = i32(s[g]) + i32(s[g + 1])
+                for r in range(4):
+                    dots[4 + r] = dot16(m, r * (columns // 16) + g, s, g)
                 for r in range(4):
                     value = fma(dm[4 * u + r], f32(dots[4 + r]), d[4 * u + r] * f32(dots[r]))
+                    acc[r] = fma(da[u], value, acc[r])
+            elif has_min:
+                # The 32-wide formats with a minimum have m = 1, so M is the sum of the activations for every row.
+                minimum = f32(i32(s[2 * u]) + i32(s[2 * u + 1]))
+                for r in range(4):
+                    value = fma(dm[4 * u + r], minimum, d[4 * u + r] * f32(dots[r]))
                     acc[r] = fma(da[u], value, acc[r])
             else:
                 for r in range(4):
