@@ -102,9 +102,7 @@ def test_bits(
     bytes_,
 )
 @settings(**ANY)
-def test_the_other_unpacking_atoms(
-    data: list[int], shift: int, word: int, add: int, mul: int, signs: int
-) -> None:
+def test_the_other_unpacking_atoms(data: list[int], shift: int, word: int, add: int, mul: int, signs: int) -> None:
     src = np.array(data, np.uint8)
     w = np.zeros(96, np.int16)
     run_others(w, src, shift, word, add, mul, signs)

@@ -89,7 +89,9 @@ def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format) -
                     dot = int((w[span].astype(int) * a).sum())
                     value = to_float32(exact(d[u]) * to_float32(Fraction(dot)))
                     if entry.min_max:
-                        groups = m[span.start // 16 : span.stop // 16].astype(int) if entry.unit == 256 else np.ones(2, int)
+                        groups = (
+                            m[span.start // 16 : span.stop // 16].astype(int) if entry.unit == 256 else np.ones(2, int)
+                        )
                         minimum = int((np.repeat(groups, 16) * a).sum())
                         value = to_float32(exact(dm[u]) * to_float32(Fraction(minimum)) + value)
                     chain = to_float32(exact(da[t, u]) * value + chain)
@@ -164,7 +166,11 @@ def _with_unit_scale(entry: Format, block: np.ndarray) -> np.ndarray:
 
 @EACH
 @given(
-    rows=st.integers(1, 11), n=st.integers(1, 6), units=st.integers(1, 18), shares=st.integers(1, 5), seed=st.integers(0, 99)
+    rows=st.integers(1, 11),
+    n=st.integers(1, 6),
+    units=st.integers(1, 18),
+    shares=st.integers(1, 5),
+    seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=8)
 def test_rows_batches_and_threads_do_not_show(

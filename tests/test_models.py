@@ -63,7 +63,9 @@ def test_small_models_against_llama_cpp(name: str) -> None:
 def test_the_bundled_model_writes_python() -> None:
     """Fluency: what it writes after an opening it has surely seen parses, and goes on sensibly."""
     llm = engine.load()
-    prompt = "import os\n\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    prompt = (
+        "import os\n\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    )
     answer = llm.complete(prompt, max_tokens=12, temperature=0, stop=["\n"])
     compile(prompt + answer.text + "\n", "answer", "exec")
     assert "self" in answer.text

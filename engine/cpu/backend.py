@@ -68,9 +68,7 @@ class Backend:
                     quantized[entry.unit] = self._quantize(x, entry.unit)
                 q, d, s = quantized[entry.unit]
                 has_min = entry.min_max > 0
-                matmul.matmul_quantized(
-                    int(entry.type), entry.unit, has_min, weight.data, q, d, s, self.n_threads, out
-                )
+                matmul.matmul_quantized(int(entry.type), entry.unit, has_min, weight.data, q, d, s, self.n_threads, out)
             else:
                 matmul.matmul_float(int(entry.type), entry.block_bytes, weight.data, x, self.n_threads, out)
             outputs.append(out)

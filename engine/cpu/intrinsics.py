@@ -68,9 +68,7 @@ def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
     if _AVX2:
         operand = ir.VectorType(_I16, _PAIRS)
         function = ir.FunctionType(half, [operand, operand])
-        return builder.call(
-            cgutils.get_or_insert_function(builder.module, function, "llvm.x86.avx2.pmadd.wd"), [x, y]
-        )
+        return builder.call(cgutils.get_or_insert_function(builder.module, function, "llvm.x86.avx2.pmadd.wd"), [x, y])
     even, odd = range(0, _PAIRS, 2), range(1, _PAIRS, 2)
     products = [
         builder.mul(builder.sext(_shuffle(builder, x, x, t), half), builder.sext(_shuffle(builder, y, y, t), half))
