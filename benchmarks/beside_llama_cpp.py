@@ -118,4 +118,7 @@ def write_float32(source: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"speed": speed, "distance": distance}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1] == "speed":
+        speed(*sys.argv[2:])
+    else:
+        distance(*sys.argv[2:])

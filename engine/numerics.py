@@ -157,7 +157,7 @@ def log(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def log1p(x):  # type: ignore[no-untyped-def]
-    """log(1 + x) for finite x > -1, error below 2.5 ulp, also for small x: log(u) x / (u - 1) with u = 1 + x (Kahan's correction)."""
+    """log(1 + x) for finite x > -1, error below 2.5 ulp, also for small x: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
     u = _ONE + x
     if u == _ONE:
         return x

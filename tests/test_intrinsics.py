@@ -9,7 +9,7 @@ from numba import njit
 from engine.cpu import intrinsics as atoms
 from engine.cpu.intrinsics import bits_law, dot_law
 
-ANY = {"deadline": None, "max_examples": 60}
+ANY = settings(deadline=None, max_examples=60)
 bytes_ = st.integers(0, 255)
 
 
@@ -50,7 +50,7 @@ def run_others(w, src, shift, word, add, mul, signs):
 
 @pytest.mark.parametrize("n", [32, 256])
 @given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 9))
-@settings(**ANY)
+@ANY
 def test_dot_four(n: int, seed: int, i: int, j: int) -> None:
     rng = np.random.default_rng(seed)
     w = rng.integers(-4096, 4097, 4 * 300 + 20).astype(np.int16)
@@ -62,7 +62,7 @@ def test_dot_four(n: int, seed: int, i: int, j: int) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(**ANY)
+@ANY
 def test_dot16(seed: int) -> None:
     rng = np.random.default_rng(seed)
     m = rng.integers(-128, 128, 40).astype(np.int16)
@@ -81,7 +81,7 @@ def test_dot16(seed: int) -> None:
     st.integers(-32, 0),
     st.integers(-128, 127),
 )
-@settings(**ANY)
+@ANY
 def test_bits(
     n: int, high: bool, data: list[int], shift: int, mask: int, high_shift: int, up: int, add: int, mul: int
 ) -> None:
@@ -101,7 +101,7 @@ def test_bits(
     st.integers(-32, 31),
     bytes_,
 )
-@settings(**ANY)
+@ANY
 def test_the_other_unpacking_atoms(data: list[int], shift: int, word: int, add: int, mul: int, signs: int) -> None:
     src = np.array(data, np.uint8)
     w = np.zeros(96, np.int16)
