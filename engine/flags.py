@@ -154,6 +154,7 @@ def parser() -> Parser:
     add("-n", "--predict", "--n-predict", **n, default=-1, help="tokens to generate; -1 = until the context is full")
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
     add("--ignore-eos", **yes, help="go on after the model's end of text")
+    add("--no-heal", **yes, help="continue a bare text after its last token as it is; else that token may grow")
     add("--logprobs", **n, default=0, help="also log-probabilities: each token's and the N likeliest of its place")
     add("--json", **yes, help=JSON)
 
@@ -211,6 +212,7 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "seed": int.from_bytes(os.urandom(4), "little") if args.seed in (-1, 2**32 - 1) else args.seed,
         "stop": [unescape(text) if args.escape else valid(text) for text in args.stop],
         "ignore_eos": args.ignore_eos,
+        "heal": not args.no_heal,
         "logprobs": args.logprobs,
     }
 

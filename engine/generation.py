@@ -47,7 +47,8 @@ class Generation:
 
     ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
     while it runs or when it was closed early.  ``ids`` holds the tokens whose text was produced, without the
-    end-of-generation token.
+    end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: a last token taken
+    back, so that it may turn into a longer one; it is not shown again.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Generation:
         stop: Sequence[str],
         ignore_eos: bool,
         top_logprobs: int,
+        begins_with: str,
         on_prefill: Callable[[int, int], None] | None,
     ) -> None:
         self.prompt_ids = prompt_ids
@@ -75,6 +77,7 @@ class Generation:
         self._stop = [text for text in stop if text]
         self._ignore_eos = ignore_eos
         self._top_logprobs = top_logprobs
+        self._begins_with = begins_with
         self._on_prefill = on_prefill
         self._pieces = self._run()
 
@@ -94,6 +97,8 @@ class Generation:
         held = ""
         for token in self._tokens():
             held += decoder.feed(token)
+            if len(self.ids) == 1:
+                held = held.removeprefix(self._begins_with)
             cut, safe = _find_stop(held, self._stop)
             if cut is not None:
                 self.finish_reason = "stop"
@@ -125,7 +130,8 @@ class Generation:
         room = llm.n_ctx - len(history)
         room = room if self._max_tokens < 0 else min(room, self._max_tokens)
         for step in range(room):
-            token = self._sampler.sample(logits, len(history), history)
+            choices = self._beginning(logits) if step == 0 and self._begins_with else logits
+            token = self._sampler.sample(choices, len(history), history)
             timings.predicted_n += 1
             timings.predicted_s = time.perf_counter() - begun
             if step == 0:
@@ -141,6 +147,14 @@ class Generation:
             if step + 1 < room:
                 logits = llm.step(token)
         self.finish_reason = "length"
+
+    def _beginning(self, logits: np.ndarray) -> np.ndarray:
+        """The logits with all tokens ruled out but those whose text begins with ``begins_with``."""
+        tokenizer, prefix = self._llm.tokenizer, self._begins_with.encode()
+        allowed = [i for i in range(logits.size) if tokenizer.token_bytes(i).startswith(prefix)]
+        kept = np.full_like(logits, -np.inf)
+        kept[allowed] = logits[allowed]
+        return kept
 
 
 def _logprob_entry(logits: np.ndarray, token: int, n: int) -> dict[str, Any]:

@@ -253,19 +253,22 @@ class LLM:
         seed: int = -1,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        heal: bool = False,
         logprobs: int = 0,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generation:
         """Continue a text, or token ids; iterate the result for the pieces as they come.
 
         max_tokens: -1: until the model stops or the context is full.  stop: texts that end the answer and are not
-        shown.  ignore_eos: end-of-generation tokens are never chosen.  logprobs: how many of the most probable tokens
+        shown.  ignore_eos: end-of-generation tokens are never chosen.  heal: take back the last token of a text, so that
+        the answer may begin with a longer one ("):" and a newline are one token to most models).  logprobs: how many of the most probable tokens
         to record per token.  on_prefill: called with (tokens done, tokens in all) while the prompt is read.  The
         others: ``engine.sampler.SamplingParams``.
 
         UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
         """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
         bias = dict(logit_bias or {})
         if ignore_eos:
             bias |= dict.fromkeys(self.tokenizer.eog_ids, float("-inf"))
@@ -289,8 +292,18 @@ class LLM:
             stop=stop,
             ignore_eos=ignore_eos,
             top_logprobs=logprobs,
+            begins_with=begins_with,
             on_prefill=on_prefill,
         )
+
+    def _take_back(self, ids: list[int]) -> str:
+        """Remove the last of ``ids`` and return its text; nothing where it is the only one, a control token, or a part
+        of a character."""
+        text = self.tokenizer.decode(ids[-1:]) if len(ids) > 1 else ""
+        if not text or text.encode() != self.tokenizer.token_bytes(ids[-1]):
+            return ""
+        ids.pop()
+        return text
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """As ``generate``, run to its end."""

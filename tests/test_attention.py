@@ -59,8 +59,8 @@ def test_against_float64(window: int, heads: int, kv_heads: int, d_k: int, d_v: 
 
 def test_a_float16_cache_is_exact_attention_over_rounded_keys_and_values() -> None:
     q, k, v = inputs(150, 4, 2, 64, 64)
-    rounded = [x.astype(np.float16).astype(np.float32) for x in (k, v)]
-    assert run(q, k, v, [150], 0, half=True).tobytes() == run(q, *rounded, [150], 0, half=False).tobytes()
+    k16, v16 = (x.astype(np.float16).astype(np.float32) for x in (k, v))
+    assert run(q, k, v, [150], 0, half=True).tobytes() == run(q, k16, v16, [150], 0, half=False).tobytes()
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0, 3, 64, 90]), st.booleans())

@@ -145,6 +145,24 @@ def test_logprobs_are_those_of_the_logits(llm: engine.LLM) -> None:
         assert np.allclose([v for _, v in entry["top"]], row[best], atol=1e-5)
 
 
+def test_healing_lets_the_last_token_grow(llm: engine.LLM) -> None:
+    text = "def fibonacci(n):"
+    ids = llm.tokenize(text)
+    plain = llm.complete(text, max_tokens=20, temperature=0)
+    healed = llm.complete(text, max_tokens=20, temperature=0, heal=True)
+    assert plain.prompt_ids == ids
+    assert healed.prompt_ids == ids[:-1]
+    assert text + healed.text == llm.detokenize(healed.prompt_ids + healed.ids)
+    assert healed.text.startswith("\n    ")
+    # The first token is the likeliest of those that begin with what was taken back.
+    last = llm.tokenizer.token_bytes(ids[-1])
+    allowed = [i for i in range(llm.config.n_vocab) if llm.tokenizer.token_bytes(i).startswith(last)]
+    assert healed.ids[0] == max(allowed, key=lambda i: llm.logits(ids[:-1])[-1][i])
+    # Token ids are taken as they are, and a single token cannot be taken back.
+    assert llm.complete(ids, max_tokens=3, temperature=0, heal=True).prompt_ids == ids
+    assert llm.complete("x", max_tokens=3, temperature=0, heal=True).prompt_ids == llm.tokenize("x")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

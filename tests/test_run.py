@@ -79,6 +79,7 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
         "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "typical_p": 0.75,
         "repeat_penalty": 1.5, "repeat_last_n": 32, "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 9,
         "logit_bias": {5: 2.0, 6: -float("inf")}, "stop": ["a\n", "b"], "ignore_eos": True, "logprobs": 2,
+        "heal": True,
     }  # fmt: skip
 
 
@@ -511,8 +512,12 @@ def test_the_bundled_model_answers() -> None:
         assert word in done.stderr
         assert word == "load" or word not in done.stdout
     llm = engine.load("")
-    expected = llm.complete(FIBONACCI, max_tokens=24, temperature=0.0)
+    expected = llm.complete(FIBONACCI, max_tokens=24, temperature=0.0, heal=True)
     assert done.stdout == expected.text
+    assert (
+        run("-p", FIBONACCI, *GREEDY, "--no-heal").stdout
+        == llm.complete(FIBONACCI, max_tokens=24, temperature=0.0).text
+    )
     # The same prompt by every way in.
     assert run("-p", "-", *GREEDY, text=FIBONACCI + "\n").stdout == done.stdout
     assert run("-p", FIBONACCI, *GREEDY, "--no-warmup").stdout == done.stdout
@@ -528,8 +533,8 @@ def test_json_of_the_bundled_model(tmp_path: Path) -> None:
     result = json.loads(first.stdout)
     llm = engine.load("")
     assert result["prompt"] == FIBONACCI
-    assert result["prompt_ids"] == llm.tokenize(FIBONACCI)
-    assert result["text"] == llm.detokenize(result["ids"])
+    assert result["prompt_ids"] == llm.tokenize(FIBONACCI)[:-1]
+    assert FIBONACCI + result["text"] == llm.detokenize(result["prompt_ids"] + result["ids"])
     assert result["finish_reason"] == "length"
     assert result["seed"] == 5
     assert len(result["ids"]) == len(result["logprobs"]) == result["timings"]["predicted_n"] == 12
@@ -599,7 +604,9 @@ def test_a_chat_model_answers_through_its_template() -> None:
     assert llm.chat_template is not None
     assert result["prompt_ids"] == llm.chat_template.encode(messages)
     assert result["text"] == llm.complete(result["prompt_ids"], max_tokens=16, temperature=0.0).text
-    bare = run("-m", model, "-p", "The capital of France is", "--no-cnv", "--temp", "0", "-n", "8", "--json")
+    bare = run(
+        "-m", model, "-p", "The capital of France is", "--no-cnv", "--no-heal", "--temp", "0", "-n", "8", "--json"
+    )
     assert json.loads(bare.stdout)["prompt_ids"] == llm.tokenize("The capital of France is")
 
 

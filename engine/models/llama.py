@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.models.base import Model
-from engine.weights import Weight, load_weight
+from engine.weights import Weight
 
 
 @dataclass
@@ -56,17 +56,11 @@ class Llama(Model):
         blk = f"blk.{il}."
         q_rows, k_rows, v_rows = c.n_head * c.d_k, c.n_head_kv * c.d_k, c.n_head_kv * c.d_v
         head_norms = c.architecture == "qwen3"
-        if blk + "attn_qkv.weight" in self.gguf.tensors:
-            q, k, v = self._fused(blk + "attn_qkv.weight", q_rows, k_rows, v_rows)
-        else:
-            q = self._matrix(blk + "attn_q.weight", q_rows, c.n_embd)
-            k = self._matrix(blk + "attn_k.weight", k_rows, c.n_embd)
-            v = self._matrix(blk + "attn_v.weight", v_rows, c.n_embd)
         return Layer(
             attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
-            attn_q=q,
-            attn_k=k,
-            attn_v=v,
+            attn_q=self._matrix(blk + "attn_q.weight", q_rows, c.n_embd),
+            attn_k=self._matrix(blk + "attn_k.weight", k_rows, c.n_embd),
+            attn_v=self._matrix(blk + "attn_v.weight", v_rows, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
             attn_q_bias=self._optional(blk + "attn_q.bias", q_rows),
             attn_k_bias=self._optional(blk + "attn_k.bias", k_rows),
@@ -79,16 +73,6 @@ class Llama(Model):
             ffn_up=self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
             ffn_down=self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
         )
-
-    def _fused(self, name: str, *rows: int) -> list[Weight]:
-        """A stacked q, k, v matrix as three: rows are independent, so each is a slice."""
-        whole = load_weight(self.gguf, name, sum(rows), self.config.n_embd)
-        parts, first = [], 0
-        for count in rows:
-            part = Weight(name, whole.format, whole.columns, whole.data[first : first + count])
-            parts.append(self.ops.weight(part))
-            first += count
-        return parts
 
     def block(self, il: int, x: Any, positions: np.ndarray) -> Any:
         """One layer."""
