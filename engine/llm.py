@@ -259,11 +259,14 @@ class LLM:
     ) -> Generation:
         """Continue a text, or token ids; iterate the result for the pieces as they come.
 
-        max_tokens: -1: until the model stops or the context is full.  stop: texts that end the answer and are not
-        shown.  ignore_eos: end-of-generation tokens are never chosen.  heal: take back the last token of a text, so that
-        the answer may begin with a longer one ("):" and a newline are one token to most models).  logprobs: how many of the most probable tokens
-        to record per token.  on_prefill: called with (tokens done, tokens in all) while the prompt is read.  The
-        others: ``engine.sampler.SamplingParams``.
+        max_tokens: -1: until the model stops or the context is full.
+        stop: texts that end the answer and are not shown.
+        ignore_eos: end-of-generation tokens are never chosen.
+        heal: take back the last token of a text, so that the answer may begin with a longer one ("):" and the newline
+            after it are one token to many models).
+        logprobs: how many of the most probable tokens to record per token.
+        on_prefill: called with (tokens done, tokens in all) while the prompt is read.
+        The others: ``engine.sampler.SamplingParams``.
 
         UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
         """
