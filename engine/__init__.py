@@ -1,4 +1,4 @@
-"""bitmirror: an LLM inference engine whose CPU and GPU kernels give the same bits.
+"""bitmirror: an LLM inference engine that gives the same bits on every path.
 
 >>> import engine
 >>> llm = engine.load()                                     # the model that ships with the package

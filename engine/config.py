@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.errors import ModelError
 from engine.gguf import GGUF
+from engine.gguf_header import shown
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
@@ -61,7 +62,8 @@ def read_config(gguf: GGUF) -> ModelConfig:
     architecture = gguf.require("general.architecture", "str")
     if architecture not in ARCHITECTURES:
         raise ModelError(
-            f"{gguf.path}: architecture {architecture!r} is not supported; this engine runs {', '.join(ARCHITECTURES)}."
+            f"{gguf.path}: architecture {shown(architecture)!r} is not supported; "
+            f"this engine runs {', '.join(ARCHITECTURES)}."
         )
     a = architecture
     if gguf.get(f"{a}.expert_count", "int", 0, 0, MAX_DIMENSION):
@@ -157,7 +159,9 @@ def _read_rope(gguf: GGUF, a: str, d_k: int, n_ctx_train: int) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(n_rot, base, 1.0 / factor)
     if kind != "yarn":
-        raise ModelError(f"{gguf.path}: rope scaling {kind!r} is not supported; use none, linear or yarn.")
+        raise ModelError(f"{gguf.path}: rope scaling {shown(kind)!r} is not supported; use none, linear or yarn.")
+    if base <= 1.0:
+        gguf.refuse(f"{a}.rope.freq_base", f"is {base}, which yarn cannot scale: convert the model again")
     return RopeConfig(
         n_rot,
         base,

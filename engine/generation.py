@@ -145,7 +145,7 @@ class Generation:
             yield token
             history.append(token)
             if step + 1 < room:
-                logits = llm.step(token)
+                logits = llm.extend(history)
         self.finish_reason = "length"
 
     def _beginning(self, logits: np.ndarray) -> np.ndarray:

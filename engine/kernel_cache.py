@@ -37,16 +37,18 @@ def fingerprint() -> str:
 
 
 def use() -> None:
-    """Point Numba at the folder of this version, unless the user has chosen one with NUMBA_CACHE_DIR."""
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return
+    """Point Numba at the folder of this version, inside NUMBA_CACHE_DIR if the user has set it."""
     from engine.catalog import cache_dir
 
     try:
-        folder = cache_dir() / "kernels" / fingerprint()
+        name = fingerprint()
+        chosen = os.environ.get("NUMBA_CACHE_DIR", "")
+        parent = Path(chosen) if chosen else cache_dir() / "kernels"
+        folder = parent if parent.name == name else parent / name
         if not folder.is_dir():
             folder.mkdir(parents=True)
-            _prune(folder)
+            if not chosen:
+                _prune(folder)
     except (OSError, FetchError):
         # No home directory, or one that cannot be written: kernels then lie where Numba itself finds a place.
         return

@@ -84,6 +84,11 @@ def _context(config: ModelConfig, n_ctx: int, element: int) -> int:
     positions = config.n_ctx_train
     while free and positions > 1024 and size(positions) > free // 2:
         positions //= 2
+    if free and size(positions) > free:
+        raise ContextError(
+            f"this model needs {size(positions) / 2**20:.0f} MiB for a context of {positions} and {free / 2**20:.0f} MiB "
+            "are free; choose a smaller model, or a smaller context (-c)."
+        )
     return positions
 
 
@@ -173,11 +178,11 @@ class LLM:
         """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  ContextError if they do not fit."""
         tokens = self._checked(ids)
         self.reset()
-        rows = []
+        rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
         for first in range(0, tokens.size, MAX_ROWS):
             batch = tokens[first : first + MAX_ROWS]
-            rows.append(self._forward(batch, batch.size))
-        return np.concatenate(rows)
+            rows[first : first + batch.size] = self._forward(batch, batch.size)
+        return rows
 
     def prefill(
         self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
@@ -200,8 +205,13 @@ class LLM:
 
     def step(self, token: int) -> np.ndarray:
         """Append one token and return the logits after it: float32 [n_vocab]."""
-        logits: np.ndarray = self._forward(np.array([token], np.int32), 1)[0]
+        logits: np.ndarray = self._forward(self._checked([token]), 1)[0]
         return logits
+
+    def extend(self, ids: list[int]) -> np.ndarray:
+        """Logits after ``ids``: a ``step`` where the cache holds all but the last, and otherwise, when something else has
+        used this model in between, a ``prefill``."""
+        return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
 
     def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
         first = len(self._cached)
@@ -214,7 +224,9 @@ class LLM:
         return logits
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
-        tokens = np.asarray(ids, np.int64)
+        tokens = np.asarray(ids if len(ids) else np.zeros(0, np.int64))
+        if tokens.dtype.kind not in "iu":
+            raise UsageError("token ids must be integers; give a text to tokenize() first.")
         if tokens.ndim != 1 or tokens.size == 0:
             raise UsageError("the prompt has no tokens; give some text.")
         if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:

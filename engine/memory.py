@@ -28,7 +28,10 @@ def _group_limit() -> int:
             limit = file.read().strip()
         with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
             used = int(file.read())
-        return max(0, int(limit) - used) if limit != "max" else sys.maxsize
+        with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as file:
+            # Cached pages of files count as used but are given back when memory is asked for.
+            cached = sum(int(line.split()[1]) for line in file if line.startswith("inactive_file "))
+        return max(1, int(limit) - used + cached) if limit != "max" else sys.maxsize
     except (OSError, ValueError):
         return sys.maxsize
 

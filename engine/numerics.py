@@ -5,7 +5,9 @@ one text for one arithmetic.  The rules that make its bits equal everywhere:
 
 * only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
 * every product that feeds a sum is an explicit :func:`fma`, so no compiler is left a choice to contract;
-* a result that callers add to something is never produced by a bare product (``exp`` ends in a bit cast).
+* ``exp`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p`` and ``softcap`` end in a product
+  and must not be added to;
+* finite values: which bits a NaN has is not promised.
 
 All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
 against a float64 reference and are checked in ``tests/test_numerics.py``.

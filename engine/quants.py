@@ -22,6 +22,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from engine.errors import ModelError
+from engine.gguf_header import shown
 
 ACTIVATION_MAX = 127
 """Largest magnitude of a quantized activation."""
@@ -105,7 +106,9 @@ def format_of(type_: GGMLQuantizationType, *tensors: str) -> Format:
     """The table entry of a GGUF type; ModelError names the format and the ``tensors`` that use it if there is none."""
     entry = FORMATS.get(type_)
     if entry is None:
-        names = ", ".join(tensors[:4]) + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
+        names = ", ".join(shown(name) for name in tensors[:4]) + (
+            f" and {len(tensors) - 4} more" if len(tensors) > 4 else ""
+        )
         raise ModelError(
             f"format {type_.name} (tensors: {names or 'unnamed'}) is not supported; "
             f"use a file quantized to one of {', '.join(f.name for f in FORMATS.values())}."

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.errors import ModelError
 from engine.gguf import GGUF
-from engine.quants import Format, format_of
+from engine.quants import FORMATS, Format, format_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int) -> Weight:
     tensor = gguf.tensors.get(name)
     if tensor is None:
         raise ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
-    users = [t.name for t in gguf.tensors.values() if t.type == tensor.type]
+    users = [] if tensor.type in FORMATS else [t.name for t in gguf.tensors.values() if t.type == tensor.type]
     entry = format_of(tensor.type, *users)
     if tensor.shape != (rows, columns):
         raise ModelError(

@@ -78,3 +78,23 @@ def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
     actual = run(q, k, v, [130], 0, half=False)
     assert np.isfinite(actual).all()
     assert np.allclose(actual, reference(q, k, v, 0, 0.125, 0), atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_hidden_lanes_never_show(window: int, poison: float) -> None:
+    """Whatever an older answer has left in the ring, or a later row of the batch has stored."""
+    q, k, v = inputs(100, 2, 1, 64, 80)
+    ops = Backend()
+    outputs = []
+    for fill in (0.0, poison):
+        cache = KVCache([LayerShape(1, 64, 80, window)], 200, 100, False, ops.zeros)
+        cache.layers[0].keys[:] = fill
+        cache.layers[0].values[:] = fill
+        positions = np.arange(100, dtype=np.int32)
+        ops.append(cache.layers[0], k, v, positions)
+        outputs.append(ops.attend(q, cache.layers[0], positions, 0.125).tobytes())
+    assert outputs[0] == outputs[1]
+    v[70] = poison
+    later = run(q, k, v, [100], window, half=False)
+    assert np.isfinite(later[:70]).all()

@@ -1,6 +1,7 @@
 """Answers: what is shown, when it ends, what is remembered, and that none of it depends on the path taken."""
 
 import gc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,15 @@ def test_closing_early_keeps_the_model_usable(llm: engine.LLM) -> None:
     assert llm.complete(PROMPT, max_tokens=6, temperature=0).ids == reference
 
 
+def test_two_answers_at_once_do_not_mix(llm: engine.LLM) -> None:
+    alone = llm.complete(PROMPT, max_tokens=10, temperature=0).ids
+    generation = llm.generate(PROMPT, max_tokens=10, temperature=0)
+    next(generation)
+    llm.complete("import os\n", max_tokens=3)
+    list(generation)
+    assert generation.ids == alone
+
+
 def test_end_tokens_and_ignore_eos(llm: engine.LLM) -> None:
     eos = next(iter(llm.tokenizer.eog_ids))
     ended = llm.complete(PROMPT, max_tokens=9, logit_bias={eos: 1e4})
@@ -182,6 +192,14 @@ def test_bad_options(llm: engine.LLM, options: dict[str, object], said: str) -> 
 def test_bad_ids(llm: engine.LLM, ids: list[int]) -> None:
     with pytest.raises(UsageError):
         llm.generate(ids)
+    with pytest.raises(UsageError):
+        llm.logits(ids)
+
+
+@pytest.mark.parametrize("token", [-1, 8192, 2_000_000_000, 2**70, 1.5, None])
+def test_bad_steps(llm: engine.LLM, token: Any) -> None:
+    with pytest.raises(UsageError):
+        llm.step(token)
 
 
 @pytest.mark.parametrize("options", [{"device": "tpu"}, {"cache_type": "q3"}, {"n_ctx": -1}, {"n_threads": -1}])

@@ -29,9 +29,15 @@ def test_old_folders_are_removed(tmp_path: Path) -> None:
     assert {f.name for f in tmp_path.iterdir()} == {"v0", "v3", "v4", "v5", "v6"}
 
 
-@pytest.mark.parametrize("variables", [{"BITMIRROR_CACHE": "/proc/nowhere"}, {"NUMBA_CACHE_DIR": "chosen"}])
-def test_the_users_choice_and_unwritable_places(variables: dict[str, str]) -> None:
+def used(variables: dict[str, str]) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("BITMIRROR_CACHE", "NUMBA_CACHE_DIR")} | variables
-    code = "import os; from engine import kernel_cache as k; k.use(); print(os.environ.get('NUMBA_CACHE_DIR'))"
+    code = "import os; from engine import kernel_cache as k; k.use(); k.use(); print(os.environ.get('NUMBA_CACHE_DIR'))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == variables.get("NUMBA_CACHE_DIR", "None")
+    return done.stdout.strip()
+
+
+def test_where_kernels_lie(tmp_path: Path) -> None:
+    name = kernel_cache.fingerprint()
+    assert used({"BITMIRROR_CACHE": str(tmp_path)}) == str(tmp_path / "kernels" / name)
+    assert used({"NUMBA_CACHE_DIR": str(tmp_path / "own")}) == str(tmp_path / "own" / name)
+    assert used({"BITMIRROR_CACHE": "/proc/nowhere"}) == "None"

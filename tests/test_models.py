@@ -135,6 +135,14 @@ def test_a_model_whose_tensors_disagree_with_its_metadata(tmp_path: Path) -> Non
             engine.load(path)
 
 
+def test_tensors_that_nobody_asks_for_are_refused(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "m.gguf", "tiny-qwen2", "Q8_0")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"blk.0.attn_q.bias", b"blk.0.attn_z.bias"))
+    with pytest.raises(ModelError, match=r"does not have: blk\.0\.attn_z\.bias"):
+        engine.load(path)
+
+
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     path = make_model(tmp_path / "m.gguf", "tiny-llama", "Q8_0")
     path.write_bytes(path.read_bytes().replace(b"llama", b"qlama"))

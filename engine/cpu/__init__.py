@@ -1,1 +1,1 @@
-"""CPU kernels: the mirrors of ``engine/cuda``, file by file and name by name."""
+"""CPU kernels, one file per operation; GPU kernels will mirror them file by file and name by name."""

@@ -7,7 +7,7 @@ Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values
 Who owns what: a thread owns (row, head) pairs; head h reads the keys and values of head h // (n_head / n_head_kv).
 Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q * scale; hidden positions score -inf;
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
-    o_d = fma(p_63, v_63d, ... fma(p_0, v_0d, 0));
+    o_d = fma(p_b, v_bd, ... fma(p_a, v_ad, 0)) over the visible lanes a..b of the chunk only;
     chunks join in rising position: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l),
     O' = fma(O, a, b o); out = O / L.
 Bytes moved: (d_k + d_v) * element size per visible position, n_head_kv times from memory.
@@ -16,11 +16,11 @@ Bytes moved: (d_k + d_v) * element size per visible position, n_head_kv times fr
 import numpy as np
 from numba import njit, prange
 
+from engine.cache.kv import CHUNK
 from engine.cpu.intrinsics import LANES, weighted_sum64
 from engine.numerics import exp, float_to_half, fma, half_to_float
 
 f32 = np.float32
-CHUNK = 64
 
 
 @njit(cache=True)
@@ -39,16 +39,16 @@ def append(k, v, positions, half, keys, values):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def weighted_sum(c, n, rows, half, out):  # type: ignore[no-untyped-def]
-    """out[t] = sum_i c[i] * rows[i, t], one fma chain per t in rising i, from 0; rows [n, width]."""
+def weighted_sum(c, first, last, rows, half, out):  # type: ignore[no-untyped-def]
+    """out[t] = sum of c[i] * rows[i, t] for first <= i < last, one fma chain per t in rising i, from 0; rows [n, width]."""
     width = out.size
     flat = rows.reshape(-1)
     whole = width // LANES * LANES
     for t in range(0, whole, LANES):
-        weighted_sum64(c, 0, n, flat, t, width, out, t)
+        weighted_sum64(c, first, last - first, flat, first * width + t, width, out, t)
     for t in range(whole, width):
         total = f32(0.0)
-        for i in range(n):
+        for i in range(first, last):
             x = flat[i * width + t]
             total = fma(c[i], half_to_float(np.uint16(x)) if half else f32(x), total)
         out[t] = total
@@ -67,7 +67,7 @@ def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out
     out[:] = f32(0.0)
     for chunk in range(low // CHUNK, position // CHUNK + 1):
         c = chunk % chunks
-        weighted_sum(scaled, q.size, keys[c], half, p)
+        weighted_sum(scaled, 0, q.size, keys[c], half, p)
         m = f32(-np.inf)
         for j in range(CHUNK):
             at = chunk * CHUNK + j
@@ -76,7 +76,9 @@ def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out
             m = max(m, p[j])
         for j in range(CHUNK):
             p[j] = exp(p[j] - m)
-        weighted_sum(p, CHUNK, values[c], half, o)
+        # What lies in hidden lanes is of other rows or older answers; 0 * inf would let it show.
+        visible = max(0, low - chunk * CHUNK)
+        weighted_sum(p, visible, min(CHUNK, position - chunk * CHUNK + 1), values[c], half, o)
         width = CHUNK // 2
         while width > 0:
             for j in range(width):

@@ -3,8 +3,6 @@
 Arrays are NumPy arrays.  Every method returns a new array unless it says "in place"; shapes are [rows, ...].
 """
 
-import os
-
 import numba
 import numpy as np
 
@@ -23,9 +21,9 @@ class Backend:
 
     def __init__(self, n_threads: int = 0) -> None:
         available = numba.config.NUMBA_NUM_THREADS
-        if n_threads < 0 or n_threads > max(available, os.cpu_count() or 1):
+        if not 0 <= n_threads <= available:
             raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
-        self.n_threads = min(n_threads, available) or available
+        self.n_threads = n_threads or available
         numba.set_num_threads(self.n_threads)
 
     # --- memory ------------------------------------------------------------------------------------------------

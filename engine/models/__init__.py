@@ -13,4 +13,6 @@ FAMILIES: dict[str, type[Model]] = {"llama": Llama, "qwen2": Llama, "qwen3": Lla
 
 def build(config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, half: bool) -> Model:
     """The model of a checked file on a backend, with a cache for ``n_ctx`` positions (float16 if ``half``)."""
-    return FAMILIES[config.architecture](config, gguf, ops, n_ctx, half)
+    model = FAMILIES[config.architecture](config, gguf, ops, n_ctx, half)
+    model.check_complete()
+    return model

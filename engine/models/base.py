@@ -6,7 +6,9 @@ import numpy as np
 
 from engine.cache.kv import KVCache, LayerShape
 from engine.config import ModelConfig, RopeConfig
+from engine.errors import ModelError
 from engine.gguf import GGUF
+from engine.gguf_header import shown
 from engine.models.rotary import Rotary
 from engine.weights import Weight, load_vector, load_weight
 
@@ -27,12 +29,14 @@ class Model:
         self.config = config
         self.gguf = gguf
         self.ops = ops
+        self._taken: set[str] = set()
         self.token_embd = self._matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self._vector("output_norm.weight", config.n_embd)
         tied = "output.weight" not in gguf.tensors
         self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
-        self.cache = KVCache(layer_shapes(config), n_ctx, min(MAX_ROWS, n_ctx), half, ops.zeros)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
+        # The cache comes last: by now the tensors have confirmed the sizes that the metadata claims.
+        self.cache = KVCache(layer_shapes(config), n_ctx, min(MAX_ROWS, n_ctx), half, ops.zeros)
 
     # --- loading -----------------------------------------------------------------------------------------------
 
@@ -41,10 +45,12 @@ class Model:
         raise NotImplementedError
 
     def _matrix(self, name: str, rows: int, columns: int) -> Weight:
+        self._taken.add(name)
         weight: Weight = self.ops.weight(load_weight(self.gguf, name, rows, columns))
         return weight
 
     def _vector(self, name: str, size: int) -> Any:
+        self._taken.add(name)
         return self.ops.upload(load_vector(self.gguf, name, size))
 
     def _optional(self, name: str, size: int) -> Any:
@@ -54,8 +60,23 @@ class Model:
         """Angles of one kind of layer; Llama 3 files bring per-frequency factors."""
         factors = None
         if "rope_freqs.weight" in self.gguf.tensors:
+            self._taken.add("rope_freqs.weight")
             factors = load_vector(self.gguf, "rope_freqs.weight", rope.n_rot // 2)
+            if not np.all(np.isfinite(factors) & (factors > 0)):
+                raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
         return Rotary(self.ops, rope, factors, self.cache.n_ctx)
+
+    def check_complete(self) -> None:
+        """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
+        rest = sorted(set(self.gguf.tensors) - self._taken)
+        if rest:
+            names = ", ".join(shown(name) for name in rest[:4]) + (
+                f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+            )
+            raise ModelError(
+                f"{self.gguf.path}: tensors that a plain {self.config.architecture} model does not have: {names}; "
+                "this variant is not supported."
+            )
 
     # --- the forward pass --------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ class Layer:
 class Gemma3(Model):
     """gemma3, text only."""
 
-    operations = ("embed", "rms_norm", "matmul", "rope", "append", "attend", "rms_norm_add", "geglu")
+    operations = ("embed", "rms_norm", "matmul", "rope", "append", "attend", "rms_norm_add", "geglu", "softcap")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
