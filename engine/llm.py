@@ -157,13 +157,12 @@ class LLM:
             progress("compile", 0, len(names))
         self.model.ops = _Announcer(ops, names, progress)
         try:
-            logits = self.model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+            self.model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
         finally:
             self.model.ops = ops
             self.reset()
-        finite = np.zeros_like(logits[0])
         for temperature in (0.0, 0.8):
-            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).sample(finite, 0, [])
+            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
         if progress:
             progress("compile", len(names), len(names))
         self.compile_seconds = time.perf_counter() - started

@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit, prange
 
 from engine.cache.kv import CHUNK
+from engine.cpu.fold import fold
 from engine.cpu.intrinsics import LANES, weighted_sum64
 from engine.numerics import exp, float_to_half, fma, half_to_float
 
@@ -79,15 +80,11 @@ def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out
         # What lies in hidden lanes is of other rows or older answers; 0 * inf would let it show.
         visible = max(0, low - chunk * CHUNK)
         weighted_sum(p, visible, min(CHUNK, position - chunk * CHUNK + 1), values[c], half, o)
-        width = CHUNK // 2
-        while width > 0:
-            for j in range(width):
-                p[j] = p[j] + p[j + width]
-            width //= 2
+        weight = fold(p, CHUNK)
         joined = max(maximum, m)
         a = exp(maximum - joined)
         b = exp(m - joined)
-        total = fma(total, a, b * p[0])
+        total = fma(total, a, b * weight)
         for d in range(out.size):
             out[d] = fma(out[d], a, b * o[d])
         maximum = joined

@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, prange
 
 from engine.cpu.embed import load_float
+from engine.cpu.fold import fold
 from engine.cpu.intrinsics import dot16, dot32_four, dot256_four
 from engine.cpu.unpack import unpack_row
 from engine.numerics import bits_float, float_bits, fma, round_product
@@ -156,12 +157,7 @@ def float_dot(w, x):  # type: ignore[no-untyped-def]
             acc[c] = fma(w[k + c], x[k + c], acc[c])
     for k in range(whole, x.size):
         acc[k - whole] = fma(w[k], x[k], acc[k - whole])
-    width = FLOAT_CHAINS // 2
-    while width > 0:
-        for c in range(width):
-            acc[c] = acc[c] + acc[c + width]
-        width //= 2
-    return acc[0]
+    return fold(acc, FLOAT_CHAINS)
 
 
 @njit(cache=True, parallel=True, error_model="numpy")

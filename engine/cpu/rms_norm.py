@@ -13,6 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
+from engine.cpu.fold import fold
 from engine.numerics import fma
 
 f32 = np.float32
@@ -34,12 +35,7 @@ def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
             chains[c] = fma(row[c], row[c], chains[c])
     for k in range(whole, n):
         chains[k - whole] = fma(x[k], x[k], chains[k - whole])
-    width //= 2
-    while width > 0:
-        for c in range(width):
-            chains[c] = chains[c] + chains[c + width]
-        width //= 2
-    return f32(1.0) / f32(math.sqrt(f32(chains[0] / f32(n) + eps)))
+    return f32(1.0) / f32(math.sqrt(f32(fold(chains, width) / f32(n) + eps)))
 
 
 @njit(cache=True, error_model="numpy")

@@ -18,6 +18,7 @@ Semantics of the filters follow llama.cpp's ``llama-sampler.cpp`` with ``min_kee
 import numpy as np
 from numba import njit
 
+from engine.cpu.fold import fold
 from engine.numerics import exp, float_bits, fma, gumbel, log, uniform
 
 f32 = np.float32
@@ -234,12 +235,7 @@ def tree_sum(x, n, partial):  # type: ignore[no-untyped-def]
             else:
                 for i in range(start, n):
                     lanes[(i - start) % LANES] += source[i]
-            half = LANES // 2
-            while half > 0:
-                for j in range(half):
-                    lanes[j] += lanes[j + half]
-                half //= 2
-            partial[chunk] = lanes[0]
+            partial[chunk] = fold(lanes, LANES)
         if chunks == 1:
             return partial[0]
         source = partial
