@@ -45,3 +45,7 @@ class UsageError(EngineError):
 
 class FetchError(EngineError):
     """A model that could not be found, fetched or verified."""
+
+
+class DeviceError(EngineError):
+    """A GPU that is missing, too old, out of memory, or that reported an error."""

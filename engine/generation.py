@@ -129,24 +129,41 @@ class Generation:
         history = list(self.prompt_ids)
         room = llm.n_ctx - len(history)
         room = room if self._max_tokens < 0 else min(room, self._max_tokens)
-        for step in range(room):
-            choices = self._beginning(logits) if step == 0 and self._begins_with else logits
-            token = self._sampler.sample(choices, len(history), history)
-            timings.predicted_n += 1
-            timings.predicted_s = time.perf_counter() - begun
-            if step == 0:
-                timings.first_token_s = time.perf_counter() - started
-            if token in llm.tokenizer.eog_ids and not self._ignore_eos:
-                self.finish_reason = "stop"
-                return
-            self.ids.append(token)
-            if self._top_logprobs:
-                self.logprobs.append(_logprob_entry(logits, token, self._top_logprobs))
-            yield token
-            history.append(token)
-            if step + 1 < room:
+        following = self._following(history, room - 1)
+        try:
+            for step in range(room):
+                if step == 0:
+                    choices = self._beginning(logits) if self._begins_with else logits
+                    token = self._sampler.sample(choices, len(history), history)
+                else:
+                    token, logits = next(following)
+                timings.predicted_n += 1
+                timings.predicted_s = time.perf_counter() - begun
+                if step == 0:
+                    timings.first_token_s = time.perf_counter() - started
+                if token in llm.tokenizer.eog_ids and not self._ignore_eos:
+                    self.finish_reason = "stop"
+                    return
+                self.ids.append(token)
+                if self._top_logprobs:
+                    self.logprobs.append(_logprob_entry(logits, token, self._top_logprobs))
+                yield token
+                history.append(token)
+            self.finish_reason = "length"
+        finally:
+            following.close()
+
+    def _following(self, history: list[int], count: int) -> Generator[tuple[int, np.ndarray], None, None]:
+        """The tokens after the first, each with the logits it was chosen from (an empty array where the device chooses);
+        ``history`` grows while this goes on."""
+        llm = self._llm
+        if not self._top_logprobs and llm.can_sample(self._sampler):
+            for token in llm.decode(history, self._sampler, count):
+                yield token, np.empty(0, np.float32)
+        else:
+            for _ in range(count):
                 logits = llm.extend(history)
-        self.finish_reason = "length"
+                yield self._sampler.sample(logits, len(history), history), logits
 
     def _beginning(self, logits: np.ndarray) -> np.ndarray:
         """The logits with all tokens ruled out but those whose text begins with ``begins_with``."""

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,13 +11,13 @@ import numpy as np
 from engine import catalog
 from engine.chat import ChatTemplate
 from engine.config import ModelConfig, read_config
-from engine.cpu.backend import Backend
+from engine.devices import open_device
 from engine.errors import ContextError, UsageError
 from engine.generation import Generation
 from engine.gguf import GGUF, read_gguf
 from engine.memory import available_memory
 from engine.models import build
-from engine.models.base import MAX_ROWS, layer_shapes
+from engine.models.base import layer_shapes
 from engine.sampler import Sampler, SamplingParams
 from engine.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ CACHE_TYPES = {"f16": 2, "f32": 4}
 def load(
     path_or_name: str | os.PathLike[str] | None = None,
     *,
-    device: str = "cpu",
+    device: str = "auto",
     n_ctx: int = 0,
     n_threads: int = 0,
     cache_type: str = "f16",
@@ -41,7 +41,8 @@ def load(
 
     path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name of ``python -m engine.models``, or nothing for the
         model that ships with the package.
-    device: "cpu", or "auto" for the best there is.
+    device: "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU.  The answer is
+        the same, bit for bit.
     n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
     n_threads: 0: all cores.  The answer does not depend on it.
     cache_type: element type of the key-value cache, "f16" or "f32".
@@ -52,28 +53,29 @@ def load(
     this engine cannot run, FetchError, ContextError, UsageError.
     """
     started = time.perf_counter()
-    if device not in ("cpu", "auto"):
-        raise UsageError(f"device {device!r} is not available; use cpu or auto.")
     if cache_type not in CACHE_TYPES:
         raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
+    ops = open_device(device, n_threads)
     gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
     config = read_config(gguf)
-    n_ctx = _context(config, n_ctx, CACHE_TYPES[cache_type])
+    n_ctx = _context(config, n_ctx, CACHE_TYPES[cache_type], ops, gguf.n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
-    model = build(config, gguf, Backend(n_threads), n_ctx, cache_type == "f16")
     _read_ahead(gguf, progress)
+    model = build(config, gguf, ops, n_ctx, cache_type == "f16")
+    ops.loaded()
     return LLM(gguf, tokenizer, model, time.perf_counter() - started)
 
 
-def _context(config: ModelConfig, n_ctx: int, element: int) -> int:
-    """The number of positions to make room for; ContextError if they cannot fit into memory."""
+def _context(config: ModelConfig, n_ctx: int, element: int, ops: Any, weights: int) -> int:
+    """The number of positions to make room for; ContextError if they cannot fit into the device's memory."""
     if n_ctx < 0:
         raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
 
     def size(positions: int) -> int:
-        return sum(s.n_bytes(positions, min(MAX_ROWS, positions), element) for s in layer_shapes(config))
+        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), element) for s in layer_shapes(config))
+        return int(cache + ops.scratch_bytes(config.n_head, config.d_v, positions))
 
-    free = available_memory()
+    free = ops.free_memory(weights)
     if n_ctx:
         if free and size(n_ctx) > free:
             raise ContextError(
@@ -131,6 +133,7 @@ class LLM:
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
         self._cached: list[int] = []
+        self._user: object = None
 
     # --- text and tokens ---------------------------------------------------------------------------------------
 
@@ -147,30 +150,23 @@ class LLM:
     def compile(self, progress: Progress | None = None) -> float:
         """Make sure that every kernel of this model is compiled; returns seconds, next to nothing when it was.
 
-        Runs one token with each operation announced before its first use, then forgets the token.
+        ``progress("compile", done, total)`` counts operations, or kernels of a GPU.
         """
         started = time.perf_counter()
-        names = (*self.model.operations, "sample")
-        ops = self.model.ops
         self.reset()
-        if progress:
-            progress("compile", 0, len(names))
-        self.model.ops = _Announcer(ops, names, progress)
         try:
-            self.model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+            self.model.ops.warm_up(self.model, progress)
         finally:
-            self.model.ops = ops
             self.reset()
         for temperature in (0.0, 0.8):
             Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
-        if progress:
-            progress("compile", len(names), len(names))
         self.compile_seconds = time.perf_counter() - started
         return self.compile_seconds
 
     def reset(self) -> None:
         """Forget all cached tokens."""
         self._cached = []
+        self._user = None
         self.cache.truncate(0)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -178,8 +174,8 @@ class LLM:
         tokens = self._checked(ids)
         self.reset()
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
-        for first in range(0, tokens.size, MAX_ROWS):
-            batch = tokens[first : first + MAX_ROWS]
+        for first in range(0, tokens.size, self.cache.max_rows):
+            batch = tokens[first : first + self.cache.max_rows]
             rows[first : first + batch.size] = self._forward(batch, batch.size)
         return rows
 
@@ -193,10 +189,10 @@ class LLM:
         self.cache.truncate(kept)
         del self._cached[kept:]
         logits = np.empty((0, 0), np.float32)
-        for first in range(kept, tokens.size, MAX_ROWS):
+        for first in range(kept, tokens.size, self.cache.max_rows):
             if on_prefill:
                 on_prefill(first, tokens.size)
-            batch = tokens[first : first + MAX_ROWS]
+            batch = tokens[first : first + self.cache.max_rows]
             logits = self._forward(batch, 1 if first + batch.size == tokens.size else 0)
         if on_prefill:
             on_prefill(tokens.size, tokens.size)
@@ -212,8 +208,35 @@ class LLM:
         used this model in between, a ``prefill``."""
         return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
 
+    def decode(self, ids: Sequence[int], sampler: Sampler, count: int) -> Iterator[int]:
+        """``count`` tokens that follow ``ids``, where the device can choose them (``can_sample``): many steps are
+        under way at once, and those that nobody asks for are taken back."""
+        history = list(ids)
+        while count > 0:
+            if self._cached != history[:-1]:
+                self.prefill(history[:-1])
+            self._user = mine = object()
+            stream = self.model.ops.decode(self.model, sampler, history, count)
+            try:
+                for token in stream:
+                    self._cached.append(history[-1])
+                    history.append(token)
+                    count -= 1
+                    yield token
+                    if self._user is not mine:
+                        break  # something else has used this model in between
+            finally:
+                stream.close()
+                if self._user is mine:
+                    self.cache.truncate(len(self._cached))
+
+    def can_sample(self, sampler: Sampler) -> bool:
+        """Whether ``decode`` can choose tokens as this sampler does."""
+        return bool(self.model.ops.can_sample(sampler.params))
+
     def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
         first = len(self._cached)
+        self._user = None
         if self.cache.length != first:
             # A pass that was interrupted has claimed positions it did not fill.
             self.cache.truncate(first)
@@ -325,20 +348,3 @@ class LLM:
         for _ in generation:
             pass
         return generation
-
-
-class _Announcer:
-    """A backend that reports each operation before its first call."""
-
-    def __init__(self, ops: Any, names: Sequence[str], progress: Progress | None) -> None:
-        self._ops = ops
-        self._names = names
-        self._progress = progress
-        self._seen: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._names and name not in self._seen:
-            self._seen.add(name)
-            if self._progress:
-                self._progress("compile", len(self._seen) - 1, len(self._names))
-        return getattr(self._ops, name)

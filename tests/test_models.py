@@ -139,7 +139,12 @@ def test_tensors_that_nobody_asks_for_are_refused(tmp_path: Path) -> None:
     path = make_model(tmp_path / "m.gguf", "tiny-qwen2", "Q8_0")
     data = path.read_bytes()
     path.write_bytes(data.replace(b"blk.0.attn_q.bias", b"blk.0.attn_z.bias"))
-    with pytest.raises(ModelError, match=r"does not have: blk\.0\.attn_z\.bias"):
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias is missing"):
+        engine.load(path, n_ctx=32)
+    for name in (b"q", b"k", b"v"):
+        data = data.replace(b"blk.0.attn_" + name + b".bias", b"blk.0.attn_" + name.upper() + b".bias")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"does not have: blk\.0\.attn_K\.bias"):
         engine.load(path)
 
 

@@ -38,7 +38,9 @@ def test_rms_norm_of_heads_is_that_of_rows() -> None:
 def test_rope_rotates_pairs(neox: bool) -> None:
     x = np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)
     positions = np.array([0, 1, 77, 5000], np.int32)
-    table = Rotary(ops, RopeConfig(16, 10000.0), None, 8192).table(5001)
+    rotary = Rotary(ops, RopeConfig(16, 10000.0), None, 8192)
+    rotary.reserve(5001)
+    table = rotary.table
     angle = positions[:, None] * 10000.0 ** (-np.arange(8) / 8.0)
     pairs = x.reshape(4, 3, 2, 8).swapaxes(2, 3) if neox else x.reshape(4, 3, 8, 2)
     z = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angle)[:, None, :]
@@ -62,8 +64,13 @@ def test_rope_scalings() -> None:
 
 def test_a_grown_rope_table_keeps_its_rows() -> None:
     rotary = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
-    small = rotary.table(10).copy()
-    assert rotary.table(3000)[: len(small)].tobytes() == small.tobytes()
+    rotary.reserve(10)
+    small = rotary.table[:10].copy()
+    rotary.reserve(3000)
+    assert rotary.table[:10].tobytes() == small.tobytes()
+    whole = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
+    whole.reserve(3000)
+    assert rotary.table[:3000].tobytes() == whole.table[:3000].tobytes()
 
 
 def test_gated_units_and_softcap() -> None:

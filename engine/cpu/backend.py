@@ -3,21 +3,35 @@
 Arrays are NumPy arrays.  Every method returns a new array unless it says "in place"; shapes are [rows, ...].
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numba
 import numpy as np
 
 from engine.cache.kv import LayerCache
 from engine.cpu import attention, embed, glu, matmul, rms_norm, rope, softcap
 from engine.errors import UsageError
+from engine.memory import available_memory
+from engine.models.heads import Heads
+from engine.sampler import SamplingParams
 from engine.weights import Weight
 
 f32 = np.float32
+
+Forward = Callable[[np.ndarray, np.ndarray, int], np.ndarray | None]
+"""The operations of a pass: tokens, positions, number of logits rows to logits."""
+
+
+Progress = Callable[[str, int, int], None]
 
 
 class Backend:
     """Operations on ``n_threads`` threads (0: as many as the machine offers).  The thread count never shows in a bit."""
 
     name = "cpu"
+    max_rows = 128
+    """Rows of one pass; longer prompts go in batches of this size.  No bit depends on it."""
 
     def __init__(self, n_threads: int = 0) -> None:
         available = numba.config.NUMBA_NUM_THREADS
@@ -27,6 +41,17 @@ class Backend:
         numba.set_num_threads(self.n_threads)
 
     # --- memory ------------------------------------------------------------------------------------------------
+
+    def free_memory(self, weights: int) -> int:
+        """Bytes free for a cache; 0 where the system does not say.  Weights are mapped, so they take none of it for good."""
+        return available_memory()
+
+    def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
+        """Bytes that attention over ``n_ctx`` positions needs beside the cache: next to nothing."""
+        return 0
+
+    def loaded(self) -> None:
+        """All weights are there."""
 
     def upload(self, array: np.ndarray) -> np.ndarray:
         """An array the operations can read."""
@@ -40,9 +65,29 @@ class Backend:
         """Zeroed memory; pages are taken from the system when they are first written."""
         return np.zeros(shape, dtype)
 
-    def download(self, array: np.ndarray) -> np.ndarray:
-        """The values as a NumPy array."""
-        return array
+    def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
+        """target[first : first + len(rows)] = rows."""
+        target[first : first + rows.shape[0]] = rows
+
+    def run(self, forward: Forward, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray | None:
+        """``forward(tokens, positions, n_logits)``: here every operation computes when it is called."""
+        return forward(tokens, positions, n_logits)
+
+    def warm_up(self, model: Any, progress: Progress | None) -> None:
+        """Compile every kernel of a model by running one token, each operation announced before its first call."""
+        if progress:
+            progress("compile", 0, len(model.operations))
+        model.ops = _Announcer(self, model.operations, progress)
+        try:
+            model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+        finally:
+            model.ops = self
+        if progress:
+            progress("compile", len(model.operations), len(model.operations))
+
+    def can_sample(self, params: SamplingParams) -> bool:
+        """Whether ``decode`` can choose tokens in this way: here logits are where the sampler is, so there is none."""
+        return False
 
     # --- operations --------------------------------------------------------------------------------------------
 
@@ -72,6 +117,10 @@ class Backend:
             outputs.append(out)
         return outputs
 
+    def matmul_add(self, residual: np.ndarray, x: np.ndarray, weight: Weight) -> np.ndarray:
+        """residual + x times the weight."""
+        return self.add(residual, self.matmul(x, weight)[0])
+
     def _quantize(self, x: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, columns = x.shape
         q = np.empty((rows, columns), np.int8)
@@ -96,6 +145,33 @@ class Backend:
         y = np.empty_like(x)
         rms_norm.rms_norm_add(residual, x, weight, f32(eps), y)
         return y
+
+    def attention(
+        self,
+        heads: Heads,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        cache: LayerCache,
+        positions: np.ndarray,
+        table: np.ndarray,
+    ) -> np.ndarray:
+        """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
+
+        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.
+        """
+        if heads.biases:
+            q, k, v = (self.add(x, bias) for x, bias in zip((q, k, v), heads.biases, strict=True))
+        rows = positions.size
+        q = q.reshape(rows, heads.n_head, heads.d_k)
+        k = k.reshape(rows, heads.n_head_kv, heads.d_k)
+        if heads.q_norm is not None:
+            q = self.rms_norm(q, heads.q_norm, heads.eps)
+            k = self.rms_norm(k, heads.k_norm, heads.eps)
+        self.rope(q, positions, table, heads.neox)
+        self.rope(k, positions, table, heads.neox)
+        self.append(cache, k, v.reshape(rows, heads.n_head_kv, heads.d_v), positions)
+        return self.attend(q, cache, positions, heads.scale)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
         """Rotate x [rows, heads, head_dim] in place by its positions; returns it."""
@@ -131,3 +207,20 @@ class Backend:
         """cap * tanh(x / cap), in place; returns x."""
         softcap.softcap(x.reshape(-1), f32(cap))
         return x
+
+
+class _Announcer:
+    """A backend that reports each operation before its first call."""
+
+    def __init__(self, ops: Backend, names: Sequence[str], progress: Progress | None) -> None:
+        self._ops = ops
+        self._names = names
+        self._progress = progress
+        self._seen: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names and name not in self._seen:
+            self._seen.add(name)
+            if self._progress:
+                self._progress("compile", len(self._seen) - 1, len(self._names))
+        return getattr(self._ops, name)

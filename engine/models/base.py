@@ -12,9 +12,6 @@ from engine.gguf_header import shown
 from engine.models.rotary import Rotary
 from engine.weights import Weight, load_vector, load_weight
 
-MAX_ROWS = 128
-"""Rows of one forward pass; longer prompts go in batches of this size.  No bit depends on it."""
-
 
 class Model:
     """A model on a backend.  ``ops`` is the backend; nothing here or below knows which one.
@@ -30,13 +27,14 @@ class Model:
         self.gguf = gguf
         self.ops = ops
         self._taken: set[str] = set()
+        self._rotaries: list[Rotary] = []
         self.token_embd = self._matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self._vector("output_norm.weight", config.n_embd)
         tied = "output.weight" not in gguf.tensors
         self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         # The cache comes last: by now the tensors have confirmed the sizes that the metadata claims.
-        self.cache = KVCache(layer_shapes(config), n_ctx, min(MAX_ROWS, n_ctx), half, ops.zeros)
+        self.cache = KVCache(layer_shapes(config), n_ctx, min(ops.max_rows, n_ctx), half, ops.zeros)
 
     # --- loading -----------------------------------------------------------------------------------------------
 
@@ -64,7 +62,8 @@ class Model:
             factors = load_vector(self.gguf, "rope_freqs.weight", rope.n_rot // 2)
             if not np.all(np.isfinite(factors) & (factors > 0)):
                 raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
-        return Rotary(self.ops, rope, factors, self.cache.n_ctx)
+        self._rotaries.append(Rotary(self.ops, rope, factors, self.cache.n_ctx))
+        return self._rotaries[-1]
 
     def check_complete(self) -> None:
         """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
@@ -87,21 +86,30 @@ class Model:
         rows = 1 is a decode step, more a verify batch or a prompt; the bits of a row are the same in all.
         ContextError if the positions do not fit.
         """
+        self.prepare(int(positions[0]), tokens.size)
+        logits = self.ops.run(self.compute, tokens, positions, n_logits)
+        return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
+
+    def prepare(self, first: int, count: int) -> None:
+        """Claim positions [first, first + count) of the cache and have their angles ready."""
+        self.cache.advance(first, count)
+        for rotary in self._rotaries:
+            rotary.reserve(self.cache.length)
+
+    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+        """The operations of a pass, on the backend's arrays; None where no logits are asked for.  A backend may record them
+        once and repeat them, so they depend on the number of rows, never on the values."""
         ops, config = self.ops, self.config
-        self.cache.advance(int(positions[0]), tokens.size)
         x = ops.embed(self.token_embd, tokens, config.embedding_scale)
         for il in range(config.n_layer):
             x = self.block(il, x, positions)
         if n_logits == 0:
-            return np.empty((0, config.n_vocab), np.float32)
+            return None
         x = ops.rms_norm(x[tokens.size - n_logits :], self.output_norm, config.norm_eps)
         (logits,) = ops.matmul(x, self.output)
-        if config.final_softcap:
-            logits = ops.softcap(logits, config.final_softcap)
-        result: np.ndarray = ops.download(logits)
-        return result
+        return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
 
-    def block(self, il: int, x: Any, positions: np.ndarray) -> Any:
+    def block(self, il: int, x: Any, positions: Any) -> Any:
         """One layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
         raise NotImplementedError
 

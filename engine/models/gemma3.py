@@ -11,9 +11,8 @@ Layer (llama.cpp, ``src/models/gemma3.cpp``)::
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine.models.base import Model
+from engine.models.heads import Heads
 from engine.weights import Weight
 
 
@@ -26,8 +25,7 @@ class Layer:
     attn_k: Weight
     attn_v: Weight
     attn_output: Weight
-    attn_q_norm: Any
-    attn_k_norm: Any
+    heads: Heads
     post_attention_norm: Any
     ffn_norm: Any
     ffn_gate: Weight
@@ -39,7 +37,7 @@ class Layer:
 class Gemma3(Model):
     """gemma3, text only."""
 
-    operations = ("embed", "rms_norm", "matmul", "rope", "append", "attend", "rms_norm_add", "geglu", "softcap")
+    operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu", "softcap")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -56,8 +54,17 @@ class Gemma3(Model):
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            attn_q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k),
-            attn_k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k),
+            heads=Heads(
+                c.n_head,
+                c.n_head_kv,
+                c.d_k,
+                c.d_v,
+                neox=True,
+                scale=c.attention_scale,
+                eps=c.norm_eps,
+                q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k),
+                k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k),
+            ),
             post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
             ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
@@ -66,19 +73,14 @@ class Gemma3(Model):
             post_ffw_norm=self._vector(blk + "post_ffw_norm.weight", c.n_embd),
         )
 
-    def block(self, il: int, x: Any, positions: np.ndarray) -> Any:
+    def block(self, il: int, x: Any, positions: Any) -> Any:
         """One layer."""
-        ops, c, layer, cache = self.ops, self.config, self.layers[il], self.cache.layers[il]
-        rows = positions.size
+        ops, c, layer = self.ops, self.config, self.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         q, k, v = ops.matmul(a, layer.attn_q, layer.attn_k, layer.attn_v)
-        q = ops.rms_norm(q.reshape(rows, c.n_head, c.d_k), layer.attn_q_norm, c.norm_eps)
-        k = ops.rms_norm(k.reshape(rows, c.n_head_kv, c.d_k), layer.attn_k_norm, c.norm_eps)
-        table = (self.rotary_sliding if c.sliding[il] else self.rotary).table(self.cache.length)
-        q = ops.rope(q, positions, table, True)
-        k = ops.rope(k, positions, table, True)
-        ops.append(cache, k, v.reshape(rows, c.n_head_kv, c.d_v), positions)
-        (o,) = ops.matmul(ops.attend(q, cache, positions, c.attention_scale), layer.attn_output)
+        rotary = self.rotary_sliding if c.sliding[il] else self.rotary
+        o = ops.attention(layer.heads, q, k, v, self.cache.layers[il], positions, rotary.table)
+        (o,) = ops.matmul(o, layer.attn_output)
         y = ops.rms_norm_add(x, o, layer.post_attention_norm, c.norm_eps)
         b = ops.rms_norm(y, layer.ffn_norm, c.norm_eps)
         gate, up = ops.matmul(b, layer.ffn_gate, layer.ffn_up)

@@ -13,27 +13,22 @@ Layer (llama.cpp, ``src/models/llama.cpp``, ``qwen2.cpp``, ``qwen3.cpp``)::
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from engine.models.base import Model
+from engine.models.heads import Heads
 from engine.weights import Weight
 
 
 @dataclass
 class Layer:
-    """Weights of one layer; biases and head norms are None where the file has none."""
+    """Weights of one layer; the biases and head norms of q, k and v are in ``heads``."""
 
     attn_norm: Any
     attn_q: Weight
     attn_k: Weight
     attn_v: Weight
     attn_output: Weight
-    attn_q_bias: Any
-    attn_k_bias: Any
-    attn_v_bias: Any
+    heads: Heads
     attn_output_bias: Any
-    attn_q_norm: Any
-    attn_k_norm: Any
     ffn_norm: Any
     ffn_gate: Weight
     ffn_up: Weight
@@ -43,11 +38,10 @@ class Layer:
 class Llama(Model):
     """llama, qwen2 and qwen3."""
 
-    operations = ("embed", "rms_norm", "matmul", "rope", "append", "attend", "swiglu")
+    operations = ("embed", "rms_norm", "matmul", "attention", "swiglu")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.neox = self.config.architecture != "llama"
         self.rotary = self._rotary(self.config.rope)
 
     def load_layer(self, il: int) -> Layer:
@@ -62,45 +56,45 @@ class Llama(Model):
             attn_k=self._matrix(blk + "attn_k.weight", k_rows, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", v_rows, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            attn_q_bias=self._optional(blk + "attn_q.bias", q_rows),
-            attn_k_bias=self._optional(blk + "attn_k.bias", k_rows),
-            attn_v_bias=self._optional(blk + "attn_v.bias", v_rows),
+            heads=Heads(
+                c.n_head,
+                c.n_head_kv,
+                c.d_k,
+                c.d_v,
+                neox=c.architecture != "llama",
+                scale=c.attention_scale,
+                eps=c.norm_eps,
+                q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k) if head_norms else None,
+                k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k) if head_norms else None,
+                biases=self._biases(blk, q_rows, k_rows, v_rows),
+            ),
             attn_output_bias=self._optional(blk + "attn_output.bias", c.n_embd),
-            attn_q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k) if head_norms else None,
-            attn_k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k) if head_norms else None,
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
             ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
             ffn_up=self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
             ffn_down=self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
         )
 
-    def block(self, il: int, x: Any, positions: np.ndarray) -> Any:
+    def _biases(self, blk: str, q_rows: int, k_rows: int, v_rows: int) -> tuple[Any, Any, Any] | None:
+        """The biases of q, k and v; a file has all of them or none."""
+        if not any(f"{blk}attn_{name}.bias" in self.gguf.tensors for name in "qkv"):
+            return None
+        q, k, v = (
+            self._vector(f"{blk}attn_{n}.bias", rows) for n, rows in (("q", q_rows), ("k", k_rows), ("v", v_rows))
+        )
+        return q, k, v
+
+    def block(self, il: int, x: Any, positions: Any) -> Any:
         """One layer."""
-        ops, c, layer, cache = self.ops, self.config, self.layers[il], self.cache.layers[il]
-        rows = positions.size
+        ops, c, layer = self.ops, self.config, self.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         q, k, v = ops.matmul(a, layer.attn_q, layer.attn_k, layer.attn_v)
-        q, k, v = (
-            self._biased(q, layer.attn_q_bias),
-            self._biased(k, layer.attn_k_bias),
-            self._biased(v, layer.attn_v_bias),
-        )
-        q = q.reshape(rows, c.n_head, c.d_k)
-        k = k.reshape(rows, c.n_head_kv, c.d_k)
-        v = v.reshape(rows, c.n_head_kv, c.d_v)
-        if layer.attn_q_norm is not None:
-            q = ops.rms_norm(q, layer.attn_q_norm, c.norm_eps)
-            k = ops.rms_norm(k, layer.attn_k_norm, c.norm_eps)
-        table = self.rotary.table(self.cache.length)
-        q = ops.rope(q, positions, table, self.neox)
-        k = ops.rope(k, positions, table, self.neox)
-        ops.append(cache, k, v, positions)
-        (o,) = ops.matmul(ops.attend(q, cache, positions, c.attention_scale), layer.attn_output)
-        x = ops.add(x, self._biased(o, layer.attn_output_bias))
+        o = ops.attention(layer.heads, q, k, v, self.cache.layers[il], positions, self.rotary.table)
+        if layer.attn_output_bias is None:
+            x = ops.matmul_add(x, o, layer.attn_output)
+        else:
+            (o,) = ops.matmul(o, layer.attn_output)
+            x = ops.add(x, ops.add(o, layer.attn_output_bias))
         b = ops.rms_norm(x, layer.ffn_norm, c.norm_eps)
         gate, up = ops.matmul(b, layer.ffn_gate, layer.ffn_up)
-        (down,) = ops.matmul(ops.swiglu(gate, up), layer.ffn_down)
-        return ops.add(x, down)
-
-    def _biased(self, x: Any, bias: Any) -> Any:
-        return x if bias is None else self.ops.add(x, bias)
+        return ops.matmul_add(x, ops.swiglu(gate, up), layer.ffn_down)

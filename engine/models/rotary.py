@@ -16,8 +16,9 @@ YARN_BETA_FAST = 32.0
 YARN_BETA_SLOW = 1.0
 
 
-class _Uploads(Protocol):
-    def upload(self, array: np.ndarray) -> Any: ...
+class _Memory(Protocol):
+    def zeros(self, shape: tuple[int, ...], dtype: type) -> Any: ...
+    def store(self, target: Any, first: int, rows: np.ndarray) -> None: ...
 
 
 def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
@@ -46,24 +47,21 @@ def magnitude(rope: RopeConfig) -> float:
 
 
 class Rotary:
-    """float32 [positions, 2, n_rot / 2] (cos, sin), grown in doubling steps as positions are asked for."""
+    """``table`` float32 [n_ctx, 2, n_rot / 2] (cos, sin) stays where it is and is filled as positions are asked for."""
 
-    def __init__(self, ops: _Uploads, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
+    def __init__(self, ops: _Memory, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
         self._ops = ops
         self._frequencies = frequencies(rope, factors)
         self._magnitude = magnitude(rope)
         self._n_ctx = n_ctx
-        self._size = 0
-        self._table: Any = None
+        self._filled = 0
+        self.table = ops.zeros((n_ctx, 2, rope.n_rot // 2), np.float32)
 
-    def table(self, positions: int) -> Any:
-        """The table for at least this many positions."""
-        if positions > self._size:
-            size = BLOCK
-            while size < positions:
-                size *= 2
-            self._size = min(size, max(self._n_ctx, positions))
-            angle = np.arange(self._size, dtype=np.float64)[:, None] * self._frequencies[None, :]
+    def reserve(self, positions: int) -> None:
+        """Fill the table for positions 0 ... positions - 1, in blocks."""
+        if positions > self._filled:
+            end = min(self._n_ctx, -(-positions // BLOCK) * BLOCK)
+            angle = np.arange(self._filled, end, dtype=np.float64)[:, None] * self._frequencies[None, :]
             both = np.stack([np.cos(angle), np.sin(angle)], axis=1) * self._magnitude
-            self._table = self._ops.upload(both.astype(np.float32))
-        return self._table
+            self._ops.store(self.table, self._filled, both.astype(np.float32))
+            self._filled = end

@@ -1,0 +1,86 @@
+"""Where a model can run: the CPU, or one of the GPUs."""
+
+import re
+from typing import Any
+
+from engine.errors import DeviceError, UsageError
+
+
+def parse_device(name: str) -> int | None:
+    """The number of the GPU that a name asks for: "cuda" for 0, "cuda:1" for 1 and so on, "auto" for 0; None for "cpu" and,
+    as in llama.cpp, "none".  UsageError for any other name."""
+    found = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
+    if name not in ("auto", "cpu", "none") and not found:
+        raise UsageError(f"device {name!r} is unknown; use auto, cpu, cuda, or cuda:1 and so on (see --list-devices).")
+    if found:
+        return int(found[1] or 0)
+    return 0 if name == "auto" else None
+
+
+def open_device(name: str, n_threads: int = 0) -> Any:
+    """The backend of a device, by a name of ``parse_device``; "auto" means the first GPU if it can be used, else the CPU.
+
+    UsageError for a name that means nothing, DeviceError, one sentence, for a GPU that is not there or cannot be used.
+    """
+    index = parse_device(name)
+    if index is None:
+        return _cpu(n_threads)
+    try:
+        return _gpu(index)
+    except DeviceError:
+        if name != "auto":
+            raise
+        return _cpu(n_threads)
+
+
+def why_no_gpu() -> str:
+    """The sentence that says why "auto" takes the CPU; "" where there is a GPU that it can take."""
+    try:
+        _gpu(0)
+    except DeviceError as error:
+        return str(error)
+    return ""
+
+
+def describe_devices() -> list[str]:
+    """A line for each device of this machine; where there is no GPU, a line that says why."""
+    import numba
+
+    from engine.memory import available_memory
+
+    threads = numba.config.NUMBA_NUM_THREADS
+    lines = [f"cpu     {threads} thread{'s' * (threads != 1)}, {available_memory() / 1e9:.1f} GB of memory free"]
+    try:
+        from engine.cuda.device import list_devices
+
+        for gpu in list_devices():
+            major, minor = gpu.compute_capability
+            memory = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
+            lines.append(f"cuda:{gpu.index}  {gpu.name}, compute capability {major}.{minor}, {memory}")
+    except DeviceError as error:
+        lines.append(f"cuda    {error}")
+    return lines
+
+
+def device_label(ops: Any) -> str:
+    """A backend's device as reports name it: "cpu", or "cuda:0 NVIDIA H200"."""
+    return f"cuda:{ops.device.info.index} {ops.device.info.name}" if ops.name == "cuda" else str(ops.name)
+
+
+def _cpu(n_threads: int) -> Any:
+    from engine.cpu.backend import Backend
+
+    return Backend(n_threads)
+
+
+def _gpu(index: int) -> Any:
+    try:
+        from engine.cuda.device import require_gpu
+
+        require_gpu()  # before the kernels are imported: a machine without a GPU need not wait for Numba's CUDA half
+        from engine.cuda.backend import Backend
+    except ImportError:
+        raise DeviceError(
+            "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use --device cpu."
+        ) from None
+    return Backend(index)

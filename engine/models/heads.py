@@ -1,0 +1,24 @@
+"""What the attention of one layer knows beside its inputs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Heads:
+    """n_head query heads of d_k share n_head_kv keys of d_k and values of d_v; ``neox``: rotation pairs are (i, i +
+    n / 2), else (2i, 2i + 1); ``scale`` multiplies the queries.
+
+    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None; biases: of q, k and v, or None.
+    """
+
+    n_head: int
+    n_head_kv: int
+    d_k: int
+    d_v: int
+    neox: bool
+    scale: float
+    eps: float = 0.0
+    q_norm: Any = None
+    k_norm: Any = None
+    biases: tuple[Any, Any, Any] | None = None
