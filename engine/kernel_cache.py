@@ -17,22 +17,30 @@ from engine.errors import FetchError
 SOURCES = ("numerics.py", "quants.py", "cpu/*.py", "cuda/*.py")
 """Where kernels and the functions and constants in them are written."""
 
+NO_KERNELS = frozenset(("cpu/backend.py", "cuda/backend.py", "cuda/device.py", "cuda/ptx.py", "cuda/simulator.py"))
+"""Files among them whose changes change no kernel: what they choose for one is part of its name."""
+
+COMPILERS = ("numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink")
+"""Distributions that turn sources into machine code; those for GPUs are not everywhere."""
+
 KEPT = 4
 """Folders of other versions that stay, newest first."""
 
 
 def fingerprint() -> str:
-    """16 hexadecimal digits that change with the sources of the kernels, with Numba, llvmlite and Python."""
+    """16 hexadecimal digits that change with the sources of the kernels, with their compilers and with Python."""
     digest = hashlib.sha256(sys.version.encode())
-    for name in ("numba", "llvmlite"):
+    for name in COMPILERS:
         try:
-            digest.update(version(name).encode())
+            digest.update(f"{name} {version(name)}\n".encode())
         except PackageNotFoundError:
             continue
     root = Path(__file__).parent
     for pattern in SOURCES:
         for path in sorted(root.glob(pattern)):
-            digest.update(path.name.encode() + path.read_bytes())
+            name = path.relative_to(root).as_posix()
+            if name not in NO_KERNELS:
+                digest.update(name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,37 @@ def test_the_fingerprint_follows_the_sources(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "kernel_cache.py"))
     first = kernel_cache.fingerprint()
     assert first == kernel_cache.fingerprint()
+    (tmp_path / "cpu" / "backend.py").write_text("calls kernels and has none")
+    assert kernel_cache.fingerprint() == first
     (tmp_path / "cpu" / "a.py").write_text("2")
-    assert kernel_cache.fingerprint() != first
+    second = kernel_cache.fingerprint()
+    assert second != first
+    (tmp_path / "cpu" / "a.py").rename(tmp_path / "cpu" / "b.py")
+    assert kernel_cache.fingerprint() != second
+
+
+@pytest.mark.parametrize("name", ["numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink"])
+def test_the_fingerprint_follows_the_compilers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def versions(changed: str, absent: str = "") -> Callable[[str], str]:
+        def version(asked: str) -> str:
+            if asked == absent:
+                raise PackageNotFoundError(asked)
+            return "2" if asked == changed else "1"
+
+        return version
+
+    seen = set()
+    for version in (versions(""), versions(name), versions("", absent=name)):
+        monkeypatch.setattr(kernel_cache, "version", version)
+        seen.add(kernel_cache.fingerprint())
+    assert len(seen) == 3
+
+
+def test_files_without_kernels_are_named_as_they_are() -> None:
+    root = Path(kernel_cache.__file__).parent
+    for name in kernel_cache.NO_KERNELS:
+        text = (root / name).read_text(encoding="utf-8")
+        assert "@cuda.jit" not in text and "@kernel" not in text and "@intrinsic" not in text
 
 
 def test_old_folders_are_removed(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""The GPU's atoms: what cannot be said in plain Numba, each beside its law.
+
+Everything else in ``engine/cuda`` is ordinary Python that Numba compiles.  Three kinds of things are here: loads of 16
+bytes, integer instructions that multiply several values at once, and exchanges between the 32 lanes of a warp.  The
+integer ones are exact, the exchanges move bits, and the scalar float functions are those of ``engine/numerics.py``, so
+none of them can make a result depend on the device.
+
+In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, from ``engine/cuda/simulator.py``: the source
+of a kernel then runs there unchanged, one Python thread per GPU thread.
+
+Pointers are ``CPointer`` arguments of a kernel: ``p[i]`` is element i.  Words (uint32) hold whatever has been packed
+into them. Indices are not checked.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.cuda.core import config
+from numba.extending import intrinsic
+
+from engine import numerics
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+TARGET: tuple[int, int] = (7, 5)
+"""Compute capability of the kernel being compiled (set by ``engine/cuda/compiler.py``)."""
+
+u32 = np.uint32
+
+_I32 = ir.IntType(32)
+_WORDS2 = types.UniTuple(types.uint32, 2)
+_WORDS4 = types.UniTuple(types.uint32, 4)
+_SUMS4 = types.UniTuple(types.int32, 4)
+
+
+def set_target(compute_capability: tuple[int, int]) -> None:
+    """Choose the instructions of the kernels compiled from now on."""
+    global TARGET
+    TARGET = compute_capability
+
+
+def _asm(
+    builder: Any,
+    text: str,
+    operands: Sequence[Any],
+    n: int = 1,
+    kinds: str = "",
+    effect: bool = False,
+    memory: bool = False,
+) -> Any:
+    """Inline PTX with n 32-bit results; ``kinds``: a constraint letter per operand, ``r`` (32 bits) by default."""
+    kinds = kinds or "r" * len(operands)
+    result = ir.VoidType() if n == 0 else _I32 if n == 1 else ir.LiteralStructType([_I32] * n)
+    constraints = ",".join(["=r"] * n + list(kinds) + ["~{memory}"] * memory)
+    function = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), operands)
+
+
+def _tuple(context: Any, builder: Any, type_: Any, struct: Any) -> Any:
+    return context.make_tuple(builder, type_, [builder.extract_value(struct, k) for k in range(type_.count)])
+
+
+# --- pointers and wide loads -----------------------------------------------------------------------------------
+
+
+@intrinsic
+def advance(typingctx, p, i):  # type: ignore[no-untyped-def]
+    """The pointer to ``p[i]``."""
+    return p(p, i), lambda context, builder, sig, args: builder.gep(args[0], [args[1]])
+
+
+@intrinsic
+def pointer(typingctx, array):  # type: ignore[no-untyped-def]
+    """The pointer to element 0 of a shared array; Numba lets indices of arrays count from the end, which costs instructions
+    at every access."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return context.make_array(sig.args[0])(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
+
+
+def _make_load(instruction: str, n: int) -> Any:
+    """A load that keeps its place: weights before ``wait_for_inputs``, what an earlier kernel wrote behind it."""
+    type_ = _WORDS2 if n == 2 else _WORDS4
+    registers = ",".join(f"${k}" for k in range(n))
+
+    @intrinsic
+    def load(typingctx, p, i):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            address = builder.gep(args[0], [args[1]])
+            text = f"{instruction} {{{registers}}}, [${n}];"
+            return _tuple(
+                context, builder, sig.return_type, _asm(builder, text, [address], n, "l", effect=True, memory=True)
+            )
+
+        return type_(p, i), codegen
+
+    return load
+
+
+@intrinsic
+def stream1(typingctx, p, i):  # type: ignore[no-untyped-def]
+    """stream1(p, i): the word p[i], likewise."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        address = builder.gep(args[0], [args[1]])
+        return _asm(builder, "ld.global.L1::no_allocate.u32 $0, [$1];", [address], 1, "l", effect=True, memory=True)
+
+    return types.uint32(p, i), codegen
+
+
+stream4 = _make_load("ld.global.L1::no_allocate.v4.u32", 4)
+"""stream4(p, i): the words p[i : i + 4], 16 bytes aligned, of memory that no kernel is writing and no other block needs
+soon: weights.  They pass by the L1 cache."""
+stream2 = _make_load("ld.global.L1::no_allocate.v2.u32", 2)
+"""stream2(p, i): the words p[i : i + 2], likewise."""
+load4 = _make_load("ld.global.v4.u32", 4)
+"""load4(p, i): the words p[i : i + 4], 16 bytes aligned, through L1: activations, which many blocks read."""
+load2 = _make_load("ld.global.v2.u32", 2)
+"""load2(p, i): the words p[i : i + 2], likewise."""
+
+
+# --- integers --------------------------------------------------------------------------------------------------
+
+
+def _make_dot2(half: str, signed: bool) -> Any:
+    @intrinsic
+    def dot2(typingctx, a, b, c):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            return _asm(builder, f"dp2a.{half}.s32.{'s32' if signed else 'u32'} $0, $1, $2, $3;", args)
+
+        return types.int32(types.uint32, types.uint32, types.int32), codegen
+
+    return dot2
+
+
+dot2_low = _make_dot2("lo", False)
+"""dot2_low(a, b, c): c + a.0 b.0 + a.1 b.1, with a two int16 and b.0, b.1 the two low bytes of b, unsigned."""
+dot2_high = _make_dot2("hi", False)
+"""The same with the two high bytes of b."""
+dot2_low_signed = _make_dot2("lo", True)
+"""dot2_low with signed bytes."""
+dot2_high_signed = _make_dot2("hi", True)
+"""dot2_high with signed bytes."""
+
+
+@intrinsic
+def pick_bytes(typingctx, a, b, index):  # type: ignore[no-untyped-def]
+    """Four of the eight bytes of a (0 .. 3) and b (4 .. 7): nibble k of index says which becomes byte k (PTX ISA, prmt)."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _asm(builder, "prmt.b32 $0, $1, $2, $3;", args)
+
+    return types.uint32(types.uint32, types.uint32, types.uint32), codegen
+
+
+_MMA8 = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"
+_MMA16 = "mma.sync.aligned.m16n8k{}.row.col.s32.s8.s8.s32"
+
+
+def _mma_turing(builder: Any, a: Any, b: Any, c: Sequence[Any]) -> Any:
+    """An 8 x 8 x 16 product, the only int8 one of compute capability 7.5."""
+    return _asm(builder, f"{_MMA8} {{$0,$1}},{{$2}},{{$3}},{{$4,$5}};", [a, b, *c], 2, effect=True)
+
+
+@intrinsic
+def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
+    """One tensor-core product of a warp: 16 weight rows times 8 activation rows over 32 positions, int8, sums in int32.
+
+    Lane 4 g + t gives the bytes at positions 4 t .. 4 t + 3 of weight rows g (a0) and g + 8 (a1), those at 16 + 4 t .. of the
+    same rows (a2, a3), and of activation row g (b0, b1).  It gets the sums of weight rows g, g, g + 8, g + 8 with activation
+    rows 2 t, 2 t + 1, 2 t, 2 t + 1 (PTX ISA, mma.m16n8k32).
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        a0, a1, a2, a3, b0, b1 = args
+        zero = ir.Constant(_I32, 0)
+        if TARGET >= (8, 0):
+            text = f"{_MMA16.format(32)} {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$10,$10,$10}};"
+            return _tuple(context, builder, sig.return_type, _asm(builder, text, [*args, zero], 4, effect=True))
+        sums = []
+        for first, second in ((a0, a2), (a1, a3)):
+            low = _mma_turing(builder, first, b0, (zero, zero))
+            both = _mma_turing(builder, second, b1, [builder.extract_value(low, k) for k in range(2)])
+            sums += [builder.extract_value(both, k) for k in range(2)]
+        return context.make_tuple(builder, sig.return_type, sums)
+
+    return _SUMS4(*[types.uint32] * 6), codegen
+
+
+@intrinsic
+def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
+    """``mma32`` over 16 positions: a0, a1, b0 as there."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        zero = ir.Constant(_I32, 0)
+        if TARGET >= (8, 0):
+            text = f"{_MMA16.format(16)} {{$0,$1,$2,$3}},{{$4,$5}},{{$6}},{{$7,$7,$7,$7}};"
+            return _tuple(context, builder, sig.return_type, _asm(builder, text, [*args, zero], 4, effect=True))
+        sums = []
+        for a in args[:2]:
+            part = _mma_turing(builder, a, args[2], (zero, zero))
+            sums += [builder.extract_value(part, k) for k in range(2)]
+        return context.make_tuple(builder, sig.return_type, sums)
+
+    return _SUMS4(*[types.uint32] * 3), codegen
+
+
+# --- exchanges within a warp -----------------------------------------------------------------------------------
+
+
+def _make_shuffle(mode: str, bound: int, is_float: bool) -> Any:
+    value = types.float32 if is_float else types.int32
+
+    @intrinsic
+    def shuffle(typingctx, x, lane):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            x = builder.bitcast(args[0], _I32) if is_float else args[0]
+            text = f"shfl.sync.{mode}.b32 $0, $1, $2, {bound}, 0xffffffff;"
+            moved = _asm(builder, text, [x, args[1]], effect=True)
+            return builder.bitcast(moved, ir.FloatType()) if is_float else moved
+
+        return value(value, types.int32), codegen
+
+    return shuffle
+
+
+lane_xor = _make_shuffle("bfly", 31, True)
+"""lane_xor(x, m): the float32 x of the lane whose number differs in the bits of m.  All 32 lanes must call it."""
+lane_xor_int = _make_shuffle("bfly", 31, False)
+"""The same for int32."""
+lane_from = _make_shuffle("idx", 31, True)
+"""lane_from(x, l): the float32 x of lane l."""
+
+
+# --- the neighbours in a chain of kernels ----------------------------------------------------------------------
+
+
+def _control_asm(builder: Any, text: str) -> None:
+    function = ir.FunctionType(ir.VoidType(), [])
+    builder.call(ir.InlineAsm(function, text, "~{memory}", side_effect=True), [])
+
+
+@intrinsic
+def wait_for_inputs(typingctx):  # type: ignore[no-untyped-def]
+    """Wait until the kernels before this one have ended and their results can be read.
+
+    With programmatic dependent launch (compute capability 9.0) a kernel begins while the one before it still runs, so that
+    its first weights are on their way when its inputs are ready.  Before that there is nothing to wait for.
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if TARGET >= (9, 0):
+            _control_asm(builder, "griddepcontrol.wait;")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def let_next_begin(typingctx):  # type: ignore[no-untyped-def]
+    """Allow the next kernel to begin as soon as every block of this one has said so."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if TARGET >= (9, 0):
+            _control_asm(builder, "griddepcontrol.launch_dependents;")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+# --- the scalar functions, and their laws in the simulator -----------------------------------------------------
+
+bits_float = numerics.bits_float
+exp = numerics.exp
+float_bits = numerics.float_bits
+float_to_half = numerics.float_to_half
+fma = numerics.fma
+gelu = numerics.gelu
+gumbel = numerics.gumbel
+half_to_float = numerics.half_to_float
+log = numerics.log
+round_product = numerics.round_product
+silu = numerics.silu
+softcap = numerics.softcap
+uniform = numerics.uniform
+
+if SIMULATED:
+    from engine.cuda.simulator import *  # noqa: F403

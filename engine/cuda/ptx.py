@@ -1,0 +1,169 @@
+"""Reading PTX: proof without a GPU that a kernel keeps the contract of ``engine/numerics.py``.
+
+:func:`check` lists what breaks it; :func:`instructions` counts, so that a test can ask for those a kernel is built on.
+``mul.f32`` and ``add.f32`` without ``.rn`` may be contracted by whatever compiles the PTX further (PTX ISA, "mul"), and NVVM
+has by then contracted what it could.  So a product that feeds a sum must be searched for twice: in the PTX that runs, and in
+the one that NVVM makes with ``-fma=0``, which still has every product of the source.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+APPROXIMATE = frozenset(("ex2", "lg2", "sin", "cos", "tanh", "rsqrt"))
+"""Operations that have no exact form."""
+
+FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
+"""Types of floating-point instructions."""
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$%]+)")
+_LABEL = re.compile(r"\s*[\w$%]+:(?!:)")
+_INSTRUCTION = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_CONSTANT = re.compile(r"\b0[fF]([0-9A-Fa-f]{8})\b")
+_REGISTER = re.compile(r"%\w+")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """An instruction or, with an opcode that begins with a dot, a directive.
+
+    opcode as written, ``fma.rn.f32``; operands: what follows it; function: which one it is in, "" outside; line: from 1.
+    """
+
+    opcode: str
+    operands: str
+    function: str
+    line: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{self.opcode} {self.operands}".split())
+
+    @property
+    def name(self) -> str:
+        """The operation without its modifiers."""
+        return self.opcode.split(".")[0]
+
+    @property
+    def modifiers(self) -> set[str]:
+        """What follows it, ``{"rn", "f32"}``."""
+        return set(self.opcode.split(".")[1:])
+
+    @property
+    def result(self) -> str:
+        """The first register, which most instructions write."""
+        found = _REGISTER.search(self.operands)
+        return found[0] if found else ""
+
+    @property
+    def inputs(self) -> list[str]:
+        """The other registers."""
+        return _REGISTER.findall(self.operands)[1:]
+
+    @property
+    def scales(self) -> bool:
+        """Whether it is a product with a power of two, such as NVVM makes of a division by one.  It is exact above the
+        subnormals, so contracting it changes no bits."""
+        factor = _CONSTANT.search(self.operands)
+        return self.name == "mul" and factor is not None and int(factor[1], 16) & 0x7FFFFF == 0
+
+
+def statements(ptx: str) -> Iterator[Statement]:
+    """The statements of a PTX text in order."""
+    text = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), ptx)
+    function, depth, inside, start = "", 0, 0, 0
+    for token in re.finditer(r"[;{}]", text):
+        while label := _LABEL.match(text, start, token.start()):
+            start = label.end()
+        head = text[start : token.start()].strip()
+        block = not head or (head.startswith(".") and "=" not in head)
+        if token[0] == "{" and block and not inside:
+            function = _function(head) or function
+            depth += 1
+        elif token[0] == "}" and not head and not inside:
+            depth -= 1
+            function = function if depth else ""
+        elif token[0] == ";" and not inside:
+            at = text.index(head, start)
+            if statement := _statement(head, function, text.count("\n", 0, at) + 1):
+                yield statement
+        else:
+            # Braces within a statement hold the registers of a vector.
+            inside += (token[0] == "{") - (token[0] == "}")
+            continue
+        start = token.end()
+
+
+def _function(head: str) -> str:
+    found = _FUNCTION.search(head)
+    return found[1] if found else ""
+
+
+def _statement(head: str, function: str, line: int) -> Statement | None:
+    if head.startswith("."):
+        # Some directives end with their line and no semicolon: the last line is the one that did not.
+        *others, head = head.splitlines()
+        opcode, _, operands = head.strip().partition(" ")
+        return Statement(opcode, operands, function, line + len(others))
+    found = _INSTRUCTION.fullmatch(head)
+    return Statement(found[1], found[2], function, line) if found else None
+
+
+def instructions(ptx: str) -> Counter[str]:
+    """How often each instruction occurs, by its full name such as ``ld.global.v4.u32``."""
+    return Counter(s.opcode for s in statements(ptx) if not s.opcode.startswith("."))
+
+
+def check(ptx: str) -> list[str]:
+    """What breaks the contract, a sentence each; empty for a kernel that keeps it.
+
+    Not allowed: a float32 product that feeds a sum (through moves and negations; it must be an fma, unless a factor is a
+    power of two), approximate operations, division and square root that do not round to nearest, subnormals flushed to
+    zero, float64, and local memory.
+    """
+    problems = []
+    functions = defaultdict(list)
+    for statement in statements(ptx):
+        functions[statement.function].append(statement)
+        problems += [f"line {statement.line}: {problem}: {statement}" for problem in _forbidden(statement)]
+    for body in functions.values():
+        problems += _products_in_sums(body)
+    return problems
+
+
+def _forbidden(statement: Statement) -> Iterator[str]:
+    name, modifiers = statement.name, statement.modifiers
+    if statement.opcode.startswith("."):
+        # Every access needs this declaration, so one is enough to say it.
+        if re.search(r"\.local\b", str(statement)):
+            yield "local memory"
+        return
+    if "f64" in modifiers:
+        yield "float64"
+    if name in APPROXIMATE or modifiers & {"approx", "full"}:
+        yield "an approximation"
+    elif name in ("div", "sqrt", "rcp") and modifiers & FLOATS and "rn" not in modifiers:
+        yield "not rounded to nearest"
+    if "ftz" in modifiers:
+        yield "subnormals are flushed to zero"
+
+
+def _products_in_sums(body: list[Statement]) -> Iterator[str]:
+    """Sums of products within a function.  A register that is written in several places counts as a product if one of them
+    makes it one: that is what a loop or a branch leaves of a variable."""
+    made = [s for s in body if s.name == "mul" and "f32" in s.modifiers and not s.scales]
+    products = {s.result: s for s in made}
+    carriers = [s for s in body if s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"} and s.inputs]
+    grown = bool(products)
+    while grown:
+        grown = False
+        for s in carriers:
+            if s.result not in products and s.inputs[0] in products:
+                products[s.result] = products[s.inputs[0]]
+                grown = True
+    for s in body:
+        if s.name in ("add", "sub") and "f32" in s.modifiers:
+            for register in sorted(set(s.inputs) & products.keys()):
+                product = products[register]
+                yield f"line {s.line}: a product feeds a sum: {product} (line {product.line}), {s}"

@@ -1,0 +1,340 @@
+"""Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/ptx.py``)."""
+
+import math
+import os
+import pkgutil
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+    pytest.skip("the simulator does not compile", allow_module_level=True)
+
+import numba
+from numba import cuda
+
+import engine.cuda
+from engine.cuda import attention, sample
+from engine.cuda.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
+from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
+from engine.cuda.ptx import check, instructions, statements
+
+NOT_IMPORTED: list[str] = []
+"""Modules of ``engine/cuda`` that fail, so that one does not keep the kernels of the others from being looked at."""
+
+for module in pkgutil.iter_modules(engine.cuda.__path__):
+    if module.name != "simulator":
+        try:
+            import_module(f"engine.cuda.{module.name}")
+        except ImportError as error:
+            NOT_IMPORTED.append(f"{module.name}: {error}")
+
+TUNED = (9, 0)
+"""The target for which every example is compiled; for the others the first of each kernel is."""
+
+SPILLED_ELSEWHERE = 256
+"""Bytes of registers that may be spilled on older targets: the kernels are laid out for the registers of the newer ones."""
+
+_FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
+_FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
+
+_ROPE = [
+    (128, 128, 128, True, True, False, True),
+    (64, 64, 64, False, False, False, False),
+    (96, 64, 32, True, False, True, True),
+]
+
+_ATTENTION = [
+    attention.geometry(1, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=True),
+    attention.geometry(16, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=False),
+    attention.geometry(1, 9, 3, 64, 64, half=False, n_slots=8, multiprocessors=40, early=True),
+    attention.geometry(3, 4, 1, 256, 256, half=True, n_slots=9, multiprocessors=132, early=True),
+    attention.geometry(2, 8, 8, 192, 128, half=False, n_slots=9, multiprocessors=132, early=False),
+]
+
+EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "add": [()],
+    "argmax": [(sample.GROUPS,)],
+    "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
+    "combine": [geometry.combine.constants for geometry in _ATTENTION[1:]],
+    "draw": [(sample.GROUPS,)],
+    "edit": [(sample.EDIT_THREADS,)],
+    "embed_float": [("F16",), ("F32",), ("BF16",)],
+    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS if name != "Q4_K")],
+    "geglu": [()],
+    "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False)],
+    "matmul_quantized": [
+        (("Q4_K",), 1, False, False),
+        (("Q4_K",), 8, True, True),
+        (("Q4_K", "Q4_K", "Q6_K"), 1, False, False),
+        (("Q5_0", "Q8_0"), 16, False, False),
+        *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
+    ],
+    "maxima": [(sample.GROUPS, sample.WARPS)],
+    "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu")],
+    "read_sum": [()],
+    "repack": [(144,), (17,)],
+    "rms_norm": [()],
+    "rms_norm_add": [()],
+    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96)],
+    "rope_float": _ROPE,
+    "rope_half": _ROPE,
+    "softcap": [()],
+    "swiglu": [()],
+}
+"""Constants of each kernel: the first is the most usual case."""
+
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
+}
+"""How instructions begin that a kernel must have, whatever its constants."""
+
+CASES = [
+    pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}")
+    for name, examples in EXAMPLES.items()
+    for k, constants in enumerate(examples)
+    for target in (TUNED, *(t for t in TARGETS if t != TUNED))
+    if k == 0 or target == TUNED
+]
+
+
+def test_every_module_can_be_imported() -> None:
+    assert NOT_IMPORTED == []
+
+
+def test_every_kernel_has_examples() -> None:
+    missing = sorted(KERNELS.keys() - EXAMPLES.keys())
+    assert not missing, f"add constants of {', '.join(missing)} to EXAMPLES in {os.path.basename(__file__)}"
+    assert EXAMPLES.keys() == KERNELS.keys(), "EXAMPLES names a kernel that there is not"
+    assert all(EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("name", "constants", "target"), CASES)
+def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) -> None:
+    if name not in KERNELS:
+        pytest.skip(f"there is no kernel {name}")
+    specialization = KERNELS[name](*constants)
+    ptx = compile_ptx(specialization, target)
+    assert check(ptx) == []
+    opcodes = instructions(ptx)
+    for start in EXPECTED.get(name, ()):
+        assert any(opcode.startswith(start) for opcode in opcodes), f"no {start}"
+    check_target(ptx, target)
+    spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
+    assert spilled
+    assert max(map(int, spilled.groups())) <= (0 if target >= TUNED else SPILLED_ELSEWHERE)
+
+
+def assembler_report(ptx: str, target: tuple[int, int]) -> str:
+    """What the assembler says about registers and memory; an error if it does not take the PTX."""
+    from cuda.bindings import nvjitlink  # type: ignore[import-untyped]
+
+    options = ["-arch=sm_{}{}".format(*target), "-O3", "-Xptxas=-v"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        text = ptx.encode()
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(handle)
+        report = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, report)
+        return report.decode()
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def check_target(ptx: str, target: tuple[int, int]) -> None:
+    """The instructions are those of the target and not what Numba has kept of another one's."""
+    text = " ".join(instructions(ptx))
+    assert ".target sm_{}{}".format(*target) in ptx
+    assert ("griddepcontrol.wait" in text) == (target >= (9, 0)), "wait_for_inputs"
+    assert ("griddepcontrol.launch_dependents" in text) == (target >= (9, 0)), "let_next_begin"
+    assert "mma.sync.aligned.m16" not in text or target >= (8, 0)
+    assert "mma.sync.aligned.m8" not in text or target < (8, 0)
+
+
+# --- the targets -----------------------------------------------------------------------------------------------
+
+
+def build_product() -> Any:
+    # Made here and not outside of the factory, since Numba keeps what it has compiled for the first target.
+    @cuda.jit(device=True)
+    def product(a):  # type: ignore[no-untyped-def]
+        return mma32(a, a, a, a, a, a)[0] + mma16(a, a, a)[1]
+
+    @cuda.jit
+    def kernel(p, q):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        wait_for_inputs()
+        q[cuda.threadIdx.x] = product(p[cuda.threadIdx.x])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", [(9, 0), (7, 5), (8, 0), (10, 0)])
+def test_instructions_follow_the_target(target: tuple[int, int]) -> None:
+    ptx = compile_ptx(Kernel("product", (U32P, U32P), build_product)(), target)
+    check_target(ptx, target)
+    shapes = {opcode.split(".")[3]: n for opcode, n in instructions(ptx).items() if opcode.startswith("mma")}
+    # Turing's product is half as tall and half as long: four of them make one of 32 positions, two one of 16.
+    assert shapes == ({"m16n8k32": 1, "m16n8k16": 1} if target >= (8, 0) else {"m8n8k16": 6})
+
+
+# --- the checker -----------------------------------------------------------------------------------------------
+
+
+def compiled(function: Callable[..., None]) -> str:
+    kernel = Kernel("checked", (F32P, F32P, i32), lambda: cuda.jit(function), threads=64)
+    return compile_ptx(kernel(), (8, 0))
+
+
+def unfused(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] * x[1] + x[2]
+
+
+def subtracted(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[2] - x[0] * x[1]
+
+
+def carried(x, y, n):  # type: ignore[no-untyped-def]
+    product = x[0]
+    total = x[1]
+    for k in range(n):
+        total = total + product
+        product = x[k] * x[k + 1]
+    y[0] = total
+
+
+def halved(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] / np.float32(128.0) + x[1]
+
+
+def fused(x, y, n):  # type: ignore[no-untyped-def]
+    # A product may be a factor or the summand of an fma, may be divided, and stored.
+    product = x[0] * x[1]
+    y[0] = fma(product, x[2], x[3])
+    y[1] = fma(x[4], x[5], product)
+    y[2] = product / x[6]
+    y[3] = np.float32(math.sqrt(product))
+    y[4] = x[7] + x[8]
+
+
+@pytest.mark.parametrize("function", [unfused, subtracted, carried])
+def test_a_product_in_a_sum_is_found(function: Callable[..., None]) -> None:
+    """Kernels are compiled with contraction off, so what the source leaves apart is apart in the PTX, and found there."""
+    ptx = compiled(function)
+    assert any("a product feeds a sum" in problem for problem in check(ptx))
+    assert instructions(ptx)["fma.rn.f32"] == 0
+
+
+def test_explicit_products_and_sums_pass() -> None:
+    ptx = compiled(fused)
+    assert check(ptx) == []
+    opcodes = instructions(ptx)
+    assert (opcodes["fma.rn.f32"], opcodes["div.rn.f32"], opcodes["sqrt.rn.f32"]) == (2, 1, 1)
+
+
+def test_powers_of_two_pass() -> None:
+    ptx = compiled(halved)
+    assert check(ptx) == []
+    assert sum(s.scales for s in statements(ptx)) == 1
+
+
+def exponential(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = math.exp(x[0])
+
+
+def inverse_root(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = cuda.libdevice.rsqrtf(x[0])
+
+
+def double(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] * 0.1
+
+
+def indexed(x, y, n):  # type: ignore[no-untyped-def]
+    memory = cuda.local.array(16, numba.float32)
+    for k in range(16):
+        memory[k] = x[k]
+    y[0] = memory[n]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (exponential, "an approximation: ex2.approx"),
+        (inverse_root, "an approximation: rsqrt.approx"),
+        (double, "float64: "),
+        (indexed, "local memory: .local"),
+    ],
+)
+def test_what_is_not_allowed_is_found(function: Callable[..., None], problem: str) -> None:
+    problems = check(compiled(function))
+    assert any(problem in found for found in problems), problems
+
+
+TEXT = """
+.version 8.4
+.target sm_80 // mul.f32 in a comment
+.address_size 64
+.global .align 4 .b8 table[4] = {1, 2, 3, 4};
+
+.visible .entry first(
+\t.param .u64 first_param_0
+)
+.maxntid 64, 1, 1
+{
+\t.reg .f32 \t%f<9>;
+\tmul.f32 \t%f1, %f2, %f3;
+$L__BB0_1:
+\t@!%p1 neg.f32 \t%f4, %f1; /* ex2
+\tin two lines */ ld.global.nc.L1::no_allocate.v4.u32 {%r1,%r2,%r3,%r4}, [%rd1];
+$L__BB0_2: bra $L__BB0_1;
+\t{ // callseq 0, 0
+\tcall.uni (retval0),
+\tvprintf,
+\t(
+\tparam0
+\t);
+\t}
+\tsub.rn.f32 \t%f5, %f6, %f4;
+\tdiv.full.f32 %f7, %f5, %f5;
+\tadd.ftz.f32 %f7, %f5, %f5;
+\tsqrt.rz.f32 %f7, %f5;
+\tdiv.s32 %r1, %r2, %r3;
+}
+.func (.param .b32 result) second()
+{
+\tadd.f32 \t%f5, %f1, %f1;
+\tret;
+}
+"""
+
+
+def test_reading() -> None:
+    found = [s for s in statements(TEXT) if not s.opcode.startswith(".")]
+    assert [(s.line, s.opcode, s.function) for s in found] == [
+        (13, "mul.f32", "first"),
+        (15, "neg.f32", "first"),
+        (16, "ld.global.nc.L1::no_allocate.v4.u32", "first"),
+        (17, "bra", "first"),
+        (19, "call.uni", "first"),
+        (25, "sub.rn.f32", "first"),
+        (26, "div.full.f32", "first"),
+        (27, "add.ftz.f32", "first"),
+        (28, "sqrt.rz.f32", "first"),
+        (29, "div.s32", "first"),
+        (33, "add.f32", "second"),
+        (34, "ret", "second"),
+    ]
+    assert instructions(TEXT)["ld.global.nc.L1::no_allocate.v4.u32"] == 1
+    assert check(TEXT) == [
+        "line 26: an approximation: div.full.f32 %f7, %f5, %f5",
+        "line 27: subnormals are flushed to zero: add.ftz.f32 %f7, %f5, %f5",
+        "line 28: not rounded to nearest: sqrt.rz.f32 %f7, %f5",
+        "line 25: a product feeds a sum: mul.f32 %f1, %f2, %f3 (line 13), sub.rn.f32 %f5, %f6, %f4",
+    ]
