@@ -1,0 +1,668 @@
+"""Causal attention over a cache of keys and values: every chunk of 64 absolute positions by itself, then all together.
+
+Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1)
+    (``engine/cpu/attention.py``).
+Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
+    float32 or two float16; between the two kernels float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums
+    [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a row is the first chunk that it sees.
+    out float32 [rows, n_head, d_v].
+Who owns what: ``attend_chunks``: a block owns every ``splits``-th chunk of a KV head and up to ``tasks`` of the (row, head)
+    pairs that read it; ``combine``: a block owns 32 elements of one head of one row.  No grid depends on a position.
+Reduction order: that of the mirror.  Within a chunk a thread owns a score, or two elements of the weighted sum, and a warp
+    the halving tree of 64.  Chunks join in rising order: the largest of what came before is exact in any order, so the
+    factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed side by side, and only L = fma(L, a_i, b_i l_i) and
+    O = fma(O, a_i, b_i o_i) one after the other.
+Bytes moved: (d_k + d_v) * element size per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out and in again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cache.kv import CHUNK
+from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    exp,
+    fma,
+    lane_from,
+    lane_xor,
+    lane_xor_int,
+    let_next_begin,
+    load4,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.unpack import device, high_half, low_half
+from engine.errors import DeviceError
+
+F = np.float32
+I = np.int32  # noqa: E741
+U = np.uint32
+
+MAX_HEAD = 256
+"""The largest d_k and d_v."""
+MAX_ROWS = 32
+"""Rows of a pass: a lane of a warp looks at the position of each."""
+ALIGNED = 16
+"""Bytes that shared arrays are aligned to, for vector loads."""
+PITCH = CHUNK + 4
+"""Words from one pair of key dimensions to the next in shared memory: four more than 64, so that a warp that stores vectors
+of two pairs uses every bank."""
+SPAN = 16
+"""Positions that the weighted sum takes at a time: with or without a look at what is visible."""
+COMBINE_THREADS = 128
+TILE = 128
+"""Chunks that ``combine`` takes at a time."""
+JOINED = 16
+"""Chunks that it joins without a loop."""
+PART = 32
+"""Elements of a head that a block of ``combine`` owns."""
+SHARED_WORDS = 48 * 1024 // 4
+
+
+# --- launch geometry -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How one pass over one kind of layer is launched: kernels, grids and threads per block."""
+
+    attend: Specialization
+    attend_grid: tuple[int, int, int]
+    attend_block: int
+    combine: Specialization
+    combine_grid: tuple[int, int, int]
+    combine_block: int
+
+
+def slots(capacity: int, window: int) -> int:
+    """The most chunks that one row sees: of a layer that has room for ``capacity`` positions, the whole context or a ring.
+
+    A window no longer than a ring of n chunks may begin within a chunk and so touch n + 1.
+    """
+    chunks = -(-capacity // CHUNK)
+    return min(chunks + 1, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
+
+
+def scratch(rows: int, n_head: int, d_v: int, n_slots: int) -> tuple[int, int]:
+    """Elements, float32, of what ``attend_chunks`` leaves for ``combine``: weights and sums."""
+    pairs = rows * n_head * n_slots
+    return 2 * pairs, pairs * _padded(d_v)
+
+
+def geometry(
+    rows: int,
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int,
+    half: bool,
+    n_slots: int,
+    multiprocessors: int,
+    early: bool,
+    tasks: int = 0,
+) -> Geometry:
+    """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
+
+    ``early``: no kernel of the same chain writes the positions, so they, and chunks that this pass does not append to, are
+    read before a kernel's turn has come.  ``tasks``: (row, head) pairs per block, 0 for a good number.
+    DeviceError for heads that the kernels cannot take.
+    """
+    if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
+        raise DeviceError(
+            f"attention on a GPU takes heads of an even size up to {MAX_HEAD}, not {d_k} and {d_v}; use --device cpu."
+        )
+    if rows > MAX_ROWS:
+        raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
+    group = n_head // n_head_kv
+    tasks = tasks or _tasks(rows * group, d_k, d_v, half)
+    shared_by = min(4, max(1, tasks // 2))
+    threads = 128 if half and max(d_k, d_v) <= 128 and tasks <= 8 else 256
+    parts = -(-rows * group // tasks)
+    # Registers let 512 threads be resident.
+    resident = multiprocessors * (512 // threads)
+    splits = min(n_slots, max(1, resident // (n_head_kv * parts)))
+    return Geometry(
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, early),
+        (splits, n_head_kv, parts),
+        threads,
+        combine(d_v, early),
+        (n_head, rows, _padded(d_v) // PART),
+        COMBINE_THREADS,
+    )
+
+
+def _tasks(needed: int, d_k: int, d_v: int, half: bool) -> int:
+    """(row, head) pairs per block: a power of two up to 8, fewer where shared memory is short."""
+    tasks = min(8, 1 << (needed - 1).bit_length())
+    while _shared_words(half, d_k, d_v, tasks) > SHARED_WORDS:
+        tasks //= 2
+    return tasks
+
+
+def _padded(d_v: int) -> int:
+    return -(-d_v // PART) * PART
+
+
+def _staged(half: bool, d_k: int, d_v: int) -> bool:
+    """Whether keys and values pass through shared memory: they fit, or else they are read where they are used."""
+    return half or max(d_k, d_v) <= MAX_HEAD // 2
+
+
+def _tile_words(half: bool, d_k: int, d_v: int) -> int:
+    """Shared memory for the keys, then the values, of a chunk."""
+    if not _staged(half, d_k, d_v):
+        return 4
+    return max(d_k // 2 * PITCH, d_v * CHUNK // 2) if half else CHUNK * max(d_k, d_v)
+
+
+def _shared_words(half: bool, d_k: int, d_v: int, tasks: int) -> int:
+    return _tile_words(half, d_k, d_v) + tasks * (d_k + CHUNK) + MAX_ROWS
+
+
+# --- one chunk -------------------------------------------------------------------------------------------------
+
+
+@device
+def warp_max(x):  # type: ignore[no-untyped-def]
+    """The largest x of a warp, in every lane."""
+    x = max(x, lane_xor(x, I(16)))
+    x = max(x, lane_xor(x, I(8)))
+    x = max(x, lane_xor(x, I(4)))
+    x = max(x, lane_xor(x, I(2)))
+    return max(x, lane_xor(x, I(1)))
+
+
+@device
+def warp_fold(x):  # type: ignore[no-untyped-def]
+    """The halving tree over the 32 lanes, in every lane."""
+    x = x + lane_xor(x, I(16))
+    x = x + lane_xor(x, I(8))
+    x = x + lane_xor(x, I(4))
+    x = x + lane_xor(x, I(2))
+    return x + lane_xor(x, I(1))
+
+
+@device
+def first_visible(position, window):  # type: ignore[no-untyped-def]
+    """lo of a row."""
+    return max(I(0), I(position - window + 1)) if window > 0 else I(0)
+
+
+def _make_copies(n_vectors: int, threads: int) -> tuple[int, Any, Any]:
+    """(words, load, store) for a run of 16-byte vectors: thread t moves vectors t, t + threads, ..."""
+    each = -(-n_vectors // threads)
+    exact = n_vectors % threads == 0
+    apart = 4 * threads
+
+    @device
+    def load(p, thread, words):  # type: ignore[no-untyped-def]
+        p = advance(p, thread * 4)
+        for n in range(each):
+            if exact or thread + n * threads < n_vectors:
+                vector = load4(p, n * apart)
+                for k in range(4):
+                    words[4 * n + k] = vector[k]
+
+    @device
+    def store(tile, thread, words):  # type: ignore[no-untyped-def]
+        tile = advance(tile, thread * 4)
+        for n in range(each):
+            if exact or thread + n * threads < n_vectors:
+                for k in range(4):
+                    tile[n * apart + k] = words[4 * n + k]
+
+    return 4 * each, load, store
+
+
+def _make_key_copies(d_k: int, threads: int) -> tuple[int, Any, Any]:
+    """The same for float16 keys: a thread moves 8 positions of two dimensions and stores a word per position that holds both.
+
+    Of 16 threads, 4 take half of one pair of dimensions, 4 half of the next, and so on: then no two of 8 meet in a bank.
+    """
+    pairs = d_k // 2
+    step = threads // 8
+    each = -(-pairs // step)
+    exact = pairs % step == 0
+    load_apart, store_apart = step * CHUNK, step * PITCH
+
+    @device
+    def place(thread):  # type: ignore[no-untyped-def]
+        return I(I(thread >> 4) * 2 + ((thread >> 2) & 1)), I(((thread >> 3) & 1) * 4 + (thread & 3))
+
+    @device
+    def load(p, thread, words):  # type: ignore[no-untyped-def]
+        pair, column = place(thread)
+        p = advance(p, I(pair * CHUNK + column * 4))
+        for n in range(each):
+            if exact or pair + n * step < pairs:
+                a = load4(p, n * load_apart)
+                b = load4(p, n * load_apart + CHUNK // 2)
+                for k in range(4):
+                    words[8 * n + k] = a[k]
+                    words[8 * n + 4 + k] = b[k]
+
+    @device
+    def store(tile, thread, words):  # type: ignore[no-untyped-def]
+        pair, column = place(thread)
+        tile = advance(tile, I(pair * PITCH + column * 8))
+        for n in range(each):
+            if exact or pair + n * step < pairs:
+                for k in range(4):
+                    a, b = words[8 * n + k], words[8 * n + 4 + k]
+                    tile[n * store_apart + 2 * k] = U((a & U(0xFFFF)) | U(b << U(16)))
+                    tile[n * store_apart + 2 * k + 1] = U(U(a >> U(16)) | (b & U(0xFFFF0000)))
+
+    return 8 * each, load, store
+
+
+def _make_score_run(half: bool, shared_by: int, n: int) -> Any:
+    """The device function ``run(key, scaled, total)``: 2 n dimensions further, n a power of two, without a loop.
+
+    ``key``: the words of a thread's position; ``scaled``: q' of ``shared_by`` tasks side by side; total [shared_by]: chains.
+    """
+    if n > 1:
+        part = _make_score_run(half, shared_by, n // 2)
+        key_apart, scaled_apart = n // 2 * (PITCH if half else 2 * CHUNK), n * shared_by
+
+        @device
+        def run(key, scaled, total):  # type: ignore[no-untyped-def]
+            part(key, scaled, total)
+            part(advance(key, key_apart), advance(scaled, scaled_apart), total)
+
+        return run
+
+    @device
+    def run_pair(key, scaled, total):  # type: ignore[no-untyped-def]
+        if half:
+            a, b = low_half(key[0]), high_half(key[0])
+        else:
+            a, b = bits_float(I(key[0])), bits_float(I(key[CHUNK]))
+        for h in range(shared_by):
+            total[h] = fma(scaled[h], a, total[h])
+        for h in range(shared_by):
+            total[h] = fma(scaled[shared_by + h], b, total[h])
+
+    return run_pair
+
+
+def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: bool, n: int) -> Any:
+    """The device function ``run(value, weight, j, firsts, lasts, total)``: n positions from j on, n a power of two, without a
+    loop.
+
+    ``value``: the words of a thread's two elements; ``weight``: p of ``shared_by`` tasks side by side; total [2 shared_by]:
+    chains; ``masked``: only positions from firsts[h] to before lasts[h] count for task h (h = 0 where all have one bound).
+    """
+    if n > 1:
+        part = _make_sum_run(half, d_v, shared_by, n_bounds, masked, n // 2)
+        further = n // 2
+        value_apart, weight_apart = further * (d_v // 2 if half else d_v), further * shared_by
+
+        @device
+        def run(value, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+            part(value, weight, j, firsts, lasts, total)
+            part(advance(value, value_apart), advance(weight, weight_apart), I(j + further), firsts, lasts, total)
+
+        return run
+
+    one = n_bounds == 1
+
+    @device
+    def run_one(value, weight, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
+        if half:
+            a, b = low_half(value[0]), high_half(value[0])
+        else:
+            a, b = bits_float(I(value[0])), bits_float(I(value[1]))
+        for h in range(shared_by):
+            x, y = fma(weight[h], a, total[2 * h]), fma(weight[h], b, total[2 * h + 1])
+            if masked:
+                bound = 0 if one else h
+                seen = j >= firsts[bound] and j < lasts[bound]
+                x = x if seen else total[2 * h]
+                y = y if seen else total[2 * h + 1]
+            total[2 * h] = x
+            total[2 * h + 1] = y
+
+    return run_one
+
+
+@kernel(F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
+def attend_chunks(
+    half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, early: bool
+) -> Any:
+    """Maximum, sum and weighted values of each visible chunk.
+
+    Arguments: q, keys, values, positions, weights, sums, rows, chunks (of the ring), slots, window, scale.
+    ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: how many of them a thread
+    serves with a key or value that it has in hand; ``early``: see ``geometry``.
+    Grid: (splits, n_head_kv, ceil(rows * group / tasks)), blocks of ``threads``.
+    """
+    n_sets = tasks // shared_by
+    n_warps = threads // 32
+    element = 1 if half else 2
+    key_words, value_words = CHUNK * d_k // 2 * element, CHUNK * d_v // 2 * element
+    staged = _staged(half, d_k, d_v)
+    n_key, load_keys, store_keys = _make_key_copies(d_k, threads) if half else _make_copies(key_words // 4, threads)
+    n_value, load_values, store_values = _make_copies(value_words // 4, threads)
+    if not staged:
+        n_key = n_value = 1
+    tile_words = _tile_words(half, d_k, d_v)
+    n_scaled, n_scores = tasks * d_k, tasks * CHUNK
+    scaled_rounds = -(-n_scaled // threads)
+    scaled_exact = n_scaled % threads == 0
+    weigh_rounds = -(-tasks // n_warps)
+    score_rounds = -(-CHUNK * n_sets // threads)
+    pairs = d_v // 2
+    sum_rounds = -(-pairs * n_sets // threads)
+    value_step = 1 if half else 2
+    step = next(n for n in (16, 8, 4, 2, 1) if d_k // 2 % n == 0)
+    n_steps = d_k // 2 // step
+    key_apart, scaled_apart = step * (PITCH if half else 2 * CHUNK), 2 * step * shared_by
+    value_apart, weight_apart = SPAN * (d_v // 2 if half else d_v), SPAN * shared_by
+    one_row = group % shared_by == 0
+    n_bounds = 1 if one_row else shared_by
+    n_sums = 2 * shared_by
+    score_run = _make_score_run(half, shared_by, step)
+    full_run = _make_sum_run(half, d_v, shared_by, n_bounds, False, SPAN)
+    masked_run = _make_sum_run(half, d_v, shared_by, n_bounds, True, SPAN)
+    d_pad = _padded(d_v)
+
+    @device
+    def fetch(keys, values, at, thread, key, value):  # type: ignore[no-untyped-def]
+        """All of a chunk on its way into registers."""
+        if staged:
+            load_keys(advance(keys, at * key_words), thread, key)
+            load_values(advance(values, at * value_words), thread, value)
+
+    @device
+    def score(tile, q, scores, thread, n):  # type: ignore[no-untyped-def]
+        """Scores of the n tasks, hidden or not."""
+        total = cuda.local.array(shared_by, np.float32)
+        for k in range(score_rounds):
+            i = I(thread + k * threads)
+            own, lane = I(i >> 6), I(i & (CHUNK - 1))
+            if own * shared_by < n:
+                key = advance(tile, lane)
+                scaled = advance(q, I(own * (d_k * shared_by)))
+                for h in range(shared_by):
+                    total[h] = F(0.0)
+                left = I(n_steps)
+                while left > 0:
+                    score_run(key, scaled, total)
+                    key = advance(key, key_apart)
+                    scaled = advance(scaled, scaled_apart)
+                    left = I(left - 1)
+                for h in range(shared_by):
+                    scores[i * shared_by + h] = total[h]
+
+    @device
+    def visible(place, window, chunk):  # type: ignore[no-untyped-def]
+        """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
+        low = first_visible(place, window)
+        return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
+
+    @device
+    def weigh(scores, places, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+        """Scores to exp(score - maximum), in place; a warp at a time takes a task."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                row = I(I(task0 + t) // group)
+                first, last = visible(places[row], window, chunk)
+                if first < last:
+                    own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
+                    s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
+                    if lane < first or lane >= last:
+                        s = F(-np.inf)
+                    if lane + 32 < first or lane + 32 >= last:
+                        u = F(-np.inf)
+                    m = warp_max(max(s, u))
+                    s = exp(s - m)
+                    u = exp(u - m)
+                    own[lane * shared_by] = s
+                    own[(lane + 32) * shared_by] = u
+                    total = warp_fold(s + u)
+                    if lane == 0:
+                        head = I(row * n_head + head0 + I(task0 + t) % group)
+                        slot = I(chunk - (first_visible(places[row], window) >> 6))
+                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
+                        at[0] = m
+                        at[1] = total
+
+    @device
+    def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+        """Sums of values over the visible lanes; a thread owns two elements for ``shared_by`` tasks."""
+        total = cuda.local.array(n_sums, np.float32)
+        firsts = cuda.local.array(n_bounds, np.int32)
+        lasts = cuda.local.array(n_bounds, np.int32)
+        for k in range(sum_rounds):
+            i = I(thread + k * threads)
+            own, pair = I(i // pairs), I(i % pairs)
+            if own * shared_by < n:
+                begin, end, inner_begin, inner_end = I(CHUNK), I(0), I(0), I(CHUNK)
+                for h in range(n_bounds):
+                    t = min(I(own * shared_by + h), I(n - 1))
+                    firsts[h], lasts[h] = visible(places[I(I(task0 + t) // group)], window, chunk)
+                    begin, end = min(begin, firsts[h]), max(end, lasts[h])
+                    inner_begin, inner_end = max(inner_begin, firsts[h]), min(inner_end, lasts[h])
+                for h in range(n_sums):
+                    total[h] = F(0.0)
+                value = advance(tile, I(pair * value_step))
+                weight = advance(p, I(own * (CHUNK * shared_by)))
+                j = I(0)
+                while j < end:
+                    if j >= inner_begin and j + SPAN <= inner_end:
+                        full_run(value, weight, j, firsts, lasts, total)
+                    elif j + SPAN > begin:
+                        masked_run(value, weight, j, firsts, lasts, total)
+                    value = advance(value, value_apart)
+                    weight = advance(weight, weight_apart)
+                    j = I(j + SPAN)
+                for h in range(shared_by):
+                    t = I(own * shared_by + h)
+                    bound = 0 if one_row else h
+                    if t < n and firsts[bound] < lasts[bound]:
+                        row = I(I(task0 + t) // group)
+                        head = I(row * n_head + head0 + I(task0 + t) % group)
+                        slot = I(chunk - (first_visible(places[row], window) >> 6))
+                        at = advance(sums, (np.int64(head) * slots + slot) * d_pad + 2 * pair)
+                        at[0] = total[2 * h]
+                        at[1] = total[2 * h + 1]
+
+    @cuda.jit
+    def attend_chunks(  # type: ignore[no-untyped-def]
+        q, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
+    ):
+        let_next_begin()
+        tile = pointer(cuda.shared.array(tile_words, np.uint32, ALIGNED))
+        scaled = pointer(cuda.shared.array(n_scaled, np.float32, ALIGNED))
+        scores = pointer(cuda.shared.array(n_scores, np.float32, ALIGNED))
+        places = pointer(cuda.shared.array(MAX_ROWS, np.int32, ALIGNED))
+        key = cuda.local.array(n_key, np.uint32)
+        value = cuda.local.array(n_value, np.uint32)
+        loaded = cuda.local.array(scaled_rounds, np.float32)
+        # The masks are for the compiler: it sees that nothing is negative.
+        thread = I(cuda.threadIdx.x & (threads - 1))
+        head_kv = I(cuda.blockIdx.y)
+        n_head = I(cuda.gridDim.y * group)
+        head0 = I(head_kv * group)
+        task0 = I((cuda.blockIdx.z * tasks) & 0xFFFF)
+        n = min(I(rows * group - task0), I(tasks))
+        if not early:
+            wait_for_inputs()
+        place = positions[min(I(thread & 31), I(rows - 1))]
+        lowest, highest = place, place
+        if rows > 1:
+            for k in range(5):
+                lowest = min(lowest, lane_xor_int(lowest, I(1 << k)))
+                highest = max(highest, lane_xor_int(highest, I(1 << k)))
+        ring = np.int64(I(head_kv * chunks))
+        chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.x)
+        last_chunk = I(highest >> 6)
+        if early:
+            # Chunks before the first new position are those of earlier passes.
+            if chunk <= last_chunk and chunk < lowest >> 6:
+                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+            wait_for_inputs()
+            if chunk <= last_chunk and chunk >= lowest >> 6:
+                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+        elif chunk <= last_chunk:
+            fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+        if chunk <= last_chunk:
+            if thread < 32:
+                places[thread] = place
+            for k in range(scaled_rounds):
+                i = I(thread + k * threads)
+                t, d = min(I(i // d_k), I(n - 1)), I(i % d_k)
+                head = I(I(task0 + t) // group * n_head + head0 + I(task0 + t) % group)
+                loaded[k] = q[head * d_k + d]
+            for k in range(scaled_rounds):
+                i = I(thread + k * threads)
+                t, d = I(i // d_k), I(i % d_k)
+                if scaled_exact or i < n_scaled:
+                    scaled[I(t // shared_by * d_k + d) * shared_by + t % shared_by] = loaded[k] * scale
+        while chunk <= last_chunk:
+            at = ring + I(U(chunk) % U(chunks))
+            chunk_keys, chunk_values = tile, tile
+            if staged:
+                store_keys(tile, thread, key)
+            else:
+                chunk_keys = advance(keys, at * key_words)
+                chunk_values = advance(values, at * value_words)
+            cuda.syncthreads()
+            score(chunk_keys, scaled, scores, thread, n)
+            cuda.syncthreads()
+            if staged:
+                store_values(tile, thread, value)
+            after = I(chunk + cuda.gridDim.x)
+            if after <= last_chunk:
+                fetch(keys, values, ring + I(U(after) % U(chunks)), thread, key, value)
+            weigh(scores, places, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            cuda.syncthreads()
+            weighted_sum(chunk_values, scores, places, sums, thread, n, task0, head0, n_head, slots, window, chunk)
+            cuda.syncthreads()
+            chunk = after
+
+    return attend_chunks
+
+
+# --- all chunks of a head --------------------------------------------------------------------------------------
+
+
+@kernel(F32P, U32P, I32P, F32P, i32, i32, threads=COMBINE_THREADS)
+def combine(d_v: int, early: bool) -> Any:
+    """The chunks of a row joined in rising order.
+
+    Arguments: weights, sums (as words), positions, out, slots, window; ``early``: see ``geometry``.
+    Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.
+    """
+    d_pad = _padded(d_v)
+    n_vectors = TILE * PART // 4 // COMBINE_THREADS
+    each = TILE // n_vectors
+    n_loaded = 4 * n_vectors
+    n_warps = COMBINE_THREADS // 32
+    tile_words = TILE * PART
+
+    @device
+    def fetch(sums, first, n, thread, words):  # type: ignore[no-untyped-def]
+        """Sums of slots first .. first + 127 on their way: a thread takes 4 elements of every 16th slot."""
+        for k in range(n_vectors):
+            if first + k * each < n:
+                slot = min(I(first + k * each + (thread >> 3)), I(n - 1))
+                vector = load4(sums, np.int64(slot) * d_pad + (thread & 7) * 4)
+                for e in range(4):
+                    words[4 * k + e] = vector[e]
+
+    @cuda.jit
+    def combine(weights, sums, positions, out, slots, window):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        factors = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
+        terms = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
+        shares = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
+        parts = pointer(cuda.shared.array(tile_words, np.float32, ALIGNED))
+        tops = pointer(cuda.shared.array(n_warps, np.float32, ALIGNED))
+        words = cuda.local.array(n_loaded, np.uint32)
+        thread = I(cuda.threadIdx.x)
+        warp, lane = I(thread >> 5), I(thread & 31)
+        n_head = I(cuda.gridDim.x)
+        head = I(cuda.blockIdx.y * n_head + cuda.blockIdx.x)
+        if not early:
+            wait_for_inputs()
+        place = positions[cuda.blockIdx.y]
+        n = I((place >> 6) - (first_visible(place, window) >> 6) + 1)
+        if early:
+            wait_for_inputs()
+        weights = advance(weights, np.int64(head) * slots * 2)
+        sums = advance(sums, np.int64(head) * slots * d_pad + cuda.blockIdx.z * PART)
+        own = min(thread, I(n - 1))
+        m, mass = weights[2 * own], weights[2 * own + 1]
+        fetch(sums, I(0), n, thread, words)
+        maximum = F(-np.inf)
+        total = F(0.0)
+        element = F(0.0)
+        first = I(0)
+        while first < n:
+            if first + thread >= n:
+                m = F(-np.inf)
+            # The largest m of slots first .. first + thread, within the warp.
+            top = m
+            for k in range(5):
+                below = lane_from(top, max(I(lane - (1 << k)), I(0)))
+                if lane >= 1 << k:
+                    top = max(top, below)
+            before = lane_from(top, max(I(lane - 1), I(0)))
+            if lane == 0:
+                before = F(-np.inf)
+            if lane == 31:
+                tops[warp] = top
+            cuda.syncthreads()
+            carried = maximum
+            for k in range(n_warps):
+                if k < warp:
+                    carried = max(carried, tops[k])
+                maximum = max(maximum, tops[k])
+            before = max(carried, before)
+            joined = max(carried, top)
+            a = exp(before - joined)
+            b = exp(m - joined)
+            # What is added to the end of a tile to make it whole leaves every sum as it is, also one of -0.
+            inside = first + thread < n
+            factors[thread] = a if inside else F(1.0)
+            terms[thread] = b * mass if inside else F(-0.0)
+            shares[thread] = b if inside else F(-0.0)
+            cuda.syncthreads()
+            for k in range(n_vectors):
+                if first + k * each < n:
+                    slot = I(k * each + (thread >> 3))
+                    share = shares[slot]
+                    for e in range(4):
+                        x = bits_float(I(words[4 * k + e]))
+                        if first + slot >= n:
+                            x = F(0.0)
+                        parts[slot * PART + (thread & 7) * 4 + e] = share * x
+            after = I(first + TILE)
+            if after < n:
+                own = min(I(after + thread), I(n - 1))
+                m, mass = weights[2 * own], weights[2 * own + 1]
+                fetch(sums, after, n, thread, words)
+            cuda.syncthreads()
+            if warp == 0:
+                count = min(I(n - first), I(TILE))
+                k = I(0)
+                while k < count:
+                    factor, term, part = advance(factors, k), advance(terms, k), advance(parts, k * PART + lane)
+                    for e in range(JOINED):
+                        element = fma(element, factor[e], part[e * PART])
+                        total = fma(total, factor[e], term[e])
+                    k = I(k + JOINED)
+            first = after
+            cuda.syncthreads()
+        if warp == 0 and cuda.blockIdx.z * PART + lane < d_v:
+            out[np.int64(head) * d_v + cuda.blockIdx.z * PART + lane] = element / total
+
+    return combine

@@ -1,0 +1,529 @@
+"""The operations a forward pass is written against, on a GPU.
+
+A forward pass is recorded once per number of rows: the operations below allocate their results and note which kernels
+would run, with which arguments; the notes become a CUDA graph, and every later pass of as many rows is one launch of it.  So
+tokens and positions are read from device memory, and nothing here may depend on their values.
+
+Two values are not computed where a pass asks for them but where they are used: a normalization and a gate usually feed a
+matrix product, which wants them as int8, so one kernel does both.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine.cache.kv import CHUNK, LayerCache
+from engine.cuda import add, attention, embed, glu, matmul, quantize, repack, rms_norm, rope, sample, softcap
+from engine.cuda.compiler import Specialization
+from engine.cuda.decode import Decoder
+from engine.cuda.device import Buffer, Device, Graph
+from engine.models.heads import Heads
+from engine.quants import Format
+from engine.sampler import Sampler, SamplingParams
+from engine.weights import Weight
+
+f32 = np.float32
+
+Progress = Callable[[str, int, int], None]
+
+STAGING = 64 << 20
+"""Bytes of packed rows that are copied to the device at a time."""
+
+RESERVED = 512 << 20
+"""Bytes of device memory that a context leaves for intermediate results."""
+
+DEEP_TILES = 2
+"""Tiles per multiprocessor up to which a warp of a matrix product keeps two records under way."""
+
+MAX_CONTEXT = 1 << 30
+"""More positions than any context has."""
+
+MAX_ROWS = 16
+"""Rows of one pass: two tiles of the tensor cores."""
+
+
+@dataclass
+class Tensor:
+    """An array on the device: where it begins, its shape and element type, and the memory it keeps alive."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: Any
+    memory: Any
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    def reshape(self, *shape: int) -> "Tensor":
+        """The same elements under another shape."""
+        return Tensor(self.address, shape, self.dtype, self.memory)
+
+    def __getitem__(self, rows: slice) -> "Tensor":
+        """Some rows: a contiguous slice of the first axis."""
+        first, last, _ = rows.indices(self.shape[0])
+        step = self.size // self.shape[0] * np.dtype(self.dtype).itemsize
+        return Tensor(self.address + first * step, (last - first, *self.shape[1:]), self.dtype, self.memory)
+
+
+@dataclass
+class Deferred:
+    """A value that is computed where it is used: ``kind`` "rms_norm" of (x, weight) with eps, "swiglu" or "geglu" of
+    (gate, up)."""
+
+    kind: str
+    first: Tensor
+    second: Tensor
+    eps: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.first.shape
+
+
+@dataclass(frozen=True)
+class DeviceWeight:
+    """A weight matrix in device memory: records (``engine/cuda/repack.py``), or the rows of a float format."""
+
+    name: str
+    format: Format
+    rows: int
+    columns: int
+    memory: Buffer
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return self.memory.address
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles of 16 rows."""
+        return -(-self.rows // repack.TILE)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a recorded pass; ``outputs`` are the arrays it writes, there until a later launch uses their memory."""
+
+    kernel: Specialization
+    grid: tuple[int, ...]
+    block: int
+    arguments: tuple[Any, ...]
+    outputs: tuple[Tensor, ...]
+
+
+class Plan:
+    """A recorded pass: its launches, the graph made of them, and where its inputs and results lie."""
+
+    def __init__(self, launches: list[Launch], result: Tensor | None) -> None:
+        self.launches = launches
+        self.result = result
+        self.graph: Graph | None = None
+
+
+class Pool:
+    """Device memory for intermediate results, used again as soon as nothing refers to it.
+
+    Kernels run in the order in which they were recorded, so a later one may write where an earlier one has read.  Memory is
+    never given back before the pool is: recorded graphs hold its addresses.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._owned: list[Buffer] = []
+        self._free: dict[int, list[int]] = defaultdict(list)
+
+    def take(self, n_bytes: int) -> "Loan":
+        """Some memory; it returns when the loan is forgotten."""
+        size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < 1 << 20 else -(-n_bytes // (1 << 20)) << 20
+        free = self._free[size]
+        if not free:
+            self._owned.append(self._device.allocate(size, "intermediate results"))
+            free.append(self._owned[-1].address)
+        return Loan(free.pop(), free)
+
+
+class Loan:
+    """Memory of a pool: an address."""
+
+    def __init__(self, address: int, home: list[int]) -> None:
+        self.address = address
+        self._home = home
+
+    def __del__(self) -> None:
+        self._home.append(self.address)
+
+
+class Backend:
+    """Operations on one GPU."""
+
+    name = "cuda"
+    max_rows = MAX_ROWS
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = Device(index)
+        self.n_threads = 0
+        self.weight_bytes = 0
+        self._pool = Pool(self.device)
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._launches: list[Launch] | None = None
+        self._staging: Buffer | None = None
+        self._orders: dict[Any, Buffer] = {}
+        self._decoder: Decoder | None = None
+        self.tokens = self.zeros((MAX_ROWS,), np.int32)
+        self.positions = self.zeros((MAX_ROWS,), np.int32)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def free_memory(self, weights: int) -> int:
+        """Bytes free for a cache once ``weights`` bytes of weights and what a pass needs are there."""
+        return max(1, self.device.free_memory() - int(weights * 1.01) - RESERVED)
+
+    def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
+        """Bytes that attention over ``n_ctx`` positions needs beside the cache."""
+        slots = attention.slots(n_ctx, 0)
+        return 4 * sum(attention.scratch(MAX_ROWS, n_head, d_v, slots))
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        """An array the operations can read."""
+        buffer = self.device.allocate(array.nbytes, "the model's vectors")
+        self.device.write(buffer.address, array)
+        return Tensor(buffer.address, array.shape, array.dtype, buffer)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """Zeroed memory that stays."""
+        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        buffer = self.device.allocate(n_bytes, "the key-value cache")
+        self.device.clear(buffer.address, buffer.n_bytes)
+        return Tensor(buffer.address, shape, np.dtype(dtype), buffer)
+
+    def store(self, target: Tensor, first: int, rows: np.ndarray) -> None:
+        """target[first : first + len(rows)] = rows."""
+        self.device.write(target[first : first + rows.shape[0]].address, rows)
+
+    def weight(self, weight: Weight) -> DeviceWeight:
+        """A weight matrix the operations can read: copied to the device and laid out in records."""
+        entry, data = weight.format, weight.data
+        if not entry.quantized:
+            buffer = self.device.allocate(data.nbytes, f"the weights ({weight.name})")
+            self.device.write(buffer.address, data)
+            self.weight_bytes += buffer.n_bytes
+            return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
+        n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
+        buffer = self.device.allocate(n_bytes, f"the weights ({weight.name})")
+        self.weight_bytes += buffer.n_bytes
+        if self._staging is None:
+            self._staging = self.device.allocate(STAGING, "the loading of weights")
+        if entry.type not in self._orders:
+            order = repack.record(entry.type)
+            self._orders[entry.type] = self.device.allocate(order.nbytes, "the loading of weights")
+            self.device.write(self._orders[entry.type].address, order)
+        blocks = weight.columns // entry.block
+        step = max(1, STAGING // (data.shape[1] * repack.TILE)) * repack.TILE
+        kernel = repack.repack(entry.block_bytes)
+        for row in range(0, weight.rows, step):
+            part = data[row : row + step]
+            if part.nbytes > self._staging.n_bytes:
+                self._staging = self.device.allocate(part.nbytes, "the loading of weights")
+            self.device.write(self._staging.address, part)
+            tiles = -(-part.shape[0] // repack.TILE)
+            addresses = (self._staging.address, self._orders[entry.type].address, buffer.address)
+            arguments = (*addresses, part.shape[0], blocks, row // repack.TILE)
+            self.device.launch(kernel, (blocks, tiles), 256, arguments)
+        return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
+
+    def loaded(self) -> None:
+        """All weights are there: what only loading needed is given back."""
+        self.device.synchronize("the loading of weights")
+        self._staging = None
+        self._orders = {}
+
+    def download(self, array: Tensor) -> np.ndarray:
+        """The values as a NumPy array."""
+        return self.device.read(array.address, array.shape, array.dtype)
+
+    # --- passes ------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        forward: Callable[[Tensor, Tensor, int], Tensor | None],
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        n_logits: int,
+    ) -> np.ndarray | None:
+        """The result of ``forward(tokens, positions, n_logits)``, as an array; recorded on the first call with as
+        many rows."""
+        plan = self.plan(forward, tokens.size, n_logits)
+        self.device.write(self.tokens.address, tokens)
+        self.device.write(self.positions.address, positions)
+        assert plan.graph
+        plan.graph.launch()
+        return None if plan.result is None else self.download(plan.result)
+
+    def plan(self, forward: Callable[[Tensor, Tensor, int], Tensor | None], rows: int, n_logits: int) -> Plan:
+        """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``."""
+        key = (rows, n_logits)
+        if key not in self._plans:
+            plan = self.record(lambda: forward(self.tokens[:rows], self.positions[:rows], n_logits))
+            self._plans[key] = plan
+            self.capture(plan)
+        return self._plans[key]
+
+    def warm_up(self, model: Any, progress: Progress | None) -> None:
+        """Compile every kernel that a model's passes use, and record the pass of one token."""
+        kernels: dict[Specialization, None] = {}
+        for rows in (1, 2, MAX_ROWS):
+            for n_logits in (0, 1):
+                plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
+                kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+        for greedy in (True, False):
+            kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
+        for done, kernel in enumerate(kernels):
+            if progress:
+                progress("compile", done, len(kernels))
+            self.device.load(kernel)
+        self.plan(model.compute, 1, 1)
+        if progress:
+            progress("compile", len(kernels), len(kernels))
+
+    def record(self, forward: Callable[[], Tensor | None]) -> Plan:
+        """Note the launches of a pass without starting any."""
+        self._launches = []
+        try:
+            result = forward()
+            return Plan(self._launches, result)
+        finally:
+            self._launches = None
+
+    def capture(self, plan: Plan) -> None:
+        """Compile what a plan needs and make its graph."""
+        for launch in plan.launches:
+            self.device.load(launch.kernel)
+        with self.device.capture() as graph:
+            self.start(plan)
+        plan.graph = graph
+
+    def start(self, plan: Plan) -> None:
+        """Start the kernels of a plan one by one."""
+        for launch in plan.launches:
+            self.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+
+    # --- sampling ----------------------------------------------------------------------------------------------
+
+    def can_sample(self, params: SamplingParams) -> bool:
+        """Whether ``decode`` can choose tokens in this way."""
+        return sample.supported(params)
+
+    def decode(self, model: Any, sampler: Sampler, history: Sequence[int], count: int) -> Iterator[int]:
+        """``count`` tokens that follow ``history``, of which the cache holds all but the last, chosen on the device."""
+        if self._decoder is None:
+            self._decoder = Decoder(self, model)
+        return self._decoder.tokens(sampler, history, count)
+
+    def _launch(
+        self, kernel: Specialization, grid: tuple[int, ...], block: int, arguments: Sequence[Any], *outputs: Tensor
+    ) -> None:
+        """Note a launch; tensors among the arguments stand for their addresses."""
+        plain = tuple(a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments)
+        assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
+        # Where results lie, not the results: what comes later may use their memory again.
+        written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs)
+        self._launches.append(Launch(kernel, grid, block, plain, written))
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any = f32) -> Tensor:
+        loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        return Tensor(loan.address, shape, np.dtype(dtype), loan)
+
+    # --- operations --------------------------------------------------------------------------------------------
+
+    def embed(self, table: DeviceWeight, tokens: Tensor, scale: float = 1.0) -> Tensor:
+        """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
+        rows = tokens.size
+        out = self._empty((rows, table.columns))
+        entry = table.format
+        if entry.quantized:
+            units = table.columns // entry.unit
+            arguments = (table, tokens, units, scale, out)
+            grid = (-(-units // embed.WARPS), rows)
+            self._launch(embed.embed_quantized(entry.name), grid, 32 * embed.WARPS, arguments, out)
+        else:
+            grid = (-(-table.columns // 256), rows)
+            self._launch(embed.embed_float(entry.name), grid, 256, (table, tokens, table.columns, scale, out), out)
+        return out
+
+    def matmul(self, x: Tensor | Deferred, *weights: DeviceWeight) -> list[Tensor]:
+        """x float32 [rows, K] times each weight [R, K]: a float32 [rows, R] for each."""
+        return self._matmul(x, weights, None)
+
+    def matmul_add(self, residual: Tensor, x: Tensor | Deferred, weight: DeviceWeight) -> Tensor:
+        """residual + x times the weight."""
+        return self._matmul(x, (weight,), residual)[0]
+
+    def _matmul(self, x: Tensor | Deferred, weights: Sequence[DeviceWeight], residual: Tensor | None) -> list[Tensor]:
+        rows = x.shape[0]
+        outputs = [self._empty((rows, weight.rows)) for weight in weights]
+        by_unit: dict[int, list[int]] = defaultdict(list)
+        for i, weight in enumerate(weights):
+            by_unit[weight.format.unit if weight.format.quantized else 0].append(i)
+        plain = self._plain(x) if 0 in by_unit else None
+        for unit, members in by_unit.items():
+            if unit == 0:
+                for i in members:
+                    assert plain is not None
+                    self._matmul_float(plain, weights[i], residual, outputs[i])
+                continue
+            quantized = self._quantize(x, unit)
+            # Matrices of one format side by side: a launch then holds the code of each format once.
+            members.sort(key=lambda i: weights[i].format.name)
+            for first in range(0, len(members), 3):
+                group = members[first : first + 3]
+                chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
+                self._matmul_quantized(quantized, rows, chosen, residual, outs)
+        return outputs
+
+    def _matmul_quantized(
+        self,
+        x: Sequence[Tensor],
+        rows: int,
+        weights: list[DeviceWeight],
+        residual: Tensor | None,
+        outputs: list[Tensor],
+    ) -> None:
+        entry, columns = weights[0].format, weights[0].columns
+        units = columns // entry.unit
+        tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+        formats = tuple(weight.format.name for weight in weights)
+        spare = 3 - len(weights)
+        arguments = (
+            *(weights + weights[:1] * spare),
+            *(outputs + outputs[:1] * spare),
+            residual or 0,
+            *(tiles + [tiles[-1]] * spare)[:2],
+            *([weight.rows for weight in weights] + [0] * spare),
+            units,
+            *x,
+            rows,
+        )
+        most = 1 if rows == 1 else -(-rows // 8) * 8
+        deep = rows <= 8 and tiles[-1] <= DEEP_TILES * self.device.multiprocessors
+        kernel = matmul.matmul_quantized(formats, most, residual is not None, deep)
+        self._launch(kernel, (tiles[-1],), 32 * matmul.warps(units), arguments, *outputs)
+
+    def _matmul_float(self, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
+        rows = x.shape[0]
+        kernel = matmul.matmul_float(weight.format.name, 1 if rows == 1 else MAX_ROWS, residual is not None)
+        arguments = (weight, x, rows, weight.columns, weight.rows, residual or 0, out)
+        self._launch(kernel, (-(-weight.rows // 8),), 256, arguments, out)
+
+    def _quantize(self, x: Tensor | Deferred, unit: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x as int8 for the tensor cores: q, scales, sums."""
+        rows, columns = x.shape
+        q, d, sums = (
+            self._empty((n,), dtype)
+            for n, dtype in zip(
+                quantize.activation_words(unit, rows, columns), (np.uint32, f32, np.uint32), strict=True
+            )
+        )
+        parts = -(-columns // (quantize.RUN * quantize.WARPS))
+        if isinstance(x, Deferred) and x.kind == "rms_norm":
+            arguments: tuple[Any, ...] = (x.first, x.second, x.eps, q, d, sums)
+            self._launch(rms_norm.rms_norm_quantize(unit, columns), (parts, rows), 256, arguments, q, d, sums)
+        else:
+            source, gate, up = (x.kind, x.first, x.second) if isinstance(x, Deferred) else ("plain", x, x)
+            kernel = quantize.quantize(unit, source)
+            self._launch(kernel, (parts, rows), 32 * quantize.WARPS, (gate, up, columns, q, d, sums), q, d, sums)
+        return q, d, sums
+
+    def _plain(self, x: Tensor | Deferred) -> Tensor:
+        """x as float32."""
+        if isinstance(x, Tensor):
+            return x
+        out = self._empty(x.shape)
+        rows, columns = x.shape
+        if x.kind == "rms_norm":
+            arguments = (x.first, x.second, x.eps, columns, out)
+            self._launch(rms_norm.rms_norm(), (1, rows), 256, arguments, out)
+        else:
+            kernel = glu.swiglu() if x.kind == "swiglu" else glu.geglu()
+            self._launch(kernel, (-(-out.size // 256),), 256, (x.first, x.second, out.size, out), out)
+        return out
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y; y may be a bias [n] for every row."""
+        out = self._empty(x.shape)
+        self._launch(add.add(), (-(-x.size // 256),), 256, (x, y, x.size, y.size, out), out)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Deferred:
+        """Normalize the rows of x [rows, n]; weight [n]."""
+        return Deferred("rms_norm", x, weight, eps)
+
+    def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual + normalized x."""
+        out = self._empty(x.shape)
+        rows, n = x.shape
+        self._launch(rms_norm.rms_norm_add(), (1, rows), 256, (residual, x, weight, eps, n, out), out)
+        return out
+
+    def attention(
+        self, heads: Heads, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor
+    ) -> Tensor:
+        """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
+
+        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.
+        """
+        rows, (_, chunks, d_k, _) = positions.size, cache.keys.shape
+        d_v, n_rot = cache.values.shape[3], 2 * table.shape[2]
+        normed, biases = heads.q_norm is not None, heads.biases or (0, 0, 0)
+        rotated = self._empty((rows, heads.n_head, d_k))
+        kernel = rope.rope(cache.half, d_k, d_v, n_rot, heads.neox, normed, heads.biases is not None, True)
+        strides = (heads.n_head * d_k, heads.n_head_kv * d_k, heads.n_head_kv * d_v)
+        norms = (heads.q_norm, heads.k_norm) if normed else (0, 0)
+        arguments = (q, k, v, *strides, positions, table, *norms, *biases, heads.eps, heads.n_head, chunks, rotated)
+        grid = rope.grid(rows, heads.n_head, heads.n_head_kv)
+        self._launch(kernel, grid, rope.BLOCK, (*arguments, cache.keys, cache.values), rotated)
+
+        # A row of a sliding layer can see more chunks than its ring has: the ends of two may lie in one place.
+        slots = attention.slots(MAX_CONTEXT if cache.window else chunks * CHUNK, cache.window)
+        shape = attention.geometry(
+            rows, heads.n_head, heads.n_head_kv, d_k, d_v, cache.half, slots, self.device.multiprocessors, True
+        )
+        weights, sums = (self._empty((n,)) for n in attention.scratch(rows, heads.n_head, d_v, slots))
+        out = self._empty((rows, heads.n_head * d_v))
+        seen = (
+            rotated,
+            cache.keys,
+            cache.values,
+            positions,
+            weights,
+            sums,
+            rows,
+            chunks,
+            slots,
+            cache.window,
+            heads.scale,
+        )
+        self._launch(shape.attend, shape.attend_grid, shape.attend_block, seen, weights, sums)
+        joined = (weights, sums, positions, out, slots, cache.window)
+        self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
+        return out
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Deferred:
+        """silu(gate) * up."""
+        return Deferred("swiglu", gate, up)
+
+    def geglu(self, gate: Tensor, up: Tensor) -> Deferred:
+        """gelu(gate) * up."""
+        return Deferred("geglu", gate, up)
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap), in place; returns x."""
+        self._launch(softcap.softcap(), (-(-x.size // 256),), 256, (x, cap, x.size), x)
+        return x

@@ -1,0 +1,242 @@
+"""What a warp does with a run of records: the chain of a row, for 16 rows at once.
+
+A record (16 weight rows, one block of each) is used as it lies in the registers of the warp, and the next one is sent for as
+soon as it has been used.  The first is sent for before the warp waits for its inputs, so that weights are on their way while
+the kernel before this one ends.  A *deep* chain keeps two records under way, for matrices of so few rows that a
+multiprocessor has no other warps to fill the time.
+
+The sums and their order are those of ``engine/cuda/matmul.py``.
+"""
+
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.intrinsics import (
+    advance,
+    dot2_high,
+    dot2_high_signed,
+    dot2_low,
+    dot2_low_signed,
+    fma,
+    load2,
+    load4,
+    mma16,
+    mma32,
+    wait_for_inputs,
+)
+from engine.cuda.unpack import device, unpack
+from engine.quants import FORMATS
+
+f32 = np.float32
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+GROUP_BYTES = 2304
+"""Bytes of records of a 32-wide format that a warp has under way."""
+
+
+def make_chain(type_: T, most: int, deep: bool) -> Any:
+    """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
+    [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
+
+    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product
+        gives a lane,
+    one row needs every other.
+    """
+    return _make_256(type_, most, deep) if FORMATS[type_].unit == 256 else _make_32(type_, most)
+
+
+def _make_256(type_: T, most: int, deep: bool) -> Any:
+    tiles, columns = -(-most // 8), min(most, 2)
+    several = columns > 1
+    fmt = unpack(type_)
+    header, block, scale, sums, factors = fmt.header, fmt.block, fmt.scale, fmt.sums, fmt.factors
+    load, size = fmt.make_load(), 4 * FORMATS[type_].block_bytes
+    sixteen, offset, mins = fmt.group == 16, I(fmt.offset), fmt.mins
+    n_words, n_acc, corrected = fmt.words, 4 * tiles, fmt.offset > 0
+
+    @device
+    def weighted(a, s, low):  # type: ignore[no-untyped-def]
+        """Sum of unsigned (minimums) or signed (scales) bytes times int16 sums of activations."""
+        if corrected:
+            low = dot2_low_signed(s[0], a[0], low)
+            low = dot2_high_signed(s[1], a[0], low)
+            low = dot2_low_signed(s[2], a[1], low)
+            return dot2_high_signed(s[3], a[1], low)
+        low = dot2_low(s[0], a[0], low)
+        low = dot2_high(s[1], a[0], low)
+        low = dot2_low(s[2], a[1], low)
+        return dot2_high(s[3], a[1], low)
+
+    @device
+    def quarter(v, words, h, x, units, rows, dots):  # type: ignore[no-untyped-def]
+        """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop as long as this
+        is not unrolled, and words[k] with a k known only at run time would lie in memory instead of registers."""
+        column = I((cuda.threadIdx.x & 31) >> 2)
+        a = block(words, 2 * v)
+        b = block(words, 2 * v + 1)
+        for n in range(tiles):
+            y0, y1, y2, y3 = u32(0), u32(0), u32(0), u32(0)
+            if column < rows - 8 * n:
+                y0, y1, y2, y3 = load4(x, v * 128 + n * units * 512)
+            if sixteen:
+                parts = (mma16(a[0], a[1], y0), mma16(a[2], a[3], y1), mma16(b[0], b[1], y2), mma16(b[2], b[3], y3))
+                for k in range(4):
+                    low, high = scale(h, 0, 4 * v + k), scale(h, 1, 4 * v + k)
+                    dots[4 * n] = I(dots[4 * n] + I(parts[k][0] * low))
+                    dots[4 * n + 2] = I(dots[4 * n + 2] + I(parts[k][2] * high))
+                    if several:
+                        dots[4 * n + 1] = I(dots[4 * n + 1] + I(parts[k][1] * low))
+                        dots[4 * n + 3] = I(dots[4 * n + 3] + I(parts[k][3] * high))
+            else:
+                pairs = (mma32(a[0], a[1], a[2], a[3], y0, y1), mma32(b[0], b[1], b[2], b[3], y2, y3))
+                for k in range(2):
+                    low, high = scale(h, 0, 2 * v + k), scale(h, 1, 2 * v + k)
+                    dots[4 * n] = I(dots[4 * n] + I(pairs[k][0] * low))
+                    dots[4 * n + 2] = I(dots[4 * n + 2] + I(pairs[k][2] * high))
+                    if several:
+                        dots[4 * n + 1] = I(dots[4 * n + 1] + I(pairs[k][1] * low))
+                        dots[4 * n + 3] = I(dots[4 * n + 3] + I(pairs[k][3] * high))
+
+    @device
+    def step(words, lane, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """One unit."""
+        dots = cuda.local.array(n_acc, np.int32)
+        h = header(words)
+        for k in range(n_acc):
+            dots[k] = I(0)
+        quarter(0, words, h, x, units, rows, dots)
+        quarter(1, words, h, x, units, rows, dots)
+        quarter(2, words, h, x, units, rows, dots)
+        quarter(3, words, h, x, units, rows, dots)
+        f = factors(words)
+        low, high = sums(h, 0), sums(h, 1)
+        for n in range(tiles):
+            for c in range(columns):
+                minimum, minimum8 = I(0), I(0)
+                if mins or corrected:
+                    at = n * units * 96 + 12 * c
+                    if sixteen:
+                        e, g = load4(xs, at), load4(xs, at + 4)
+                        minimum = weighted((low[2], low[3]), g, weighted((low[0], low[1]), e, I(0)))
+                        minimum8 = weighted((high[2], high[3]), g, weighted((high[0], high[1]), e, I(0)))
+                    else:
+                        e = load4(xs, at + 8)
+                        minimum = weighted((low[0], low[1]), e, I(0))
+                        minimum8 = weighted((high[0], high[1]), e, I(0))
+                da = xd[n * units * 8 + c]
+                dot, dot8 = dots[4 * n + c], dots[4 * n + 2 + c]
+                if corrected:
+                    dot = I(dot - I(offset * minimum))
+                    dot8 = I(dot8 - I(offset * minimum8))
+                value, value8 = f[0] * f32(dot), f[1] * f32(dot8)
+                if mins:
+                    value = fma(f[2], f32(minimum), value)
+                    value8 = fma(f[3], f32(minimum8), value8)
+                acc[4 * n + c] = fma(da, value, acc[4 * n + c])
+                acc[4 * n + 2 + c] = fma(da, value8, acc[4 * n + 2 + c])
+
+    @device
+    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = I(2 * (lane & 3))
+        words = cuda.local.array(n_words, np.uint32)
+        if first < last:
+            load(p, lane, words)
+        wait_for_inputs()
+        x = advance(q, I(first * 512 + lane * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        for u in range(first, last):
+            step(words, lane, x, xs, xd, units, rows, acc)
+            p = advance(p, size)
+            if u + 1 < last:
+                load(p, lane, words)
+            x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+
+    @device
+    def deep_chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = I(2 * (lane & 3))
+        even = cuda.local.array(n_words, np.uint32)
+        odd = cuda.local.array(n_words, np.uint32)
+        if first < last:
+            load(p, lane, even)
+        p = advance(p, size)
+        if first + 1 < last:
+            load(p, lane, odd)
+        wait_for_inputs()
+        x = advance(q, I(first * 512 + lane * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        for u in range(first, last, 2):
+            step(even, lane, x, xs, xd, units, rows, acc)
+            p = advance(p, size)
+            if u + 2 < last:
+                load(p, lane, even)
+            x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+            if u + 1 < last:
+                step(odd, lane, x, xs, xd, units, rows, acc)
+                p = advance(p, size)
+                if u + 3 < last:
+                    load(p, lane, odd)
+                x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+
+    return deep_chain if deep else chain
+
+
+def _make_32(type_: T, most: int) -> Any:
+    tiles, columns = -(-most // 8), min(most, 2)
+    fmt = unpack(type_)
+    block, factors, load = fmt.block, fmt.factors, fmt.make_load()
+    size, mins, n_words = 4 * FORMATS[type_].block_bytes, fmt.mins, fmt.words
+    group = GROUP_BYTES // (4 * size)
+    n_group = group * n_words
+
+    @device
+    def step(words, lane, i, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """One unit, the i-th after those of x, xs and xd."""
+        a = block(words, 0)
+        f = factors(words)
+        for n in range(tiles):
+            y0, y1 = u32(0), u32(0)
+            if (lane >> 2) < rows - 8 * n:
+                y0, y1 = load2(x, i * 64 + n * units * 64)
+            dots = mma32(a[0], a[1], a[2], a[3], y0, y1)
+            for c in range(columns):
+                at = i * 8 + n * units * 8 + c
+                da = xd[at]
+                value, value8 = f[0] * f32(dots[c]), f[1] * f32(dots[2 + c])
+                if mins:
+                    minimum = f32(I(xs[at]))
+                    value = fma(f[2], minimum, value)
+                    value8 = fma(f[3], minimum, value8)
+                acc[4 * n + c] = fma(da, value, acc[4 * n + c])
+                acc[4 * n + 2 + c] = fma(da, value8, acc[4 * n + 2 + c])
+
+    @device
+    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = I(2 * (lane & 3))
+        words = cuda.local.array(n_group, np.uint32)
+        for i in range(group):
+            if first + i < last:
+                load(advance(p, i * size), lane, words[i * n_words : (i + 1) * n_words])
+        wait_for_inputs()
+        x = advance(q, I(first * 64 + lane * 2))
+        xs = advance(s, I(first * 8 + pair))
+        xd = advance(d, I(first * 8 + pair))
+        for start in range(first, last, group):
+            p = advance(p, group * size)
+            for i in range(group):
+                if start + i < last:
+                    own = words[i * n_words : (i + 1) * n_words]
+                    step(own, lane, i, x, xs, xd, units, rows, acc)
+                    if start + group + i < last:
+                        load(advance(p, i * size), lane, own)
+            x, xs, xd = advance(x, group * 64), advance(xs, group * 8), advance(xd, group * 8)
+
+    return chain

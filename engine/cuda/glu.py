@@ -1,0 +1,45 @@
+"""Gated linear units (Shazeer 2020), where what follows wants them as float32; else ``engine/cuda/quantize.py`` does it.
+
+Formula: y[i] = act(gate[i]) * up[i], act = silu (SwiGLU) or the tanh form of GELU (GeGLU).
+Shapes: gate, up, y float32 [n].
+Who owns what: a thread an element; grid ceil(n / 256), blocks of 256.
+Reduction order: none.
+Bytes moved: 12 n.
+"""
+
+from typing import Any
+
+from numba import cuda
+
+from engine.cuda.compiler import F32P, i32, kernel
+from engine.cuda.intrinsics import gelu, let_next_begin, silu, wait_for_inputs
+
+
+@kernel(F32P, F32P, i32, F32P, threads=256)
+def swiglu() -> Any:
+    """y = silu(gate) * up."""
+
+    @cuda.jit
+    def swiglu(gate, up, n, y):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
+        wait_for_inputs()
+        if i < n:
+            y[i] = silu(gate[i]) * up[i]
+
+    return swiglu
+
+
+@kernel(F32P, F32P, i32, F32P, threads=256)
+def geglu() -> Any:
+    """y = gelu(gate) * up."""
+
+    @cuda.jit
+    def geglu(gate, up, n, y):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
+        wait_for_inputs()
+        if i < n:
+            y[i] = gelu(gate[i]) * up[i]
+
+    return geglu

@@ -1,0 +1,186 @@
+"""Matrix products on tensor cores: 16 weight rows by up to 16 activation rows at a time, weights read once.
+
+Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
+Shapes: weights as records (``engine/cuda/repack.py``), activations as ``engine/cuda/quantize.py`` leaves them; out
+    float32 [rows, R].
+    Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
+Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c
+    (``engine/cuda/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t + 1 of each 8.
+Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil(U / 8);
+    chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
+    (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;
+    out = ((((0 + chain_0) + chain_1) + ...) + chain_7) (+ residual).
+Bytes moved: each record once from memory, the activations once per block from the cache.
+"""
+
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.chain import make_chain
+from engine.cuda.compiler import F32P, U32P, i32, kernel
+from engine.cuda.fold import fold32
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    fma,
+    half_to_float,
+    let_next_begin,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.unpack import device
+from engine.quants import CHAINS, FORMATS
+
+f32 = np.float32
+u16 = np.uint16
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+
+def warps(units: int) -> int:
+    """Warps of a block: chains that have units."""
+    return -(-units // -(-units // CHAINS))
+
+
+def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool) -> int:
+    """Blocks per multiprocessor: three where 80 registers a thread are enough."""
+    return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS"} & set(formats) else 3
+
+
+@kernel(
+    *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32),
+    *(i32, U32P, F32P, U32P, i32),
+    threads=32 * CHAINS,
+    blocks=resident,
+)
+def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool) -> Any:
+    """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
+    over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
+    ``deep``: see ``engine/cuda/chain.py``.
+
+    Grid: ends[last] blocks of 32 * ``warps(units)`` threads.
+    """
+    kinds = [T[name] for name in formats]
+    distinct = list(dict.fromkeys(kinds))
+    several, three = len(kinds) > 1, len(kinds) > 2
+    mixed, third = len(distinct) > 1, len(distinct) > 2
+    chain0, chain1, chain2 = ([make_chain(kind, most, deep) for kind in distinct] * 3)[:3]
+    kind0, kind1, kind2 = ([distinct.index(kind) for kind in kinds] * 3)[:3]
+    size0, size1, size2 = ([4 * FORMATS[kind].block_bytes for kind in kinds] * 3)[:3]
+    tiles, columns = -(-most // 8), min(most, 2)
+    n_acc, n_columns = 4 * tiles, 8 * tiles
+    parts_words = CHAINS * 16 * n_columns
+
+    @cuda.jit
+    def matmul_quantized(  # type: ignore[no-untyped-def]
+        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows
+    ):
+        let_next_begin()
+        thread = I(cuda.threadIdx.x)
+        warp, lane = I(thread >> 5), I(thread & 31)
+        length = I((units + CHAINS - 1) // CHAINS)
+        first = I(warp * length)
+        last = min(I(first + length), units)
+        tile = I(cuda.blockIdx.x)
+        w, out, n_rows, kind, size = w0, out0, rows0, I(kind0), I(size0)
+        if several and tile >= end0:
+            if three and tile >= end1:
+                tile = I(tile - end1)
+                w, out, n_rows, kind, size = w2, out2, rows2, I(kind2), I(size2)
+            else:
+                tile = I(tile - end0)
+                w, out, n_rows, kind, size = w1, out1, rows1, I(kind1), I(size1)
+        acc = cuda.local.array(n_acc, np.float32)
+        for k in range(n_acc):
+            acc[k] = f32(0.0)
+        p = advance(w, np.int64(I(tile * units + first)) * size)
+        if not mixed or kind == 0:
+            chain0(p, first, last, units, rows, q, d, s, acc)
+        elif not third or kind == 1:
+            chain1(p, first, last, units, rows, q, d, s, acc)
+        else:
+            chain2(p, first, last, units, rows, q, d, s, acc)
+        parts = pointer(cuda.shared.array(parts_words, np.float32))
+        mine = advance(parts, I(warp * (16 * n_columns) + 32 * (lane & 3) + (lane >> 2)))
+        for n in range(tiles):
+            for c in range(columns):
+                mine[(8 * n + c) * 16] = acc[4 * n + c]
+                mine[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
+        cuda.syncthreads()
+        i = thread
+        while i < 16 * rows:
+            t, r = I(i >> 4), I(tile * 16 + (i & 15))
+            if r < n_rows:
+                total = f32(0.0)
+                for c in range(CHAINS):
+                    if c * 32 < cuda.blockDim.x:
+                        total = total + parts[c * (16 * n_columns) + i]
+                at = np.int64(t) * n_rows + r
+                if add:
+                    total = total + residual[at]
+                out[at] = total
+            i = I(i + cuda.blockDim.x)
+
+    return matmul_quantized
+
+
+# --- float formats ---------------------------------------------------------------------------------------------
+
+
+def make_load_float(type_: T) -> Any:
+    """The device function ``load_float(words, i)``: weight i of a float format, exact."""
+    if type_ == T.F32:
+
+        @device
+        def load_f32(p, i):  # type: ignore[no-untyped-def]
+            return bits_float(I(p[i]))
+
+        return load_f32
+    half = type_ == T.F16
+
+    @device
+    def load_16(p, i):  # type: ignore[no-untyped-def]
+        word = p[i >> 1]
+        bits = u32(word >> u32(16)) if i & 1 else u32(word & u32(0xFFFF))
+        return half_to_float(u16(bits)) if half else bits_float(I(bits << u32(16)))
+
+    return load_16
+
+
+@kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
+def matmul_float(format: str, most: int, add: bool) -> Any:
+    """A matrix of a float format times float32 activations, up to ``most`` rows.
+
+    Who owns what: a warp owns a weight row, lane c the chain of k % 32 == c.  Grid: ceil(R / 8) blocks of 8 warps.
+    Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
+    """
+    load_float = make_load_float(T[format])
+
+    @cuda.jit
+    def matmul_float(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        lane = I(cuda.threadIdx.x & 31)
+        r = I(cuda.blockIdx.x * 8 + (cuda.threadIdx.x >> 5))
+        acc = cuda.local.array(most, np.float32)
+        for t in range(most):
+            acc[t] = f32(0.0)
+        wait_for_inputs()
+        if r < n_rows:
+            base = np.int64(r) * columns
+            for k in range(lane, columns, 32):
+                w = load_float(weight, base + k)
+                for t in range(most):
+                    if t < rows:
+                        acc[t] = fma(w, x[t * columns + k], acc[t])
+            for t in range(most):
+                total = fold32(acc[t])
+                if lane == 0 and t < rows:
+                    at = np.int64(t) * n_rows + r
+                    if add:
+                        total = total + residual[at]
+                    out[at] = total
+
+    return matmul_float

@@ -1,0 +1,130 @@
+"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, and on the way to int8.
+
+Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps).
+Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/quantize.py``.
+Who owns what: a block of 256 threads owns a row, or one of several parts of what is done with a row once r is known: each
+    part computes r again, which is cheaper than waiting for one another.
+Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
+    (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows of at most 128 use the least power of two of chains.
+Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8), and 4 n for the weights.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cuda.compiler import F32P, U32P, i32, kernel
+from engine.cuda.compiler import f32 as f32_t
+from engine.cuda.fold import fold256
+from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
+from engine.cuda.quantize import RUN, WARPS, load8, make_store
+from engine.cuda.unpack import device
+
+NORM_CHAINS = 256
+
+f32 = np.float32
+I = np.int32  # noqa: E741
+
+
+@device
+def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
+    """r of the row at x, in every thread of the block."""
+    thread = I(cuda.threadIdx.x)
+    width = I(NORM_CHAINS)
+    while (width >> 1) >= n:
+        width = I(width >> 1)
+    total = f32(0.0)
+    if thread < width:
+        i = thread
+        while i < n:
+            total = fma(x[i], x[i], total)
+            i = I(i + width)
+    return f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+
+
+@kernel(F32P, F32P, f32_t, i32, F32P, threads=256)
+def rms_norm() -> Any:
+    """y = normalized x.  Grid: (parts, rows)."""
+
+    @cuda.jit
+    def rms_norm(x, weight, eps, n, y):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        row = np.int64(cuda.blockIdx.y) * n
+        wait_for_inputs()
+        r = inverse_rms(advance(x, row), n, eps, chains)
+        i = I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
+        while i < n:
+            y[row + i] = x[row + i] * r * weight[i]
+            i = I(i + cuda.gridDim.x * 256)
+
+    return rms_norm
+
+
+@kernel(F32P, F32P, F32P, f32_t, i32, F32P, threads=256)
+def rms_norm_add() -> Any:
+    """y = residual + normalized x: fma(x * r, weight, residual).  Grid: (parts, rows)."""
+
+    @cuda.jit
+    def rms_norm_add(residual, x, weight, eps, n, y):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        row = np.int64(cuda.blockIdx.y) * n
+        wait_for_inputs()
+        r = inverse_rms(advance(x, row), n, eps, chains)
+        i = I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
+        while i < n:
+            y[row + i] = fma(x[row + i] * r, weight[i], residual[row + i])
+            i = I(i + cuda.gridDim.x * 256)
+
+    return rms_norm_add
+
+
+@kernel(F32P, F32P, f32_t, U32P, F32P, U32P, threads=256)
+def rms_norm_quantize(unit: int, n: int) -> Any:
+    """Normalized x as int8 of ``unit`` values a scale.
+
+    Grid: (ceil(n / 2048), rows); a warp quantizes a run of 256 positions.
+    """
+    store = make_store(unit)
+    width = NORM_CHAINS
+    while width // 2 >= n:
+        width //= 2
+    n_x = -(-n // width)
+    exact = n % width == 0 and width == NORM_CHAINS
+
+    @cuda.jit
+    def rms_norm_quantize(x, weight, eps, q, d, sums):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        own = cuda.local.array(n_x, np.float32)
+        values = cuda.local.array(8, np.float32)
+        weights = cuda.local.array(8, np.float32)
+        thread = I(cuda.threadIdx.x)
+        t = I(cuda.blockIdx.y)
+        row = advance(x, t * n)
+        run = I(cuda.blockIdx.x * WARPS + (thread >> 5))
+        at = I(run * RUN + 8 * (thread & 31))
+        for k in range(8):
+            values[k] = f32(0.0)
+        if at < n:
+            load8(weight, at, weights)
+        wait_for_inputs()
+        for k in range(n_x):
+            own[k] = f32(0.0)
+            if exact or (thread < width and thread + k * width < n):
+                own[k] = x[t * n + thread + k * width]
+        if at < n:
+            load8(row, at, values)
+        total = f32(0.0)
+        for k in range(n_x):
+            total = fma(own[k], own[k], total)
+        r = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        if run * RUN < n:
+            for k in range(8):
+                values[k] = values[k] * r * weights[k]
+            store(values, t, run, n, q, d, sums)
+
+    return rms_norm_quantize

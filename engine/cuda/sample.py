@@ -1,0 +1,520 @@
+"""Sampling on the GPU: the token that ``engine/sampler.py`` chooses, bit for bit, without the host.
+
+Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
+    Order is that of the packed keys there (larger logit, then lower id; NaN above all).  They are all different, so which
+    k are the largest does not depend on how they are found.
+Shapes: logits float32 [n_vocab], the row to sample; history int32 [n_ctx], token by position; tokens and positions int32
+    [1], the last token and its position, which become those of the new one; params, the words of one :data:`PARAMS`;
+    best uint64 [1024]; ring int32 [ring_size], a power of two; step int32 [1], how many tokens have been sampled.
+Who owns what: ``edit``: one block, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines of 32
+    logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: one block, a thread per group, then
+    per candidate.
+Reduction order: that of ``tree_sum`` and ``reach`` for at most 256 entries: lane j adds entries j, j + 32, ..., the lanes are
+    folded in halves, and running totals are added one by one.
+Bytes moved: 4 n_vocab by ``maxima``; ``draw`` reads the groups of about k candidates again.
+
+The k largest keys lie in the k groups with the largest maxima: every other group has k maxima above all that it holds.  So
+``draw`` takes a bound that at least k maxima reach, collects what reaches it in their groups, a few more than k, and ranks
+these.  If a strange order of the logits leaves more than 1024, the bound is raised by counting the whole vocabulary.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda, njit
+
+from engine import sampler as host
+from engine.cpu.sample import pack, place_of
+from engine.cuda.compiler import F32P, I32P, U64P, Specialization, i32, kernel
+from engine.cuda.fold import fold32
+from engine.cuda.intrinsics import (
+    bits_float,
+    exp,
+    fma,
+    gumbel,
+    lane_xor_int,
+    let_next_begin,
+    log,
+    wait_for_inputs,
+)
+from engine.cuda.unpack import device
+from engine.sampler import Sampler, SamplingParams
+
+f32 = np.float32
+i64 = np.int64
+u32 = np.uint32
+u64 = np.uint64
+I = np.int32  # noqa: E741
+
+GROUPS = 1024
+"""Groups of the vocabulary, and threads of the block that chooses among them."""
+WARPS = 8
+"""Warps of a block of ``maxima``."""
+EDIT_THREADS = 256
+MOST_K = 256
+"""The largest top_k."""
+MOST_RECENT = 1024
+"""The largest repeat_last_n."""
+MOST_BIAS = 1024
+"""The most entries of logit_bias."""
+
+EMPTY, NAN, INFINITE, BANNED = -(2**31), -1, -2, -3
+"""What a word of the ring can be but a token: not written yet; no token, because the largest logit is NaN, +inf, -inf."""
+
+PARAMS = np.dtype(
+    [
+        ("seed", "<u8"),
+        ("temperature", "<f4"),
+        ("top_p", "<f4"),  # inf: off
+        ("log_min_p", "<f4"),  # -inf: off
+        ("repeat", "<f4"),
+        ("frequency", "<f4"),
+        ("presence", "<f4"),
+        ("top_k", "<i4"),
+        ("last_n", "<i4"),  # 0: no penalties
+        ("n_bias", "<i4"),
+        ("bias_ids", "<i4", (MOST_BIAS,)),
+        ("bias", "<f4", (MOST_BIAS,)),
+        ("unused", "<i4"),
+    ]
+)
+"""Everything about a choice that is not in the history.  Kernels read it as 32-bit words, so a captured graph serves any."""
+
+
+def _word(field: str) -> int:
+    return int(PARAMS.fields[field][1]) // 4  # type: ignore[index]
+
+
+_SEED, _TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("seed", "temperature", "top_p", "log_min_p"))
+_REPEAT, _FREQUENCY, _PRESENCE = map(_word, ("repeat", "frequency", "presence"))
+_TOP_K, _LAST_N, _N_BIAS, _BIAS_IDS, _BIAS = map(_word, ("top_k", "last_n", "n_bias", "bias_ids", "bias"))
+
+_BATCH = 8  # loads of a lane that are under way at once; 8 x 1024 lines are 262144 logits
+_IN_GROUPS, _FOUND, _ABOVE = 0, 1, 2  # counters of draw
+
+
+# --- keys ------------------------------------------------------------------------------------------------------
+
+
+@njit
+def value_of(key):  # type: ignore[no-untyped-def]
+    """The float32 that ``pack`` put into a key; +0 for -0."""
+    order = I(i64(key >> u64(32)) - i64(0x80000000))
+    return bits_float(I(order ^ ((order >> I(31)) & I(0x7FFFFFFF))))
+
+
+@device
+def warp_max(key):  # type: ignore[no-untyped-def]
+    """The largest key of a warp's lanes, in every lane."""
+    for step in range(5):
+        lane = I(16) >> I(step)
+        high = u32(lane_xor_int(I(key >> u64(32)), lane))
+        low = u32(lane_xor_int(I(u32(key & u64(0xFFFFFFFF))), lane))
+        key = max(key, (u64(high) << u64(32)) | u64(low))
+    return key
+
+
+@device
+def record(key, token, position, done, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
+    """Hand on the token for ``position`` of a row whose largest logit has this key, after ``done`` others.  One thread
+    calls it.
+
+    A row that cannot be sampled gives token 0 to whatever runs next, and its reason to the host.  The position stops at
+    the end of the context, so that steps begun too many stay inside the cache.
+    """
+    value = value_of(key)
+    if value != value:
+        found = I(NAN)
+    elif value == f32(math.inf):
+        found = I(INFINITE)
+    elif value == f32(-math.inf):
+        found = I(BANNED)
+    else:
+        found = I(token)
+    token = max(found, I(0))
+    if position < n_ctx:
+        history[position] = token
+        positions[0] = position
+    tokens[0] = token
+    ring[done & (ring_size - 1)] = found
+    step[0] = I(done + 1)
+
+
+# --- changes of logits -----------------------------------------------------------------------------------------
+
+
+@kernel(F32P, I32P, I32P, I32P, threads=EDIT_THREADS)
+def edit(threads: int) -> Any:
+    """Bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: 1 block."""
+
+    @cuda.jit
+    def edit(logits, params, history, positions):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        recent = cuda.shared.array(MOST_RECENT, np.int32)
+        thread = I(cuda.threadIdx.x)
+        wait_for_inputs()
+        i = thread
+        while i < params[_N_BIAS]:
+            token = params[_BIAS_IDS + i]
+            logits[token] = logits[token] + bits_float(params[_BIAS + i])
+            i = I(i + threads)
+        length = I(positions[0] + 1)
+        n = min(params[_LAST_N], length)
+        i = thread
+        while i < n:
+            recent[i] = history[length - n + i]
+            i = I(i + threads)
+        # Now every bias has been added, too.
+        cuda.syncthreads()
+        i = thread
+        while i < n:
+            token = recent[i]
+            earlier = I(0)
+            j = I(0)
+            while j < i:
+                earlier = I(earlier + I(recent[j] == token))
+                j = I(j + 1)
+            # The first occurrence stands for all.
+            if earlier == 0:
+                count = I(0)
+                while j < n:
+                    count = I(count + I(recent[j] == token))
+                    j = I(j + 1)
+                penalty = fma(f32(count), bits_float(params[_FREQUENCY]), bits_float(params[_PRESENCE]))
+                repeat = bits_float(params[_REPEAT])
+                x = logits[token]
+                logits[token] = x / repeat - penalty if x > f32(0.0) else fma(x, repeat, -penalty)
+            i = I(i + threads)
+
+    return edit
+
+
+# --- the largest -----------------------------------------------------------------------------------------------
+
+
+@kernel(F32P, i32, U64P, threads=32 * WARPS)
+def maxima(groups: int, warps: int) -> Any:
+    """best[g] = the largest key of group g, 0 if it is empty.  Grid: groups / warps blocks."""
+    stride = groups * _BATCH
+
+    @cuda.jit
+    def maxima(logits, n_vocab, best):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        x = cuda.local.array(_BATCH, np.float32)
+        lane = I(cuda.threadIdx.x & 31)
+        group = I(cuda.blockIdx.x * warps + (cuda.threadIdx.x >> 5))
+        largest = u64(0)
+        wait_for_inputs()
+        place = I(32 * group + lane)
+        while place < n_vocab:
+            # All loads are started before the first is needed; beyond the end a lane's own first logit comes again.
+            for b in range(_BATCH):
+                other = I(place + 32 * groups * b)
+                x[b] = logits[other if other < n_vocab else place]
+            for b in range(_BATCH):
+                other = I(place + 32 * groups * b)
+                largest = max(largest, pack(x[b], other if other < n_vocab else place))
+            place = I(place + 32 * stride)
+        largest = warp_max(largest)
+        if lane == 0:
+            best[group] = largest
+
+    return maxima
+
+
+@kernel(U64P, i32, I32P, I32P, I32P, I32P, i32, I32P, threads=GROUPS, blocks=1)
+def argmax(groups: int) -> Any:
+    """The largest of all groups is the token.  Grid: 1 block of as many threads as groups."""
+    warps = groups // 32
+
+    @cuda.jit
+    def argmax(best, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        keys = cuda.shared.array(32, np.uint64)
+        thread = I(cuda.threadIdx.x)
+        wait_for_inputs()
+        position = I(positions[0] + 1)
+        done = step[0]
+        key = warp_max(best[thread])
+        if thread & 31 == 0:
+            keys[thread >> 5] = key
+        cuda.syncthreads()
+        if thread < 32:
+            key = warp_max(keys[thread] if thread < warps else u64(0))
+            if thread == 0:
+                record(key, place_of(key), position, done, n_ctx, tokens, positions, history, ring, ring_size, step)
+
+    return argmax
+
+
+# --- a draw ----------------------------------------------------------------------------------------------------
+
+
+@device
+def offer(key, least, keys, counters):  # type: ignore[no-untyped-def]
+    """Puts a key that is not below ``least`` among ``keys``, in any order; counts also those that find no room."""
+    if key >= least:
+        slot = cuda.atomic.add(counters, _FOUND, I(1))
+        if slot < keys.size:
+            keys[slot] = key
+
+
+@device
+def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-untyped-def]
+    """A bound that at least k and at most ``most`` keys of the vocabulary reach, given a lower one that k reach."""
+    thread = I(cuda.threadIdx.x)
+    bound = u64(0)
+    count = n_vocab
+    bit = 63
+    while count > most:
+        middle = bound | (u64(1) << u64(bit))
+        bit -= 1
+        if middle <= least:
+            bound = middle
+            continue
+        cuda.syncthreads()
+        if thread == 0:
+            counters[_ABOVE] = I(0)
+        cuda.syncthreads()
+        mine = I(0)
+        i = thread
+        while i < n_vocab:
+            mine = I(mine + I(pack(logits[i], i) >= middle))
+            i = I(i + cuda.blockDim.x)
+        cuda.atomic.add(counters, _ABOVE, mine)
+        cuda.syncthreads()
+        if counters[_ABOVE] >= k:
+            bound = middle
+            count = counters[_ABOVE]
+    return bound
+
+
+@kernel(F32P, i32, U64P, I32P, i32, I32P, I32P, I32P, I32P, i32, I32P, threads=GROUPS, blocks=1)
+def draw(groups: int) -> Any:
+    """A token by top-k, top-p, min-p, temperature and noise.  Grid: 1 block of as many threads as groups."""
+    warps = groups // 32
+    most_k = min(MOST_K, groups)
+    rows = most_k // 32
+    stride = groups * _BATCH
+
+    @cuda.jit
+    def draw(logits, n_vocab, best, params, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        keys = cuda.shared.array(groups, np.uint64)
+        ordered = cuda.shared.array(most_k, np.uint64)
+        weights = cuda.shared.array(most_k, np.float32)
+        chosen = cuda.shared.array(groups, np.int32)
+        counters = cuda.shared.array(3, np.int32)
+        x = cuda.local.array(_BATCH, np.float32)
+        thread = I(cuda.threadIdx.x)
+        lane = I(thread & 31)
+        if thread < 3:
+            counters[thread] = I(0)
+        wait_for_inputs()
+        k = min(min(params[_TOP_K], n_vocab), I(most_k))
+        position = I(positions[0] + 1)
+        done = step[0]
+
+        # A bound that at least k of the maxima reach, and few more.
+        mine = best[thread]
+        least = u64(0)
+        count = min(I((n_vocab + 31) >> 5), I(groups))
+        enough = I(k + (k >> 2) + 8)
+        bit = 63
+        while count > enough and bit >= 0:
+            middle = least | (u64(1) << u64(bit))
+            reached = I(cuda.syncthreads_count(I(mine >= middle)))
+            if reached >= k:
+                least = middle
+                count = reached
+            bit -= 1
+
+        # What reaches it, in any order.
+        cuda.syncthreads()
+        if mine >= least and mine > u64(0):
+            chosen[cuda.atomic.add(counters, _IN_GROUPS, I(1))] = thread
+        cuda.syncthreads()
+        i = I(thread >> 5)
+        while i < counters[_IN_GROUPS]:
+            first = chosen[i]
+            while 32 * first < n_vocab:
+                for b in range(_BATCH):
+                    x[b] = logits[min(I(32 * (first + b * groups) + lane), I(n_vocab - 1))]
+                for b in range(_BATCH):
+                    place = I(32 * (first + b * groups) + lane)
+                    if place < n_vocab:
+                        offer(pack(x[b], place), least, keys, counters)
+                first = I(first + stride)
+            i = I(i + warps)
+        cuda.syncthreads()
+        if counters[_FOUND] > groups:
+            least = raise_bound(logits, n_vocab, k, groups, least, counters)
+            cuda.syncthreads()
+            if thread == 0:
+                counters[_FOUND] = I(0)
+            cuda.syncthreads()
+            i = thread
+            while i < n_vocab:
+                offer(pack(logits[i], i), least, keys, counters)
+                i = I(i + groups)
+            cuda.syncthreads()
+
+        # The first k of them, sorted.
+        n = counters[_FOUND]
+        if thread < n:
+            key = keys[thread]
+            rank = I(0)
+            i = I(0)
+            while i < n:
+                rank = I(rank + I(keys[i] > key))
+                i = I(i + 1)
+            if rank < k:
+                ordered[rank] = key
+        cuda.syncthreads()
+
+        # top-p: as many as reach p of the total; the list is sorted, so a running total is a thread's own loop.
+        largest = ordered[0]
+        top = value_of(largest)
+        value = f32(-math.inf)
+        token = I(0)
+        if thread < k:
+            value = value_of(ordered[thread])
+            token = I(place_of(ordered[thread]))
+        if thread < most_k:
+            weights[thread] = exp(value - top) if thread < k else f32(0.0)
+        cuda.syncthreads()
+        total = f32(0.0)
+        for r in range(rows):
+            total = total + weights[32 * r + lane]
+        target = bits_float(params[_TOP_P]) * fold32(total)
+        running = f32(0.0)
+        if thread < k:
+            i = I(0)
+            while i <= thread:
+                running = running + weights[i]
+                i = I(i + 1)
+        kept = min(I(1 + cuda.syncthreads_count(I(thread < k and running < target))), k)
+
+        # min-p
+        likely = thread < kept and value >= top + bits_float(params[_LOG_MIN_P])
+        kept = I(cuda.syncthreads_count(I(likely)))
+
+        # The largest after the noise.
+        if thread < most_k:
+            key = u64(0)
+            if thread < kept:
+                seed = u64(u32(params[_SEED])) | (u64(u32(params[_SEED + 1])) << u64(32))
+                noise = gumbel(seed, position, token)
+                key = pack(value / bits_float(params[_TEMPERATURE]) + noise, token)
+            keys[thread] = key
+        cuda.syncthreads()
+        if thread < 32:
+            key = u64(0)
+            for r in range(rows):
+                key = max(key, keys[32 * r + lane])
+            key = warp_max(key)
+            if thread == 0:
+                record(largest, place_of(key), position, done, n_ctx, tokens, positions, history, ring, ring_size, step)
+
+    return draw
+
+
+# --- the host's side -------------------------------------------------------------------------------------------
+
+
+def supported(params: SamplingParams) -> bool:
+    """Whether the kernels of this file can do it; if not, the logits go to the host."""
+    recent = not params.penalizes or 0 < params.repeat_last_n <= MOST_RECENT
+    filters = params.greedy or (0 < params.top_k <= MOST_K and params.typical_p >= 1)
+    return recent and filters and len(params.logit_bias) <= MOST_BIAS
+
+
+def edits(params: SamplingParams) -> bool:
+    """Whether the logits are changed before the choice, so that ``edit`` is needed."""
+    return params.penalizes or bool(params.logit_bias)
+
+
+def pack_params(sampler: Sampler) -> np.ndarray:
+    """A sampler's parameters and seed: an array of one :data:`PARAMS`.  They must be :func:`supported`."""
+    p = sampler.params
+    packed = np.zeros(1, PARAMS)
+    words = packed[0]
+    words["seed"] = sampler.seed
+    words["temperature"] = max(p.temperature, host._LEAST_TEMPERATURE)
+    words["top_p"] = p.top_p if p.top_p < 1 else math.inf
+    words["log_min_p"] = log(f32(p.min_p)) if p.min_p > 0 else -math.inf
+    words["repeat"], words["frequency"], words["presence"] = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+    words["top_k"] = min(max(p.top_k, 0), MOST_K)
+    words["last_n"] = p.repeat_last_n if p.penalizes else 0
+    words["n_bias"] = n = len(p.logit_bias)
+    words["bias_ids"][:n] = list(p.logit_bias)
+    words["bias"][:n] = list(p.logit_bias.values())
+    return packed
+
+
+def token_of(word: int) -> int:
+    """The token in a word of the ring, or the error that ``Sampler.sample`` raises for such logits."""
+    word = int(word)
+    if word < 0:
+        host._check_largest({NAN: math.nan, INFINITE: math.inf, BANNED: -math.inf}[word])
+    return word
+
+
+class DeviceSampler:
+    """The memory that the kernels of this file work in, and their launches.
+
+    One step: the logits become the token at tokens[0], whose position positions[0] and place in history are written, too,
+    and the next word of the ring.  The host sets ``history`` and, with :meth:`begin`, the parameters.
+    """
+
+    def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_size: int = 64) -> None:
+        """device: an ``engine.cuda.device.Device``; ring_size: how many steps the host may lag behind, a
+        power of two."""
+        assert ring_size & (ring_size - 1) == 0
+        self._device = device
+        self.n_vocab = n_vocab
+        self.n_ctx = n_ctx
+        #: int32 [ring_size] that the device writes: results of the steps by turns, :data:`EMPTY` before.
+        self.ring, self.ring_address = device.pinned((ring_size,), np.int32)
+        self.ring[...] = EMPTY
+        self.params = device.allocate(PARAMS.itemsize, "the sampler's parameters")
+        self.best = device.allocate(8 * GROUPS, "the sampler's candidates")
+        self.step = device.allocate(4, "the number of steps")
+        self.taken = 0
+
+    def begin(self, sampler: Sampler) -> None:
+        """Steps that are launched from now on choose as this sampler does, and their results begin at ring[0]."""
+        self._device.write(self.params.address, pack_params(sampler))
+        self._device.write(self.step.address, np.zeros(1, np.int32))
+        self.ring[...] = EMPTY
+        self.taken = 0
+
+    def ready(self) -> bool:
+        """Whether the next result is there."""
+        return bool(self.ring[self.taken % self.ring.size] != EMPTY)
+
+    def take(self) -> int:
+        """The next token, once :meth:`ready`; frees its place.  Raises what ``Sampler.sample`` raises."""
+        place = self.taken % self.ring.size
+        word, self.ring[place] = int(self.ring[place]), EMPTY
+        self.taken += 1
+        return token_of(word)
+
+    @staticmethod
+    def kernels(greedy: bool, with_edit: bool) -> list[Specialization]:
+        """What a step launches, in order."""
+        return [edit(EDIT_THREADS)] * with_edit + [maxima(GROUPS, WARPS), argmax(GROUPS) if greedy else draw(GROUPS)]
+
+    def launch(self, logits: int, tokens: int, positions: int, history: int, greedy: bool, with_edit: bool) -> None:
+        """One step; arguments are addresses.  ``greedy`` and ``with_edit`` decide which kernels run, and so need a graph
+        each; everything else is read from the parameters.  Biased and penalized logits overwrite the given ones."""
+        launch, n_vocab, params, best = self._device.launch, self.n_vocab, self.params.address, self.best.address
+        state = [self.n_ctx, tokens, positions, history, self.ring_address, self.ring.size, self.step.address]
+        if with_edit:
+            launch(edit(EDIT_THREADS), 1, EDIT_THREADS, [logits, params, history, positions])
+        launch(maxima(GROUPS, WARPS), GROUPS // WARPS, 32 * WARPS, [logits, n_vocab, best])
+        if greedy:
+            launch(argmax(GROUPS), 1, GROUPS, [best, *state])
+        else:
+            launch(draw(GROUPS), 1, GROUPS, [logits, n_vocab, best, params, *state])

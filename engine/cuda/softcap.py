@@ -1,0 +1,29 @@
+"""Soft bound on logits (Gemma): y = cap * tanh(x / cap), element by element, in place.
+
+Shapes: x float32 [n].  A thread an element, grid ceil(n / 256), blocks of 256; no reduction; 8 n bytes moved.
+"""
+
+from typing import Any
+
+from numba import cuda
+
+from engine.cuda import intrinsics
+from engine.cuda.compiler import F32P, i32, kernel
+from engine.cuda.compiler import f32 as f32_t
+from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
+
+
+@kernel(F32P, f32_t, i32, threads=256)
+def softcap() -> Any:
+    """x becomes cap * tanh(x / cap)."""
+    bounded = intrinsics.softcap
+
+    @cuda.jit
+    def softcap(x, cap, n):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
+        wait_for_inputs()
+        if i < n:
+            x[i] = bounded(x[i], cap)
+
+    return softcap

@@ -1,0 +1,138 @@
+"""Every format and every operation but attention and sampling, in the simulator, on small odd shapes: the bits of
+the mirrors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cpu.backend import Backend as CPU
+from engine.cuda import backend, repack
+from engine.quants import FORMATS, Format
+from engine.synthetic import _random, random_blocks
+from engine.weights import Weight
+from tests.simulated.device import SimulatedDevice
+
+F = np.float32
+cpu = CPU(1)
+
+quantized = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if e.quantized], ids=lambda e: e.name)
+floats = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if not e.quantized], ids=lambda e: e.name)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> backend.Backend:
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    return backend.Backend()
+
+
+def weight(entry: Format, rows: int, columns: int) -> Weight:
+    """Random rows of a format."""
+    if entry.quantized:
+        blocks = random_blocks(entry.type, rows * columns // entry.block, columns**-0.5, _random(1, entry.name))
+        return Weight("w", entry, columns, blocks.reshape(rows, entry.row_bytes(columns)))
+    values = np.random.default_rng(1).standard_normal((rows, columns)).astype(F)
+    if entry.name == "F16":
+        return Weight("w", entry, columns, values.astype(np.float16).view(np.uint8))
+    if entry.name == "BF16":
+        return Weight("w", entry, columns, (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8))
+    return Weight("w", entry, columns, values.view(np.uint8))
+
+
+def computed(gpu: backend.Backend, operation: Callable[[], Any]) -> list[np.ndarray]:
+    """Results of an operation, one launch after the other."""
+    plan: Any = gpu.record(operation)
+    gpu.start(plan)
+    results = plan.result if isinstance(plan.result, list) else [plan.result]
+    return [gpu.download(result) for result in results]
+
+
+def same(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def activations(rows: int, columns: int) -> np.ndarray:
+    rng = np.random.default_rng(rows)
+    return (rng.standard_normal((rows, columns)) * rng.choice([1e-3, 1.0, 30.0], (rows, 1))).astype(F)
+
+
+@quantized
+def test_repacked_rows_are_those_of_the_file_in_another_order(gpu: backend.Backend, entry: Format) -> None:
+    w = weight(entry, 21, 2 * entry.block)
+    device_weight = gpu.weight(w)
+    law = repack.repack_rows(entry, w.data)
+    same(gpu.device.read(device_weight.address, law.shape, np.uint8), law)
+    order = repack.record(entry.type)
+    assert np.array_equal(np.sort(order), np.arange(16 * entry.block_bytes))
+
+
+@quantized
+@pytest.mark.parametrize("k", [1, 3])
+def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
+    # Three units: three warps, and a tile that is not full.
+    columns = 3 * entry.block
+    w, x = weight(entry, 5, columns), activations(k, columns)
+    (theirs,) = cpu.matmul(x, w)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul(on_device, device_weight))
+    same(ours, theirs)
+
+
+def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> None:
+    by_name = {entry.name: entry for entry in FORMATS.values()}
+    weights = [weight(by_name[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
+    x, norm = activations(9, 512), activations(1, 512)[0]
+    theirs = cpu.matmul(cpu.rms_norm(x, norm, 1e-6), *weights)
+    on_device, on_norm, device_weights = gpu.upload(x), gpu.upload(norm), [gpu.weight(w) for w in weights]
+    ours = computed(gpu, lambda: gpu.matmul(gpu.rms_norm(on_device, on_norm, 1e-6), *device_weights))
+    for one, other in zip(ours, theirs, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("act", ["swiglu", "geglu"])
+def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
+    w = weight(next(entry for entry in FORMATS.values() if entry.name == "Q5_0"), 7, 96)
+    gate, up, residual = activations(2, 96), activations(2, 96)[::-1].copy(), activations(2, 7)
+    theirs = cpu.matmul_add(residual, getattr(cpu, act)(gate, up), w)
+    g, u, r, device_weight = gpu.upload(gate), gpu.upload(up), gpu.upload(residual), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul_add(r, getattr(gpu, act)(g, u), device_weight))
+    same(ours, theirs)
+    same(computed(gpu, lambda: gpu._plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
+
+
+@floats
+@pytest.mark.parametrize("k", [1, 3])
+def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
+    w, x = weight(entry, 3, 44), activations(k, 44)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    same(computed(gpu, lambda: gpu.matmul(on_device, device_weight))[0], cpu.matmul(x, w)[0])
+
+
+@pytest.mark.parametrize("entry", FORMATS.values(), ids=lambda e: e.name)
+def test_embed(gpu: backend.Backend, entry: Format) -> None:
+    w = weight(entry, 19, 2 * entry.block if entry.quantized else 6)
+    tokens = np.array([0, 9, 18], np.int32)
+    on_device, device_weight = gpu.upload(tokens), gpu.weight(w)
+    same(computed(gpu, lambda: gpu.embed(device_weight, on_device, 1.7))[0], cpu.embed(w, tokens, 1.7))
+
+
+@pytest.mark.parametrize("n", [24, 96, 576])
+def test_norms(gpu: backend.Backend, n: int) -> None:
+    x, residual, norm = activations(2, n), activations(2, n)[::-1].copy(), activations(1, n)[0]
+    a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
+    same(computed(gpu, lambda: gpu._plain(gpu.rms_norm(a, w, 1e-6)))[0], cpu.rms_norm(x, norm, 1e-6))
+    same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6))[0], cpu.rms_norm_add(residual, x, norm, 1e-6))
+
+
+def test_sums_and_softcap(gpu: backend.Backend) -> None:
+    x, bias = activations(3, 40), activations(1, 40)[0]
+    a, b = gpu.upload(x), gpu.upload(bias)
+    same(computed(gpu, lambda: gpu.add(a, b))[0], cpu.add(x, bias))
+    same(computed(gpu, lambda: gpu.softcap(a, 30.0))[0], cpu.softcap(x.copy(), 30.0))

@@ -1,0 +1,86 @@
+"""engine/cuda/rope.py in the simulator: the bits of engine/cpu/rms_norm.py, rope.py and append."""
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import CHUNK
+from engine.cpu import attention, rms_norm
+from engine.cpu import rope as mirror
+from engine.cuda import rope
+from engine.cuda.simulator import run
+
+EPS = np.float32(1e-6)
+N_HEAD, N_HEAD_KV, CHUNKS = 3, 2, 2
+POSITIONS = np.array([127, 128, 300], np.int32)
+
+
+def agree(
+    d_k: int, d_v: int, n_rot: int, *, half: bool, neox: bool, normed: bool, biased: bool, early: bool = False
+) -> None:
+    """q, k and v as slices of one matrix product, of which some columns belong to nobody."""
+    rng = np.random.default_rng(d_k + d_v)
+    rows = POSITIONS.size
+    sizes = N_HEAD * d_k, N_HEAD_KV * d_k, N_HEAD_KV * d_v
+    product = rng.normal(size=(rows, sum(sizes) + 5)).astype(np.float32)
+    flat, stride = product.reshape(-1), product.shape[1]
+    starts = 0, sizes[0], sizes[0] + sizes[1]
+    biases = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    norms = [rng.normal(size=d_k).astype(np.float32) for _ in range(2)]
+    angles = rng.uniform(-3, 3, (301, n_rot // 2))
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    dtype = np.uint16 if half else np.float32
+    keys = rng.integers(0, 999, (N_HEAD_KV, CHUNKS, d_k, CHUNK)).astype(dtype)
+    values = rng.integers(0, 999, (N_HEAD_KV, CHUNKS, CHUNK, d_v)).astype(dtype)
+    expected_keys, expected_values = keys.copy(), values.copy()
+
+    q, k, v = (
+        product[:, start : start + size].copy() + (bias if biased else np.float32(0.0))
+        for start, size, bias in zip(starts, sizes, biases, strict=True)
+    )
+    if normed:
+        for x, norm in ((q, norms[0]), (k, norms[1])):
+            rms_norm.rms_norm(x.copy().reshape(-1, d_k), norm, EPS, x.reshape(-1, d_k))
+    for x in (q, k):
+        mirror.rope(x.reshape(rows, -1, d_k), POSITIONS, table, neox)
+    heads_k, heads_v = k.reshape(rows, N_HEAD_KV, d_k), v.reshape(rows, N_HEAD_KV, d_v)
+    attention.append(heads_k, heads_v, POSITIONS, half, expected_keys, expected_values)
+
+    q_out = np.full_like(q, np.nan)
+    slices = [flat[start:] for start in starts]
+    weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
+    arguments = [*slices, stride, stride, stride, POSITIONS, table, *weights, EPS, N_HEAD, CHUNKS, q_out, keys, values]
+    specialization = rope.rope(half, d_k, d_v, n_rot, neox, normed, biased, early)
+    run(specialization, rope.grid(rows, N_HEAD, N_HEAD_KV), rope.BLOCK, arguments)
+    assert q_out.tobytes() == q.tobytes()
+    assert keys.tobytes() == expected_keys.tobytes()
+    assert values.tobytes() == expected_values.tobytes()
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("d_k", [2, 16, 80, 128])
+def test_heads(d_k: int, neox: bool, half: bool) -> None:
+    agree(d_k, d_k + 6, d_k, half=half, neox=neox, normed=True, biased=False, early=half)
+
+
+@pytest.mark.parametrize("d_k", [256, 258, 512])
+def test_heads_with_more_elements_than_chains(d_k: int) -> None:
+    agree(d_k, 32, d_k, half=True, neox=True, normed=True, biased=True)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("neox", [True, False])
+def test_with_and_without(normed: bool, biased: bool, neox: bool) -> None:
+    agree(40, 24, 40, half=True, neox=neox, normed=normed, biased=biased, early=biased)
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("n_rot", [2, 34])
+def test_only_some_elements_rotate(n_rot: int, neox: bool) -> None:
+    agree(48, 16, n_rot, half=False, neox=neox, normed=True, biased=False)
