@@ -1,69 +1,46 @@
 """How fast memory can be read, and how much of it a generated token reads."""
 
-import math
-import os
-import time
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
-from numba import njit, prange
 
-from engine.gguf import read_gguf
+from engine.gguf import GGUF, read_gguf
 
-
-@njit(cache=True)
-def sum_of(data):  # type: ignore[no-untyped-def]
-    """The sum of uint64 data: integers, so that the compiler may add in any order, as wide as the machine can."""
-    total = np.uint64(0)
-    for i in range(data.size):
-        total += data[i]
-    return total
+if TYPE_CHECKING:
+    from engine.generation import Timings
+    from engine.llm import LLM
 
 
-@njit(cache=True, parallel=True)
-def read_sum(data, shares):  # type: ignore[no-untyped-def]
-    """The sum of uint64 data, each of ``shares`` threads reading its part once: as little work as a read can be."""
-    parts = np.zeros(shares, np.uint64)
-    step = (data.size + shares - 1) // shares
-    for c in prange(shares):
-        parts[c] = sum_of(data[c * step : (c + 1) * step])
-    return sum_of(parts)
+def measured_bandwidth(ops: Any) -> float:
+    """Bytes per second that a plain read of memory reaches on a backend's device, with as many threads as it uses; measured
+    when first asked for.  A GPU takes milliseconds for it, a CPU about half a second."""
+    if ops.name == "cuda":
+        from engine.cuda.bandwidth import device_bandwidth
+
+        return device_bandwidth(ops.device)
+    from engine.cpu.bandwidth import machine_bandwidth
+
+    return machine_bandwidth(ops.n_threads)
 
 
-def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) -> float:
-    """Bytes per second that ``n_threads`` threads read from memory: the best of some passes over ``n_bytes``.
+def bytes_per_second(llm: "LLM", timings: "Timings") -> float:
+    """Weights, keys and values that an answer has read per second; 0 where that was not measured.
 
-    ``n_bytes`` must be far more than the caches hold for the figure to be memory's.
+    The first token comes out of the prompt's pass, so n tokens are n - 1 passes.
     """
-    data = np.full(max(n_bytes // 8, 1), 1, np.uint64)
-    numba.set_num_threads(n_threads)
-    read_sum(data[:64], n_threads)
-    best = math.inf
-    for _ in range(passes):
-        start = time.perf_counter()
-        read_sum(data, n_threads)
-        best = min(best, time.perf_counter() - start)
-    return data.nbytes / best
+    passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
+    if passes < 1 or timings.predicted_s <= 0:
+        return 0.0
+    read = weight_bytes_per_token(llm.model.gguf) + cache_bytes_per_token(llm.cache.layers, first, passes)
+    return read * passes / timings.predicted_s
 
 
-@cache
-def machine_bandwidth(n_threads: int) -> float:
-    """``memory_bandwidth`` over 1 GiB, or an eighth of the memory where that is less; measured once per process."""
-    try:
-        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        installed = 4 << 30
-    return memory_bandwidth(n_threads, min(1 << 30, installed // 8))
-
-
-def weight_bytes_per_token(path: str | Path) -> int:
+def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads: all but an embedding that is not the output matrix as well, of
     which it reads one row."""
-    tensors = read_gguf(path).tensors
+    tensors = (model if isinstance(model, GGUF) else read_gguf(model)).tensors
     total = sum(tensor.nbytes for tensor in tensors.values())
     if "output.weight" in tensors:
         embedding = tensors["token_embd.weight"]

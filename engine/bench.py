@@ -3,11 +3,13 @@
 One row per test: ``pp512`` reads a prompt of 512 random tokens, ``tg128`` generates 128 tokens one at a time, and
 ``@ d4096`` does so behind 4096 tokens that are in the cache already.  Each test runs ``-r`` times after a warm-up, and
 kernels are compiled before that.  Generation is bound by memory, so its rate is given in bytes too: the weights and
-the cached keys and values that one token reads, and their share of what a plain read reaches in the same threads.
+the cached keys and values that one token reads, and their share of what a plain read reaches on the same device, by as
+many threads.
 """
 
 import argparse
 import csv
+import gc
 import io
 import json
 import platform
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import catalog
+from engine.devices import parse_device
 from engine.errors import EngineError, UsageError
 from engine.flags import Parser
 from engine.report import Report
@@ -55,7 +58,9 @@ class Result:
     bytes_per_token: float
     """Weights, keys and values that a token reads; 0 for a prompt, whose tokens share the weights they read."""
     memory_bandwidth: float
-    """Bytes per second of a plain read in the same threads."""
+    """Bytes per second of a plain read on the same device, by as many threads."""
+    gpu_info: str = ""
+    """The GPU's name; "" for the CPU."""
 
     @property
     def name(self) -> str:
@@ -87,6 +92,7 @@ class Result:
         """What csv and json show; names as llama-bench's where it has them, times in ns, rates per second."""
         return {
             "cpu_info": cpu_name(),
+            "gpu_info": self.gpu_info,
             "backend": self.backend,
             "model": self.model,
             "model_size": self.model_size,
@@ -127,8 +133,17 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 
 
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
-    """One forward pass per token, each with its logits."""
+    """As many steps as there are tokens, the way an answer is made: where the device chooses tokens, each step takes the one
+    before, else one forward pass per token, each with its logits."""
+    from engine.sampler import Sampler, SamplingParams
+
     first = llm.cache.length
+    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
+    if llm.can_sample(greedy):
+        history = np.resize(tokens, first + 1).tolist()
+        for _ in llm.model.ops.decode(llm.model, greedy, history, tokens.size):
+            pass
+        return
     for i in range(tokens.size):
         llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1)
 
@@ -155,14 +170,13 @@ def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int,
 
 
 def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Result]:
-    """Every test of one model file, for each number of threads in turn."""
+    """Every test of one model file, for each number of threads in turn; a GPU knows none, so there they run once."""
     import engine
     from engine import bandwidth
 
     tests = [(n, 0, d) for d in args.n_depth for n in args.n_prompt if n]
     tests += [(0, n, d) for d in args.n_depth for n in args.n_gen if n]
     n_ctx = max(p + g + d for p, g, d in tests)
-    weights = bandwidth.weight_bytes_per_token(path)
     for n_threads in args.threads:
         report = Report()
         llm = engine.load(
@@ -177,6 +191,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         report.close()
         if llm.n_ctx < n_ctx:
             raise UsageError(f"{name} takes {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d.")
+        ops = llm.model.ops
+        weights = bandwidth.weight_bytes_per_token(llm.model.gguf)
         for p, g, d in tests:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             samples = measure(llm, p, g, d, args.repetitions, not args.no_warmup)
@@ -185,7 +201,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 model=name,
                 model_size=llm.n_bytes,
                 model_n_params=llm.n_params,
-                backend=args.device,
+                backend=ops.name,
                 n_threads=llm.n_threads,
                 cache_type=args.cache_type,
                 n_prompt=p,
@@ -194,8 +210,15 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 test_time=now,
                 samples_ns=tuple(samples),
                 bytes_per_token=read,
-                memory_bandwidth=bandwidth.machine_bandwidth(llm.n_threads),
+                memory_bandwidth=bandwidth.measured_bandwidth(ops),
+                gpu_info=ops.device.name if ops.name == "cuda" else "",
             )
+        gpu = ops.name == "cuda"
+        # A GPU's memory comes back when nothing refers to it: not one cycle may hold it while the next model is loaded.
+        del llm, ops
+        gc.collect()
+        if gpu:
+            break
 
 
 # --- output ----------------------------------------------------------------------------------------------------
@@ -218,7 +241,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[Result], str]], ...] = (
     ("size", 10, lambda r: _scaled(r.model_size, 1024, ("MiB", "GiB"))),
     ("params", 10, lambda r: _scaled(r.model_n_params, 1000, ("M", "B"))),
     ("backend", -7, lambda r: r.backend),
-    ("threads", 7, lambda r: str(r.n_threads)),
+    ("threads", 7, lambda r: str(r.n_threads or "")),
     ("test", 15, lambda r: r.name),
     ("t/s", 16, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
     ("GB/s", 7, lambda r: f"{r.bytes_per_second / 1e9:.2f}" if r.n_gen else ""),
@@ -237,19 +260,20 @@ def _cell(text: str, width: int) -> str:
 
 def markdown(results: Iterable[Result]) -> Iterator[str]:
     """A table, a row as soon as its test is done, and below it what the last two columns mean."""
-    bandwidths: dict[int, float] = {}
+    bandwidths: dict[str, float] = {}
     for i, result in enumerate(results):
         if i == 0:
             yield "| " + " | ".join(_cell(name, width) for name, width, _ in _COLUMNS) + " |"
             yield "| " + " | ".join("-" * (abs(w) - 1) + (":" if w > 0 else "-") for _, w, _ in _COLUMNS) + " |"
         yield "| " + " | ".join(_cell(text(result), width) for _, width, text in _COLUMNS) + " |"
         if result.n_gen:
-            bandwidths[result.n_threads] = result.memory_bandwidth
+            where = result.gpu_info or f"{cpu_name()}, threads: {result.n_threads}"
+            bandwidths[where] = result.memory_bandwidth
     if bandwidths:
-        reads = ", ".join(f"{rate / 1e9:.1f} GB/s (threads: {n})" for n, rate in bandwidths.items())
+        reads = "; ".join(f"{rate / 1e9:.1f} GB/s ({where})" for where, rate in bandwidths.items())
         yield ""
         yield "GB/s: weights, keys and values that a generated token reads; of memory: their share of what a plain sum"
-        yield f"over memory reads on this machine, {reads}; {cpu_name()}."
+        yield f"over memory reads on this machine, {reads}."
 
 
 def comma_separated(results: Iterable[Result]) -> Iterator[str]:
@@ -302,9 +326,9 @@ def _parser() -> argparse.ArgumentParser:
     add("-n", "--n-gen", type=_numbers(0), default=[128], metavar="N", help="generated tokens, 0: none (128)")
     add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens in the cache before (0)")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (5)")
-    add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="threads, 0: all cores (0)")
+    add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="threads of the CPU, 0: all cores (0)")
     add("-ct", "--cache-type", choices=("f16", "f32"), default="f16", help="type of keys and values (f16)")
-    add("--device", default="cpu", help="where to run (cpu)")
+    add("-dev", "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 and so on (auto)")
     add("--no-warmup", action="store_true", help="no run before those that count")
     add("-o", "--output", choices=tuple(_OUTPUTS), default="md", help="form of the results (md)")
     return parser
@@ -348,6 +372,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"-r must be at least 1, not {args.repetitions}.")
         if not any(args.n_prompt + args.n_gen):
             raise UsageError("There is nothing to measure: give -p or -n a number above 0.")
+        parse_device(args.device)
         for line in _OUTPUTS[args.output](results_of(args)):
             print(line, flush=True)
     except EngineError as error:

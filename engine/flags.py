@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from engine.chat_templates import TEMPLATES
+from engine.devices import parse_device
 from engine.errors import UsageError
 
 DESCRIPTION = """\
@@ -30,6 +31,10 @@ the model has a template."""
 MODEL = """\
 path of a GGUF file, a name from `python -m engine.models` (fetched when needed), or
 hf:owner/repo/file.gguf; without -m the bundled model answers"""
+
+DEVICE = """\
+cpu (or none), cuda, cuda:1 and so on, or auto: the first GPU if there is one that can be used,
+else the CPU; the answer is the same"""
 
 JSON = """\
 print one JSON object, not the text: model, prompt, prompt_ids, ids, text, finish_reason, logprobs,
@@ -131,7 +136,8 @@ def parser() -> Parser:
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
     add("--cache-type", choices=("f16", "f32"), metavar="TYPE", default="f16", help="the key-value cache, f16 or f32")
     add("-t", "--threads", **n, default=0, help="CPU threads; 0 = every core")
-    add("-dev", "--device", metavar="NAME", default="auto", help="cpu, or auto for the best there is")
+    add("-dev", "--device", metavar="NAME", default="auto", help=DEVICE)
+    add("--list-devices", **yes, help="print the devices of this machine and leave")
     add("--no-warmup", **yes, help="compile each kernel when it is first met, not all before the prompt")
 
     add = top.add_argument_group("prompt").add_argument
@@ -189,6 +195,7 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
     for name, value, least in (("-c", args.ctx_size, 0), ("-n", args.predict, -2), ("--logprobs", args.logprobs, 0)):
         if value < least:
             raise UsageError(f"{name} {value} is too small: the least is {least}")
+    parse_device(args.device)
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from engine.devices import device_label
+from engine.errors import DeviceError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -171,12 +174,29 @@ class Report:
             f"{_bytes(llm.n_bytes)} ({bits:.1f} bits each)"
         )
         trained = f" (trained for {config.n_ctx_train})" if llm.n_ctx != config.n_ctx_train else ""
-        threads = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
-        self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {threads}")
+        where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
+        if llm.model.ops.name != "cpu":
+            where = device_label(llm.model.ops)
+        self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
 
-    def finished(self, generation: "Generation", *, reason: str, seed: int) -> None:
+    def device(self, llm: "LLM") -> None:
+        """What the model takes of a GPU's memory, what is left of it, and how fast it can be read; nothing for the CPU."""
+        ops = llm.model.ops
+        if ops.name == "cpu":
+            return
+        used = ops.device.allocated
+        rest = used - ops.weight_bytes - llm.cache_bytes
+        parts = f"weights {_bytes(ops.weight_bytes)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
+        bandwidth = _bandwidth(ops)
+        read = f"; it reads {_speed(bandwidth)}" if bandwidth else ""
+        self.line(f"GPU memory {_bytes(used)} ({parts}), {_bytes(ops.device.free_memory())} free{read}")
+
+    def finished(self, llm: "LLM", generation: "Generation", *, reason: str, seed: int) -> None:
         """The end report: seconds, tokens, rates, memory."""
-        t = generation.timings
+        from engine.bandwidth import bytes_per_second
+
+        t, ops = generation.timings, llm.model.ops
+        peak = peak_memory()  # before the bandwidth of a CPU is measured, which takes memory too
         cached = f"  ({t.cache_n} more were in the cache)" if t.cache_n else ""
         rows = [("load", f"{t.load_s:.2f} s")]
         if t.compile_s:
@@ -184,10 +204,19 @@ class Report:
         rows.append(("prompt", f"{_tokens(t.prompt_n)}  {t.prompt_s:.3f} s  {_rate(t.prompt_per_second)}{cached}"))
         if t.predicted_n:
             rows.append(("first token", f"{t.first_token_s:.3f} s"))
-        rows.append(("answer", f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {_rate(t.predicted_per_second)}"))
+        answer = f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {_rate(t.predicted_per_second)}"
+        if speed := bytes_per_second(llm, t):
+            answer += f"  {_speed(speed)}"
+            # A GPU's is known since the start; a CPU's takes half a second and a gigabyte, for those who want to know more.
+            if bandwidth := _bandwidth(ops) if ops.name != "cpu" or self.verbose else 0.0:
+                answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
+        rows.append(("answer", answer))
         rows.append(("ended by", f"{reason}  (seed {seed})"))
-        if (peak := peak_memory()) is not None:
-            rows.append(("memory", f"{_bytes(peak)} at most"))
+        memory = [f"{_bytes(peak)} at most"] if peak is not None else []
+        if ops.name != "cpu":
+            memory.append(f"{_bytes(ops.device.allocated)} on the GPU")
+        if memory:
+            rows.append(("memory", ", ".join(memory)))
         self.line()
         for label, value in rows:
             self.line(f"{label:<12}{value}")
@@ -283,6 +312,20 @@ def _amount(stage: str, done: int, total: int) -> str:
 
 def _bytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _speed(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.{0 if bytes_per_second >= 1e11 else 1}f} GB/s"
+
+
+def _bandwidth(ops: Any) -> float:
+    """Bytes per second that the device reads at best; 0 where it has no memory left to measure that with."""
+    from engine.bandwidth import measured_bandwidth
+
+    try:
+        return measured_bandwidth(ops)
+    except (DeviceError, MemoryError):
+        return 0.0
 
 
 def _count(n: int) -> str:

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"bitmirror {version()}")
         return 0
     use_utf8()
+    if args.list_devices:
+        return list_devices()
     prompt, options = read_prompt(args), generation_options(args)
     check(args, prompt)
 
@@ -83,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
     from engine import catalog
     from engine.conversation import Answer, answer, chat
+    from engine.devices import why_no_gpu
     from engine.report import Report
     from engine.sampler import SamplingParams
 
@@ -92,16 +95,19 @@ def run(args: argparse.Namespace) -> int:
         path = catalog.resolve(args.model, report.progress)
         llm = load(
             path,
-            device="cpu" if args.device == "none" else args.device,
+            device=args.device,
             n_ctx=args.ctx_size,
             n_threads=max(args.threads, 0),
             cache_type=args.cache_type,
             progress=report.progress,
         )
         report.started(llm)
+        if args.verbose and args.device == "auto" and llm.model.ops.name == "cpu":
+            report.detail(f"auto means the CPU here: {why_no_gpu()}")
         template = choose_template(args, llm)
         if not args.no_warmup:
             llm.compile(report.progress)
+        report.device(llm)
         report.detail(f"{llm.path}; sampling {fields}")
 
         def ask(ids: Sequence[int]) -> Answer:
@@ -122,8 +128,16 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(as_object(llm, prompt, reply, options), ensure_ascii=False))
         elif args.logprobs:
             report.logprobs(reply.generation, lambda id: llm.detokenize([id]))
-        report.finished(reply.generation, reason=reply.reason, seed=options["seed"])
+        report.finished(llm, reply.generation, reason=reply.reason, seed=options["seed"])
         return EXIT_INTERRUPTED if reply.interrupted else 0
+
+
+def list_devices() -> int:
+    """Prints a line for each device."""
+    from engine.devices import describe_devices
+
+    print("\n".join(describe_devices()))
+    return 0
 
 
 def use_utf8() -> None:
@@ -170,9 +184,15 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
 
 
 def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any]) -> dict[str, Any]:
-    """The object that --json prints; rates that were not measured and infinite log-probabilities are null."""
+    """The object that --json prints; rates that were not measured and infinite log-probabilities are null.
+
+    All but the timings is the same on every device.
+    """
+    from engine.bandwidth import bytes_per_second
+    from engine.devices import device_label
     from engine.report import peak_memory
 
+    ops = llm.model.ops
     generation, t = reply.generation, reply.generation.timings
     result: dict[str, Any] = {
         "model": str(llm.path),
@@ -193,6 +213,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
             for entry in generation.logprobs
         ]
     result["timings"] = {
+        "device": device_label(ops),
         "load_ms": finite(t.load_s * 1e3),
         "compile_ms": finite(t.compile_s * 1e3),
         "cache_n": int(t.cache_n),
@@ -202,8 +223,10 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
         "predicted_n": int(t.predicted_n),
         "predicted_ms": finite(t.predicted_s * 1e3),
         "predicted_per_second": finite(t.predicted_per_second),
+        "predicted_bytes_per_second": finite(bytes_per_second(llm, t) or math.inf),
         "first_token_ms": finite(t.first_token_s * 1e3),
         "peak_memory_bytes": peak_memory(),
+        "device_memory_bytes": int(ops.device.allocated) if ops.name == "cuda" else None,
     }
     return result
 

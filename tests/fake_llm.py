@@ -17,6 +17,7 @@ from typing import Any
 import engine
 from engine import errors
 from engine.errors import ContextError
+from engine.gguf import read_gguf
 
 N_CTX = 64
 
@@ -100,6 +101,15 @@ class Generation:
         self.finish_reason = "length"
 
 
+def ops(device: str) -> Any:
+    """The backend, of which only its names and sizes are asked."""
+    if not device.startswith("cuda"):
+        return SimpleNamespace(name="cpu", n_threads=2)
+    info = SimpleNamespace(index=0, name="Abacus X1")
+    gpu = SimpleNamespace(info=info, allocated=2_500_000, free_memory=lambda: 7_000_000_000)
+    return SimpleNamespace(name="cuda", n_threads=0, device=gpu, weight_bytes=500_000)
+
+
 class FakeLLM:
     """Tokens are characters; remembers what it was asked."""
 
@@ -109,6 +119,8 @@ class FakeLLM:
         self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096)
         self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
+        self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
+        self.cache = SimpleNamespace(layers=[])
         self.delay = float(os.environ.get("FAKE_DELAY", "0"))
         self.text = os.environ.get("FAKE_TEXT", "")
         self.compiled = False

@@ -5,7 +5,9 @@ import io
 import json
 import math
 import statistics
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ import engine
 from engine import bandwidth, bench, synthetic
 from engine.bench import Result
 from engine.cache.kv import KVCache, LayerShape
+from engine.cpu import bandwidth as memory
+from engine.gguf import read_gguf
 
 RESULT = Result(
     model="qwen3-8b Q4_K_M",
@@ -40,11 +44,11 @@ RESULT = Result(
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=100), st.integers(1, 5))
 def test_the_read_kernel_reads_everything_once(values: list[int], shares: int) -> None:
     data = np.array(values, np.uint64)
-    assert int(bandwidth.read_sum(data, shares)) == sum(values) % 2**64
+    assert int(memory.read_sum(data, shares)) == sum(values) % 2**64
 
 
 def test_bandwidth_is_a_rate() -> None:
-    assert 0 < bandwidth.memory_bandwidth(1, 1 << 20, passes=1) < math.inf
+    assert 0 < memory.memory_bandwidth(1, 1 << 20, passes=1) < math.inf
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
@@ -57,6 +61,7 @@ def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
         embedding = tensors["token_embd.weight"]
         expected -= int(embedding.n_bytes) * (int(embedding.shape[1]) - 1) // int(embedding.shape[1])
     assert bandwidth.weight_bytes_per_token(path) == expected
+    assert bandwidth.weight_bytes_per_token(read_gguf(path)) == expected
 
 
 @settings(deadline=None)
@@ -81,7 +86,7 @@ def test_statistics() -> None:
 
 
 def test_markdown() -> None:
-    prompt = Result(**{**vars(RESULT), "n_prompt": 512, "n_gen": 0, "n_depth": 0, "bytes_per_token": 0.0})
+    prompt = replace(RESULT, n_prompt=512, n_gen=0, n_depth=0, bytes_per_token=0.0)
     lines = list(bench.markdown([prompt, RESULT]))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:4]]
     assert len({len(row) for row in rows}) == 1
@@ -91,7 +96,21 @@ def test_markdown() -> None:
     assert rows[2][1:3] == ["4.68 GiB", "8.19 B"]
     assert rows[2][5:] == ["pp512", f"{prompt.avg_ts:.2f} ± {prompt.stddev_ts:.2f}", "", ""]
     assert rows[3][5:] == ["tg128 @ d4096", f"{RESULT.avg_ts:.2f} ± {RESULT.stddev_ts:.2f}", "18.67", "93%"]
-    assert "20.0 GB/s (threads: 2)" in lines[-1]
+    assert f"20.0 GB/s ({bench.cpu_name()}, threads: 2)" in lines[-1]
+
+
+GPU = replace(RESULT, backend="cuda", gpu_info="Abacus X1", n_threads=0, memory_bandwidth=40e9)
+
+
+def test_markdown_of_a_gpu() -> None:
+    lines = list(bench.markdown([GPU, RESULT]))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[:4]]
+    assert rows[2][3:6] == ["cuda", "", "tg128 @ d4096"]
+    assert rows[2][7:] == ["18.67", "47%"]
+    assert rows[3][3:5] == ["cpu", "2"]
+    assert "40.0 GB/s (Abacus X1); 20.0 GB/s (" in lines[-1]
+    assert GPU.fields()["gpu_info"] == "Abacus X1"
+    assert RESULT.fields()["gpu_info"] == ""
 
 
 def test_csv_and_json_hold_the_same() -> None:
@@ -119,8 +138,9 @@ def test_csv_and_json_hold_the_same() -> None:
         (["--shape", "qwen3-8b:Q9"], "Q4_K_M"),
         (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["--turbo"], "--turbo"),
-        (["-t", "100000"], "threads"),
+        (["-t", "100000", "--device", "cpu"], "threads"),
         (["--device", "abacus"], "abacus"),
+        (["--device", "cuda:9999"], "cpu"),
         (["-d", "100000000"], "context"),
     ],
 )
@@ -132,6 +152,29 @@ def test_a_mistake_is_one_sentence(argv: list[str], says: str, capsys: pytest.Ca
     assert says in err
 
 
+def test_a_gpu_knows_no_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One round of tests whatever -t says, and rows that name the GPU; the GPU is the CPU under another name."""
+    loaded = []
+    load = engine.load
+
+    def load_renamed(path: Path, device: str, n_threads: int, **options: Any) -> Any:
+        assert device == "auto"
+        llm = load(path, device="cpu", n_threads=1, **options)
+        llm.n_threads = 0
+        monkeypatch.setattr(llm.model.ops, "name", "cuda", raising=False)
+        llm.model.ops.device = SimpleNamespace(name="Abacus X1")
+        loaded.append(llm.path)
+        return llm
+
+    monkeypatch.setitem(vars(engine), "load", load_renamed)
+    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e9 * len(ops.device.name))
+    results = run_json(["-t", "1,2,4", "-p", "8", "-n", "2", "-r", "1"], capsys)
+    assert len(loaded) == 1
+    assert [r["test"] for r in results] == ["pp8", "tg2"]
+    for r in results:
+        assert (r["backend"], r["gpu_info"], r["n_threads"], r["memory_bandwidth"]) == ("cuda", "Abacus X1", 0, 9e9)
+
+
 def run_json(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     assert bench.main([*argv, "-o", "json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -141,8 +184,8 @@ def test_a_random_model_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
-    monkeypatch.setattr(bandwidth, "machine_bandwidth", lambda n_threads: 1e9)
-    argv = ["--shape", "tiny-gemma3:Q8_0", "-p", "24", "-n", "3", "-d", "0,40", "-r", "2", "-t", "1,2"]
+    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e9)
+    argv = ["--shape", "tiny-gemma3:Q8_0", "-p", "24", "-n", "3", "-d", "0,40", "-r", "2", "-t", "1,2", "-dev", "cpu"]
     results = run_json(argv, capsys)
     assert [(r["n_threads"], r["test"]) for r in results] == [
         (threads, test) for threads in (1, 2) for test in ("pp24", "pp24 @ d40", "tg3", "tg3 @ d40")
@@ -151,6 +194,8 @@ def test_a_random_model_from_end_to_end(
         assert len(r["samples_ns"]) == 2
         assert min(r["samples_ns"]) > 0
         assert r["model"] == "tiny-gemma3 Q8_0"
+        assert (r["backend"], r["gpu_info"]) == ("cpu", "")
+        assert r["memory_bandwidth"] == 1e9
         assert r["model_n_params"] == synthetic.shapes()["tiny-gemma3"].n_params
     assert list((tmp_path / "synthetic").iterdir()) == []  # removed
     argv = ["--shape", "tiny-llama", "--keep", "-p", "4", "-n", "0", "-r", "1"]
@@ -164,7 +209,7 @@ def test_a_random_model_from_end_to_end(
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gemma3"])
 def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The depth is read once and then kept, also where a sliding window limits how far a cache can be cut back."""
-    llm = engine.load(synthetic.make_model(tmp_path / "m.gguf", name, "Q4_0"), n_ctx=300)
+    llm = engine.load(synthetic.make_model(tmp_path / "m.gguf", name, "Q4_0"), device="cpu", n_ctx=300)
     calls: list[tuple[int, int, int]] = []
     forward = llm.model.forward
 

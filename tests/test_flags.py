@@ -26,6 +26,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
     }
     expected |= {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     expected |= {"seed": -1, "escape": True, "ignore_eos": False, "stop": [], "logit_bias": [], "cache_type": "f16"}
+    expected |= {"device": "auto", "threads": 0}
     assert {name: args[name] for name in expected} == expected
 
 
@@ -46,7 +47,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         ("-l --logit-bias", "15043+1.5", "logit_bias", [(15043, 1.5)]),
         ("-l --logit-bias", "2-inf", "logit_bias", [(2, -float("inf"))]),
         ("-sys --sys --system-prompt", "-s", "system", "-s"),
-        ("-dev --device", "cpu", "device", "cpu"),
+        ("-dev --device", "cuda:1", "device", "cuda:1"),
         ("--cache-type", "f32", "cache_type", "f32"),
         ("--chat-template", "chatml", "chat_template", "chatml"),
         ("--logprobs", "5", "logprobs", 5),
@@ -68,6 +69,7 @@ def test_every_name_of_a_flag(names: str, value: str, field: str, meaning: objec
         ("--ignore-eos", "ignore_eos", True),
         ("--json", "json", True),
         ("--no-warmup", "no_warmup", True),
+        ("--list-devices", "list_devices", True),
         ("-v --verbose", "verbose", True),
     ],
 )

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import engine
+from engine import bandwidth
 from engine.catalog import CATALOG, model_file
+from engine.errors import DeviceError
 from engine.run import main
 from tests import fake_llm
 from tests.conftest import REPOSITORY, model_path
@@ -83,7 +85,46 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     }  # fmt: skip
 
 
-def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of a CPU says threads, that of a GPU its name, its memory and what it reads; both say GB/s."""
+    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: {"cpu": 20e9, "cuda": 4e12}[ops.name])
+    monkeypatch.setattr(bandwidth, "bytes_per_second", lambda llm, timings: 1e10)
+    for device in ("cpu", "none", "auto"):
+        assert main(["-p", "abc", "-dev", device]) == 0
+        err = capsys.readouterr().err
+        assert "cache 1.0 MB, 2 threads\n" in err
+        assert "tokens/s  10.0 GB/s\n" in err  # measuring a CPU would take long
+        assert "GPU" not in err
+    assert main(["-p", "abc", "-dev", "cpu", "-v"]) == 0
+    assert "tokens/s  10.0 GB/s (50% of the 20.0 GB/s that a plain read reaches)\n" in capsys.readouterr().err
+    assert main(["-p", "abc", "-dev", "cuda", "-t", "3"]) == 0
+    err = capsys.readouterr().err
+    assert "cache 1.0 MB, cuda:0 Abacus X1\n" in err
+    assert "GPU memory 2.5 MB (weights 0.5 MB, cache 1.0 MB, rest 1.0 MB), 7.00 GB free; it reads 4000 GB/s\n" in err
+    assert "tokens/s  10.0 GB/s (0% of the 4000 GB/s that a plain read reaches)\n" in err
+    assert re.search(r"^memory      .* at most, 2\.5 MB on the GPU$", err, re.M)
+    assert "thread" not in err
+    assert [llm.options["device"] for llm in fake] == ["cpu", "none", "auto", "cpu", "cuda"]
+
+
+@pytest.mark.parametrize("error", [DeviceError("too little memory."), MemoryError()])
+@pytest.mark.usefixtures("fake")
+def test_an_answer_does_not_need_the_bandwidth(
+    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ops: Any) -> float:
+        raise error
+
+    monkeypatch.setattr(bandwidth, "measured_bandwidth", fail)
+    monkeypatch.setattr(bandwidth, "bytes_per_second", lambda llm, timings: 1e12)
+    assert main(["-p", "abc", "-dev", "cuda"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "ABC"
+    assert "7.00 GB free\n" in captured.err
+    assert "tokens/s  1000 GB/s\n" in captured.err
+
+
+def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["-p", "åb", "--json", "--logprobs", "2", "-s", "7", "-n", "1"]) == 0
     captured = capsys.readouterr()
     result = json.loads(captured.out)
@@ -98,11 +139,19 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture) -> No
         "seed": 7,
         "logprobs": [{"id": 0xC5, "logprob": -0.5, "top": [[0xC5, -0.5], [0, None]]}],
     }
+    assert timings["device"] == "cpu"
+    assert timings["device_memory_bytes"] is None
+    assert timings["predicted_bytes_per_second"] is None  # of one token, which the prompt's pass gave
     assert timings["prompt_n"] == 2
     assert timings["prompt_ms"] == 125
     assert timings["prompt_per_second"] == 16
     assert timings["predicted_n"] == 1
     assert "Infinity" not in captured.out
+    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e12)
+    assert main(["-p", "åbc", "--json", "-dev", "cuda"]) == 0
+    timings = json.loads(capsys.readouterr().out)["timings"]
+    assert (timings["device"], timings["device_memory_bytes"]) == ("cuda:0 Abacus X1", 2_500_000)
+    assert timings["predicted_bytes_per_second"] > 0
     assert "ended by    length  (seed 7)" in captured.err
 
 
@@ -160,6 +209,8 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--cnv"], "--cnv needs a chat template"),
         (["-p", "x", "--sys", "y"], "--sys needs a chat template"),
         (["-p", "x", "-c", "-1"], "-c -1 is too small"),
+        (["-p", "x", "--device", "abacus"], "device 'abacus' is unknown"),
+        (["-p", "x", "-dev", "cuda:one"], "device 'cuda:one' is unknown"),
         (["-p", "x", "-n", "-3"], "-n -3 is too small"),
         (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
         (["-p", "x", "--top-p", "-1"], "top_p"),

@@ -1,0 +1,161 @@
+"""The GPU backend: matrix products, attention, a decode step, a prompt.  Every suite is skipped where there is no GPU.
+
+Kernels take microseconds, less than starting one from Python does, so single operations are recorded into a CUDA graph that
+repeats them, and the GPU's own clock times the graph.  The unit of these is microseconds per operation.
+
+The models are random ones of real shape, kept in the cache folder as ``python -m engine.bench --keep`` keeps them: 6 GB.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+import engine
+from benchmarks.operations import random_weight
+from engine.bench import generate_tokens, random_model, read_prompt, rewind
+from engine.cache.kv import KVCache, LayerShape
+from engine.devices import open_device
+from engine.errors import DeviceError
+from engine.models.heads import Heads
+from engine.quants import FORMATS
+
+SHAPES = ("qwen3-0.6b", "llama3.2-1b", "qwen3-8b")
+DEPTHS = (0, 4096)
+N_GEN, N_PROMPT = 32, 512
+
+N_FF, N_EMBD = 12288, 4096
+"""A matrix of qwen3-8b, the larger side of its feed-forward network."""
+
+COLD = 256 << 20
+"""Bytes of weights that are read before one is read again: more than the GPU's caches hold."""
+
+ROUNDS = 9
+"""Times that a graph is started; the median counts."""
+
+
+@cache
+def backend() -> Any:
+    """The GPU; NotImplementedError, by which asv skips a suite, where there is none."""
+    try:
+        return open_device("cuda")
+    except DeviceError as error:
+        raise NotImplementedError(str(error)) from None
+
+
+def microseconds(ops: Any, work: Callable[[], None], count: int) -> float:
+    """Time of one of the ``count`` operations that ``work`` asks of the backend."""
+    plan = ops.record(work)
+    ops.capture(plan)
+    seconds = []
+    for _ in range(ROUNDS):
+        plan.graph.launch()  # the GPU is busy with it while what is timed lines up behind
+        start = ops.device.event()
+        plan.graph.launch()
+        seconds.append(ops.device.elapsed(start, ops.device.event()))
+    return 1e6 * float(np.median(seconds)) / count
+
+
+class Matmul:
+    """A product with a matrix [12288, 4096] of each format, its activations quantized first; weights that no cache holds."""
+
+    params: ClassVar[tuple[object, ...]] = (tuple(f.name for f in FORMATS.values()), (1, 2, 4, 8, 16))
+    param_names = ("format", "rows")
+    unit = "us"
+
+    def setup(self, name: str, rows: int) -> None:
+        self.ops = backend()
+        matrix = random_weight(name, N_FF, N_EMBD)
+        self.weights = [self.ops.weight(matrix) for _ in range(-(-COLD // matrix.data.nbytes))]
+        self.x = self.ops.upload(np.random.default_rng(0).standard_normal((rows, N_EMBD), np.float32))
+
+    def track_matmul(self, name: str, rows: int) -> float:
+        def work() -> None:
+            for weight in self.weights:
+                self.ops.matmul(self.x, weight)
+
+        return microseconds(self.ops, work, len(self.weights))
+
+
+class Attention:
+    """A layer of qwen3-8b: 32 heads over 8 of keys, of 128, normalized, rotated, stored, and attended from ``depth`` on."""
+
+    params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 1024, 4096, 16384), (1, 4, 16))
+    param_names = ("cache", "depth", "rows")
+    unit = "us"
+    layers = 16
+
+    def setup(self, cache_type: str, depth: int, rows: int) -> None:
+        self.ops = ops = backend()
+        n_head, n_head_kv, width = 32, 8, 128
+        shapes = [LayerShape(n_head_kv, width, width)] * self.layers
+        self.caches = KVCache(shapes, depth + rows, ops.max_rows, cache_type == "f16", ops.zeros).layers
+        rng = np.random.default_rng(0)
+        self.q, self.k, self.v = (
+            ops.upload(rng.standard_normal((rows, heads * width), np.float32))
+            for heads in (n_head, n_head_kv, n_head_kv)
+        )
+        angles = np.arange(depth + rows)[:, None] * 1e6 ** (-np.arange(width // 2) / (width // 2))
+        self.table = ops.upload(np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32))
+        self.positions = ops.upload(np.arange(depth, depth + rows, dtype=np.int32))
+        norms = [ops.upload(np.ones(width, np.float32)) for _ in range(2)]
+        self.heads = Heads(n_head, n_head_kv, width, width, True, width**-0.5, 1e-6, *norms)
+
+    def track_attention(self, cache_type: str, depth: int, rows: int) -> float:
+        def work() -> None:
+            for layer in self.caches:
+                self.ops.attention(self.heads, self.q, self.k, self.v, layer, self.positions, self.table)
+
+        return microseconds(self.ops, work, self.layers)
+
+
+class Model:
+    """A random model in Q4_K_M with ``depth`` tokens in its cache."""
+
+    params: ClassVar[tuple[object, ...]] = (SHAPES, DEPTHS)
+    param_names = ("shape", "depth")
+    timeout = 1800  # a first run writes the model
+
+    def setup(self, shape: str, depth: int) -> None:
+        backend()  # no model is written where there is nothing to run it
+        with random_model(f"{shape}:Q4_K_M", True) as (_, path):
+            self.llm = engine.load(path, device="cuda", n_ctx=max(DEPTHS) + N_PROMPT)
+        self.llm.compile()
+        self.rng = np.random.default_rng(0)
+        rewind(self.llm, depth, self.tokens)
+
+    def tokens(self, n: int) -> np.ndarray:
+        """Random ones."""
+        return self.rng.integers(0, self.llm.config.n_vocab, n, dtype=np.int32)
+
+
+class Decode(Model):
+    """32 tokens one at a time, as a user gets them; and the kernels of one, in microseconds by the GPU's own clock."""
+
+    def setup(self, shape: str, depth: int) -> None:
+        super().setup(shape, depth)
+        self.time_generation(shape, depth)
+
+    def time_generation(self, shape: str, depth: int) -> None:
+        self.llm.cache.truncate(depth)
+        generate_tokens(self.llm, self.tokens(N_GEN))
+
+    def track_step(self, shape: str, depth: int) -> float:
+        ops, model = self.llm.model.ops, self.llm.model
+        ops.device.write(ops.positions.address, np.full(1, depth, np.int32))
+        return microseconds(ops, lambda: model.compute(ops.tokens[:1], ops.positions[:1], 1), 1)
+
+    track_step.unit = "us"  # type: ignore[attr-defined]
+
+
+class Prompt(Model):
+    """Reading 512 tokens; divide 512 by the time for tokens per second."""
+
+    def setup(self, shape: str, depth: int) -> None:
+        super().setup(shape, depth)
+        self.time_prompt(shape, depth)
+
+    def time_prompt(self, shape: str, depth: int) -> None:
+        self.llm.cache.truncate(depth)
+        read_prompt(self.llm, self.tokens(N_PROMPT))

@@ -1,0 +1,62 @@
+"""Reading memory and doing nothing else: what a generated token could reach at best.
+
+Formula: total = sum of all words mod 2^64.
+Shapes: data uint64 [n]; a uint64 out.
+Who owns what: each of ``shares`` threads sums one part of ceil(n / shares) words.
+Reduction order: any, since integers do not round.
+Bytes moved: 8 n.
+"""
+
+import math
+import os
+import time
+from functools import cache
+
+import numba
+import numpy as np
+from numba import njit, prange
+
+
+@njit(cache=True)
+def sum_of(data):  # type: ignore[no-untyped-def]
+    """The sum of uint64 data: integers, so that the compiler may add in any order, as wide as the machine can."""
+    total = np.uint64(0)
+    for i in range(data.size):
+        total += data[i]
+    return total
+
+
+@njit(cache=True, parallel=True)
+def read_sum(data, shares):  # type: ignore[no-untyped-def]
+    """The sum of uint64 data, each of ``shares`` threads reading its part once: as little work as a read can be."""
+    parts = np.zeros(shares, np.uint64)
+    step = (data.size + shares - 1) // shares
+    for c in prange(shares):
+        parts[c] = sum_of(data[c * step : (c + 1) * step])
+    return sum_of(parts)
+
+
+def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) -> float:
+    """Bytes per second that ``n_threads`` threads read from memory: the best of some passes over ``n_bytes``.
+
+    ``n_bytes`` must be far more than the caches hold for the figure to be memory's.
+    """
+    data = np.full(max(n_bytes // 8, 1), 1, np.uint64)
+    numba.set_num_threads(n_threads)
+    read_sum(data[:64], n_threads)
+    best = math.inf
+    for _ in range(passes):
+        start = time.perf_counter()
+        read_sum(data, n_threads)
+        best = min(best, time.perf_counter() - start)
+    return data.nbytes / best
+
+
+@cache
+def machine_bandwidth(n_threads: int) -> float:
+    """``memory_bandwidth`` over 1 GiB, or an eighth of the memory where that is less; measured once per process."""
+    try:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        installed = 4 << 30
+    return memory_bandwidth(n_threads, min(1 << 30, installed // 8))

@@ -1,0 +1,184 @@
+"""Devices: their names, and that a GPU that is missing, too old or too small is one sentence."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine import devices
+from engine.devices import describe_devices, device_label, open_device, parse_device, why_no_gpu
+from engine.errors import DeviceError, UsageError
+from engine.run import main
+from tests.conftest import REPOSITORY
+from tests.fake_driver import FakeDriver, Result
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("cpu", None), ("none", None), ("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1), ("cuda:17", 17)],
+)
+def test_names(name: str, index: int | None) -> None:
+    assert parse_device(name) == index
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu", "CUDA", "cuda:", "cuda:-1", "cuda:x", "cuda:1,2", "cuda:²", "cuda:99999", "cpu "]
+)
+def test_other_names_are_refused_before_anything_is_loaded(name: str, capsys: Capture) -> None:
+    with pytest.raises(UsageError, match="--list-devices"):
+        open_device(name)
+    assert main(["-p", "x", "-m", "/no/such/model.gguf", "--device", name]) == 2
+    error = sentence(capsys)
+    assert repr(name) in error and "cuda:1" in error
+
+
+def sentence(capsys: Capture) -> str:
+    """The only line on stderr of a run that wrote nothing to stdout: an error of one sentence."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and line.endswith(".")
+    assert ". " not in line
+    return str(line)
+
+
+def test_without_numba_cuda() -> None:
+    """In a process where it cannot be imported, as where it is not installed."""
+    code = (
+        "import sys\n"
+        "for name in ('numba.cuda', 'numba_cuda', 'cuda', 'cuda.bindings'):\n"
+        "    sys.modules[name] = None\n"
+        "from engine.run import main\n"
+        "cuda, listed = main(['-p', 'x', '--device', 'cuda']), main(['--list-devices'])\n"
+        "print(cuda, listed, main(['-p', 'x', '-n', '1', '--device', 'auto']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("2 0 0\n")
+    assert "cuda    the GPU needs the package numba-cuda: install it with pip" in done.stdout
+    first = done.stderr.splitlines()[0]
+    assert first.startswith(
+        "error: the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]'"
+    )
+    assert "Traceback" not in done.stderr
+
+
+# --- with a driver that is not there, or that is a stand-in ------------------------------------------------------
+
+
+@pytest.fixture
+def gpus() -> None:
+    """Skips where the GPU backend cannot be imported."""
+    pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("the simulator has no driver")
+
+
+def use(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.cuda import device
+
+    monkeypatch.setattr(device, "_driver", lambda: driver)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (RuntimeError("libcuda.so.1: cannot open"), "no NVIDIA driver was found"),
+        (Result.CUDA_ERROR_NO_DEVICE, "sees no GPU"),
+        (Result.CUDA_ERROR_SYSTEM_NOT_READY, "could not start (CUDA_ERROR_SYSTEM_NOT_READY)"),
+    ],
+)
+def test_a_driver_that_does_not_start(
+    start: Exception | Result, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+
+    def initialize(flags: int) -> tuple[int]:
+        if isinstance(start, Exception):
+            raise start
+        return (bindings.CUresult(int(start)),)
+
+    monkeypatch.setattr(bindings, "cuInit", initialize)
+    assert main(["-p", "x", "--device", "cuda"]) == 2
+    assert says in sentence(capsys)
+    assert main(["--list-devices"]) == 0
+    cpu, gpu = capsys.readouterr().out.splitlines()
+    assert cpu.startswith("cpu ") and "memory free" in cpu
+    assert gpu.startswith("cuda ") and says in gpu
+    assert open_device("auto").name == open_device("none").name == "cpu"
+    assert says in why_no_gpu()
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    use(FakeDriver(), monkeypatch)
+    assert main(["-p", "x", "--device", "cuda:1"]) == 2
+    assert "there is no cuda:1 on this machine; use cuda:0" in sentence(capsys)
+    use(FakeDriver(gpus=[("Abacus X1", (9, 0))] * 3), monkeypatch)
+    assert main(["-p", "x", "--device", "cuda:3"]) == 2
+    assert "use cuda:0 to cuda:2" in sentence(capsys)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    use(FakeDriver(gpus=[("Abacus I", (6, 1))]), monkeypatch)
+    assert main(["-p", "x", "--device", "cuda"]) == 2
+    error = sentence(capsys)
+    assert "Abacus I has compute capability 6.1" in error and "7.5" in error
+    assert open_device("auto").name == "cpu"
+    # What auto does is told to those who ask.
+    assert main(["-p", "x", "-n", "1", "--verbose"]) == 0
+    assert "auto means the CPU here: Abacus I has compute capability 6.1" in capsys.readouterr().err
+    assert main(["-p", "x", "-n", "1"]) == 0
+    assert "Abacus" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("gpus")
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    words = ["-p", "x", "--device", "cuda"]
+    # What is there is not enough, which is seen before anything is loaded.
+    use(FakeDriver(free=400 << 20), monkeypatch)
+    assert main(words) == 2
+    assert "are free; choose a smaller model" in sentence(capsys)
+    # Someone else takes it in between.
+    use(FakeDriver(room=4 << 20), monkeypatch)
+    assert main(words) == 2
+    error = sentence(capsys)
+    assert "Abacus X1 has 8.59 GB free and the" in error and "smaller context (-c)" in error
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    use(FakeDriver(copies=Result.CUDA_ERROR_ILLEGAL_ADDRESS), monkeypatch)
+    assert main(["-p", "x", "--device", "cuda"]) == 2
+    assert "Abacus X1 reported illegal address during a copy to the device" in sentence(capsys)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    use(FakeDriver(gpus=[("Abacus X1", (9, 0)), ("Abacus I", (6, 1))]), monkeypatch)
+    assert main(["--list-devices"]) == 0
+    _, *gpus = capsys.readouterr().out.splitlines()
+    assert gpus == describe_devices()[1:] == [
+        "cuda:0  Abacus X1, compute capability 9.0, 8.6 of 17.2 GB free",
+        "cuda:1  Abacus I, compute capability 6.1, 8.6 of 17.2 GB free",
+    ]  # fmt: skip
+    assert why_no_gpu() == ""
+    assert device_label(open_device("auto")) == "cuda:0 Abacus X1"
+    assert device_label(open_device("cpu", 1)) == "cpu"
+
+
+def test_other_errors_are_not_hidden_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(index: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(devices, "_gpu", broken)
+    with pytest.raises(ZeroDivisionError):
+        open_device("auto")
+    monkeypatch.setattr(devices, "_gpu", lambda index: (_ for _ in ()).throw(DeviceError("none.")))
+    with pytest.raises(DeviceError):
+        open_device("cuda")
