@@ -1,0 +1,463 @@
+"""A model on the CPU and on a GPU side by side: every operation runs on both, and what each kernel wrote is compared.
+
+A pass is computed by the architecture's own code, on pairs: of arrays, of weights, of caches.  Every operation is called on
+both backends; the GPU's kernels are started one by one, each waited for, so that an error, and a bit that differs, has a
+name.  All earlier results being equal, the inputs of an operation are, too: the first kernel that differs is at fault, unless
+it is right when it gets the CPU's inputs in fresh memory (:class:`Difference`).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from engine.cache.kv import CHUNK, KVCache, LayerCache
+from engine.cpu.attention import weighted_sum
+from engine.cpu.fold import fold
+from engine.cuda.backend import Deferred, Launch
+from engine.cuda.repack import TILE, repack_rows
+from engine.models.rotary import Rotary
+from engine.numerics import exp
+from engine.weights import Weight
+
+f32 = np.float32
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One value on both devices.  ``name``: of a weight, as its layer calls it; ``computed``: the result of an operation;
+    ``parts``: the inputs of a result that the GPU computes where it is used."""
+
+    cpu: Any
+    gpu: Any
+    name: str = ""
+    computed: bool = False
+    parts: tuple["Pair", ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self.cpu.size)
+
+    def __getitem__(self, rows: slice) -> "Pair":
+        return replace(self, cpu=self.cpu[rows], gpu=self.gpu[rows])
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where something was computed; ``layer`` is None before the first layer and after the last."""
+
+    layer: int | None
+    operation: str
+    tensors: str
+    kernel: str
+    variant: str
+
+    def __str__(self) -> str:
+        layer = "outside of the layers" if self.layer is None else f"layer {self.layer}"
+        return f"{layer}, {self.operation} {self.tensors}".rstrip() + f", kernel {self.variant}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two arrays that must have the same bits, where ``where`` (None: everywhere); ``what`` they are."""
+
+    what: str
+    cpu: np.ndarray
+    gpu: np.ndarray
+    where: np.ndarray | None = None
+
+    @property
+    def values(self) -> int:
+        """Number of values compared."""
+        return self.cpu.size if self.where is None else int(np.broadcast_to(self.where, self.cpu.shape).sum())
+
+    @property
+    def differing(self) -> np.ndarray:
+        """For each value how many of its bits differ."""
+        bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))
+        return bits if self.where is None else bits * self.where
+
+    def show(self) -> str:
+        """The first value that differs, in hexadecimal and decimal."""
+        differing = self.differing
+        index = tuple(int(i) for i in np.argwhere(differing)[0])
+        lines = [
+            f"{self.what}{list(index)} differs, as do {np.count_nonzero(differing)} of {self.values} values in all:"
+        ]
+        for device, array in (("CPU", self.cpu), ("GPU", self.gpu)):
+            value = array[index]
+            lines.append(f"  {device}  0x{int(_bits(value)):0{2 * value.itemsize}x}  {value!s}")
+        return "\n".join(lines)
+
+
+class Difference(Exception):
+    """Bits that differ: ``site`` and ``check`` say where and which, ``verdict`` what a second look at the kernel showed."""
+
+    def __init__(self, site: Site | None, check: Check, verdict: str) -> None:
+        super().__init__(f"{site or 'whole pass'}: {check.show()}\n{verdict}")
+        self.site, self.check, self.verdict = site, check, verdict
+
+
+def _bits(x: Any) -> Any:
+    """A NumPy array or scalar as unsigned integers."""
+    return np.ascontiguousarray(x).view(f"u{np.dtype(x.dtype).itemsize}").reshape(np.shape(x))
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------
+
+
+def join(cpu: Any, gpu: Any, name: str = "") -> Any:
+    """Two models' attributes of the same name as one: arrays and weights become pairs, what holds them is copied."""
+    if isinstance(cpu, (np.ndarray, Weight)):
+        return Pair(cpu, gpu, name)
+    if isinstance(cpu, (list, tuple)):
+        return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
+    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary)):
+        both = copy.copy(cpu)
+        for field, value in vars(cpu).items():
+            object.__setattr__(both, field, join(value, vars(gpu)[field], field))
+        return both
+    return cpu
+
+
+def take(value: Any, of: Callable[[Pair], Any]) -> Any:
+    """``value`` with each pair in it replaced by ``of(pair)``: the reverse of ``join``."""
+    if isinstance(value, Pair):
+        return of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(take(v, of) for v in value)
+    if is_dataclass(value):
+        one = copy.copy(value)
+        for field, inside in vars(value).items():
+            object.__setattr__(one, field, take(inside, of))
+        return one
+    return value
+
+
+def _cpu_side(pair: Pair) -> Any:
+    # Some operations of the CPU work in place, and a pair has to keep what it was.
+    return pair.cpu.copy() if pair.computed else pair.cpu
+
+
+# --- operations on both ----------------------------------------------------------------------------------------
+
+
+class Lockstep:
+    """A backend of pairs, and the passes of a model on it.
+
+    cpu, gpu: the same model (``engine.models.base.Model``) on either device; note: called with every comparison.
+    """
+
+    def __init__(self, cpu: Any, gpu: Any, note: Callable[[Site, Check], None]) -> None:
+        self._cpu, self._gpu = cpu, gpu
+        self._note = note
+        self._layer: int | None = None
+        self._model = copy.copy(cpu)
+        for field, value in vars(cpu).items():
+            if field not in ("config", "gguf", "ops"):
+                setattr(self._model, field, join(value, vars(gpu)[field], field))
+        self._model.ops = self
+        self._model.block = self._block
+
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+        """One pass on both: the logits of the last ``n_logits`` rows, which are equal.  Raises Difference."""
+        for model in (self._cpu, self._gpu):
+            model.prepare(int(positions[0]), tokens.size)
+        ids, places = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
+        logits = self._model.compute(ids, places, n_logits)
+        return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
+
+    def _block(self, il: int, x: Any, positions: Any) -> Any:
+        self._layer = il
+        try:
+            return type(self._model).block(self._model, il, x, positions)
+        finally:
+            self._layer = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._operate, name)
+
+    def _operate(self, name: str, *args: Any) -> Any:
+        """An operation on both devices: a pair, or a list of pairs."""
+        mirror, queries = copy.copy(self._cpu.ops), []
+
+        def attend(q: np.ndarray, *rest: Any) -> np.ndarray:
+            queries.append(q)
+            return type(mirror).attend(mirror, q, *rest)
+
+        mirror.attend = attend
+        returned = getattr(mirror, name)(*take(args, _cpu_side))
+        expected = returned if isinstance(returned, list) else [returned]
+        given = take(args, lambda pair: pair.gpu)
+        plan = self._record(name, given)
+        results, _ = plan.result
+        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and name != "attention")
+        for launch, checks in self._run(name, args, given, plan, expected, queries):
+            kernel = launch.kernel
+            site = Site(self._layer, name, tensors, kernel.kernel.name, kernel.name)
+            for check in checks:
+                self._note(site, check)
+                if check.differing.any():
+                    raise Difference(site, check, self._judge(name, args, expected, queries, check))
+        inputs = tuple(a for a in args if isinstance(a, Pair))
+        pairs = [
+            Pair(c, g, computed=True, parts=inputs if isinstance(g, Deferred) else ())
+            for c, g in zip(expected, results, strict=True)
+        ]
+        return pairs if isinstance(returned, list) else pairs[0]
+
+    def _record(self, name: str, given: Sequence[Any]) -> Any:
+        """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
+        gpu = self._gpu.ops
+
+        def forward() -> Any:
+            returned = getattr(gpu, name)(*given)
+            results = returned if isinstance(returned, list) else [returned]
+            return results, [gpu._plain(result) for result in results]
+
+        return gpu.record(forward)
+
+    def _run(
+        self,
+        name: str,
+        args: Sequence[Any],
+        given: Sequence[Any],
+        plan: Any,
+        expected: list[np.ndarray],
+        queries: list[np.ndarray],
+    ) -> Iterator[tuple[Launch, list[Check]]]:
+        """Start the launches one by one; after each, what it wrote beside what it should have written."""
+        gpu = self._gpu.ops
+        results = {tensor.address: array for tensor, array in zip(plan.result[1], expected, strict=True)}
+        for launch in plan.launches:
+            gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+            layer = "" if self._layer is None else f" of layer {self._layer}"
+            gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
+            checks = []
+            kind = launch.kernel.kernel.name
+            if any(out.address not in results for out in launch.outputs):
+                if name == "attention":
+                    checks = self._inside_attention(args, given, launch, queries[0])
+                elif name.startswith("matmul"):
+                    x = args[1 if name == "matmul_add" else 0].cpu
+                    if len(launch.outputs) == 3:
+                        unit = int(launch.kernel.constants[0])
+                        checks = self._quantized(unit, x, [gpu.download(out) for out in launch.outputs])
+                    else:
+                        checks = [Check(f"{kind} of x", x, gpu.download(launch.outputs[0]))]
+            for out in launch.outputs:
+                if out.address in results:
+                    array = results[out.address]
+                    checks.append(Check("result", array, gpu.download(out).reshape(array.shape)))
+            yield launch, checks
+
+    def _quantized(self, unit: int, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
+        rows, columns = x.shape
+        names = ("x as int8", "its scales", "its sums")
+        q, d, s = self._cpu.ops._quantize(x, unit)
+        if unit == 256:
+            wide = s.reshape(rows, -1, 8, 2).sum(3)
+            s = np.concatenate([s.reshape(rows, -1, 16), wide], 2).reshape(rows, -1).astype(np.int16)
+        else:
+            s = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
+        pairs = zip(names, (q, d, s), activations(unit, rows, columns, *words), strict=True)
+        return [Check(what, a, b) for what, a, b in pairs]
+
+    def _inside_attention(
+        self, args: Sequence[Any], given: Sequence[Any], launch: Launch, queries: np.ndarray
+    ) -> list[Check]:
+        """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
+        gpu, outputs = self._gpu.ops, launch.outputs
+        heads, cache, positions = args[0], args[4], args[5].cpu
+        if len(outputs) == 1:
+            device_cache: LayerCache = given[4]
+            place = positions // CHUNK
+            checks = [Check("rotated query", queries, gpu.download(outputs[0]))]
+            for what, tensor, mine in (
+                ("stored key", device_cache.keys, cache.keys.cpu),
+                ("stored value", device_cache.values, cache.values.cpu),
+            ):
+                theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
+                for i in np.unique(place):
+                    theirs[:, place == i] = _chunk(gpu, tensor, int(i))[:, None]
+                lanes, rows = positions % CHUNK, np.arange(positions.size)
+                both = (mine[:, place % mine.shape[1]], theirs)
+                picked = [
+                    a[:, rows, :, lanes] if what == "stored key" else a[:, rows, lanes].swapaxes(0, 1) for a in both
+                ]
+                if device_cache.half:
+                    picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
+                checks.append(Check(what, *picked))
+            return checks
+        rows, d_v = positions.size, cache.values.cpu.shape[3]
+        slots = outputs[0].size // (2 * rows * heads.n_head)
+        padded = -(-d_v // 32) * 32
+        if [out.size for out in outputs] != [2 * rows * heads.n_head * slots, rows * heads.n_head * slots * padded]:
+            return []
+        mass = np.zeros((rows, heads.n_head, slots, 2), f32)
+        sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
+        seen = np.zeros((rows, 1, slots, 1), np.bool_)
+        mirror = cache.keys.cpu, cache.values.cpu, positions, f32(heads.scale), cache.window, cache.half
+        chunk_parts(queries, *mirror, mass, sums, seen[:, 0, :, 0])
+        found = gpu.download(outputs[0]).reshape(mass.shape)
+        # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
+        parts = gpu.download(outputs[1]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
+        return [
+            Check("largest score and sum", mass + f32(0.0), found + f32(0.0), seen),
+            Check("weighted values", sums, parts, seen),
+        ]
+
+    # --- a second look -----------------------------------------------------------------------------------------
+
+    def _judge(
+        self, name: str, args: Sequence[Any], expected: list[np.ndarray], queries: list[np.ndarray], first: Check
+    ) -> str:
+        """Whether the kernel itself is at fault: the operation again, with the CPU's inputs in memory of their own."""
+        gpu = self._gpu.ops
+        for pair in args:
+            if isinstance(pair, Pair) and isinstance(pair.cpu, Weight) and not same_weights(gpu, pair):
+                return (
+                    f"the weights {pair.cpu.name} in device memory are not those of the file: "
+                    "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
+                )
+        end = int(args[5].cpu.max()) + 1 if name == "attention" else 0
+
+        def fresh(value: Any) -> Any:
+            """The CPU's value, in new device memory."""
+            if isinstance(value, LayerCache):
+                keys, values = value.keys, value.values
+                rings = (
+                    _ring(pair.cpu, pair.gpu.shape, end, by_lane) for pair, by_lane in ((keys, True), (values, False))
+                )
+                return replace(value, **dict(zip(("keys", "values"), map(gpu.upload, rings), strict=True)))
+            if isinstance(value, Pair):
+                if isinstance(value.cpu, Weight):
+                    return value.gpu
+                if value.parts:
+                    return replace(value.gpu, first=fresh(value.parts[0]), second=fresh(value.parts[1]))
+                return gpu.upload(np.ascontiguousarray(value.cpu))
+            return take(value, fresh)
+
+        given = [fresh(a) for a in args]
+        for launch, checks in self._run(name, args, given, self._record(name, given), expected, queries):
+            for check in checks:
+                if check.differing.any():
+                    same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))
+                    how = "in the same way" if same else "in another way"
+                    name = launch.kernel.name
+                    return f"the kernel {name} is at fault: given the CPU's inputs in fresh memory it differs {how}."
+        return (
+            "given the CPU's inputs in fresh memory the same kernel is right: something has overwritten its inputs, or its "
+            "result changes from run to run."
+        )
+
+
+# --- how the GPU lays things out -------------------------------------------------------------------------------
+
+
+def activations(
+    unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the kernels of ``engine/cuda/quantize.py`` leave, row by row: q int8 [rows, columns], scales float32
+    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each."""
+    tiles, units = -(-rows // 8), columns // unit
+    scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
+    q = q.view(np.int8)
+    totals: np.ndarray
+    if unit == 256:
+        # tile, unit, v, column, i, h, k, byte: position 64 v + 32 h + 16 k + 4 i + byte
+        q = q.reshape(tiles, units, 4, 8, 4, 2, 2, 4).transpose(0, 3, 1, 2, 5, 6, 4, 7)
+        totals = sums.view(np.int16).reshape(tiles, units, 8, 24).transpose(0, 2, 1, 3)
+    else:
+        # tile, unit, column, i, k, byte: position 16 k + 4 i + byte
+        q = q.reshape(tiles, units, 8, 4, 2, 4).transpose(0, 2, 1, 4, 3, 5)
+        totals = sums.view(np.int32).reshape(tiles, units, 8, 1).transpose(0, 2, 1, 3)
+
+    def by_row(array: np.ndarray) -> np.ndarray:
+        return array.reshape(tiles * 8, -1)[:rows]
+
+    return by_row(q), by_row(scales), by_row(totals)
+
+
+@njit(cache=True, error_model="numpy")
+def chunk_parts(q, keys, values, positions, scale, window, half, mass, sums, seen):  # type: ignore[no-untyped-def]
+    """``engine/cpu/attention.py`` without the joining of chunks: for each chunk that a row sees, counted from the first,
+    maximum and sum in mass [rows, n_head, slots, 2], weighted values in sums [rows, n_head, slots, d_v], and seen
+    [rows, slots]."""
+    rows, n_head, d_k = q.shape
+    chunks = keys.shape[1]
+    group = n_head // keys.shape[0]
+    p = np.empty(CHUNK, np.float32)
+    scaled = np.empty(d_k, np.float32)
+    for t in range(rows):
+        position = positions[t]
+        low = max(0, position - window + 1) if window > 0 else 0
+        for chunk in range(low // CHUNK, position // CHUNK + 1):
+            slot = chunk - low // CHUNK
+            seen[t, slot] = True
+            first = max(0, low - chunk * CHUNK)
+            last = min(CHUNK, position - chunk * CHUNK + 1)
+            for h in range(n_head):
+                for i in range(d_k):
+                    scaled[i] = q[t, h, i] * scale
+                weighted_sum(scaled, 0, d_k, keys[h // group, chunk % chunks], half, p)
+                m = f32(-np.inf)
+                for j in range(CHUNK):
+                    if j < first or j >= last:
+                        p[j] = f32(-np.inf)
+                    m = max(m, p[j])
+                for j in range(CHUNK):
+                    p[j] = exp(p[j] - m)
+                weighted_sum(p, first, last, values[h // group, chunk % chunks], half, sums[t, h, slot])
+                mass[t, h, slot, 0] = m
+                mass[t, h, slot, 1] = fold(p, CHUNK)
+
+
+def _chunk(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
+    """The chunk of absolute number ``chunk`` of every head: [n_head_kv, ...]."""
+    n_head_kv, chunks, *inside = ring.shape
+    flat = ring.reshape(n_head_kv * chunks, *inside)
+    at = [h * chunks + chunk % chunks for h in range(n_head_kv)]
+    return np.concatenate([gpu.download(flat[i : i + 1]) for i in at])
+
+
+def _ring(array: np.ndarray, shape: tuple[int, ...], end: int, by_lane: bool) -> np.ndarray:
+    """The positions before ``end`` that a ring holds, in a ring of another length; ``by_lane``: keys, else values."""
+    out = np.zeros(shape, array.dtype)
+    kept = min(array.shape[1], shape[1]) * CHUNK
+    at = np.arange(max(0, end - kept), end)
+    source, target, lane = at // CHUNK % array.shape[1], at // CHUNK % shape[1], at % CHUNK
+    if by_lane:
+        out[:, target, :, lane] = array[:, source, :, lane]
+    else:
+        out[:, target, lane] = array[:, source, lane]
+    return out
+
+
+def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a pass after position ``length`` - 1 can see of a layer's NumPy rings, whatever their length: keys
+    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v]."""
+    first = max(0, length - layer.window) if layer.window else 0
+    at = np.arange(first, length)
+    place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
+    return layer.keys[:, place, :, lane], layer.values[:, place, lane].swapaxes(0, 1)
+
+
+def same_weights(gpu: Any, pair: Pair) -> bool:
+    """Whether a matrix in device memory has the bytes of the file's."""
+    entry, data, memory = pair.cpu.format, pair.cpu.data, pair.gpu.memory
+    read = gpu.device.read
+    step = TILE * max(1, (16 << 20) // (TILE * data.shape[1]))
+    for row in range(0, data.shape[0], step):
+        part = data[row : row + step]
+        law = repack_rows(entry, part) if entry.quantized else part
+        if not np.array_equal(read(memory.address + row * data.shape[1], law.shape, np.uint8), law):
+            return False
+    return True

@@ -1,0 +1,474 @@
+"""``python -m engine.parity MODEL``: does this model give the same bits on the GPU as on the CPU?
+
+Three questions, each answered by counting bits that differ:
+
+* every kernel: the prompt is read operation by operation on both (``engine/lockstep.py``), in passes of 1 to 16 rows;
+* whole passes, as they run in use: the logits of the prompt, the cache it leaves, the logits of greedy tokens, passes of k
+  rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
+* where a whole pass differs although every kernel is right by itself: which launch of the captured graph is the first.
+"""
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.devices import device_label, parse_device
+from engine.errors import EngineError, UsageError
+from engine.flags import Document, Parser, whole
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.lockstep import Check, Site
+    from engine.report import Report
+
+DESCRIPTION = """\
+Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
+logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows."""
+
+EPILOG = """\
+Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values),
+2 something to mend (one sentence on stderr says what)."""
+
+MOST_SAMPLED = 32
+"""Tokens of the comparisons that draw tokens with noise."""
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+NOISY: dict[str, Any] = {"temperature": 0.8}
+PENALIZED: dict[str, Any] = {
+    "temperature": 1.1,
+    "top_k": 20,
+    "top_p": 0.9,
+    "repeat_penalty": 1.2,
+    "frequency_penalty": 0.1,
+}
+
+
+def parser() -> Parser:
+    """The command line."""
+    top = Parser(
+        prog="python -m engine.parity",
+        usage="python -m engine.parity [-m] MODEL [flags]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=Document,
+        allow_abbrev=False,
+    )
+    add = top.add_argument
+    add("-m", "--model", default="", metavar="MODEL", help="path or name; the bundled one if left out")
+    add("-p", "--n-prompt", type=whole, default=200, metavar="N", help="random tokens of the prompt")
+    add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
+    add("--text", metavar="TEXT", help="read this text instead of random tokens")
+    add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="context, 0: as much as is needed")
+    add("-ct", "--cache-type", choices=("f16", "f32"), default="f16", help="type of keys and values")
+    add("-s", "--seed", type=whole, default=0, metavar="N", help="of the prompt's tokens and of sampling")
+    add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
+    add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")
+    add("-v", "--verbose", action="store_true", help="a line per layer, and the traceback of an error")
+    return top
+
+
+@dataclass
+class Line:
+    """A line of the table: what was compared, shapes and layers (each once, in order), values, and bits that differ."""
+
+    compared: dict[str, None] = field(default_factory=dict)
+    shapes: dict[str, None] = field(default_factory=dict)
+    layers: dict[str, None] = field(default_factory=dict)
+    values: int = 0
+    bits: int = 0
+
+
+class Tally:
+    """What was compared: lines of a table, in order, alike ones added up."""
+
+    HEAD = ("operation", "tensors", "kernel", "compared", "shape of a row", "layers", "values", "differing bits")
+
+    def __init__(self, verbose: bool = False) -> None:
+        self.values = 0
+        self._verbose = verbose
+        self._lines: dict[tuple[str, ...], Line] = {}
+
+    def note(self, site: "Site", check: "Check") -> None:
+        """Adds one comparison of a kernel's output."""
+        layer = "-" if site.layer is None else str(site.layer)
+        key = (
+            site.operation,
+            site.tensors,
+            site.variant if self._verbose else site.kernel,
+            layer if self._verbose else "",
+        )
+        self._add(key, check, check.what, " x ".join(map(str, check.cpu.shape[1:])), layer)
+
+    def whole(self, what: str, how: str, check: "Check") -> None:
+        """Adds a comparison of whole passes."""
+        self._add((what, "", "", ""), check, how, "", "-")
+
+    def _add(self, key: tuple[str, ...], check: "Check", what: str, shape: str, layer: str) -> None:
+        line = self._lines.setdefault(key, Line())
+        line.compared[what] = line.shapes[shape] = line.layers[layer] = None
+        values, bits = check.values, int(check.differing.sum())
+        line.values += values
+        line.bits += bits
+        self.values += values
+
+    def table(self) -> Iterator[str]:
+        """The lines, aligned."""
+        rows = [self.HEAD]
+        for (operation, tensors, kernel, _), line in self._lines.items():
+            layers = next(iter(line.layers)) if self._verbose or "-" in line.layers else str(len(line.layers))
+            words = (operation, tensors, kernel, ", ".join(line.compared), ", ".join(line.shapes))
+            rows.append((*words, layers, str(line.values), str(line.bits)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.HEAD))]
+        for row in rows:
+            cells = (t.rjust(w) if i >= 5 else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
+            yield "  ".join(cells).rstrip()
+
+
+def sizes(n: int) -> list[int]:
+    """Row counts of the passes that read n tokens: 16, 1, 15, 2, ... until all have been, and over again."""
+    counts = [k for pair in zip(range(16, 8, -1), range(1, 9), strict=True) for k in pair]
+    found: list[int] = []
+    while sum(found) < n:
+        found.append(min(counts[len(found) % 16], n - sum(found)))
+    return found
+
+
+def in_steps_of(most: int, n: int) -> list[int]:
+    """Row counts of the fewest passes that read n tokens."""
+    return [min(most, n - first) for first in range(0, n, most)]
+
+
+class Comparison:
+    """Two loaded models and what has been compared so far.  Methods raise ``lockstep.Difference`` at the first bit."""
+
+    def __init__(self, cpu: "LLM", gpu: "LLM", ids: Sequence[int], seed: int, tally: Tally) -> None:
+        self.cpu, self.gpu, self.ids, self.seed, self.tally = cpu, gpu, list(ids), seed, tally
+        self.sequence = list(ids)
+
+    # --- kernels -----------------------------------------------------------------------------------------------
+
+    def kernels(self, ids: Sequence[int], note: Callable[[Any, Any], None]) -> None:
+        """Every operation of every pass over ``ids``."""
+        from engine.lockstep import Lockstep
+
+        self._reset()
+        both = Lockstep(self.cpu.model, self.gpu.model, note)
+        for tokens, positions in passes(ids, sizes(len(ids))):
+            both.forward(tokens, positions, tokens.size)
+
+    # --- whole passes ------------------------------------------------------------------------------------------
+
+    def prompt(self) -> None:
+        """Logits of every row of the prompt: the GPU in passes of 1 to 16 rows, the CPU in large ones."""
+        self._reset()
+        expected = self.cpu.logits(self.ids)
+        for tokens, positions in passes(self.ids, sizes(len(self.ids))):
+            logits = self.gpu.model.forward(tokens, positions, tokens.size)
+            self._same("logits of the prompt", "passes of 1 to 16 rows", expected[positions], logits, tokens, positions)
+
+    def caches(self) -> None:
+        """Keys and values that the next token could see."""
+        from engine.lockstep import Difference
+
+        for check in self._cache_checks():
+            self.tally.whole("key-value cache", "what is visible after the prompt", check)
+            if check.differing.any():
+                raise Difference(None, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
+
+    def _cache_checks(self) -> "Iterator[Check]":
+        from engine.cache.kv import LayerCache
+        from engine.lockstep import Check, cached
+
+        download = self.gpu.model.ops.download
+        for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
+            rings = (a, LayerCache(download(b.keys), download(b.values), b.window, b.half))
+            arrays = [cached(ring, self.gpu.cache.length) for ring in rings]
+            for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
+                yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
+
+    def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
+        """n tokens, each the CPU's choice: (tokens, the logits after each but the last), after checking the GPU's logits."""
+        from engine.sampler import Sampler, SamplingParams
+
+        sampler = Sampler(SamplingParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
+        history = self.sequence = list(self.ids)
+        rows = []
+        logits = self.cpu.prefill(self.ids)[0]
+        for step in range(n):
+            history.append(sampler.sample(logits, len(history), history))
+            if step == n - 1:
+                break
+            tokens, positions = np.array(history[-1:], np.int32), np.array([len(history) - 1], np.int32)
+            logits = self.cpu.step(history[-1])
+            found = self.gpu.model.forward(tokens, positions, 1)
+            self._same("logits of greedy tokens", "a row at a time", logits[None], found, tokens, positions)
+            rows.append(logits.copy())
+        return history[len(self.ids) :], np.array(rows, np.float32).reshape(-1, self.cpu.config.n_vocab)
+
+    def rows(self, tokens: Sequence[int], expected: np.ndarray) -> None:
+        """Passes of k rows after the prompt against the same tokens one by one."""
+        self._reset()
+        for batch, positions in passes(self.ids, in_steps_of(16, len(self.ids))):
+            self.gpu.model.forward(batch, positions, 0)
+        first = len(self.ids)
+        for k in range(2, min(16, expected.shape[0]) + 1):
+            batch, positions = np.array(tokens[:k], np.int32), np.arange(first, first + k, dtype=np.int32)
+            logits = self.gpu.model.forward(batch, positions, k)
+            self._same(
+                "k rows = k single steps",
+                f"k = 2 to {min(16, expected.shape[0])}",
+                expected[:k],
+                logits,
+                batch,
+                positions,
+            )
+            self.gpu.cache.truncate(first)
+
+    def _same(
+        self, what: str, how: str, expected: np.ndarray, found: np.ndarray, tokens: np.ndarray, positions: np.ndarray
+    ) -> None:
+        """Compares the logits of a pass, and where they differ looks for the kernel."""
+        from engine.lockstep import Check, Difference
+
+        check = Check(f"{what}, logits of positions {positions[0]} to {positions[-1]}: ", expected, found)
+        self.tally.whole(what, how, check)
+        if check.differing.any():
+            raise Difference(None, check, self._search(tokens, int(positions[0])))
+
+    def _search(self, tokens: np.ndarray, first: int) -> str:
+        """Which kernel makes a pass of ``tokens`` at position ``first`` differ."""
+        from engine.lockstep import Difference, Lockstep
+
+        ops, model = self.gpu.model.ops, self.gpu.model
+        model.cache.truncate(first)
+        self.cpu.reset()
+        for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.cache.max_rows, first)):
+            self.cpu.model.forward(batch, positions, 0)
+        for check in self._cache_checks():
+            if check.differing.any():
+                return f"the cache that the pass begins with differs already: {check.show()}"
+        positions = np.arange(first, first + tokens.size, dtype=np.int32)
+        try:
+            Lockstep(self.cpu.model, model, lambda site, check: None).forward(tokens, positions, tokens.size)
+        except Difference as difference:
+            return f"operation by operation the first that differs is:\n{difference}"
+        ops.device.write(ops.tokens.address, tokens)
+        ops.device.write(ops.positions.address, positions)
+        n = tokens.size
+        return first_of_graph(ops, ops.record(partial(model.compute, ops.tokens[:n], ops.positions[:n], n)))
+
+    # --- choosing ----------------------------------------------------------------------------------------------
+
+    def sampling(self, tokens: Sequence[int], logits: np.ndarray) -> None:
+        """Tokens chosen on the device, without and with noise and penalties, against those of the CPU's sampler."""
+        from engine.cuda.sample import DeviceSampler, edits
+        from engine.sampler import Sampler, SamplingParams
+
+        ops, n_vocab = self.gpu.model.ops, self.cpu.config.n_vocab
+        machine = DeviceSampler(ops.device, n_vocab, self.gpu.n_ctx)
+        for how, options in (("greedy", GREEDY), ("with noise", NOISY), ("with penalties", PENALIZED)):
+            sampler = Sampler(SamplingParams(**options, seed=self.seed), n_vocab)
+            machine.begin(sampler)
+            for step, row in enumerate(logits[:MOST_SAMPLED]):
+                history = [*self.ids, *tokens[: step + 1]]
+                last = len(history) - 1
+                memory = np.zeros(self.gpu.n_ctx, np.int32)
+                memory[: len(history)] = history
+                arrays = (row, np.array(history[-1:], np.int32), np.array([last], np.int32), memory)
+                held = [ops.upload(array) for array in arrays]
+                given, token, position, past = (tensor.address for tensor in held)
+                machine.launch(given, token, position, past, sampler.params.greedy, edits(sampler.params))
+                ops.device.synchronize("the choice of a token")
+                self._tokens(
+                    "tokens chosen on the GPU", how, [sampler.sample(row, last + 1, history)], [machine.take()]
+                )
+
+    def answers(self, tokens: Sequence[int]) -> None:
+        """What ``LLM.generate`` answers."""
+        found = self.gpu.complete(self.ids, max_tokens=len(tokens), ignore_eos=True, **GREEDY).ids
+        self._tokens("answer of LLM.generate", "greedy", list(tokens), found)
+        options = {"max_tokens": min(len(tokens), MOST_SAMPLED), "ignore_eos": True, "seed": self.seed}
+        for how, changes in (("with noise", NOISY), ("with penalties", PENALIZED)):
+            both = [llm.complete(self.ids, **options, **changes).ids for llm in (self.cpu, self.gpu)]
+            self._tokens("answer of LLM.generate", how, *both)
+
+    def _tokens(self, what: str, how: str, expected: list[int], found: list[int]) -> None:
+        from engine.lockstep import Check, Difference
+
+        n = max(len(expected), len(found))
+        a, b = (np.array(ids + [-1] * (n - len(ids)), np.int32) for ids in (expected, found))
+        check = Check(f"{what}, {how}: token", a, b)
+        self.tally.whole(what, how, check)
+        if check.differing.any():
+            raise Difference(
+                None, check, "The logits were equal, so it is the choice that differs (engine/cuda/sample.py)."
+            )
+
+    def _no_end(self) -> dict[int, float]:
+        return dict.fromkeys(self.cpu.tokenizer.eog_ids, float("-inf"))
+
+    def _reset(self) -> None:
+        self.cpu.reset()
+        self.gpu.reset()
+
+
+def passes(ids: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, positions) of passes of so many rows, from position 0 on."""
+    first = 0
+    for count in counts:
+        yield np.array(ids[first : first + count], np.int32), np.arange(first, first + count, dtype=np.int32)
+        first += count
+
+
+def first_of_graph(ops: Any, plan: Any) -> str:
+    """Which launch of a pass writes something else in a captured graph than when each waits for the one before it."""
+    from engine.cuda.backend import Plan
+    from engine.lockstep import Check, Difference, Site
+
+    alone = []
+    for launch in plan.launches:
+        ops.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+        ops.device.synchronize(f"the kernel {launch.kernel.name}")
+        alone.append([ops.download(out) for out in launch.outputs])
+
+    def checks(n: int) -> list[Check]:
+        """Of the last of the first n + 1 launches, captured and run."""
+        part = Plan(plan.launches[: n + 1], None)
+        ops.capture(part)
+        assert part.graph
+        part.graph.launch()
+        found = [ops.download(out) for out in plan.launches[n].outputs]
+        pairs = zip(alone[n], found, strict=True)
+        return [Check("output, alone (CPU) and in the graph (GPU): ", a, b) for a, b in pairs]
+
+    low, high = 0, len(plan.launches) - 1
+    if not any(check.differing.any() for check in checks(high)):
+        return (
+            "operation by operation every kernel is right, and so is the same pass when it is captured again: "
+            "the result changes from run to run."
+        )
+    while low < high:
+        middle = (low + high) // 2
+        if any(check.differing.any() for check in checks(middle)):
+            high = middle
+        else:
+            low = middle + 1
+    kernel = plan.launches[high].kernel
+    site = Site(None, f"launch {high + 1} of {len(plan.launches)}", "", kernel.kernel.name, kernel.name)
+    wrong = [check for check in checks(high) if check.differing.any()]
+    shown = str(Difference(site, wrong[0], "")) if wrong else f"{site}: different in one of two runs."
+    return (
+        "operation by operation every kernel is right; run as a graph, where a kernel begins before the one before it has "
+        f"ended, the first that differs is:\n{shown}"
+    )
+
+
+# --- command line ----------------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace) -> int:
+    """The comparison that the flags ask for: 0 or 1.  Raises EngineError for what the user can mend."""
+    if args.n_prompt < 1 or args.n_gen < 0:
+        raise UsageError(f"-p must be at least 1 and -n at least 0, not {args.n_prompt} and {args.n_gen}.")
+    index = parse_device(args.device)
+    if index is None:
+        raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}.")
+    args.device = f"cuda:{index}"
+    import engine
+
+    load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
+    from engine.devices import open_device
+    from engine.report import Report
+
+    open_device(args.device)  # that there is no GPU is told before a model is read
+    with Report(args.verbose) as report:
+        return compare(args, load, report)
+
+
+def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
+    """Loads both models and compares them; prints as it goes."""
+    from engine import catalog
+    from engine.config import read_config
+    from engine.gguf import read_gguf
+    from engine.lockstep import Difference
+    from engine.tokenizer import Tokenizer
+
+    path = catalog.resolve(args.model, report.progress)
+    gguf = read_gguf(path)
+    if args.text is not None:
+        ids = Tokenizer.from_gguf(gguf).encode(args.text, add_special=True, parse_special=True)
+    else:
+        n_vocab = read_config(gguf).n_vocab
+        ids = np.random.default_rng(args.seed).integers(0, n_vocab, args.n_prompt).tolist()
+    needed = len(ids) + args.n_gen
+    if args.ctx_size and args.ctx_size < needed:
+        raise UsageError(f"{len(ids)} tokens of prompt and {args.n_gen} more need a context of {needed} (-c).")
+    options: dict[str, Any] = {
+        "n_ctx": args.ctx_size or needed,
+        "cache_type": args.cache_type,
+        "progress": report.progress,
+    }
+    gpu = load(path, device=args.device, **options)
+    cpu = load(path, device="cpu", n_threads=max(args.threads, 0), **options)
+    for llm in (gpu, cpu):
+        llm.compile(report.progress)
+    config = cpu.config
+    size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
+    print(f"{path.name}: {config.architecture}, {size}")
+    print(f"CPU, {cpu.n_threads} threads, and {device_label(gpu.model.ops)}\n", flush=True)
+
+    tally = Tally(args.verbose)
+    both = Comparison(cpu, gpu, ids, args.seed, tally)
+    error = None
+    try:
+        report.line("every operation on both devices ...")
+        both.kernels(ids, tally.note)
+        report.line("the prompt in whole passes ...")
+        both.prompt()
+        both.caches()
+        if args.n_gen:
+            report.line("greedy tokens ...")
+            tokens, logits = both.greedy(args.n_gen)
+            both.rows(tokens, logits)
+            both.sampling(tokens, logits)
+            report.line("answers ...")
+            both.answers(tokens)
+    except Difference as difference:
+        error = difference
+    for line in tally.table():
+        print(line)
+    if error:
+        print(f"\nDIFFERENT: {error}")
+        return 1
+    print(f"\nall {tally.values} values compared are equal, bit for bit.")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One command line; every expected failure is one sentence on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "-m")
+    try:
+        return run(parser().parse_args(words))
+    except KeyboardInterrupt:
+        return 130
+    except EngineError as error:
+        if {"-v", "--verbose"} & set(words):
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+    except MemoryError:
+        print("error: not enough memory: choose fewer tokens (-p, -n) or a smaller model.", file=sys.stderr)
+    except OSError as error:
+        print(f"error: {error.filename or ''} {error.strerror or error}".replace("  ", " "), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
