@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import bench, catalog, flags, synthetic
+from engine import bench, catalog, flags, parity, synthetic
 from engine.models import __main__ as models
 from tests.conftest import REPOSITORY
 
@@ -68,7 +68,7 @@ def test_a_quotation_finds_its_source(block: Block) -> None:
     assert target.is_file(), f"{target} does not exist"
     source = target.read_text(encoding="utf-8")
     options = dict(re.findall(r"^:([a-z-]+):[ ]*(.*?)[ ]*$", block.body, re.M))
-    assert options.keys() <= {"pyobject", "start-at", "start-after", "end-before", "end-at", "language"}
+    assert options.keys() <= {"pyobject", "start-at", "start-after", "end-before", "end-at", "language", "dedent"}
     assert options.keys() & {"pyobject", "start-at", "start-after", "end-before"}, "quotes a whole file"
     if "pyobject" in options:
         assert options["pyobject"] in definitions(source)
@@ -137,6 +137,7 @@ def test_a_command_line_parses(
     run: dict[str, Callable[[list[str]], None]] = {
         "engine.run": check_run,
         "engine.bench": check_bench,
+        "engine.parity": check_parity,
         "engine.models": lambda args: check_models(args, monkeypatch),
         "engine.synthetic": lambda args: check_synthetic(args, monkeypatch),
     }
@@ -171,6 +172,11 @@ def check_bench(args: list[str]) -> None:
         bench.parse_shape(shape)
 
 
+def check_parity(args: list[str]) -> None:
+    named = bool(args) and not args[0].startswith("-")
+    check_model(parity.parser().parse_args(["-m", *args] if named else args).model)
+
+
 def check_models(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "resolve", lambda name, progress=None: check_model(name))
     monkeypatch.setattr(catalog, "verify", lambda model: catalog.model_file(model))
@@ -184,7 +190,8 @@ def check_synthetic(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_command_lines() -> None:
-    assert {words[0] for _, words in COMMANDS} == {"engine.run", "engine.bench", "engine.models", "engine.synthetic"}
+    named = {words[0] for _, words in COMMANDS}
+    assert named == {f"engine.{tool}" for tool in ("run", "bench", "models", "parity", "synthetic")}
 
 
 # --- examples --------------------------------------------------------------------------------------------------
@@ -193,6 +200,8 @@ def test_there_are_command_lines() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(page: Path) -> None:
     """The ``>>>`` examples of a page, in order and in one namespace, print what the page says."""
+    if page.name == "gpu.md":
+        pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
     examples = [block for block in blocks(page) if block.info == "pycon"]
     namespace: dict[str, object] = {}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
