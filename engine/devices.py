@@ -81,6 +81,6 @@ def _gpu(index: int) -> Any:
         from engine.cuda.backend import Backend
     except ImportError:
         raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use --device cpu."
+            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
         ) from None
     return Backend(index)
