@@ -16,12 +16,10 @@ import numpy as np
 from numba import njit
 
 from engine.cache.kv import CHUNK, KVCache, LayerCache
-from engine.cpu.attention import weighted_sum
-from engine.cpu.fold import fold
+from engine.cpu.attention import attend_chunk
 from engine.cuda.backend import Deferred, Launch
 from engine.cuda.repack import TILE, repack_rows
 from engine.models.rotary import Rotary
-from engine.numerics import exp
 from engine.weights import Weight
 
 f32 = np.float32
@@ -407,17 +405,10 @@ def chunk_parts(q, keys, values, positions, scale, window, half, mass, sums, see
             for h in range(n_head):
                 for i in range(d_k):
                     scaled[i] = q[t, h, i] * scale
-                weighted_sum(scaled, 0, d_k, keys[h // group, chunk % chunks], half, p)
-                m = f32(-np.inf)
-                for j in range(CHUNK):
-                    if j < first or j >= last:
-                        p[j] = f32(-np.inf)
-                    m = max(m, p[j])
-                for j in range(CHUNK):
-                    p[j] = exp(p[j] - m)
-                weighted_sum(p, first, last, values[h // group, chunk % chunks], half, sums[t, h, slot])
-                mass[t, h, slot, 0] = m
-                mass[t, h, slot, 1] = fold(p, CHUNK)
+                ring, c = h // group, chunk % chunks
+                mass[t, h, slot] = attend_chunk(
+                    scaled, keys[ring, c], values[ring, c], first, last, half, p, sums[t, h, slot]
+                )
 
 
 def _chunk(gpu: Any, ring: Any, chunk: int) -> np.ndarray:

@@ -27,6 +27,9 @@ from engine.gguf_header import shown
 ACTIVATION_MAX = 127
 """Largest magnitude of a quantized activation."""
 
+TINY = np.float32(2.0**-100)
+"""A unit of activations whose largest magnitude is below this counts as zero: 127 / magnitude could overflow."""
+
 CHAINS = 8
 """Float accumulators of a quantized row: chain c owns the c-th contiguous run of ceil(units / 8) units."""
 

@@ -56,6 +56,23 @@ def weighted_sum(c, first, last, rows, half, out):  # type: ignore[no-untyped-de
 
 
 @njit(cache=True, error_model="numpy")
+def attend_chunk(scaled, keys, values, first, last, half, p, o):  # type: ignore[no-untyped-def]
+    """One chunk: scaled q' [d_k], keys [d_k, 64], values [64, d_v]; visible are the lanes [first, last).  Returns the largest
+    score and the sum of p, and leaves the weighted values in o [d_v]; p [64] is scratch."""
+    weighted_sum(scaled, 0, scaled.size, keys, half, p)
+    m = f32(-np.inf)
+    for j in range(CHUNK):
+        if j < first or j >= last:
+            p[j] = f32(-np.inf)
+        m = max(m, p[j])
+    for j in range(CHUNK):
+        p[j] = exp(p[j] - m)
+    # What lies in hidden lanes is of other rows or older answers; 0 * inf would let it show.
+    weighted_sum(p, first, last, values, half, o)
+    return m, fold(p, CHUNK)
+
+
+@njit(cache=True, error_model="numpy")
 def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out):  # type: ignore[no-untyped-def]
     """One head of one row: q [d_k], keys [chunks, d_k, 64], values [chunks, 64, d_v], out [d_v]; scaled [d_k], p [64]
     and o [d_v] are scratch."""
@@ -68,19 +85,8 @@ def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out
     out[:] = f32(0.0)
     for chunk in range(low // CHUNK, position // CHUNK + 1):
         c = chunk % chunks
-        weighted_sum(scaled, 0, q.size, keys[c], half, p)
-        m = f32(-np.inf)
-        for j in range(CHUNK):
-            at = chunk * CHUNK + j
-            if at < low or at > position:
-                p[j] = f32(-np.inf)
-            m = max(m, p[j])
-        for j in range(CHUNK):
-            p[j] = exp(p[j] - m)
-        # What lies in hidden lanes is of other rows or older answers; 0 * inf would let it show.
-        visible = max(0, low - chunk * CHUNK)
-        weighted_sum(p, visible, min(CHUNK, position - chunk * CHUNK + 1), values[c], half, o)
-        weight = fold(p, CHUNK)
+        first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
+        m, weight = attend_chunk(scaled, keys[c], values[c], first, last, half, p, o)
         joined = max(maximum, m)
         a = exp(maximum - joined)
         b = exp(m - joined)

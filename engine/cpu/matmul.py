@@ -20,13 +20,12 @@ from engine.cpu.fold import fold
 from engine.cpu.intrinsics import dot16, dot32_four, dot256_four
 from engine.cpu.unpack import unpack_row
 from engine.numerics import bits_float, float_bits, fma, round_product
-from engine.quants import CHAINS, FLOAT_CHAINS
+from engine.quants import CHAINS, FLOAT_CHAINS, TINY
 
 f32 = np.float32
 i8 = np.int8
 i16 = np.int16
 i32 = np.int32
-TINY = f32(2.0**-100)
 
 
 @njit(cache=True, error_model="numpy")

@@ -20,13 +20,20 @@ f32 = np.float32
 NORM_CHAINS = 256
 
 
+@njit(cache=True)
+def norm_width(n):  # type: ignore[no-untyped-def]
+    """How many chains a row of n has: 256, or for at most 128 elements the least power of two that is not below n."""
+    width = NORM_CHAINS
+    while width // 2 >= n:
+        width //= 2
+    return width
+
+
 @njit(cache=True, error_model="numpy")
 def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
     """r of one row x float32 [n]; chains is scratch, float32 [256]."""
     n = x.size
-    width = NORM_CHAINS
-    while width // 2 >= n:
-        width //= 2
+    width = norm_width(n)
     chains[:width] = f32(0.0)
     whole = n // width * width
     for k in range(0, whole, width):

@@ -23,6 +23,7 @@ from numba import cuda
 
 from engine.cache.kv import CHUNK
 from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -175,16 +176,6 @@ def warp_max(x):  # type: ignore[no-untyped-def]
     x = max(x, lane_xor(x, I(4)))
     x = max(x, lane_xor(x, I(2)))
     return max(x, lane_xor(x, I(1)))
-
-
-@device
-def warp_fold(x):  # type: ignore[no-untyped-def]
-    """The halving tree over the 32 lanes, in every lane."""
-    x = x + lane_xor(x, I(16))
-    x = x + lane_xor(x, I(8))
-    x = x + lane_xor(x, I(4))
-    x = x + lane_xor(x, I(2))
-    return x + lane_xor(x, I(1))
 
 
 @device
@@ -426,7 +417,7 @@ def attend_chunks(
                     u = exp(u - m)
                     own[lane * shared_by] = s
                     own[(lane + 32) * shared_by] = u
-                    total = warp_fold(s + u)
+                    total = fold32(s + u)
                     if lane == 0:
                         head = I(row * n_head + head0 + I(task0 + t) % group)
                         slot = I(chunk - (first_visible(places[row], window) >> 6))

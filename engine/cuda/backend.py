@@ -39,9 +39,6 @@ RESERVED = 512 << 20
 DEEP_TILES = 2
 """Tiles per multiprocessor up to which a warp of a matrix product keeps two records under way."""
 
-MAX_CONTEXT = 1 << 30
-"""More positions than any context has."""
-
 MAX_ROWS = 16
 """Rows of one pass: two tiles of the tensor cores."""
 
@@ -280,9 +277,8 @@ class Backend:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
         for rows in (1, 2, MAX_ROWS):
-            for n_logits in (0, 1):
-                plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
-                kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+            plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], 1))
+            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         for done, kernel in enumerate(kernels):
@@ -490,8 +486,7 @@ class Backend:
         grid = rope.grid(rows, heads.n_head, heads.n_head_kv)
         self._launch(kernel, grid, rope.BLOCK, (*arguments, cache.keys, cache.values), rotated)
 
-        # A row of a sliding layer can see more chunks than its ring has: the ends of two may lie in one place.
-        slots = attention.slots(MAX_CONTEXT if cache.window else chunks * CHUNK, cache.window)
+        slots = attention.slots(chunks * CHUNK, cache.window)
         shape = attention.geometry(
             rows, heads.n_head, heads.n_head_kv, d_k, d_v, cache.half, slots, self.device.multiprocessors, True
         )

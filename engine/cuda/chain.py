@@ -42,11 +42,26 @@ def make_chain(type_: T, most: int, deep: bool) -> Any:
     """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
     [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
 
-    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product
-        gives a lane,
-    one row needs every other.
+    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product gives a
+        lane, one row needs every other.
     """
     return _make_256(type_, most, deep) if FORMATS[type_].unit == 256 else _make_32(type_, most)
+
+
+def _make_add(mins: bool) -> Any:
+    """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): a unit's part to the sums of rows g and g + 8,
+    acc[k] and acc[k + 2]; da: the activations' scale, f: ``Unpack.factors``, the others its integer sums."""
+
+    @device
+    def add(acc, k, da, f, dot, dot8, minimum, minimum8):  # type: ignore[no-untyped-def]
+        value, value8 = f[0] * f32(dot), f[1] * f32(dot8)
+        if mins:
+            value = fma(f[2], f32(minimum), value)
+            value8 = fma(f[3], f32(minimum8), value8)
+        acc[k] = fma(da, value, acc[k])
+        acc[k + 2] = fma(da, value8, acc[k + 2])
+
+    return add
 
 
 def _make_256(type_: T, most: int, deep: bool) -> Any:
@@ -54,7 +69,7 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
     several = columns > 1
     fmt = unpack(type_)
     header, block, scale, sums, factors = fmt.header, fmt.block, fmt.scale, fmt.sums, fmt.factors
-    load, size = fmt.make_load(), 4 * FORMATS[type_].block_bytes
+    load, size, add = fmt.make_load(), 4 * FORMATS[type_].block_bytes, _make_add(fmt.mins)
     sixteen, offset, mins = fmt.group == 16, I(fmt.offset), fmt.mins
     n_words, n_acc, corrected = fmt.words, 4 * tiles, fmt.offset > 0
 
@@ -132,12 +147,7 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
                 if corrected:
                     dot = I(dot - I(offset * minimum))
                     dot8 = I(dot8 - I(offset * minimum8))
-                value, value8 = f[0] * f32(dot), f[1] * f32(dot8)
-                if mins:
-                    value = fma(f[2], f32(minimum), value)
-                    value8 = fma(f[3], f32(minimum8), value8)
-                acc[4 * n + c] = fma(da, value, acc[4 * n + c])
-                acc[4 * n + 2 + c] = fma(da, value8, acc[4 * n + 2 + c])
+                add(acc, 4 * n + c, da, f, dot, dot8, minimum, minimum8)
 
     @device
     def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
@@ -191,7 +201,7 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
 def _make_32(type_: T, most: int) -> Any:
     tiles, columns = -(-most // 8), min(most, 2)
     fmt = unpack(type_)
-    block, factors, load = fmt.block, fmt.factors, fmt.make_load()
+    block, factors, load, add = fmt.block, fmt.factors, fmt.make_load(), _make_add(fmt.mins)
     size, mins, n_words = 4 * FORMATS[type_].block_bytes, fmt.mins, fmt.words
     group = GROUP_BYTES // (4 * size)
     n_group = group * n_words
@@ -208,14 +218,10 @@ def _make_32(type_: T, most: int) -> Any:
             dots = mma32(a[0], a[1], a[2], a[3], y0, y1)
             for c in range(columns):
                 at = i * 8 + n * units * 8 + c
-                da = xd[at]
-                value, value8 = f[0] * f32(dots[c]), f[1] * f32(dots[2 + c])
+                minimum = I(0)
                 if mins:
-                    minimum = f32(I(xs[at]))
-                    value = fma(f[2], minimum, value)
-                    value8 = fma(f[3], minimum, value8)
-                acc[4 * n + c] = fma(da, value, acc[4 * n + c])
-                acc[4 * n + 2 + c] = fma(da, value8, acc[4 * n + 2 + c])
+                    minimum = I(xs[at])
+                add(acc, 4 * n + c, xd[at], f, dots[c], dots[2 + c], minimum, minimum)
 
     @device
     def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]

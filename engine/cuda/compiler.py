@@ -193,12 +193,6 @@ def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -
     return code, name_, True
 
 
-def is_cached(specialization: Specialization, compute_capability: tuple[int, int]) -> bool:
-    """Whether ``cubin`` would find the machine code on disk."""
-    path = _path(specialization, compute_capability)
-    return path is not None and path.exists()
-
-
 def _path(specialization: Specialization, compute_capability: tuple[int, int]) -> Path | None:
     """Where the machine code is kept; None where there is no such place."""
     folder = os.environ.get("NUMBA_CACHE_DIR")

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.cuda import sample
 from engine.cuda.device import Graph
+from engine.errors import DeviceError
 from engine.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ class Decoder:
                     graph.launch()
                     launched += 1
                 while not self._sampler.ready():
-                    # Raises where a kernel has failed: then no token will come.
+                    # is_idle raises where a kernel has failed.
                     if device.is_idle() and not self._sampler.ready():
-                        device.synchronize()
+                        raise DeviceError(
+                            f"{device.name} ended its work and left no token; this is a defect of this program"
+                        )
                     time.sleep(POLL_SECONDS)
                 yield self._sampler.take()
         finally:

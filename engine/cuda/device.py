@@ -245,7 +245,7 @@ class Device:
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
         """Host memory that the device can write: (array of zeros, its address on the device).  It lives as long as
-        the device."""
+        the array."""
         self._use()
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         flags = self._driver.CU_MEMHOSTALLOC_DEVICEMAP | self._driver.CU_MEMHOSTALLOC_PORTABLE
@@ -351,10 +351,6 @@ class Device:
         """Seconds between two marks; waits for the second."""
         self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
-
-    def wait_event(self, event: Any) -> None:
-        """Wait until the stream has passed a mark."""
-        self._check(self._driver.cuEventSynchronize(event), f"the kernels up to {self._last}")
 
 
 class Graph:

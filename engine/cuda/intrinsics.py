@@ -31,8 +31,6 @@ TARGET: tuple[int, int] = (7, 5)
 u32 = np.uint32
 
 _I32 = ir.IntType(32)
-_WORDS2 = types.UniTuple(types.uint32, 2)
-_WORDS4 = types.UniTuple(types.uint32, 4)
 _SUMS4 = types.UniTuple(types.int32, 4)
 
 
@@ -84,33 +82,20 @@ def pointer(typingctx, array):  # type: ignore[no-untyped-def]
 
 
 def _make_load(instruction: str, n: int) -> Any:
-    """A load that keeps its place: weights before ``wait_for_inputs``, what an earlier kernel wrote behind it."""
-    type_ = _WORDS2 if n == 2 else _WORDS4
-    registers = ",".join(f"${k}" for k in range(n))
+    """A load of n words that keeps its place: weights before ``wait_for_inputs``, what an earlier kernel wrote behind it."""
+    type_ = types.uint32 if n == 1 else types.UniTuple(types.uint32, n)
+    registers = "$0" if n == 1 else "{" + ",".join(f"${k}" for k in range(n)) + "}"
 
     @intrinsic
     def load(typingctx, p, i):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             address = builder.gep(args[0], [args[1]])
-            text = f"{instruction} {{{registers}}}, [${n}];"
-            return _tuple(
-                context, builder, sig.return_type, _asm(builder, text, [address], n, "l", effect=True, memory=True)
-            )
+            words = _asm(builder, f"{instruction} {registers}, [${n}];", [address], n, "l", effect=True, memory=True)
+            return words if n == 1 else _tuple(context, builder, sig.return_type, words)
 
         return type_(p, i), codegen
 
     return load
-
-
-@intrinsic
-def stream1(typingctx, p, i):  # type: ignore[no-untyped-def]
-    """stream1(p, i): the word p[i], likewise."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        address = builder.gep(args[0], [args[1]])
-        return _asm(builder, "ld.global.L1::no_allocate.u32 $0, [$1];", [address], 1, "l", effect=True, memory=True)
-
-    return types.uint32(p, i), codegen
 
 
 stream4 = _make_load("ld.global.L1::no_allocate.v4.u32", 4)
@@ -118,6 +103,8 @@ stream4 = _make_load("ld.global.L1::no_allocate.v4.u32", 4)
 soon: weights.  They pass by the L1 cache."""
 stream2 = _make_load("ld.global.L1::no_allocate.v2.u32", 2)
 """stream2(p, i): the words p[i : i + 2], likewise."""
+stream1 = _make_load("ld.global.L1::no_allocate.u32", 1)
+"""stream1(p, i): the word p[i], likewise."""
 load4 = _make_load("ld.global.v4.u32", 4)
 """load4(p, i): the words p[i : i + 4], 16 bytes aligned, through L1: activations, which many blocks read."""
 load2 = _make_load("ld.global.v2.u32", 2)
@@ -213,14 +200,14 @@ def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
 # --- exchanges within a warp -----------------------------------------------------------------------------------
 
 
-def _make_shuffle(mode: str, bound: int, is_float: bool) -> Any:
+def _make_shuffle(mode: str, is_float: bool) -> Any:
     value = types.float32 if is_float else types.int32
 
     @intrinsic
     def shuffle(typingctx, x, lane):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             x = builder.bitcast(args[0], _I32) if is_float else args[0]
-            text = f"shfl.sync.{mode}.b32 $0, $1, $2, {bound}, 0xffffffff;"
+            text = f"shfl.sync.{mode}.b32 $0, $1, $2, 31, 0xffffffff;"
             moved = _asm(builder, text, [x, args[1]], effect=True)
             return builder.bitcast(moved, ir.FloatType()) if is_float else moved
 
@@ -229,48 +216,37 @@ def _make_shuffle(mode: str, bound: int, is_float: bool) -> Any:
     return shuffle
 
 
-lane_xor = _make_shuffle("bfly", 31, True)
+lane_xor = _make_shuffle("bfly", True)
 """lane_xor(x, m): the float32 x of the lane whose number differs in the bits of m.  All 32 lanes must call it."""
-lane_xor_int = _make_shuffle("bfly", 31, False)
+lane_xor_int = _make_shuffle("bfly", False)
 """The same for int32."""
-lane_from = _make_shuffle("idx", 31, True)
+lane_from = _make_shuffle("idx", True)
 """lane_from(x, l): the float32 x of lane l."""
 
 
 # --- the neighbours in a chain of kernels ----------------------------------------------------------------------
 
 
-def _control_asm(builder: Any, text: str) -> None:
-    function = ir.FunctionType(ir.VoidType(), [])
-    builder.call(ir.InlineAsm(function, text, "~{memory}", side_effect=True), [])
+def _make_control(instruction: str) -> Any:
+    @intrinsic
+    def control(typingctx):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            if TARGET >= (9, 0):
+                _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return control
 
 
-@intrinsic
-def wait_for_inputs(typingctx):  # type: ignore[no-untyped-def]
-    """Wait until the kernels before this one have ended and their results can be read.
+wait_for_inputs = _make_control("griddepcontrol.wait")
+"""wait_for_inputs(): wait until the kernels before this one have ended and their results can be read.
 
-    With programmatic dependent launch (compute capability 9.0) a kernel begins while the one before it still runs, so that
-    its first weights are on their way when its inputs are ready.  Before that there is nothing to wait for.
-    """
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        if TARGET >= (9, 0):
-            _control_asm(builder, "griddepcontrol.wait;")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
-
-
-@intrinsic
-def let_next_begin(typingctx):  # type: ignore[no-untyped-def]
-    """Allow the next kernel to begin as soon as every block of this one has said so."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        if TARGET >= (9, 0):
-            _control_asm(builder, "griddepcontrol.launch_dependents;")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+With programmatic dependent launch (compute capability 9.0) a kernel begins while the one before it still runs, so that its
+first weights are on their way when its inputs are ready.  Before that there is nothing to wait for."""
+let_next_begin = _make_control("griddepcontrol.launch_dependents")
+"""let_next_begin(): allow the next kernel to begin as soon as every block of this one has said so."""
 
 
 # --- the scalar functions, and their laws in the simulator -----------------------------------------------------

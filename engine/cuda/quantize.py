@@ -32,6 +32,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.unpack import device
+from engine.quants import TINY
 
 RUN = 256
 """Positions of a row that one warp quantizes."""
@@ -42,7 +43,6 @@ WARPS = 8
 f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
-TINY = f32(2.0**-100)
 
 
 @device

@@ -118,8 +118,8 @@ def repack(block_bytes: int) -> Any:
     """Packed rows to records.
 
     Formula: record[tile, u][b] = row[16 tile + place[b] / block_bytes][u * block_bytes + place[b] % block_bytes].
-    Shapes: rows uint8 [rows, blocks * block_bytes]; place int32 [16 * block_bytes]; records words [tiles, blocks, 4
-        * block_bytes].
+    Shapes: rows uint8 [rows, blocks * block_bytes]; place int32 [16 * block_bytes]; records, in words of four bytes,
+        [tiles, blocks, 4 * block_bytes].
     Who owns what: block (u, tile - first) of 256 threads, a thread a word at a time; the grid covers tiles first ..
     Reduction order: none.
     Bytes moved: each byte once in, once out.

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from engine.cpu.rms_norm import NORM_CHAINS, norm_width
 from engine.cuda.compiler import F32P, U32P, i32, kernel
 from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
 from engine.cuda.quantize import RUN, WARPS, load8, make_store
 from engine.cuda.unpack import device
-
-NORM_CHAINS = 256
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -32,9 +31,7 @@ I = np.int32  # noqa: E741
 def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
     """r of the row at x, in every thread of the block."""
     thread = I(cuda.threadIdx.x)
-    width = I(NORM_CHAINS)
-    while (width >> 1) >= n:
-        width = I(width >> 1)
+    width = I(norm_width(n))
     total = f32(0.0)
     if thread < width:
         i = thread
@@ -89,9 +86,7 @@ def rms_norm_quantize(unit: int, n: int) -> Any:
     Grid: (ceil(n / 2048), rows); a warp quantizes a run of 256 positions.
     """
     store = make_store(unit)
-    width = NORM_CHAINS
-    while width // 2 >= n:
-        width //= 2
+    width = norm_width.py_func(n)
     n_x = -(-n // width)
     exact = n % width == 0 and width == NORM_CHAINS
 

@@ -20,7 +20,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.kv import CHUNK
-from engine.cpu.rms_norm import NORM_CHAINS
+from engine.cpu.rms_norm import norm_width
 from engine.cuda.compiler import F32P, I32P, U16P, Specialization, f32, i32, kernel
 from engine.cuda.intrinsics import (
     advance,
@@ -79,9 +79,7 @@ def rope_float(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased:
 
 def _make_inverse_rms(n: int) -> Any:
     """The device function ``inverse_rms(x, eps)``: r of a head whose element lane + 32 k is x[k], 0 where there is none."""
-    width = NORM_CHAINS
-    while width // 2 >= n:
-        width //= 2
+    width = norm_width.py_func(n)
     n_x = -(-n // 32)
     n_chains = max(width // 32, 1)
 

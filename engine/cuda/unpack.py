@@ -1,9 +1,9 @@
 """From records to tensor-core operands: the one place where the GPU knows how a format lays out its bits.
 
 Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/quants.py`` defines it.  Where ``engine/cpu/unpack.py``
-    writes w with the
-scales of the sub-blocks multiplied in, here a lane gets the bare integers q, four to a word, and the scales beside them:
-w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the scales multiply its sums.
+    writes w with the scales of the sub-blocks multiplied in, here a lane gets the bare integers q, four to a word, and
+    the scales beside them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the
+    scales multiply its sums.
 Shapes: a record of ``engine/cuda/repack.py``; lane 4 g + t of a warp works for rows g and g + 8.
 Everything here is integer arithmetic, exact in any order.
 """
@@ -37,9 +37,9 @@ def device(function: Callable[..., Any]) -> Any:
 class Unpack:
     """How a lane reads one format.
 
-    group: weights that share a scale (32 or 16; 0: no integer scales); offset: what is subtracted from every q by
-        way of the sums of
-    the activations; mins: the format has minimums.
+    group: weights that share a scale (32 or 16; 0: no integer scales).
+    offset: what is subtracted from every q by way of the sums of the activations.
+    mins: the format has minimums.
 
     pieces: what a lane takes of a record, in this order: (words, where they begin, whose they are).  Lanes' own
         ("lane") lie one after the other; those of a row ("row") are for its four lanes; "pair": one for two rows.

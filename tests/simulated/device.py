@@ -42,7 +42,6 @@ class SimulatedDevice:
     name = "simulated GPU"
     compute_capability = (9, 0)
     multiprocessors = 1
-    shared_per_block = shared_memory = 100 << 10
 
     def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
         self.info = DeviceInfo(index, self.name, self.compute_capability, memory, memory, self.multiprocessors)
