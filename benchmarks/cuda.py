@@ -79,7 +79,8 @@ class Matmul:
 
 
 class Attention:
-    """A layer of qwen3-8b: 32 heads over 8 of keys, of 128, normalized, rotated, stored, and attended from ``depth`` on."""
+    """A layer of qwen3-8b: 32 heads over 8 of keys, of 128, normalized, rotated, stored, attended from ``depth`` on,
+    and quantized."""
 
     params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 1024, 4096, 16384), (1, 4, 16))
     param_names = ("cache", "depth", "rows")
@@ -105,7 +106,8 @@ class Attention:
     def track_attention(self, cache_type: str, depth: int, rows: int) -> float:
         def work() -> None:
             for layer in self.caches:
-                self.ops.attention(self.heads, self.q, self.k, self.v, layer, self.positions, self.table)
+                x = self.ops.attention(self.heads, self.q, self.k, self.v, layer, self.positions, self.table)
+                self.ops._quantize(x, 256)
 
         return microseconds(self.ops, work, self.layers)
 

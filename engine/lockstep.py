@@ -17,12 +17,18 @@ from numba import njit
 
 from engine.cache.kv import CHUNK, KVCache, LayerCache
 from engine.cpu.attention import attend_chunk
-from engine.cuda.backend import Deferred, Launch
+from engine.cuda.backend import Attended, Deferred, Launch
 from engine.cuda.repack import TILE, repack_rows
 from engine.models.rotary import Rotary
 from engine.weights import Weight
 
 f32 = np.float32
+
+INPUTS = ("first", "second", "positions")
+"""What a value that the GPU computes where it is used is made of; only attention's has positions."""
+
+CHUNK_PARTS = ("largest score and sum", "weighted values")
+"""What attention leaves of each chunk, until the chunks are joined."""
 
 
 @dataclass(frozen=True)
@@ -197,19 +203,32 @@ class Lockstep:
         plan = self._record(name, given)
         results, _ = plan.result
         tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and name != "attention")
+        compared: list[Check] = []
         for launch, checks in self._run(name, args, given, plan, expected, queries):
             kernel = launch.kernel
+            compared += checks
             site = Site(self._layer, name, tensors, kernel.kernel.name, kernel.name)
             for check in checks:
                 self._note(site, check)
                 if check.differing.any():
                     raise Difference(site, check, self._judge(name, args, expected, queries, check))
-        inputs = tuple(a for a in args if isinstance(a, Pair))
         pairs = [
-            Pair(c, g, computed=True, parts=inputs if isinstance(g, Deferred) else ())
+            Pair(c, g, computed=True, parts=self._parts(args, g, compared))
             for c, g in zip(expected, results, strict=True)
         ]
         return pairs if isinstance(returned, list) else pairs[0]
+
+    def _parts(self, args: Sequence[Any], result: Any, compared: Sequence[Check]) -> tuple[Pair, ...]:
+        """The inputs of a result that the GPU computes where it is used: its ``INPUTS``."""
+        if not isinstance(result, Deferred):
+            return ()
+        if not isinstance(result, Attended):
+            return tuple(a for a in args if isinstance(a, Pair))
+        # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
+        mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
+        padded = np.zeros((*sums.shape[:3], result.second.size // (mass.size // 2)), f32)
+        padded[..., : sums.shape[3]] = sums
+        return Pair(mass, result.first), Pair(padded, result.second), args[5]
 
     def _record(self, name: str, given: Sequence[Any]) -> Any:
         """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
@@ -233,8 +252,11 @@ class Lockstep:
     ) -> Iterator[tuple[Launch, list[Check]]]:
         """Start the launches one by one; after each, what it wrote beside what it should have written."""
         gpu = self._gpu.ops
-        results = {tensor.address: array for tensor, array in zip(plan.result[1], expected, strict=True)}
-        for launch in plan.launches:
+        arrays = {tensor.address: array for tensor, array in zip(plan.result[1], expected, strict=True)}
+        # What lies at the address of a result may first have been something else.
+        last = {out.address: i for i, launch in enumerate(plan.launches) for out in launch.outputs}
+        for i, launch in enumerate(plan.launches):
+            results = {address: array for address, array in arrays.items() if last[address] == i}
             gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
             layer = "" if self._layer is None else f" of layer {self._layer}"
             gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
@@ -274,9 +296,10 @@ class Lockstep:
         """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
         gpu, outputs = self._gpu.ops, launch.outputs
         heads, cache, positions = args[0], args[4], args[5].cpu
-        if len(outputs) == 1:
+        if launch.kernel.kernel.name.startswith("rope"):
             device_cache: LayerCache = given[4]
             place = positions // CHUNK
+            appended = []
             checks = [Check("rotated query", queries, gpu.download(outputs[0]))]
             for what, tensor, mine in (
                 ("stored key", device_cache.keys, cache.keys.cpu),
@@ -290,9 +313,12 @@ class Lockstep:
                 picked = [
                     a[:, rows, :, lanes] if what == "stored key" else a[:, rows, lanes].swapaxes(0, 1) for a in both
                 ]
+                appended.append(_bits(picked[0]).astype(np.uint32))
                 if device_cache.half:
                     picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
                 checks.append(Check(what, *picked))
+            words = np.concatenate(appended, axis=2)
+            checks.append(Check("both as words", words, gpu.download(outputs[1])))
             return checks
         rows, d_v = positions.size, cache.values.cpu.shape[3]
         slots = outputs[0].size // (2 * rows * heads.n_head)
@@ -308,8 +334,8 @@ class Lockstep:
         # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
         parts = gpu.download(outputs[1]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
         return [
-            Check("largest score and sum", mass + f32(0.0), found + f32(0.0), seen),
-            Check("weighted values", sums, parts, seen),
+            Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
+            Check(CHUNK_PARTS[1], sums, parts, seen),
         ]
 
     # --- a second look -----------------------------------------------------------------------------------------
@@ -339,7 +365,7 @@ class Lockstep:
                 if isinstance(value.cpu, Weight):
                     return value.gpu
                 if value.parts:
-                    return replace(value.gpu, first=fresh(value.parts[0]), second=fresh(value.parts[1]))
+                    return replace(value.gpu, **dict(zip(INPUTS, map(fresh, value.parts), strict=False)))
                 return gpu.upload(np.ascontiguousarray(value.cpu))
             return take(value, fresh)
 

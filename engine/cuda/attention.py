@@ -3,16 +3,19 @@
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1)
     (``engine/cpu/attention.py``).
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16; between the two kernels float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums
-    [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a row is the first chunk that it sees.
-    out float32 [rows, n_head, d_v].
+    float32 or two float16; new [rows, n_head_kv, d_k + d_v], what the rows append, a word per element; out float32
+    [rows, n_head, d_v], or int8 as in ``engine/cuda/quantize.py``; between the two kernels float32 weights
+    [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a
+    row is the first chunk that it sees.
 Who owns what: ``attend_chunks``: a block owns every ``splits``-th chunk of a KV head and up to ``tasks`` of the (row, head)
-    pairs that read it; ``combine``: a block owns 32 elements of one head of one row.  No grid depends on a position.
+    pairs that read it; ``combine``: a block owns 32 elements of one head of one row; ``combine_quantize``: a thread owns an
+    element, a block 256 of a row.  No grid depends on a position.
 Reduction order: that of the mirror.  Within a chunk a thread owns a score, or two elements of the weighted sum, and a warp
     the halving tree of 64.  Chunks join in rising order: the largest of what came before is exact in any order, so the
     factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed side by side, and only L = fma(L, a_i, b_i l_i) and
     O = fma(O, a_i, b_i o_i) one after the other.
-Bytes moved: (d_k + d_v) * element size per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out and in again.
+Bytes moved: (d_k + d_v) * element size per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out and in again;
+    about 1.2 instead of 4 for an element of the result that becomes int8.
 """
 
 from dataclasses import dataclass
@@ -22,21 +25,24 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.kv import CHUNK
-from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.compiler import F32P, I32P, U16P, U32P, Specialization, f32, i32, kernel
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
     exp,
+    float_bits,
     fma,
     lane_from,
-    lane_xor,
     lane_xor_int,
+    lanes_max,
     let_next_begin,
+    load2,
     load4,
     pointer,
     wait_for_inputs,
 )
+from engine.cuda.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.unpack import device, high_half, low_half
 from engine.errors import DeviceError
 
@@ -48,8 +54,6 @@ MAX_HEAD = 256
 """The largest d_k and d_v."""
 MAX_ROWS = 32
 """Rows of a pass: a lane of a warp looks at the position of each."""
-ALIGNED = 16
-"""Bytes that shared arrays are aligned to, for vector loads."""
 PITCH = CHUNK + 4
 """Words from one pair of key dimensions to the next in shared memory: four more than 64, so that a warp that stores vectors
 of two pairs uses every bank."""
@@ -61,8 +65,14 @@ TILE = 128
 JOINED = 16
 """Chunks that it joins without a loop."""
 PART = 32
-"""Elements of a head that a block of ``combine`` owns."""
+"""Elements of a head that a block of ``combine``, or a warp of ``combine_quantize``, owns."""
+AT_ONCE = 4
+"""Chunks that ``combine_quantize`` joins without a look at how many there are."""
 SHARED_WORDS = 48 * 1024 // 4
+MOST_TASKS = 8
+"""(row, head) pairs of a block."""
+AMENDED = 8
+"""New positions that a block enters at a time into a chunk that it has fetched before they were there."""
 
 
 # --- launch geometry -------------------------------------------------------------------------------------------
@@ -78,6 +88,17 @@ class Geometry:
     combine: Specialization
     combine_grid: tuple[int, int, int]
     combine_block: int
+    d_v: int
+    early: bool
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether ``combine_quantize`` takes heads of this size: the elements of a warp must be of one head."""
+        return self.d_v % PART == 0
+
+    def quantized(self, unit: int) -> Specialization:
+        """What joins chunks and quantizes: its grid is (ceil(n_head * d_v / 256), rows), its blocks have 256 threads."""
+        return combine_quantize(unit, self.d_v, self.early)
 
 
 def slots(capacity: int, window: int) -> int:
@@ -109,8 +130,8 @@ def geometry(
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
-    ``early``: no kernel of the same chain writes the positions, so they, and chunks that this pass does not append to, are
-    read before a kernel's turn has come.  ``tasks``: (row, head) pairs per block, 0 for a good number.
+    ``early``: no kernel of the same chain writes the positions, or what earlier passes have appended, so both are read
+    before a kernel's turn has come.  ``tasks``: (row, head) pairs per block, 0 for a good number.
     DeviceError for heads that the kernels cannot take.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -124,22 +145,24 @@ def geometry(
     shared_by = min(4, max(1, tasks // 2))
     threads = 128 if half and max(d_k, d_v) <= 128 and tasks <= 8 else 256
     parts = -(-rows * group // tasks)
-    # Registers let 512 threads be resident.
-    resident = multiprocessors * (512 // threads)
-    splits = min(n_slots, max(1, resident // (n_head_kv * parts)))
+    # No more blocks than are resident at once, two on a multiprocessor: the next kernel cannot begin before all have begun.
+    splits = min(n_slots, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
-        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, early),
-        (splits, n_head_kv, parts),
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, rows == 1, early),
+        # Blocks begin in this order, x first: those of the first chunks, which are there at any position, before the others.
+        (n_head_kv, parts, splits),
         threads,
         combine(d_v, early),
         (n_head, rows, _padded(d_v) // PART),
         COMBINE_THREADS,
+        d_v,
+        early,
     )
 
 
 def _tasks(needed: int, d_k: int, d_v: int, half: bool) -> int:
-    """(row, head) pairs per block: a power of two up to 8, fewer where shared memory is short."""
-    tasks = min(8, 1 << (needed - 1).bit_length())
+    """(row, head) pairs per block: a power of two up to ``MOST_TASKS``, fewer where shared memory is short."""
+    tasks = min(MOST_TASKS, 1 << (needed - 1).bit_length())
     while _shared_words(half, d_k, d_v, tasks) > SHARED_WORDS:
         tasks //= 2
     return tasks
@@ -154,15 +177,23 @@ def _staged(half: bool, d_k: int, d_v: int) -> bool:
     return half or max(d_k, d_v) <= MAX_HEAD // 2
 
 
-def _tile_words(half: bool, d_k: int, d_v: int) -> int:
-    """Shared memory for the keys, then the values, of a chunk."""
+def _apart(half: bool, d_k: int, d_v: int) -> bool:
+    """Whether shared memory holds the keys and the values of a chunk side by side: then all of a block's first chunk can be
+    there before the new positions are."""
+    keys, values = d_k // 2 * PITCH, d_v * CHUNK // 2
+    return half and keys + values + MOST_TASKS * (d_k + CHUNK) + MAX_ROWS <= SHARED_WORDS
+
+
+def _tile_words(half: bool, d_k: int, d_v: int) -> tuple[int, int]:
+    """Shared memory for the keys of a chunk, and for its values (0: where the keys were)."""
     if not _staged(half, d_k, d_v):
-        return 4
-    return max(d_k // 2 * PITCH, d_v * CHUNK // 2) if half else CHUNK * max(d_k, d_v)
+        return 4, 0
+    keys, values = (d_k // 2 * PITCH, d_v * CHUNK // 2) if half else (CHUNK * d_k, CHUNK * d_v)
+    return (keys, values) if _apart(half, d_k, d_v) else (max(keys, values), 0)
 
 
 def _shared_words(half: bool, d_k: int, d_v: int, tasks: int) -> int:
-    return _tile_words(half, d_k, d_v) + tasks * (d_k + CHUNK) + MAX_ROWS
+    return sum(_tile_words(half, d_k, d_v)) + tasks * (d_k + CHUNK) + MAX_ROWS
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------
@@ -170,12 +201,10 @@ def _shared_words(half: bool, d_k: int, d_v: int, tasks: int) -> int:
 
 @device
 def warp_max(x):  # type: ignore[no-untyped-def]
-    """The largest x of a warp, in every lane."""
-    x = max(x, lane_xor(x, I(16)))
-    x = max(x, lane_xor(x, I(8)))
-    x = max(x, lane_xor(x, I(4)))
-    x = max(x, lane_xor(x, I(2)))
-    return max(x, lane_xor(x, I(1)))
+    """The largest x of a warp, in every lane; as integers with the same order, which there is an instruction for."""
+    bits = float_bits(x)
+    most = lanes_max(I(bits ^ I((bits >> I(31)) & I(0x7FFFFFFF))))
+    return bits_float(I(most ^ I((most >> I(31)) & I(0x7FFFFFFF))))
 
 
 @device
@@ -321,16 +350,54 @@ def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: b
     return run_one
 
 
-@kernel(F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
+def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
+    """The device function ``amend(new, key_tile, value_tile, places, chunk, rows, apart, thread)``: enter the keys and values
+    of rows 0 .. rows - 1, at most n, as far as they are in the chunk, into its float16 tiles.
+
+    new: what was appended for row 0 and the block's KV head (``engine/cuda/rope.py``); rows lie ``apart`` words apart.
+    places: their positions.
+    """
+    key_pairs, items = d_k // 2, (d_k + d_v) // 2
+    rounds = -(-items // threads)
+    exact = items % threads == 0
+
+    @device
+    def amend(new, key_tile, value_tile, places, chunk, rows, apart, thread):  # type: ignore[no-untyped-def]
+        words = cuda.local.array(n, np.uint32)
+        for k in range(rounds):
+            i = I(thread + k * threads)
+            if exact or i < items:
+                for r in range(n):
+                    words[r] = U(0)
+                    if n == 1 or r < rows:
+                        a, b = load2(new, I(r * apart + 2 * i))
+                        words[r] = U(a | U(b << U(16)))
+                for r in range(n):
+                    if n == 1 or r < rows:
+                        place = places[r]
+                        lane = I(place & (CHUNK - 1))
+                        if place >> 6 == chunk:
+                            if i < key_pairs:
+                                key_tile[I(i * PITCH + lane)] = words[r]
+                            else:
+                                value_tile[I(lane * (d_v // 2) + i - key_pairs)] = words[r]
+
+    return amend
+
+
+@kernel(F32P, U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
 def attend_chunks(
-    half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, early: bool
+    half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, single: bool, early: bool
 ) -> Any:
     """Maximum, sum and weighted values of each visible chunk.
 
-    Arguments: q, keys, values, positions, weights, sums, rows, chunks (of the ring), slots, window, scale.
+    Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, weights, sums, rows, chunks (of the ring), slots,
+    window, scale.  ``single``: there is one row.
+    Where shared memory holds keys and values side by side, a block's first chunk is there before the kernel's turn has come,
+    and what the rows append to it is entered after that.
     ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: how many of them a thread
     serves with a key or value that it has in hand; ``early``: see ``geometry``.
-    Grid: (splits, n_head_kv, ceil(rows * group / tasks)), blocks of ``threads``.
+    Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``threads``.
     """
     n_sets = tasks // shared_by
     n_warps = threads // 32
@@ -341,7 +408,10 @@ def attend_chunks(
     n_value, load_values, store_values = _make_copies(value_words // 4, threads)
     if not staged:
         n_key = n_value = 1
-    tile_words = _tile_words(half, d_k, d_v)
+    key_tile_words, value_tile_words = _tile_words(half, d_k, d_v)
+    apart = value_tile_words > 0
+    n_amended = 1 if single else AMENDED
+    amend = _make_amend(d_k, d_v, threads, n_amended) if apart else None
     n_scaled, n_scores = tasks * d_k, tasks * CHUNK
     scaled_rounds = -(-n_scaled // threads)
     scaled_exact = n_scaled % threads == 0
@@ -361,6 +431,15 @@ def attend_chunks(
     full_run = _make_sum_run(half, d_v, shared_by, n_bounds, False, SPAN)
     masked_run = _make_sum_run(half, d_v, shared_by, n_bounds, True, SPAN)
     d_pad = _padded(d_v)
+
+    @device
+    def row_of(task):  # type: ignore[no-untyped-def]
+        return I(0) if single else I(U(task) // U(group))
+
+    @device
+    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
+        """Number of a (row, head) pair, of all heads of all rows."""
+        return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
 
     @device
     def fetch(keys, values, at, thread, key, value):  # type: ignore[no-untyped-def]
@@ -397,14 +476,14 @@ def attend_chunks(
         return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
 
     @device
-    def weigh(scores, places, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
-        """Scores to exp(score - maximum), in place; a warp at a time takes a task."""
+    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
+        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
+        the sum, go to tops and masses."""
         lane = I(thread & 31)
         for k in range(weigh_rounds):
             t = I((thread >> 5) + k * n_warps)
             if t < n:
-                row = I(I(task0 + t) // group)
-                first, last = visible(places[row], window, chunk)
+                first, last = visible(places[row_of(I(task0 + t))], window, chunk)
                 if first < last:
                     own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
                     s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
@@ -417,12 +496,25 @@ def attend_chunks(
                     u = exp(u - m)
                     own[lane * shared_by] = s
                     own[(lane + 32) * shared_by] = u
-                    total = fold32(s + u)
+                    tops[k] = m
+                    masses[k] = s + u
+
+    @device
+    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+        """Maxima and sums to where ``combine`` finds them."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                place = places[row_of(I(task0 + t))]
+                first, last = visible(place, window, chunk)
+                if first < last:
+                    total = fold32(masses[k])
                     if lane == 0:
-                        head = I(row * n_head + head0 + I(task0 + t) % group)
-                        slot = I(chunk - (first_visible(places[row], window) >> 6))
+                        head = head_of(I(task0 + t), n_head, head0)
+                        slot = I(chunk - (first_visible(place, window) >> 6))
                         at = advance(weights, (np.int64(head) * slots + slot) * 2)
-                        at[0] = m
+                        at[0] = tops[k]
                         at[1] = total
 
     @device
@@ -438,7 +530,7 @@ def attend_chunks(
                 begin, end, inner_begin, inner_end = I(CHUNK), I(0), I(0), I(CHUNK)
                 for h in range(n_bounds):
                     t = min(I(own * shared_by + h), I(n - 1))
-                    firsts[h], lasts[h] = visible(places[I(I(task0 + t) // group)], window, chunk)
+                    firsts[h], lasts[h] = visible(places[row_of(I(task0 + t))], window, chunk)
                     begin, end = min(begin, firsts[h]), max(end, lasts[h])
                     inner_begin, inner_end = max(inner_begin, firsts[h]), min(inner_end, lasts[h])
                 for h in range(n_sums):
@@ -458,60 +550,80 @@ def attend_chunks(
                     t = I(own * shared_by + h)
                     bound = 0 if one_row else h
                     if t < n and firsts[bound] < lasts[bound]:
-                        row = I(I(task0 + t) // group)
-                        head = I(row * n_head + head0 + I(task0 + t) % group)
-                        slot = I(chunk - (first_visible(places[row], window) >> 6))
+                        head = head_of(I(task0 + t), n_head, head0)
+                        slot = I(chunk - (first_visible(places[row_of(I(task0 + t))], window) >> 6))
                         at = advance(sums, (np.int64(head) * slots + slot) * d_pad + 2 * pair)
                         at[0] = total[2 * h]
                         at[1] = total[2 * h + 1]
 
     @cuda.jit
     def attend_chunks(  # type: ignore[no-untyped-def]
-        q, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
+        q, new, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
     ):
         let_next_begin()
-        tile = pointer(cuda.shared.array(tile_words, np.uint32, ALIGNED))
+        key_tile = pointer(cuda.shared.array(key_tile_words, np.uint32, ALIGNED))
+        value_tile = key_tile
+        if apart:
+            value_tile = pointer(cuda.shared.array(value_tile_words, np.uint32, ALIGNED))
         scaled = pointer(cuda.shared.array(n_scaled, np.float32, ALIGNED))
         scores = pointer(cuda.shared.array(n_scores, np.float32, ALIGNED))
-        places = pointer(cuda.shared.array(MAX_ROWS, np.int32, ALIGNED))
+        if single:
+            places = cuda.local.array(1, np.int32)
+        else:
+            places = pointer(cuda.shared.array(MAX_ROWS, np.int32, ALIGNED))
         key = cuda.local.array(n_key, np.uint32)
         value = cuda.local.array(n_value, np.uint32)
         loaded = cuda.local.array(scaled_rounds, np.float32)
+        tops = cuda.local.array(weigh_rounds, np.float32)
+        masses = cuda.local.array(weigh_rounds, np.float32)
         # The masks are for the compiler: it sees that nothing is negative.
         thread = I(cuda.threadIdx.x & (threads - 1))
-        head_kv = I(cuda.blockIdx.y)
-        n_head = I(cuda.gridDim.y * group)
+        head_kv = I(cuda.blockIdx.x & 0xFFFF)
+        n_head = I(cuda.gridDim.x * group)
         head0 = I(head_kv * group)
-        task0 = I((cuda.blockIdx.z * tasks) & 0xFFFF)
+        task0 = I((cuda.blockIdx.y * tasks) & 0xFFFF)
         n = min(I(rows * group - task0), I(tasks))
         if not early:
             wait_for_inputs()
         place = positions[min(I(thread & 31), I(rows - 1))]
         lowest, highest = place, place
-        if rows > 1:
+        if not single:
             for k in range(5):
                 lowest = min(lowest, lane_xor_int(lowest, I(1 << k)))
                 highest = max(highest, lane_xor_int(highest, I(1 << k)))
         ring = np.int64(I(head_kv * chunks))
-        chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.x)
+        chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
         last_chunk = I(highest >> 6)
-        if early:
-            # Chunks before the first new position are those of earlier passes.
-            if chunk <= last_chunk and chunk < lowest >> 6:
-                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
-            wait_for_inputs()
-            if chunk <= last_chunk and chunk >= lowest >> 6:
-                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
-        elif chunk <= last_chunk:
+        if single:
+            places[0] = place
+        elif thread < 32:
+            places[thread] = place
+        # Chunks before the first new position are those of earlier passes; of the others, what is new comes later.
+        if chunk <= last_chunk and (apart or not early or chunk < lowest >> 6):
             fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+            if apart:
+                store_keys(key_tile, thread, key)
+                store_values(value_tile, thread, value)
+                cuda.syncthreads()
+        if early:
+            wait_for_inputs()
+            if not apart and chunk <= last_chunk and chunk >= lowest >> 6:
+                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
         if chunk <= last_chunk:
-            if thread < 32:
-                places[thread] = place
             for k in range(scaled_rounds):
                 i = I(thread + k * threads)
                 t, d = min(I(i // d_k), I(n - 1)), I(i % d_k)
-                head = I(I(task0 + t) // group * n_head + head0 + I(task0 + t) % group)
-                loaded[k] = q[head * d_k + d]
+                loaded[k] = q[I(head_of(I(task0 + t), n_head, head0) * d_k) + d]
+            if apart and early and chunk >= lowest >> 6:
+                appended, width = advance(new, I(head_kv * (d_k + d_v))), I(cuda.gridDim.x * (d_k + d_v))
+                if single:
+                    amend(appended, key_tile, value_tile, places, chunk, rows, width, thread)
+                else:
+                    first = I(0)
+                    while first < rows:
+                        of_first, at_first = advance(appended, I(first * width)), advance(places, first)
+                        amend(of_first, key_tile, value_tile, at_first, chunk, I(rows - first), width, thread)
+                        first = I(first + AMENDED)
             for k in range(scaled_rounds):
                 i = I(thread + k * threads)
                 t, d = I(i // d_k), I(i % d_k)
@@ -519,24 +631,29 @@ def attend_chunks(
                     scaled[I(t // shared_by * d_k + d) * shared_by + t % shared_by] = loaded[k] * scale
         while chunk <= last_chunk:
             at = ring + I(U(chunk) % U(chunks))
-            chunk_keys, chunk_values = tile, tile
-            if staged:
-                store_keys(tile, thread, key)
-            else:
+            chunk_keys, chunk_values = key_tile, value_tile
+            if staged and not apart:
+                store_keys(key_tile, thread, key)
+            if not staged:
                 chunk_keys = advance(keys, at * key_words)
                 chunk_values = advance(values, at * value_words)
             cuda.syncthreads()
             score(chunk_keys, scaled, scores, thread, n)
             cuda.syncthreads()
-            if staged:
-                store_values(tile, thread, value)
-            after = I(chunk + cuda.gridDim.x)
+            if staged and not apart:
+                store_values(value_tile, thread, value)
+            after = I(chunk + cuda.gridDim.z)
             if after <= last_chunk:
                 fetch(keys, values, ring + I(U(after) % U(chunks)), thread, key, value)
-            weigh(scores, places, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            weigh(scores, places, tops, masses, thread, n, task0, window, chunk)
             cuda.syncthreads()
             weighted_sum(chunk_values, scores, places, sums, thread, n, task0, head0, n_head, slots, window, chunk)
-            cuda.syncthreads()
+            note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            if after <= last_chunk:
+                cuda.syncthreads()
+                if apart:
+                    store_keys(key_tile, thread, key)
+                    store_values(value_tile, thread, value)
             chunk = after
 
     return attend_chunks
@@ -657,3 +774,130 @@ def combine(d_v: int, early: bool) -> Any:
             out[np.int64(head) * d_v + cuda.blockIdx.z * PART + lane] = element / total
 
     return combine
+
+
+# --- ... on the way to int8 ------------------------------------------------------------------------------------
+
+
+def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
+    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp takes at a time.
+
+    ``fetch(sums, count, x)``: the thread's element of each of ``count`` chunks on its way into x [32], 0 where there is none.
+    ``join(sums, count, more, factor, share, term, x, element, total)``: those of ``count`` chunks joined, and the ``more``
+    chunks at sums on their way; gives element and total.
+    """
+    if n > AT_ONCE:
+        fetch_low, join_low = _make_join(d_v, first, n // 2)
+        fetch_high, join_high = _make_join(d_v, first + n // 2, n // 2)
+
+        @device
+        def fetch(sums, count, x):  # type: ignore[no-untyped-def]
+            fetch_low(sums, count, x)
+            fetch_high(sums, count, x)
+
+        @device
+        def join(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+            element, total = join_low(sums, count, more, factor, share, term, x, element, total)
+            return join_high(sums, count, more, factor, share, term, x, element, total)
+
+        return fetch, join
+
+    @device
+    def fetch_few(sums, count, x):  # type: ignore[no-untyped-def]
+        for k in range(first, first + n):
+            x[k] = F(0.0)
+        if first < count:
+            for k in range(first, first + n):
+                if k < count:
+                    x[k] = sums[k * d_v]
+
+    @device
+    def join_few(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+        if first < count:
+            for k in range(first, first + n):
+                element = fma(element, factor[k], share[k] * x[k])
+                total = fma(total, factor[k], term[k])
+        if first < more:
+            fetch_few(sums, more, x)
+        return element, total
+
+    return fetch_few, join_few
+
+
+@kernel(F32P, F32P, I32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
+def combine_quantize(unit: int, d_v: int, early: bool) -> Any:
+    """The chunks of a row joined in rising order, and the result as int8 of ``unit`` values a scale.
+
+    Arguments: weights, sums, positions, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window; ``early``: see
+    ``geometry``; d_v: a multiple of 32.
+    A warp takes 32 chunks at a time: a lane computes the factors of one of them, and joins all of them for its own element.
+    Grid: (ceil(columns / 256), rows), blocks of 256.
+    """
+    n_shared, n_tops = RUN, WARPS
+    fetch, join = _make_join(d_v, 0, 32)
+    store = make_store(unit)
+
+    @cuda.jit
+    def combine_quantize(weights, sums, positions, q, d, sums_of_q, columns, slots, window):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        terms = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
+        x = cuda.local.array(32, np.float32)
+        # The masks are for the compiler: it sees that nothing is negative.
+        thread = I(cuda.threadIdx.x & (RUN - 1))
+        lane = I(thread & 31)
+        row = I(cuda.blockIdx.y & 0xFFFF)
+        at = I(I((cuda.blockIdx.x & 0xFFFF) * RUN) + (thread & ~31))
+        inside = at < columns
+        pairs = I(I(I(row * I(U(columns) // U(d_v))) + at // d_v) * slots)
+        weights = advance(weights, 2 * pairs)
+        sums = advance(sums, np.int64(pairs) * d_v + I(at % d_v + lane))
+        if not early:
+            wait_for_inputs()
+        place = positions[row]
+        n = I((place >> 6) - (first_visible(place, window) >> 6) + 1)
+        if early:
+            wait_for_inputs()
+        element = F(0.0)
+        if inside:
+            pair = load2(weights, 2 * min(lane, I(n - 1)))
+            fetch(sums, n, x)
+            factor, share, term = (
+                advance(factors, thread & ~31),
+                advance(shares, thread & ~31),
+                advance(terms, thread & ~31),
+            )
+            maximum, total = F(-np.inf), F(0.0)
+            while n > 0:
+                count = min(n, I(32))
+                m = bits_float(I(pair[0]))
+                if lane >= count:
+                    m = F(-np.inf)
+                # The largest m up to this lane's chunk; lane 0 is among all of them.
+                top = m
+                for k in range(5):
+                    if count > 1 << k:
+                        top = max(top, lane_from(top, max(I(lane - (1 << k)), I(0))))
+                before = lane_from(top, max(I(lane - 1), I(0)))
+                before = max(maximum, before) if lane > 0 else maximum
+                joined = max(maximum, top)
+                maximum = lane_from(joined, I(count - 1))
+                a = exp(before - joined)
+                b = exp(m - joined)
+                # What makes a group whole leaves every sum as it is, also one of -0.
+                factor[lane] = a if lane < count else F(1.0)
+                share[lane] = b if lane < count else F(-0.0)
+                term[lane] = b * bits_float(I(pair[1])) if lane < count else F(-0.0)
+                cuda.syncwarp()
+                n = I(n - 32)
+                weights, sums = advance(weights, 64), advance(sums, 32 * d_v)
+                if n > 0:
+                    pair = load2(weights, 2 * min(lane, I(n - 1)))
+                element, total = join(sums, count, n, factor, share, term, x, element, total)
+                cuda.syncwarp()
+            element = element / total
+        store(element, inside, row, I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)
+
+    return combine_quantize

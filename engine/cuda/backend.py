@@ -4,8 +4,8 @@ A forward pass is recorded once per number of rows: the operations below allocat
 would run, with which arguments; the notes become a CUDA graph, and every later pass of as many rows is one launch of it.  So
 tokens and positions are read from device memory, and nothing here may depend on their values.
 
-Two values are not computed where a pass asks for them but where they are used: a normalization and a gate usually feed a
-matrix product, which wants them as int8, so one kernel does both.
+Three values are not computed where a pass asks for them but where they are used: a normalization, a gate, and the joining of
+attention's chunks usually feed a matrix product, which wants them as int8, so one kernel does both.
 """
 
 from collections import defaultdict
@@ -82,6 +82,23 @@ class Deferred:
     def shape(self) -> tuple[int, ...]:
         """Shape of the value."""
         return self.first.shape
+
+
+@dataclass(kw_only=True)
+class Attended(Deferred):
+    """The result of attention, whose chunks have yet to be joined: ``kind`` "combine" of (weights, sums)
+    (``engine/cuda/attention.py``)."""
+
+    positions: Tensor
+    geometry: attention.Geometry
+    slots: int
+    window: int
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.positions.size, self.columns
 
 
 @dataclass(frozen=True)
@@ -408,9 +425,12 @@ class Backend:
             rows,
         )
         most = 1 if rows == 1 else -(-rows // 8) * 8
-        deep = rows <= 8 and tiles[-1] <= DEEP_TILES * self.device.multiprocessors
-        kernel = matmul.matmul_quantized(formats, most, residual is not None, deep)
-        self._launch(kernel, (tiles[-1],), 32 * matmul.warps(units), arguments, *outputs)
+        multiprocessors = self.device.multiprocessors
+        at_once = tiles[-1] <= matmul.SINGLE_WARPS // units * multiprocessors
+        single = units if rows <= 8 and entry.unit == 256 and at_once else 0
+        deep = not single and rows <= 8 and tiles[-1] <= DEEP_TILES * multiprocessors
+        kernel = matmul.matmul_quantized(formats, most, residual is not None, deep, single)
+        self._launch(kernel, (tiles[-1],), 32 * matmul.warps(units, single > 0), arguments, *outputs)
 
     def _matmul_float(self, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
         rows = x.shape[0]
@@ -421,20 +441,25 @@ class Backend:
     def _quantize(self, x: Tensor | Deferred, unit: int) -> tuple[Tensor, Tensor, Tensor]:
         """x as int8 for the tensor cores: q, scales, sums."""
         rows, columns = x.shape
+        if isinstance(x, Attended) and not x.geometry.quantizes:
+            x = self._plain(x)
         q, d, sums = (
             self._empty((n,), dtype)
             for n, dtype in zip(
                 quantize.activation_words(unit, rows, columns), (np.uint32, f32, np.uint32), strict=True
             )
         )
-        parts = -(-columns // (quantize.RUN * quantize.WARPS))
-        if isinstance(x, Deferred) and x.kind == "rms_norm":
+        grid = (-(-columns // quantize.RUN), rows)
+        if isinstance(x, Attended):
+            joined = (x.first, x.second, x.positions, q, d, sums, columns, x.slots, x.window)
+            self._launch(x.geometry.quantized(unit), grid, quantize.RUN, joined, q, d, sums)
+        elif isinstance(x, Deferred) and x.kind == "rms_norm":
             arguments: tuple[Any, ...] = (x.first, x.second, x.eps, q, d, sums)
-            self._launch(rms_norm.rms_norm_quantize(unit, columns), (parts, rows), 256, arguments, q, d, sums)
+            self._launch(rms_norm.rms_norm_quantize(unit, columns), grid, quantize.RUN, arguments, q, d, sums)
         else:
             source, gate, up = (x.kind, x.first, x.second) if isinstance(x, Deferred) else ("plain", x, x)
             kernel = quantize.quantize(unit, source)
-            self._launch(kernel, (parts, rows), 32 * quantize.WARPS, (gate, up, columns, q, d, sums), q, d, sums)
+            self._launch(kernel, grid, quantize.RUN, (gate, up, columns, q, d, sums), q, d, sums)
         return q, d, sums
 
     def _plain(self, x: Tensor | Deferred) -> Tensor:
@@ -443,7 +468,10 @@ class Backend:
             return x
         out = self._empty(x.shape)
         rows, columns = x.shape
-        if x.kind == "rms_norm":
+        if isinstance(x, Attended):
+            shape, joined = x.geometry, (x.first, x.second, x.positions, out, x.slots, x.window)
+            self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
+        elif x.kind == "rms_norm":
             arguments = (x.first, x.second, x.eps, columns, out)
             self._launch(rms_norm.rms_norm(), (1, rows), 256, arguments, out)
         else:
@@ -470,7 +498,7 @@ class Backend:
 
     def attention(
         self, heads: Heads, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor
-    ) -> Tensor:
+    ) -> Attended:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
         Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.
@@ -479,21 +507,36 @@ class Backend:
         d_v, n_rot = cache.values.shape[3], 2 * table.shape[2]
         normed, biases = heads.q_norm is not None, heads.biases or (0, 0, 0)
         rotated = self._empty((rows, heads.n_head, d_k))
+        new = self._empty((rows, heads.n_head_kv, d_k + d_v), np.uint32)
         kernel = rope.rope(cache.half, d_k, d_v, n_rot, heads.neox, normed, heads.biases is not None, True)
         strides = (heads.n_head * d_k, heads.n_head_kv * d_k, heads.n_head_kv * d_v)
         norms = (heads.q_norm, heads.k_norm) if normed else (0, 0)
-        arguments = (q, k, v, *strides, positions, table, *norms, *biases, heads.eps, heads.n_head, chunks, rotated)
+        arguments = (
+            q,
+            k,
+            v,
+            *strides,
+            positions,
+            table,
+            *norms,
+            *biases,
+            heads.eps,
+            heads.n_head,
+            chunks,
+            rotated,
+            new,
+        )
         grid = rope.grid(rows, heads.n_head, heads.n_head_kv)
-        self._launch(kernel, grid, rope.BLOCK, (*arguments, cache.keys, cache.values), rotated)
+        self._launch(kernel, grid, rope.BLOCK, (*arguments, cache.keys, cache.values), rotated, new)
 
         slots = attention.slots(chunks * CHUNK, cache.window)
         shape = attention.geometry(
             rows, heads.n_head, heads.n_head_kv, d_k, d_v, cache.half, slots, self.device.multiprocessors, True
         )
         weights, sums = (self._empty((n,)) for n in attention.scratch(rows, heads.n_head, d_v, slots))
-        out = self._empty((rows, heads.n_head * d_v))
         seen = (
             rotated,
+            new,
             cache.keys,
             cache.values,
             positions,
@@ -506,9 +549,16 @@ class Backend:
             heads.scale,
         )
         self._launch(shape.attend, shape.attend_grid, shape.attend_block, seen, weights, sums)
-        joined = (weights, sums, positions, out, slots, cache.window)
-        self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
-        return out
+        return Attended(
+            "combine",
+            weights,
+            sums,
+            positions=positions,
+            geometry=shape,
+            slots=slots,
+            window=cache.window,
+            columns=heads.n_head * d_v,
+        )
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Deferred:
         """silu(gate) * up."""

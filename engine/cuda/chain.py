@@ -5,6 +5,9 @@ soon as it has been used.  The first is sent for before the warp waits for its i
 the kernel before this one ends.  A *deep* chain keeps two records under way, for matrices of so few rows that a
 multiprocessor has no other warps to fill the time.
 
+Where all blocks of a product are on the GPU at once and a row is short, a warp has a single unit and does with it whatever
+can be done before it waits: the record is unpacked, and behind the wait there is nothing but activations, products and sums.
+
 The sums and their order are those of ``engine/cuda/matmul.py``.
 """
 
@@ -21,6 +24,7 @@ from engine.cuda.intrinsics import (
     dot2_low,
     dot2_low_signed,
     fma,
+    hold,
     load2,
     load4,
     mma16,
@@ -34,21 +38,25 @@ f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
+ZERO = (u32(0), u32(0), u32(0), u32(0))
+
 GROUP_BYTES = 2304
 """Bytes of records of a 32-wide format that a warp has under way."""
 
 
-def make_chain(type_: T, most: int, deep: bool) -> Any:
+def make_chain(type_: T, most: int, deep: bool, single: bool) -> Any:
     """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
     [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
 
     most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product gives a
         lane, one row needs every other.
+    single: one unit and one tile of activation rows.  The chain goes on in other warps, so acc [4 + 2] becomes values, which
+        are still to be multiplied by da, and da of columns 2 t and 2 t + 1.
     """
-    return _make_256(type_, most, deep) if FORMATS[type_].unit == 256 else _make_32(type_, most)
+    return _make_256(type_, most, deep, single) if FORMATS[type_].unit == 256 else _make_32(type_, most)
 
 
-def _make_add(mins: bool) -> Any:
+def _make_add(mins: bool, single: bool = False) -> Any:
     """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): a unit's part to the sums of rows g and g + 8,
     acc[k] and acc[k + 2]; da: the activations' scale, f: ``Unpack.factors``, the others its integer sums."""
 
@@ -58,18 +66,21 @@ def _make_add(mins: bool) -> Any:
         if mins:
             value = fma(f[2], f32(minimum), value)
             value8 = fma(f[3], f32(minimum8), value8)
-        acc[k] = fma(da, value, acc[k])
-        acc[k + 2] = fma(da, value8, acc[k + 2])
+        if single:
+            acc[k], acc[k + 2], acc[k + 4] = value, value8, da
+        else:
+            acc[k] = fma(da, value, acc[k])
+            acc[k + 2] = fma(da, value8, acc[k + 2])
 
     return add
 
 
-def _make_256(type_: T, most: int, deep: bool) -> Any:
+def _make_256(type_: T, most: int, deep: bool, single: bool) -> Any:
     tiles, columns = -(-most // 8), min(most, 2)
     several = columns > 1
     fmt = unpack(type_)
     header, block, scale, sums, factors = fmt.header, fmt.block, fmt.scale, fmt.sums, fmt.factors
-    load, size, add = fmt.make_load(), 4 * FORMATS[type_].block_bytes, _make_add(fmt.mins)
+    load, size, add = fmt.make_load(), 4 * FORMATS[type_].block_bytes, _make_add(fmt.mins, single)
     sixteen, offset, mins = fmt.group == 16, I(fmt.offset), fmt.mins
     n_words, n_acc, corrected = fmt.words, 4 * tiles, fmt.offset > 0
 
@@ -87,6 +98,28 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
         return dot2_high(s[3], a[1], low)
 
     @device
+    def multiply(a, b, y, v, h, n, dots):  # type: ignore[no-untyped-def]
+        """Positions 64 v .. 64 v + 63 of a unit: blocks a and b times activations y of tile n, to its four dots."""
+        if sixteen:
+            parts = (mma16(a[0], a[1], y[0]), mma16(a[2], a[3], y[1]), mma16(b[0], b[1], y[2]), mma16(b[2], b[3], y[3]))
+            for k in range(4):
+                low, high = scale(h, 0, 4 * v + k), scale(h, 1, 4 * v + k)
+                dots[4 * n] = I(dots[4 * n] + I(parts[k][0] * low))
+                dots[4 * n + 2] = I(dots[4 * n + 2] + I(parts[k][2] * high))
+                if several:
+                    dots[4 * n + 1] = I(dots[4 * n + 1] + I(parts[k][1] * low))
+                    dots[4 * n + 3] = I(dots[4 * n + 3] + I(parts[k][3] * high))
+        else:
+            pairs = (mma32(a[0], a[1], a[2], a[3], y[0], y[1]), mma32(b[0], b[1], b[2], b[3], y[2], y[3]))
+            for k in range(2):
+                low, high = scale(h, 0, 2 * v + k), scale(h, 1, 2 * v + k)
+                dots[4 * n] = I(dots[4 * n] + I(pairs[k][0] * low))
+                dots[4 * n + 2] = I(dots[4 * n + 2] + I(pairs[k][2] * high))
+                if several:
+                    dots[4 * n + 1] = I(dots[4 * n + 1] + I(pairs[k][1] * low))
+                    dots[4 * n + 3] = I(dots[4 * n + 3] + I(pairs[k][3] * high))
+
+    @device
     def quarter(v, words, h, x, units, rows, dots):  # type: ignore[no-untyped-def]
         """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop as long as this
         is not unrolled, and words[k] with a k known only at run time would lie in memory instead of registers."""
@@ -94,27 +127,36 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
         a = block(words, 2 * v)
         b = block(words, 2 * v + 1)
         for n in range(tiles):
-            y0, y1, y2, y3 = u32(0), u32(0), u32(0), u32(0)
+            y = ZERO
             if column < rows - 8 * n:
-                y0, y1, y2, y3 = load4(x, v * 128 + n * units * 512)
-            if sixteen:
-                parts = (mma16(a[0], a[1], y0), mma16(a[2], a[3], y1), mma16(b[0], b[1], y2), mma16(b[2], b[3], y3))
-                for k in range(4):
-                    low, high = scale(h, 0, 4 * v + k), scale(h, 1, 4 * v + k)
-                    dots[4 * n] = I(dots[4 * n] + I(parts[k][0] * low))
-                    dots[4 * n + 2] = I(dots[4 * n + 2] + I(parts[k][2] * high))
-                    if several:
-                        dots[4 * n + 1] = I(dots[4 * n + 1] + I(parts[k][1] * low))
-                        dots[4 * n + 3] = I(dots[4 * n + 3] + I(parts[k][3] * high))
-            else:
-                pairs = (mma32(a[0], a[1], a[2], a[3], y0, y1), mma32(b[0], b[1], b[2], b[3], y2, y3))
-                for k in range(2):
-                    low, high = scale(h, 0, 2 * v + k), scale(h, 1, 2 * v + k)
-                    dots[4 * n] = I(dots[4 * n] + I(pairs[k][0] * low))
-                    dots[4 * n + 2] = I(dots[4 * n + 2] + I(pairs[k][2] * high))
-                    if several:
-                        dots[4 * n + 1] = I(dots[4 * n + 1] + I(pairs[k][1] * low))
-                        dots[4 * n + 3] = I(dots[4 * n + 3] + I(pairs[k][3] * high))
+                y = load4(x, v * 128 + n * units * 512)
+            multiply(a, b, y, v, h, n, dots)
+
+    @device
+    def load_sums(xs, at):  # type: ignore[no-untyped-def]
+        """The sums of a unit's activations that the format needs: of 16 each, or of 32."""
+        if sixteen:
+            return load4(xs, at), load4(xs, at + 4)
+        if mins:
+            return load4(xs, at + 8), ZERO
+        return ZERO, ZERO
+
+    @device
+    def close(low, high, f, sums, da, k, c, dots, acc):  # type: ignore[no-untyped-def]
+        """The float part of a unit for column c of the tile whose sums begin at acc[k]."""
+        minimum, minimum8 = I(0), I(0)
+        if sixteen:
+            e, g = sums
+            minimum = weighted((low[2], low[3]), g, weighted((low[0], low[1]), e, I(0)))
+            minimum8 = weighted((high[2], high[3]), g, weighted((high[0], high[1]), e, I(0)))
+        elif mins:
+            minimum = weighted((low[0], low[1]), sums[0], I(0))
+            minimum8 = weighted((high[0], high[1]), sums[0], I(0))
+        dot, dot8 = dots[k + c], dots[k + 2 + c]
+        if corrected:
+            dot = I(dot - I(offset * minimum))
+            dot8 = I(dot8 - I(offset * minimum8))
+        add(acc, k + c, da, f, dot, dot8, minimum, minimum8)
 
     @device
     def step(words, lane, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
@@ -131,23 +173,42 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
         low, high = sums(h, 0), sums(h, 1)
         for n in range(tiles):
             for c in range(columns):
-                minimum, minimum8 = I(0), I(0)
-                if mins or corrected:
-                    at = n * units * 96 + 12 * c
-                    if sixteen:
-                        e, g = load4(xs, at), load4(xs, at + 4)
-                        minimum = weighted((low[2], low[3]), g, weighted((low[0], low[1]), e, I(0)))
-                        minimum8 = weighted((high[2], high[3]), g, weighted((high[0], high[1]), e, I(0)))
-                    else:
-                        e = load4(xs, at + 8)
-                        minimum = weighted((low[0], low[1]), e, I(0))
-                        minimum8 = weighted((high[0], high[1]), e, I(0))
-                da = xd[n * units * 8 + c]
-                dot, dot8 = dots[4 * n + c], dots[4 * n + 2 + c]
-                if corrected:
-                    dot = I(dot - I(offset * minimum))
-                    dot8 = I(dot8 - I(offset * minimum8))
-                add(acc, 4 * n + c, da, f, dot, dot8, minimum, minimum8)
+                both = load_sums(xs, n * units * 96 + 12 * c)
+                close(low, high, f, both, xd[n * units * 8 + c], 4 * n, c, dots, acc)
+
+    @device
+    def single_unit(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        column, pair = I(lane >> 2), I(2 * (lane & 3)) if several else I(0)
+        words = cuda.local.array(n_words, np.uint32)
+        load(p, lane, words)
+        x = advance(q, I(first * 512 + lane * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        blocks = (
+            *(block(words, 0), block(words, 1), block(words, 2), block(words, 3)),
+            *(block(words, 4), block(words, 5), block(words, 6), block(words, 7)),
+        )
+        h, f = header(words), factors(words)
+        low, high = sums(h, 0), sums(h, 1)
+        hold((blocks, h, f), I(units < 0))
+        wait_for_inputs()
+        y = (ZERO, ZERO, ZERO, ZERO)
+        if column < (rows if several else I(1)):
+            y = load4(x, 0), load4(x, 128), load4(x, 256), load4(x, 384)
+        own, da = load_sums(xs, 0), xd[0]
+        if several:
+            other, other_da = load_sums(xs, 12), xd[1]
+        dots = cuda.local.array(n_acc, np.int32)
+        for n in range(n_acc):
+            dots[n] = I(0)
+        multiply(blocks[0], blocks[1], y[0], 0, h, 0, dots)
+        multiply(blocks[2], blocks[3], y[1], 1, h, 0, dots)
+        multiply(blocks[4], blocks[5], y[2], 2, h, 0, dots)
+        multiply(blocks[6], blocks[7], y[3], 3, h, 0, dots)
+        close(low, high, f, own, da, 0, 0, dots, acc)
+        if several:
+            close(low, high, f, other, other_da, 0, 1, dots, acc)
 
     @device
     def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
@@ -195,7 +256,7 @@ def _make_256(type_: T, most: int, deep: bool) -> Any:
                     load(p, lane, odd)
                 x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
 
-    return deep_chain if deep else chain
+    return single_unit if single else deep_chain if deep else chain
 
 
 def _make_32(type_: T, most: int) -> Any:

@@ -35,13 +35,14 @@ class Kernel:
     """A factory of ``@cuda.jit`` functions.
 
     ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block it is launched with;
-    ``blocks``: blocks that should fit on a multiprocessor at once (bounds the registers), 0 for no wish.
+    ``blocks``: blocks that should fit on a multiprocessor at once (bounds the registers), 0 for no wish.  Either may be a
+    function of the constants.
     """
 
     name: str
     arguments: tuple[Any, ...]
     build: Callable[..., Any]
-    threads: int = 0
+    threads: int | Callable[..., int] = 0
     blocks: int | Callable[..., int] = 0
 
     def __call__(self, *constants: Any) -> "Specialization":
@@ -72,7 +73,7 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(
-    *arguments: Any, threads: int = 0, blocks: int | Callable[..., int] = 0
+    *arguments: Any, threads: int | Callable[..., int] = 0, blocks: int | Callable[..., int] = 0
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares a factory as a kernel with these argument types."""
 
@@ -138,8 +139,10 @@ def compile_ptx(specialization: Specialization, compute_capability: tuple[int, i
     from numba import cuda
 
     declared = specialization.kernel
-    blocks = declared.blocks(*specialization.constants) if callable(declared.blocks) else declared.blocks
-    bounds = (declared.threads, blocks) if declared.threads and blocks else declared.threads or None
+    threads, blocks = (
+        wish(*specialization.constants) if callable(wish) else wish for wish in (declared.threads, declared.blocks)
+    )
+    bounds = (threads, blocks) if threads and blocks else threads or None
     with _target(compute_capability):
         ptx, _ = cuda.compile_ptx(
             specialization.function.py_func, declared.arguments, cc=compute_capability, launch_bounds=bounds

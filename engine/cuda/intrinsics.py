@@ -109,6 +109,8 @@ load4 = _make_load("ld.global.v4.u32", 4)
 """load4(p, i): the words p[i : i + 4], 16 bytes aligned, through L1: activations, which many blocks read."""
 load2 = _make_load("ld.global.v2.u32", 2)
 """load2(p, i): the words p[i : i + 2], likewise."""
+load1 = _make_load("ld.global.u32", 1)
+"""load1(p, i): the word p[i], likewise; for a value that is sent for long before it is used."""
 
 
 # --- integers --------------------------------------------------------------------------------------------------
@@ -224,6 +226,23 @@ lane_from = _make_shuffle("idx", True)
 """lane_from(x, l): the float32 x of lane l."""
 
 
+@intrinsic
+def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
+    """The largest int32 x of all 32 lanes, which must all call it."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if TARGET >= (8, 0):
+            return _asm(builder, "redux.sync.max.s32 $0, $1, 0xffffffff;", args, effect=True)
+        most = args[0]
+        for k in range(5):
+            text = f"shfl.sync.bfly.b32 $0, $1, {1 << k}, 31, 0xffffffff;"
+            other = _asm(builder, text, [most], effect=True)
+            most = builder.select(builder.icmp_signed(">", other, most), other, most)
+        return most
+
+    return types.int32(types.int32), codegen
+
+
 # --- the neighbours in a chain of kernels ----------------------------------------------------------------------
 
 
@@ -247,6 +266,36 @@ With programmatic dependent launch (compute capability 9.0) a kernel begins whil
 first weights are on their way when its inputs are ready.  Before that there is nothing to wait for."""
 let_next_begin = _make_control("griddepcontrol.launch_dependents")
 """let_next_begin(): allow the next kernel to begin as soon as every block of this one has said so."""
+
+
+def _numbers(builder: Any, type_: Any, value: Any) -> list[Any]:
+    """The 32-bit numbers in a tuple of numbers and tuples."""
+    if isinstance(type_, types.BaseTuple):
+        inside = [_numbers(builder, part, builder.extract_value(value, k)) for k, part in enumerate(type_)]
+        return [number for numbers in inside for number in numbers]
+    return [builder.bitcast(value, _I32)] if isinstance(type_, types.Number) else []
+
+
+@intrinsic
+def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
+    """hold(x, never): what x, a tuple of 32-bit numbers and tuples, is made of has been computed when this is passed.
+
+    Compilers move arithmetic towards its use, behind ``wait_for_inputs``, where it would be waited for.  Here is another use,
+    a store that they must keep, since they cannot know that the int32 ``never`` is 0.
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        numbers = _numbers(builder, sig.args[0], args[0]) if TARGET >= (9, 0) else []
+        while numbers:
+            n = next(n for n in (4, 2, 1) if n <= len(numbers))
+            stored, numbers = numbers[:n], numbers[n:]
+            registers = ",".join(f"${k}" for k in range(n))
+            store = f"@p st.shared.v{n}.u32 [${n}], {{{registers}}};" if n > 1 else "@p st.shared.u32 [$1], $0;"
+            text = f"{{.reg .pred p; setp.ne.s32 p, ${n}, 0; {store}}}"
+            _asm(builder, text, [*stored, args[1]], 0, effect=True, memory=True)
+        return context.get_dummy_value()
+
+    return types.void(x, types.int32), codegen
 
 
 # --- the scalar functions, and their laws in the simulator -----------------------------------------------------

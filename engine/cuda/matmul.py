@@ -4,8 +4,8 @@ Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
 Shapes: weights as records (``engine/cuda/repack.py``), activations as ``engine/cuda/quantize.py`` leaves them; out
     float32 [rows, R].
     Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
-Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c
-    (``engine/cuda/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t + 1 of each 8.
+Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c, or, in a kernel of a single unit per
+    warp, unit c (``engine/cuda/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t + 1 of each 8.
 Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil(U / 8);
     chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
     (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;
@@ -39,40 +39,51 @@ u16 = np.uint16
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
-
-def warps(units: int) -> int:
-    """Warps of a block: chains that have units."""
-    return -(-units // -(-units // CHAINS))
+SINGLE_WARPS = 16
+"""Warps with a single unit each that a multiprocessor holds at once, with up to 128 registers a thread."""
 
 
-def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool) -> int:
+def warps(units: int, single: bool) -> int:
+    """Warps of a block: chains that have units, or, with a single one per warp, units."""
+    return units if single else -(-units // -(-units // CHAINS))
+
+
+def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
+    """Threads of the largest block."""
+    return 32 * (single or CHAINS)
+
+
+def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
     """Blocks per multiprocessor: three where 80 registers a thread are enough."""
+    if single:
+        return SINGLE_WARPS // single
     return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS"} & set(formats) else 3
 
 
 @kernel(
     *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32),
     *(i32, U32P, F32P, U32P, i32),
-    threads=32 * CHAINS,
+    threads=threads,
     blocks=resident,
 )
-def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool) -> Any:
+def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> Any:
     """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
     over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
-    ``deep``: see ``engine/cuda/chain.py``.
+    ``deep``: see ``engine/cuda/chain.py``; ``single``: units of a row if each has a warp of its own, else 0.
 
-    Grid: ends[last] blocks of 32 * ``warps(units)`` threads.
+    Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
     """
     kinds = [T[name] for name in formats]
     distinct = list(dict.fromkeys(kinds))
     several, three = len(kinds) > 1, len(kinds) > 2
     mixed, third = len(distinct) > 1, len(distinct) > 2
-    chain0, chain1, chain2 = ([make_chain(kind, most, deep) for kind in distinct] * 3)[:3]
+    chain0, chain1, chain2 = ([make_chain(kind, most, deep, single > 0) for kind in distinct] * 3)[:3]
     kind0, kind1, kind2 = ([distinct.index(kind) for kind in kinds] * 3)[:3]
     size0, size1, size2 = ([4 * FORMATS[kind].block_bytes for kind in kinds] * 3)[:3]
     tiles, columns = -(-most // 8), min(most, 2)
-    n_acc, n_columns = 4 * tiles, 8 * tiles
-    parts_words = CHAINS * 16 * n_columns
+    n_acc, n_columns = 4 * tiles + 2, 1 if most == 1 else 8 * tiles
+    n_parts, n_scales = (single or CHAINS) * 16 * n_columns, single * n_columns or 1
+    own_length = -(-single // CHAINS)
 
     @cuda.jit
     def matmul_quantized(  # type: ignore[no-untyped-def]
@@ -81,7 +92,7 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool)
         let_next_begin()
         thread = I(cuda.threadIdx.x)
         warp, lane = I(thread >> 5), I(thread & 31)
-        length = I((units + CHAINS - 1) // CHAINS)
+        length = I(1) if single else I((units + CHAINS - 1) // CHAINS)
         first = I(warp * length)
         last = min(I(first + length), units)
         tile = I(cuda.blockIdx.x)
@@ -103,25 +114,44 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool)
             chain1(p, first, last, units, rows, q, d, s, acc)
         else:
             chain2(p, first, last, units, rows, q, d, s, acc)
-        parts = pointer(cuda.shared.array(parts_words, np.float32))
-        mine = advance(parts, I(warp * (16 * n_columns) + 32 * (lane & 3) + (lane >> 2)))
-        for n in range(tiles):
-            for c in range(columns):
-                mine[(8 * n + c) * 16] = acc[4 * n + c]
-                mine[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
+        before = f32(0.0)
+        if add:
+            t = I(0) if columns == 1 else min(I(thread >> 4), I(rows - 1))
+            before = residual[t * np.int64(n_rows) + min(I(tile * 16 + (thread & 15)), I(n_rows - 1))]
+        parts = pointer(cuda.shared.array(n_parts, np.float32))
+        scales = pointer(cuda.shared.array(n_scales, np.float32))
+        pair = I(2 * (lane & 3))
+        if columns > 1 or pair == 0:
+            mine = advance(parts, I(warp * (16 * n_columns) + 16 * pair + (lane >> 2)))
+            for n in range(tiles):
+                for c in range(columns):
+                    mine[(8 * n + c) * 16] = acc[4 * n + c]
+                    mine[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
+            if single and lane < 4:
+                for c in range(columns):
+                    scales[warp * n_columns + pair + c] = acc[4 + c]
         cuda.syncthreads()
         i = thread
         while i < 16 * rows:
-            t, r = I(i >> 4), I(tile * 16 + (i & 15))
+            t, r = I(0) if columns == 1 else I(i >> 4), I(tile * 16 + (i & 15))
             if r < n_rows:
-                total = f32(0.0)
-                for c in range(CHAINS):
-                    if c * 32 < cuda.blockDim.x:
-                        total = total + parts[c * (16 * n_columns) + i]
-                at = np.int64(t) * n_rows + r
+                total, chain = f32(0.0), f32(0.0)
+                if single:
+                    for u in range(single):
+                        chain = fma(scales[u * n_columns + t], parts[u * (16 * n_columns) + i], chain)
+                        if (u + 1) % own_length == 0 or u + 1 == single:
+                            total = total + chain
+                            chain = f32(0.0)
+                else:
+                    for c in range(CHAINS):
+                        if c * 32 < cuda.blockDim.x:
+                            total = total + parts[c * (16 * n_columns) + i]
+                at = t * np.int64(n_rows) + r
                 if add:
-                    total = total + residual[at]
+                    total = total + (before if columns == 1 or i == thread else residual[at])
                 out[at] = total
+            if columns == 1:
+                break
             i = I(i + cuda.blockDim.x)
 
     return matmul_quantized

@@ -16,11 +16,11 @@ import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
-from engine.cuda.compiler import F32P, U32P, i32, kernel
+from engine.cuda.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.fold import fold256
-from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
-from engine.cuda.quantize import RUN, WARPS, load8, make_store
+from engine.cuda.intrinsics import advance, fma, let_next_begin, pointer, wait_for_inputs
+from engine.cuda.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.unpack import device
 
 f32 = np.float32
@@ -79,11 +79,11 @@ def rms_norm_add() -> Any:
     return rms_norm_add
 
 
-@kernel(F32P, F32P, f32_t, U32P, F32P, U32P, threads=256)
+@kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
 def rms_norm_quantize(unit: int, n: int) -> Any:
     """Normalized x as int8 of ``unit`` values a scale.
 
-    Grid: (ceil(n / 2048), rows); a warp quantizes a run of 256 positions.
+    Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
     store = make_store(unit)
     width = norm_width.py_func(n)
@@ -94,32 +94,27 @@ def rms_norm_quantize(unit: int, n: int) -> Any:
     def rms_norm_quantize(x, weight, eps, q, d, sums):  # type: ignore[no-untyped-def]
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         own = cuda.local.array(n_x, np.float32)
-        values = cuda.local.array(8, np.float32)
-        weights = cuda.local.array(8, np.float32)
         thread = I(cuda.threadIdx.x)
-        t = I(cuda.blockIdx.y)
+        t, run = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
         row = advance(x, t * n)
-        run = I(cuda.blockIdx.x * WARPS + (thread >> 5))
-        at = I(run * RUN + 8 * (thread & 31))
-        for k in range(8):
-            values[k] = f32(0.0)
-        if at < n:
-            load8(weight, at, weights)
+        i = I(run * RUN + thread)
+        inside = i < n
+        value, factor = f32(0.0), f32(0.0)
+        if inside:
+            factor = weight[i]
         wait_for_inputs()
         for k in range(n_x):
             own[k] = f32(0.0)
             if exact or (thread < width and thread + k * width < n):
-                own[k] = x[t * n + thread + k * width]
-        if at < n:
-            load8(row, at, values)
+                own[k] = row[thread + k * width]
+        if inside:
+            value = row[i]
         total = f32(0.0)
         for k in range(n_x):
             total = fma(own[k], own[k], total)
         r = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
-        if run * RUN < n:
-            for k in range(8):
-                values[k] = values[k] * r * weights[k]
-            store(values, t, run, n, q, d, sums)
+        store(value * r * factor, inside, t, run, n, tops, q, d, sums)
 
     return rms_norm_quantize

@@ -5,12 +5,13 @@ Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_
 Shapes: q float32 [rows, n_head, d_k], k [rows, n_head_kv, d_k], v [rows, n_head_kv, d_v], rows q_stride, k_stride, v_stride
     elements apart; positions int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k],
     biases float32 [heads, d]; q_out float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values
-    [n_head_kv, chunks, 64, d_v], float32 or the bits of float16.
+    [n_head_kv, chunks, 64, d_v], float32 or the bits of float16; new [rows, n_head_kv, d_k + d_v]: the bits of what is
+    appended, a word per element, for attention that has looked at the cache before.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
     Rotation: fma(a, cos, -(b sin)) and fma(a, sin, b cos).
-Bytes moved: 4 in, and 4 (q), 2 or 4 (k, v) out per element.
+Bytes moved: 4 in, and 4 (q), 4 + 2 or 4 + 4 (k, v) out per element.
 """
 
 import math
@@ -21,9 +22,10 @@ from numba import cuda
 
 from engine.cache.kv import CHUNK
 from engine.cpu.rms_norm import norm_width
-from engine.cuda.compiler import F32P, I32P, U16P, Specialization, f32, i32, kernel
+from engine.cuda.compiler import F32P, I32P, U16P, U32P, Specialization, f32, i32, kernel
 from engine.cuda.intrinsics import (
     advance,
+    float_bits,
     float_to_half,
     fma,
     lane_from,
@@ -41,7 +43,7 @@ U = np.uint32
 BLOCK = 32
 """Threads of a block."""
 
-_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, i32, i32, F32P)
+_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, i32, i32, F32P, U32P)
 
 
 def rope(
@@ -54,7 +56,7 @@ def rope(
     so they and the table are read before its turn has come.
 
     Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, n_head,
-    chunks, q_out, keys, values; unused pointers are not read.
+    chunks, q_out, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
     return (rope_half if half else rope_float)(d_k, d_v, n_rot, neox, normed, biased, early)
@@ -129,12 +131,19 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
         return x
 
     @device
+    def bits(x):  # type: ignore[no-untyped-def]
+        """The bits of x as the cache holds it."""
+        if half:
+            return U(float_to_half(x))
+        return U(float_bits(x))
+
+    @device
     def ring_place(head, position, chunks):  # type: ignore[no-untyped-def]
         """Which chunk of the cache a position of a head lies in."""
         return np.int64(I(head * chunks)) + I(U(position >> 6) % U(chunks))
 
     @device
-    def append_value(v, bias, head, positions, row, chunks, values):  # type: ignore[no-untyped-def]
+    def append_value(v, bias, head, positions, row, chunks, new, values):  # type: ignore[no-untyped-def]
         lane = I(cuda.threadIdx.x)
         x = cuda.local.array(n_v, np.float32)
         added = cuda.local.array(n_v, np.float32)
@@ -154,7 +163,9 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
                 x[j] = v[head * d_v + lane + 32 * j]
         for j in range(n_v):
             if lane + 32 * j < d_v:
-                to[lane + 32 * j] = stored(x[j] + added[j] if biased else x[j])
+                y = x[j] + added[j] if biased else x[j]
+                to[lane + 32 * j] = stored(y)
+                new[lane + 32 * j] = bits(y)
 
     @cuda.jit
     def rope(  # type: ignore[no-untyped-def]
@@ -175,6 +186,7 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
         n_head,
         chunks,
         q_out,
+        new,
         keys,
         values,
     ):
@@ -186,7 +198,8 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
         is_q = head < n_head
         if head >= n_head + n_head_kv:
             head = I(head - n_head - n_head_kv)
-            append_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, values)
+            new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
+            append_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, new, values)
             return
         source, bias, norm = advance(q, I(row * q_stride)), q_bias, q_norm
         if not is_q:
@@ -247,9 +260,11 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
                 if lane + 32 * j < d_k:
                     out[lane + 32 * j] = whole[lane + 32 * j]
         else:
+            new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
             to = advance(keys, ring_place(head, position, chunks) * (d_k * CHUNK) + (position & (CHUNK - 1)))
             for j in range(n_x):
                 if lane + 32 * j < d_k:
                     to[(lane + 32 * j) * CHUNK] = stored(whole[lane + 32 * j])
+                    new[lane + 32 * j] = bits(whole[lane + 32 * j])
 
     return rope

@@ -52,10 +52,13 @@ __all__ = [
     "float_to_half",
     "fma",
     "half_to_float",
+    "hold",
     "lane_from",
     "lane_xor",
     "lane_xor_int",
+    "lanes_max",
     "let_next_begin",
+    "load1",
     "load2",
     "load4",
     "mma16",
@@ -130,12 +133,12 @@ def load2(p: Pointer, i: Any) -> tuple[Any, ...]:
     return p.words(i, 2)
 
 
-def stream1(p: Pointer, i: Any) -> Any:
+def load1(p: Pointer, i: Any) -> Any:
     """One word, uint32."""
     return p.words(i, 1)[0]
 
 
-stream4, stream2 = load4, load2
+stream4, stream2, stream1 = load4, load2, load1
 
 
 # --- integers --------------------------------------------------------------------------------------------------
@@ -390,6 +393,11 @@ def lane_from(x: Any, lane: Any) -> Any:
     return _meet("lane_from", (np.float32(x), int(lane)), _from_law)
 
 
+def lanes_max(x: Any) -> Any:
+    """The largest x, int32, of the warp."""
+    return _meet("lanes_max", _int32(x), lambda given: [max(given)] * WARP)
+
+
 def pointer(array: np.ndarray) -> Pointer:
     """The pointer to element 0."""
     return Pointer(array)
@@ -404,6 +412,12 @@ def wait_for_inputs() -> None:
 
 def let_next_begin() -> None:
     """Nothing: the next kernel begins when this one has ended."""
+
+
+def hold(x: Any, never: Any) -> None:
+    """Nothing: Python computes where it is told to."""
+    if never:
+        raise RuntimeError("hold: never is not 0")
 
 
 # --- the scalar functions --------------------------------------------------------------------------------------

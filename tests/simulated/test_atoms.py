@@ -27,10 +27,13 @@ from engine.cuda.intrinsics import (
     fma,
     gumbel,
     half_to_float,
+    hold,
     lane_from,
     lane_xor,
     lane_xor_int,
+    lanes_max,
     let_next_begin,
+    load1,
     load2,
     load4,
     mma16,
@@ -138,7 +141,7 @@ def test_mma(k: int, extreme: bool) -> None:
 # --- exchanges -------------------------------------------------------------------------------------------------
 
 
-def exchanges(x, n, y, m, z):  # type: ignore[no-untyped-def]
+def exchanges(x, n, y, m, z, w):  # type: ignore[no-untyped-def]
     let_next_begin()
     wait_for_inputs()
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
@@ -147,7 +150,7 @@ def exchanges(x, n, y, m, z):  # type: ignore[no-untyped-def]
     for k in range(5):
         total = total + lane_xor(total, np.int32(16 >> k))
         most = max(most, lane_xor_int(most, np.int32(1 << k)))
-    y[i], m[i] = total, most
+    y[i], m[i], w[i] = total, most, lanes_max(n[i])
     # Each lane may ask for another one.
     z[i] = lane_from(x[i], np.int32((7 * lane + 3) & 31))
 
@@ -156,13 +159,14 @@ def test_exchanges() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal(192).astype(F)
     n = rng.integers(-(2**31), 2**31, 192).astype(np.int32)
-    y, m, z = np.zeros(192, F), np.zeros(192, np.int32), np.zeros(192, F)
-    launch(exchanges, (F32P, I32P, F32P, I32P, F32P), [x, n, y, m, z], 2, 96)
+    y, m, z, w = (np.zeros(192, kind) for kind in (F, np.int32, F, np.int32))
+    launch(exchanges, (F32P, I32P, F32P, I32P, F32P, I32P), [x, n, y, m, z, w], 2, 96)
     total = x.reshape(6, 32).copy()
     for k in (16, 8, 4, 2, 1):
         total = total + total[:, np.arange(32) ^ k]
     assert np.array_equal(y.reshape(6, 32), total)
     assert np.array_equal(m.reshape(6, 32), n.reshape(6, 32).max(1, keepdims=True).repeat(32, 1))
+    assert np.array_equal(w, m)
     assert np.array_equal(z.reshape(6, 32), x.reshape(6, 32)[:, (7 * np.arange(32) + 3) % 32])
 
 
@@ -324,15 +328,17 @@ def copies(x, y, bytes_, halves, longs, a, b, n):  # type: ignore[no-untyped-def
     wait_for_inputs()
     p = advance(advance(x, np.int64(8)), np.int32(-4))
     q = load4(p, 4) + load2(p, np.int32(2)) + stream4(x, 0) + stream2(x, 14) + (stream1(p, 3),)
+    hold((q, (n, a)), np.int32(0))
     for k in range(13):
         y[k] = q[k]
+    y[17] = load1(p, 3)
     y[13], y[14], y[15] = bytes_[5] << u32(8), halves[1], longs[0] >> np.uint64(32)
     y[16] = int(type(a) is np.float32 and a == F(0.1) and type(b) is np.uint64 and type(n) is np.int32)
 
 
 def test_loads() -> None:
     x = np.arange(100, 116, dtype=u32)
-    y = np.zeros((17, 1), u32)
+    y = np.zeros((18, 1), u32)
     bytes_, halves, longs = (
         np.arange(8, dtype=np.int8),
         np.array([1, 0xFFFF], np.uint16),
@@ -340,7 +346,14 @@ def test_loads() -> None:
     )
     launch(copies, (U32P, U32P, U8P, U16P, U64P, f32, u64, i32), [x, y, bytes_, halves, longs, 0.1, 2**63, -1], 1, 1)
     loaded = [108, 109, 110, 111, 106, 107, 100, 101, 102, 103, 114, 115, 107]
-    assert y[:, 0].tolist() == [*loaded, 5 << 8, 0xFFFF, 7, 1]
+    assert y[:, 0].tolist() == [*loaded, 5 << 8, 0xFFFF, 7, 1, 107]
+
+
+def test_hold() -> None:
+    """It stores nothing, so what would make it store is an error."""
+    hold((u32(1), (F(2.0),)), np.int32(0))
+    with pytest.raises(RuntimeError, match="never is not 0"):
+        hold((u32(1),), np.int32(1))
 
 
 def test_loads_that_are_not_allowed() -> None:

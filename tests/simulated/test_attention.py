@@ -12,9 +12,11 @@ if not SIMULATED:
 
 from engine.cache.kv import CHUNK, LayerShape
 from engine.cpu import attention as mirror
-from engine.cuda import attention
+from engine.cpu.matmul import quantize_rows
+from engine.cuda import attention, quantize
 from engine.cuda.simulator import run
 from engine.errors import DeviceError
+from engine.lockstep import activations
 
 SCALE = np.float32(0.3)
 
@@ -46,8 +48,10 @@ def agree(
     tasks: int = 0,
     early: bool = False,
     seed: int | None = None,
+    unseen: bool = False,
 ) -> None:
-    """Attention of rows at ``positions`` over everything up to the last of them."""
+    """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds in the cache
+    what was there before the rows."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), max(positions) + 1
     keys, values = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, half, rng)
@@ -59,11 +63,16 @@ def agree(
 
     n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
     plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks)
-    grid = (splits or plan.attend_grid[0], *plan.attend_grid[1:])
+    grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     out = np.full_like(expected, np.nan)
     chunks = keys.shape[1]
-    arguments = [q, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
+    place, lane = at // CHUNK % chunks, at % CHUNK
+    new = np.concatenate([keys[:, place, :, lane], values[:, place, lane].swapaxes(0, 1)], axis=2)
+    if unseen:
+        keys[:, place, :, lane] = values[:, place, lane] = 0x7E01
+    words = new.view(f"u{new.itemsize}").astype(np.uint32)
+    arguments = [q, words, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
     run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
     run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, out, n_slots, window], seed=seed)
     assert out.tobytes() == expected.tobytes()
@@ -97,6 +106,13 @@ def test_tasks_of_a_block(tasks: int) -> None:
     agree([63, 64], 5, 1, 4, 4, tasks=tasks)
 
 
+@pytest.mark.parametrize("positions", [[0], [130], [63, 64, 65], [*range(125, 135)], [70, 3, 6]])
+def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) -> None:
+    """A block's first chunk is fetched while it is being appended to; what is new is entered afterwards."""
+    d_k, d_v = (80, 64) if len(positions) == 1 else (4, 6)
+    agree(positions, 2, 2, d_k, d_v, early=True, splits=3, unseen=True)
+
+
 @pytest.mark.parametrize("window", [1, 3, 64, 70])
 @pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
 def test_windows_and_rings(window: int, positions: list[int]) -> None:
@@ -128,6 +144,65 @@ def test_heads_too_large_for_shared_memory(half: bool) -> None:
 def test_the_order_of_threads_does_not_show() -> None:
     for seed in range(2):
         agree([64, 65], 2, 1, 4, 4, seed=seed, splits=1)
+
+
+# --- the result as int8 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "n_head", "d_v", "unit", "window"),
+    [
+        ([130], 8, 32, 256, 0),
+        ([5, 64, 2080], 2, 128, 256, 0),
+        ([0], 4, 64, 32, 0),
+        ([70 * CHUNK], 3, 96, 32, 0),
+        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0),
+        ([1000], 1, 256, 256, 70),
+        ([300, 301], 17, 32, 32, 3),
+    ],
+)
+def test_chunks_joined_and_quantized(positions: list[int], n_head: int, d_v: int, unit: int, window: int) -> None:
+    """... are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three blocks."""
+    rng = np.random.default_rng(sum(positions))
+    rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
+    n_slots = attention.slots(max(positions) + 1, window)
+    plan = attention.geometry(rows, n_head, 1, 2, d_v, True, n_slots, 3, True)
+    assert plan.quantizes
+    weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
+    weights[..., 1] = np.exp(weights[..., 1])
+    weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
+    sums = rng.normal(size=(rows, n_head, n_slots, d_v)).astype(np.float32)
+    sums[rng.random(sums.shape) < 0.1] = -0.0
+    sums[0, 0] *= np.float32(2.0**-110)  # a head, in one case a unit, that counts as zero
+    for row, position in enumerate(positions):
+        seen = position // CHUNK - (max(0, position - window + 1) if window else 0) // CHUNK + 1
+        weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
+    out = np.full((rows, columns), np.nan, np.float32)
+    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, out, n_slots, window])
+    assert np.isfinite(out).all()
+
+    words = quantize.activation_words(unit, rows, columns)
+    q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
+    grid = (-(-columns // quantize.RUN), rows)
+    arguments = [weights, sums, at, q, d, totals, columns, n_slots, window]
+    run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
+    law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
+    s = np.empty((rows, columns // 16), np.int16)
+    quantize_rows(out, unit, *law, s)
+    wide = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
+    found = activations(unit, rows, columns, q, d, totals)
+    assert found[0].tobytes() == law[0].tobytes() and found[1].tobytes() == law[1].tobytes()
+    if unit == 256:
+        both = found[2].reshape(rows, -1, 24)
+        assert np.array_equal(both[..., :16], s.reshape(rows, -1, 16))
+        assert np.array_equal(both[..., 16:], wide.reshape(rows, -1, 8))
+    else:
+        assert np.array_equal(found[2], wide)
+
+
+def test_heads_that_are_not_quantized_at_once() -> None:
+    """A warp would have elements of two heads."""
+    assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
 
 
 def test_heads_that_the_kernels_cannot_take() -> None:

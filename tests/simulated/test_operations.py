@@ -13,7 +13,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cpu.backend import Backend as CPU
-from engine.cuda import backend, repack
+from engine.cuda import backend, matmul, repack
 from engine.quants import FORMATS, Format
 from engine.synthetic import _random, random_blocks
 from engine.weights import Weight
@@ -21,6 +21,8 @@ from tests.simulated.device import SimulatedDevice
 
 F = np.float32
 cpu = CPU(1)
+
+FORMATS_BY_NAME = {entry.name: entry for entry in FORMATS.values()}
 
 quantized = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if e.quantized], ids=lambda e: e.name)
 floats = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if not e.quantized], ids=lambda e: e.name)
@@ -85,9 +87,24 @@ def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
     same(ours, theirs)
 
 
+@pytest.mark.parametrize(("rows", "single", "deep"), [(1, 16, 2), (3, 16, 2), (1, 0, 2), (1, 0, 0)])
+def test_matmul_in_every_way(
+    gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
+) -> None:
+    """A warp per unit, or chains of two units, the last of one, with two records under way or one."""
+    monkeypatch.setattr(matmul, "SINGLE_WARPS", single)
+    monkeypatch.setattr(backend, "DEEP_TILES", deep)
+    columns = 9 * 256
+    w, x, residual = weight(FORMATS_BY_NAME["Q4_K"], 5, columns), activations(rows, columns), activations(rows, 5)
+    r, on_device, device_weight = gpu.upload(residual), gpu.upload(x), gpu.weight(w)
+    plan: Any = gpu.record(lambda: gpu.matmul_add(r, on_device, device_weight))
+    assert plan.launches[-1].kernel.constants[-2:] == (deep > 0 and not single, 9 if single else 0)
+    gpu.start(plan)
+    same(gpu.download(plan.result), cpu.matmul_add(residual, x, w))
+
+
 def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> None:
-    by_name = {entry.name: entry for entry in FORMATS.values()}
-    weights = [weight(by_name[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
+    weights = [weight(FORMATS_BY_NAME[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
     x, norm = activations(9, 512), activations(1, 512)[0]
     theirs = cpu.matmul(cpu.rms_norm(x, norm, 1e-6), *weights)
     on_device, on_norm, device_weights = gpu.upload(x), gpu.upload(norm), [gpu.weight(w) for w in weights]
@@ -98,7 +115,7 @@ def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> No
 
 @pytest.mark.parametrize("act", ["swiglu", "geglu"])
 def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
-    w = weight(next(entry for entry in FORMATS.values() if entry.name == "Q5_0"), 7, 96)
+    w = weight(FORMATS_BY_NAME["Q5_0"], 7, 96)
     gate, up, residual = activations(2, 96), activations(2, 96)[::-1].copy(), activations(2, 7)
     theirs = cpu.matmul_add(residual, getattr(cpu, act)(gate, up), w)
     g, u, r, device_weight = gpu.upload(gate), gpu.upload(up), gpu.upload(residual), gpu.weight(w)

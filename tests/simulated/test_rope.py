@@ -51,14 +51,19 @@ def agree(
     attention.append(heads_k, heads_v, POSITIONS, half, expected_keys, expected_values)
 
     q_out = np.full_like(q, np.nan)
+    new = np.full((rows, N_HEAD_KV, d_k + d_v), 0xFFFFFFFF, np.uint32)
     slices = [flat[start:] for start in starts]
     weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
-    arguments = [*slices, stride, stride, stride, POSITIONS, table, *weights, EPS, N_HEAD, CHUNKS, q_out, keys, values]
+    strides = [stride] * 3
+    arguments = [*slices, *strides, POSITIONS, table, *weights, EPS, N_HEAD, CHUNKS, q_out, new, keys, values]
     specialization = rope.rope(half, d_k, d_v, n_rot, neox, normed, biased, early)
     run(specialization, rope.grid(rows, N_HEAD, N_HEAD_KV), rope.BLOCK, arguments)
     assert q_out.tobytes() == q.tobytes()
     assert keys.tobytes() == expected_keys.tobytes()
     assert values.tobytes() == expected_values.tobytes()
+    kind = np.float16 if half else np.float32
+    appended = np.concatenate([heads_k, heads_v], axis=2).astype(kind)
+    assert np.array_equal(new, appended.view(f"u{appended.itemsize}"))
 
 
 @pytest.mark.parametrize("half", [True, False])
