@@ -136,12 +136,14 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """As many steps as there are tokens, the way an answer is made: where the device chooses tokens, each step takes the one
     before, else one forward pass per token, each with its logits."""
     from engine.sampler import Sampler, SamplingParams
+    from engine.speculative.loop import follow
+    from engine.speculative.params import SpeculationParams
 
     first = llm.cache.length
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     if llm.can_sample(greedy):
         history = np.resize(tokens, first + 1).tolist()
-        for _ in llm.model.ops.decode(llm.model, greedy, history, tokens.size):
+        for _ in follow(llm.model.ops.steps(llm.model, greedy, SpeculationParams()), history, tokens.size, None):
             pass
         return
     for i in range(tokens.size):

@@ -17,16 +17,17 @@ def parse_device(name: str) -> int | None:
     return 0 if name == "auto" else None
 
 
-def open_device(name: str, n_threads: int = 0) -> Any:
+def open_device(name: str, n_threads: int = 0, beside: Any = None) -> Any:
     """The backend of a device, by a name of ``parse_device``; "auto" means the first GPU if it can be used, else the CPU.
 
+    beside: the backend of another model; if it is on the same GPU, both queue their work there together.
     UsageError for a name that means nothing, DeviceError, one sentence, for a GPU that is not there or cannot be used.
     """
     index = parse_device(name)
     if index is None:
         return _cpu(n_threads)
     try:
-        return _gpu(index)
+        return _gpu(index, beside)
     except DeviceError:
         if name != "auto":
             raise
@@ -73,7 +74,7 @@ def _cpu(n_threads: int) -> Any:
     return Backend(n_threads)
 
 
-def _gpu(index: int) -> Any:
+def _gpu(index: int, beside: Any = None) -> Any:
     try:
         from engine.cuda.device import require_gpu
 
@@ -83,4 +84,5 @@ def _gpu(index: int) -> Any:
         raise DeviceError(
             "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
         ) from None
-    return Backend(index)
+    shared = beside is not None and beside.name == "cuda" and beside.device.info.index == index
+    return Backend(index, beside.device if shared else None)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from engine.chat_templates import TEMPLATES
 from engine.devices import parse_device
 from engine.errors import UsageError
+from engine.speculative.params import MODES, SpeculationParams
 
 DESCRIPTION = """\
 Answers with a GGUF model. The answer goes to stdout and nothing else does; progress and
@@ -36,9 +37,25 @@ DEVICE = """\
 cpu (or none), cuda, cuda:1 and so on, or auto: the first GPU if there is one that can be used,
 else the CPU; the answer is the same"""
 
+DRAFT_MODEL = """\
+a smaller model with the same vocabulary that drafts tokens for this one, named as for -m; the
+answer is the same, sooner"""
+
+DRAFT_LOOKUP = """\
+draft what followed the last time that the latest tokens occurred in prompt or answer; with a draft
+model too, that one drafts where nothing is found"""
+
+DRAFT_MAX = """\
+most drafts of a pass, at most 15; 0 = 4 of a draft model, 7 looked up. Fewer are made, or none,
+where they would cost more time than they save"""
+
+SPEC_ACCEPT = """\
+exact: the text is the same as without drafts; ratio: another text of the same distribution; p-min:
+drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
+
 JSON = """\
 print one JSON object, not the text: model, prompt, prompt_ids, ids, text, finish_reason, logprobs,
-seed, timings"""
+seed, timings, speculation"""
 
 EPILOG = """\
 Exit status: 0 answered, 2 something to mend (one sentence on stderr says what), 130 ended by
@@ -177,6 +194,18 @@ def parser() -> Parser:
     add("--frequency-penalty", **x, default=0.0, help="the same for each time they were seen; 0 = off")
     add("-l", "--logit-bias", **many, type=bias, metavar="ID+X", help="15043+1, 15043-1, 2-inf; may be repeated")
 
+    add = top.add_argument_group("speculation").add_argument
+    add("-md", "--draft-model", "--model-draft", metavar="MODEL", default="", dest="draft_model", help=DRAFT_MODEL)
+    add("-devd", "--device-draft", metavar="NAME", default="", help="where it runs; left out: where the model does")
+    add("--draft-lookup", **yes, help=DRAFT_LOOKUP)
+    add("--draft-max", **n, default=0, help=DRAFT_MAX)
+    add("--draft-min", **n, default=0, help="fewer drafts than N are not verified")
+    add("--draft-p-min", **x, default=0.0, help="the draft model stops where its token is less likely than X")
+    add("--spec-accept", choices=MODES, metavar="HOW", default="exact", help=SPEC_ACCEPT)
+    add("--spec-p-min", **x, default=0.3, help="the probability of --spec-accept p-min")
+    add("--spec-sequential-verify", **yes, help="verify drafts one by one, not in one pass: slow, for finding faults")
+    add("--no-spec", **yes, help="no drafts, whatever else is asked for")
+
     add = top.add_argument_group("other").add_argument
     add("-v", "--verbose", **yes, help="say more, and show the traceback of an error")
     add("--version", **yes, help="print the version and leave")
@@ -196,6 +225,25 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         if value < least:
             raise UsageError(f"{name} {value} is too small: the least is {least}")
     parse_device(args.device)
+    if args.device_draft:
+        if not args.draft_model:
+            raise UsageError("--device-draft says where a draft model runs: give one with --draft-model")
+        parse_device(args.device_draft)
+    speculation_params(args)
+
+
+def speculation_params(args: argparse.Namespace) -> SpeculationParams:
+    """What the flags of speculation ask for; raises UsageError for a value out of range."""
+    return SpeculationParams(
+        enabled=not args.no_spec,
+        lookup=args.draft_lookup,
+        draft_max=args.draft_max,
+        draft_min=args.draft_min,
+        draft_p_min=args.draft_p_min,
+        accept=args.spec_accept,
+        accept_p_min=args.spec_p_min,
+        sequential=args.spec_sequential_verify,
+    )
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -221,6 +269,7 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "ignore_eos": args.ignore_eos,
         "heal": not args.no_heal,
         "logprobs": args.logprobs,
+        "speculation": speculation_params(args),
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.sampler import Sampler, logprobs
+from engine.speculative.loop import Speculation
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -48,7 +49,8 @@ class Generation:
     ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
     while it runs or when it was closed early.  ``ids`` holds the tokens whose text was produced, without the
     end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: a last token taken
-    back, so that it may turn into a longer one; it is not shown again.
+    back, so that it may turn into a longer one; it is not shown again.  ``speculation`` says what drafts did, where there
+    are any.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Generation:
         top_logprobs: int,
         begins_with: str,
         on_prefill: Callable[[int, int], None] | None,
+        speculation: Speculation | None,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -70,6 +73,7 @@ class Generation:
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self.seed = sampler.seed
+        self.speculation = speculation.statistics if speculation is not None else None
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
         self._llm = llm
         self._sampler = sampler
@@ -79,6 +83,7 @@ class Generation:
         self._top_logprobs = top_logprobs
         self._begins_with = begins_with
         self._on_prefill = on_prefill
+        self._speculation = speculation
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -129,7 +134,8 @@ class Generation:
         history = list(self.prompt_ids)
         room = llm.n_ctx - len(history)
         room = room if self._max_tokens < 0 else min(room, self._max_tokens)
-        following = self._following(history, room - 1)
+        # It reads the history when its first token is asked for.
+        following = llm.decode(history, self._sampler, room - 1, self._speculation, self._top_logprobs > 0)
         try:
             for step in range(room):
                 if step == 0:
@@ -152,18 +158,6 @@ class Generation:
             self.finish_reason = "length"
         finally:
             following.close()
-
-    def _following(self, history: list[int], count: int) -> Generator[tuple[int, np.ndarray], None, None]:
-        """The tokens after the first, each with the logits it was chosen from (an empty array where the device chooses);
-        ``history`` grows while this goes on."""
-        llm = self._llm
-        if not self._top_logprobs and llm.can_sample(self._sampler):
-            for token in llm.decode(history, self._sampler, count):
-                yield token, np.empty(0, np.float32)
-        else:
-            for _ in range(count):
-                logits = llm.extend(history)
-                yield self._sampler.sample(logits, len(history), history), logits
 
     def _beginning(self, logits: np.ndarray) -> np.ndarray:
         """The logits with all tokens ruled out but those whose text begins with ``begins_with``."""

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,6 +19,10 @@ from engine.memory import available_memory
 from engine.models import build
 from engine.models.base import layer_shapes
 from engine.sampler import Sampler, SamplingParams
+from engine.speculative.draft_model import DraftModel
+from engine.speculative.loop import Speculation, follow
+from engine.speculative.params import SpeculationParams
+from engine.speculative.steps import HostSteps
 from engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -35,6 +39,8 @@ def load(
     n_threads: int = 0,
     cache_type: str = "f16",
     check_tensors: bool = False,
+    draft_model: str | os.PathLike[str] | None = None,
+    device_draft: str | None = None,
     progress: Progress | None = None,
 ) -> "LLM":
     """Open a model.
@@ -47,15 +53,35 @@ def load(
     n_threads: 0: all cores.  The answer does not depend on it.
     cache_type: element type of the key-value cache, "f16" or "f32".
     check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
+    draft_model: a smaller model with the same vocabulary that drafts for this one, named in the same ways.
+    device_draft: where it runs; None: where the model does.
     progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
 
     Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
     this engine cannot run, FetchError, ContextError, UsageError.
     """
-    started = time.perf_counter()
     if cache_type not in CACHE_TYPES:
         raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
-    ops = open_device(device, n_threads)
+    if device_draft is not None and draft_model is None:
+        raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
+    llm = _load(path_or_name, open_device(device, n_threads), n_ctx, cache_type, check_tensors, progress)
+    if draft_model is not None:
+        # On one GPU both models share what is open of it, so that drafts need not leave it.
+        ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
+        draft = _load(draft_model, ops, llm.n_ctx, cache_type, check_tensors, progress)
+        llm.draft = DraftModel(draft, llm)
+    return llm
+
+
+def _load(
+    path_or_name: str | os.PathLike[str] | None,
+    ops: Any,
+    n_ctx: int,
+    cache_type: str,
+    check_tensors: bool,
+    progress: Progress | None,
+) -> "LLM":
+    started = time.perf_counter()
     gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
     config = read_config(gguf)
     n_ctx = _context(config, n_ctx, CACHE_TYPES[cache_type], ops, gguf.n_bytes)
@@ -115,7 +141,7 @@ class LLM:
 
     Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``n_threads``,
     ``n_params``, ``n_bytes`` (of weights), ``cache_bytes`` (of the cache when full), ``load_seconds``,
-    ``compile_seconds``, ``model`` (the forward pass) and ``cache``.
+    ``compile_seconds``, ``model`` (the forward pass), ``cache`` and ``draft`` (None without a draft model).
     """
 
     def __init__(self, gguf: GGUF, tokenizer: Tokenizer, model: Any, load_seconds: float) -> None:
@@ -132,6 +158,7 @@ class LLM:
         self.cache_bytes: int = model.cache.n_bytes
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
+        self.draft: DraftModel | None = None
         self._cached: list[int] = []
         self._user: object = None
 
@@ -184,6 +211,16 @@ class LLM:
     ) -> tuple[np.ndarray, int]:
         """Bring the cache to hold exactly ``ids`` and return (logits after the last one, float32 [n_vocab]; how many
         tokens the cache already held).  ``on_prefill(done, total)`` counts tokens."""
+        logits, kept = self._read(ids, 1, on_prefill)
+        return logits[0], kept
+
+    def read(self, ids: Sequence[int]) -> None:
+        """As ``prefill``, but nobody wants to know what follows."""
+        self._read(ids, 0, None)
+
+    def _read(
+        self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
+    ) -> tuple[np.ndarray, int]:
         tokens = self._checked(ids)
         kept = self._common_prefix(tokens)
         self.cache.truncate(kept)
@@ -193,10 +230,10 @@ class LLM:
             if on_prefill:
                 on_prefill(first, tokens.size)
             batch = tokens[first : first + self.cache.max_rows]
-            logits = self._forward(batch, 1 if first + batch.size == tokens.size else 0)
+            logits = self._forward(batch, n_logits if first + batch.size == tokens.size else 0)
         if on_prefill:
             on_prefill(tokens.size, tokens.size)
-        return logits[0], kept
+        return logits, kept
 
     def step(self, token: int) -> np.ndarray:
         """Append one token and return the logits after it: float32 [n_vocab]."""
@@ -208,21 +245,36 @@ class LLM:
         used this model in between, a ``prefill``."""
         return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
 
-    def decode(self, ids: Sequence[int], sampler: Sampler, count: int) -> Iterator[int]:
-        """``count`` tokens that follow ``ids``, where the device can choose them (``can_sample``): many steps are
-        under way at once, and those that nobody asks for are taken back."""
+    def decode(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        count: int,
+        speculation: Speculation | None = None,
+        with_logits: bool = False,
+    ) -> Generator[tuple[int, np.ndarray], None, None]:
+        """``count`` tokens that follow ``ids``, each with the logits it was chosen from: float32 [n_vocab], or perhaps empty
+        unless ``with_logits``.
+
+        Steps may be under way of which nobody asks for the tokens; they are taken back.
+        """
+        params = speculation.params if speculation is not None else SpeculationParams()
         history = list(ids)
         while count > 0:
             if self._cached != history[:-1]:
-                self.prefill(history[:-1])
+                self.read(history[:-1])
             self._user = mine = object()
-            stream = self.model.ops.decode(self.model, sampler, history, count)
+            if with_logits or params.sequential or not self.can_sample(sampler):
+                steps: Any = HostSteps(self.model, sampler, params)
+            else:
+                steps = self.model.ops.steps(self.model, sampler, params)
+            stream = follow(steps, history, count, speculation)
             try:
-                for token in stream:
+                for token, logits in stream:
                     self._cached.append(history[-1])
                     history.append(token)
                     count -= 1
-                    yield token
+                    yield token, logits
                     if self._user is not mine:
                         break  # something else has used this model in between
             finally:
@@ -231,8 +283,29 @@ class LLM:
                     self.cache.truncate(len(self._cached))
 
     def can_sample(self, sampler: Sampler) -> bool:
-        """Whether ``decode`` can choose tokens as this sampler does."""
+        """Whether the device can choose tokens as this sampler does, so that logits need not leave it."""
         return bool(self.model.ops.can_sample(sampler.params))
+
+    @property
+    def n_cached(self) -> int:
+        """How many tokens the cache holds."""
+        return len(self._cached)
+
+    def used_by(self, user: object) -> bool:
+        """Whether nothing else has used this model since it was lent to ``user``."""
+        return self._user is user
+
+    def lend(self, user: object) -> None:
+        """``user`` starts passes on the device by itself from now on, and says by ``keep`` what they have read."""
+        self._user = user
+        if self.cache.length != len(self._cached):
+            self.cache.truncate(len(self._cached))
+
+    def keep(self, tokens: Sequence[int], count: int) -> None:
+        """Such passes have read ``count`` tokens behind those in the cache; ``tokens``, the first of them, stay."""
+        self.cache.advance(len(self._cached), count)
+        self._cached.extend(tokens)
+        self.cache.truncate(len(self._cached))
 
     def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
         first = len(self._cached)
@@ -290,6 +363,7 @@ class LLM:
         heal: bool = False,
         logprobs: int = 0,
         on_prefill: Callable[[int, int], None] | None = None,
+        speculation: SpeculationParams | None = None,
     ) -> Generation:
         """Continue a text, or token ids; iterate the result for the pieces as they come.
 
@@ -300,6 +374,7 @@ class LLM:
             after it are one token to many models).
         logprobs: how many of the most probable tokens to record per token.
         on_prefill: called with (tokens done, tokens in all) while the prompt is read.
+        speculation: how to draft and what to accept; a model loaded with a draft model uses it unless this says no.
         The others: ``engine.sampler.SamplingParams``.
 
         UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
@@ -321,17 +396,25 @@ class LLM:
                 f"the prompt has {len(ids)} tokens, which fills the context of {self.n_ctx}; "
                 "shorten the prompt or choose a larger context (-c)."
             )
+        sampler = Sampler(params, self.config.n_vocab)
         return Generation(
             self,
             ids,
-            Sampler(params, self.config.n_vocab),
+            sampler,
             max_tokens=max_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
             top_logprobs=logprobs,
             begins_with=begins_with,
             on_prefill=on_prefill,
+            speculation=self._speculation(speculation or SpeculationParams(), sampler),
         )
+
+    def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:
+        """The draft sources of one answer; None where there are none."""
+        if not params.enabled or (self.draft is None and not params.lookup):
+            return None
+        return Speculation(params, sampler, self.draft, self.n_bytes)
 
     def _take_back(self, ids: list[int]) -> str:
         """Remove the last of ``ids`` and return its text; nothing where it is the only one, a control token, or a part

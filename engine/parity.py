@@ -267,6 +267,7 @@ class Comparison:
 
     def sampling(self, tokens: Sequence[int], logits: np.ndarray) -> None:
         """Tokens chosen on the device, without and with noise and penalties, against those of the CPU's sampler."""
+        from engine.cuda.accept import MOST_ROWS
         from engine.cuda.sample import DeviceSampler, edits
         from engine.sampler import Sampler, SamplingParams
 
@@ -280,23 +281,25 @@ class Comparison:
                 last = len(history) - 1
                 memory = np.zeros(self.gpu.n_ctx, np.int32)
                 memory[: len(history)] = history
-                arrays = (row, np.array(history[-1:], np.int32), np.array([last], np.int32), memory)
-                held = [ops.upload(array) for array in arrays]
+                inputs = [np.full(MOST_ROWS, value, np.int32) for value in (history[-1], last)]
+                held = [ops.upload(array) for array in (row, *inputs, memory)]
                 given, token, position, past = (tensor.address for tensor in held)
-                machine.launch(given, token, position, past, sampler.params.greedy, edits(sampler.params))
+                machine.launch(given, n_vocab, 1, token, position, past, sampler.params.greedy, edits(sampler.params))
                 ops.device.synchronize("the choice of a token")
-                self._tokens(
-                    "tokens chosen on the GPU", how, [sampler.sample(row, last + 1, history)], [machine.take()]
-                )
+                self._tokens("tokens chosen on the GPU", how, [sampler.sample(row, last + 1, history)], machine.take())
 
     def answers(self, tokens: Sequence[int]) -> None:
-        """What ``LLM.generate`` answers."""
+        """What ``LLM.generate`` answers, also with drafts looked up in the answer itself."""
+        from engine.speculative.params import SpeculationParams
+
         found = self.gpu.complete(self.ids, max_tokens=len(tokens), ignore_eos=True, **GREEDY).ids
         self._tokens("answer of LLM.generate", "greedy", list(tokens), found)
         options = {"max_tokens": min(len(tokens), MOST_SAMPLED), "ignore_eos": True, "seed": self.seed}
         for how, changes in (("with noise", NOISY), ("with penalties", PENALIZED)):
             both = [llm.complete(self.ids, **options, **changes).ids for llm in (self.cpu, self.gpu)]
             self._tokens("answer of LLM.generate", how, *both)
+            drafted = self.gpu.complete(self.ids, **options, **changes, speculation=SpeculationParams(lookup=True)).ids
+            self._tokens("answer of LLM.generate", f"{how} and drafts", both[0], drafted)
 
     def _tokens(self, what: str, how: str, expected: list[int], found: list[int]) -> None:
         from engine.lockstep import Check, Difference

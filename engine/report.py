@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from engine.generation import Generation
     from engine.llm import LLM
+    from engine.speculative.statistics import Statistics
 
 STAGES = {
     "fetch": ("fetching the model", "bytes"),
@@ -25,6 +26,8 @@ STAGES = {
     "compile": ("compiling (kept for the next run)", "kernels"),
     "prompt": ("reading the prompt", "tokens"),
 }
+
+SOURCES = {"model": "the draft model", "lookup": "lookup"}
 
 PLAIN_SECONDS = 2.0
 """Without a terminal, a stage that takes longer than this says how far it is, this often."""
@@ -178,6 +181,13 @@ class Report:
         if llm.model.ops.name != "cpu":
             where = device_label(llm.model.ops)
         self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        if llm.draft is not None:
+            draft = llm.draft.llm
+            where = "" if draft.model.ops.name == llm.model.ops.name else f", {device_label(draft.model.ops)}"
+            self.line(
+                f"drafts by {draft.config.name or draft.path.stem}, {_count(draft.n_params)} parameters, "
+                f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
+            )
 
     def device(self, llm: "LLM") -> None:
         """What the model takes of a GPU's memory, what is left of it, and how fast it can be read; nothing for the CPU."""
@@ -211,6 +221,8 @@ class Report:
             if bandwidth := _bandwidth(ops) if ops.name != "cpu" or self.verbose else 0.0:
                 answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
         rows.append(("answer", answer))
+        if generation.speculation is not None:
+            rows += _speculation(generation.speculation, t.predicted_per_second)
         rows.append(("ended by", f"{reason}  (seed {seed})"))
         memory = [f"{_bytes(peak)} at most"] if peak is not None else []
         if ops.name != "cpu":
@@ -226,8 +238,10 @@ class Report:
         t = generation.timings
         used = t.cache_n + t.prompt_n + t.predicted_n
         end = "" if reason == "stop" else f", {reason}"
+        s = generation.speculation
+        drafts = f"{s.acceptance:.0%} of {s.drafted} drafts kept, " if s is not None and s.drafted else ""
         self.line(
-            f"[{_tokens(t.predicted_n)}, {_rate(t.predicted_per_second)}, first after {t.first_token_s:.2f} s, "
+            f"[{_tokens(t.predicted_n)}, {_rate(t.predicted_per_second)}, first after {t.first_token_s:.2f} s, {drafts}"
             f"context {used} of {n_ctx}{end}]"
         )
 
@@ -316,6 +330,20 @@ def _bytes(n_bytes: int) -> str:
 
 def _speed(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.{0 if bytes_per_second >= 1e11 else 1}f} GB/s"
+
+
+def _speculation(s: "Statistics", per_second: float) -> list[tuple[str, str]]:
+    """What drafts did: the rows of the end report."""
+    if not s.drafted:
+        return [("drafts", "none: nothing was found to draft" if s.plain_n else "none")]
+    kept = f"{s.accepted} of {s.drafted} kept ({s.acceptance:.0%}"
+    kept += f"; by place {' '.join(f'{share:.0%}' for share in s.by_place)})" if len(s.by_place) > 1 else ")"
+    sources = ", ".join(f"{s.accepted_by[name]} of {n} by {SOURCES[name]}" for name, n in s.drafted_by.items())
+    rows = [("drafts", kept + (f", {sources}" if len(s.drafted_by) > 1 else ""))]
+    passes = f"{s.mean_length:.2f} tokens per verification ({s.verifications}), {s.plain_n} plain"
+    if s.plain_per_second:
+        passes += f" at {_rate(s.plain_per_second)}: {per_second / s.plain_per_second:.2f} x that"
+    return [*rows, ("passes", passes)]
 
 
 def _bandwidth(ops: Any) -> float:

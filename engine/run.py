@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.chat import ChatTemplate
     from engine.conversation import Answer
     from engine.llm import LLM
+    from engine.speculative.statistics import Statistics
 
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -93,12 +94,15 @@ def run(args: argparse.Namespace) -> int:
     SamplingParams(**fields)  # a value out of range is told before a model is loaded for seconds
     with Report(args.verbose) as report:
         path = catalog.resolve(args.model, report.progress)
+        drafts = args.draft_model and not args.no_spec
         llm = load(
             path,
             device=args.device,
             n_ctx=args.ctx_size,
             n_threads=max(args.threads, 0),
             cache_type=args.cache_type,
+            draft_model=catalog.resolve(args.draft_model, report.progress) if drafts else None,
+            device_draft=args.device_draft or None,
             progress=report.progress,
         )
         report.started(llm)
@@ -228,7 +232,23 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
         "peak_memory_bytes": peak_memory(),
         "device_memory_bytes": int(ops.device.allocated) if ops.name == "cuda" else None,
     }
+    if generation.speculation is not None:
+        result["speculation"] = speculation_object(generation.speculation)
     return result
+
+
+def speculation_object(s: "Statistics") -> dict[str, Any]:
+    """What --json says of drafts."""
+    return {
+        "drafted": s.drafted,
+        "accepted": s.accepted,
+        "accepted_by_place": s.by_place,
+        "sources": {name: {"drafted": n, "accepted": s.accepted_by[name]} for name, n in s.drafted_by.items()},
+        "verifications": s.verifications,
+        "mean_accepted_length": s.mean_length,
+        "plain_tokens": s.plain_n,
+        "plain_per_second": finite(s.plain_per_second or math.inf),
+    }
 
 
 def finite(value: float) -> float | None:

@@ -10,7 +10,7 @@ import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,16 @@ class Sampler:
         self._partial = np.empty(-(-n_vocab // kernels.CHUNK), np.float32)
         self._keys = np.empty(n_vocab, np.uint64)
         self._spare = np.empty(n_vocab, np.uint64)
+
+    @property
+    def temperature(self) -> np.float32:
+        """What logits are divided by: above 0 also where sampling is greedy."""
+        return self._temperature
+
+    def narrowed(self, n_vocab: int) -> "Sampler":
+        """The same choice, seed included, among the first ``n_vocab`` tokens only."""
+        bias = {token: value for token, value in self.params.logit_bias.items() if token < n_vocab}
+        return Sampler(replace(self.params, logit_bias=bias, seed=self.seed), n_vocab)
 
     def sample(self, logits: npt.NDArray[np.float32], position: int, history: Sequence[int] = ()) -> int:
         """The token to put at ``position``.

@@ -2,6 +2,7 @@
 
 ``python -m tests.fake_llm FLAGS`` is ``python -m engine.run FLAGS`` with it. It answers with the prompt in capitals, one
 letter a token, and then goes on counting; the environment sets how: FAKE_DELAY (seconds per token), FAKE_TEXT, FAKE_ERROR.
+With a draft model or lookup it says that drafts came in threes and that two of each were kept.
 """
 
 import builtins
@@ -18,6 +19,8 @@ import engine
 from engine import errors
 from engine.errors import ContextError
 from engine.gguf import read_gguf
+from engine.speculative.params import SpeculationParams
+from engine.speculative.statistics import Statistics
 
 N_CTX = 64
 
@@ -60,6 +63,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.timings = Timings(prompt_n=len(prompt_ids))
         self.closed = False
+        self.speculation = drafts(llm, options["speculation"])
         self._pieces = self._run(llm, **options)
 
     def __iter__(self) -> Iterator[str]:
@@ -101,6 +105,17 @@ class Generation:
         self.finish_reason = "length"
 
 
+def drafts(llm: "FakeLLM", params: SpeculationParams) -> Statistics | None:
+    """What is said of drafts; None where there is no source of them."""
+    if not params.enabled or (llm.draft is None and not params.lookup):
+        return None
+    statistics = Statistics(plain_n=4, plain_s=0.5)
+    for source in ["lookup"] * params.lookup + ["model"] * (llm.draft is not None):
+        for _ in range(2):
+            statistics.verified(source, drafted=3, accepted=2, seconds=0.25)
+    return statistics
+
+
 def ops(device: str) -> Any:
     """The backend, of which only its names and sizes are asked."""
     if not device.startswith("cuda"):
@@ -121,6 +136,10 @@ class FakeLLM:
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
         self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
         self.cache = SimpleNamespace(layers=[])
+        self.draft: Any = None
+        if options["draft_model"] is not None:
+            device = options["device_draft"] or options["device"]
+            self.draft = SimpleNamespace(llm=FakeLLM(options["draft_model"], n_ctx, **NO_DRAFT | {"device": device}))
         self.delay = float(os.environ.get("FAKE_DELAY", "0"))
         self.text = os.environ.get("FAKE_TEXT", "")
         self.compiled = False
@@ -146,6 +165,8 @@ class FakeLLM:
             raise ContextError(f"the prompt has {len(ids)} tokens and the context {self.n_ctx}: give a larger -c")
         return Generation(self, ids, options)
 
+
+NO_DRAFT: dict[str, Any] = {"draft_model": None, "device_draft": None}
 
 loaded: list[FakeLLM] = []
 

@@ -25,9 +25,11 @@ from engine.gguf import read_gguf
 from engine.models.heads import Heads
 from engine.quants import FORMATS, Format
 from engine.sampler import Sampler, SamplingParams
+from engine.speculative.params import SpeculationParams
 from engine.synthetic import _random, make_model, random_blocks
 from engine.weights import Weight
 from tests.conftest import REPOSITORY, shared_model
+from tests.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
@@ -262,7 +264,8 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
         positions = np.arange(first, first + rows, dtype=np.int32)
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
         tensors = [gpu.upload(a) for a in (q, k, v, positions)]
-        found = computed(gpu, gpu.attention, on_gpu, *tensors[:3], theirs, tensors[3], gtable, twice=first % 3 == 0)[0]
+        inputs = (on_gpu, *tensors[:3], theirs, tensors[3], gtable)
+        found = computed(gpu, plain, gpu, "attention", *inputs, twice=first % 3 == 0)[0]
         expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, positions, table)
         same(found, expected, f"{layer}, {rows} rows at {first}: ")
         first += rows
@@ -301,7 +304,7 @@ def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
         history = [3, 200, 3]
         memory = np.zeros(n_ctx, np.int32)
         memory[:3] = history
-        tokens, positions = gpu.upload(np.array([3], np.int32)), gpu.upload(np.array([2], np.int32))
+        tokens, positions = (gpu.upload(np.full(16, value, np.int32)) for value in (3, 2))
         past = gpu.upload(memory)
         machine.begin(sampler)
         for _ in range(20):
@@ -310,13 +313,13 @@ def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
                 logits = np.round(logits)
             row = gpu.upload(logits)
             state = tokens.address, positions.address, past.address
-            machine.launch(row.address, *state, params.greedy, edits(params))
+            machine.launch(row.address, n_vocab, 1, *state, params.greedy, edits(params))
             gpu.device.synchronize()
             expected = sampler.sample(logits, len(history), history)
             history.append(expected)
-            assert machine.take() == expected, params
-            assert gpu.download(tokens).tolist() == [expected]
-            assert gpu.download(positions).tolist() == [len(history) - 1]
+            assert machine.take() == [expected], params
+            assert gpu.download(tokens)[0] == expected
+            assert gpu.download(positions)[0] == len(history) - 1
         assert gpu.download(past)[: len(history)].tolist() == history
 
 
@@ -446,6 +449,62 @@ def test_two_engines_on_one_gpu(tiny: Any) -> None:
     for thread in threads:
         thread.join()
     assert at_once == alone
+
+
+# --- drafts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drafted(gpu: Any) -> dict[str, tuple[engine.LLM, engine.LLM]]:
+    """The bundled model on the CPU and on the GPU with a draft model: its own weights, one trained to draft, and the same
+    made useless by a script."""
+    from engine.speculative.draft_model import DraftModel
+
+    def pair(draft: str) -> tuple[engine.LLM, engine.LLM]:
+        cpu, on_gpu = (engine.load(device=device, n_ctx=256, draft_model=draft) for device in ("cpu", "cuda"))
+        return cpu, on_gpu
+
+    pairs = {"perfect": pair("pycoder"), "real": pair("pycoder-draft")}
+    useless = pair("pycoder-draft")
+    for llm in useless:
+        assert isinstance(llm.draft, DraftModel)
+        llm.draft.script = np.full(256, 5, np.int32)
+    return pairs | {"useless": useless}
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
+def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> None:
+    """Plain answers of the CPU, and those of the GPU with drafts of a model, looked up, and both."""
+    cpu, on_gpu = drafted[draft]
+    model = on_gpu.draft
+    for seed, prompt in enumerate(PROMPTS):
+        options: dict[str, Any] = {
+            "max_tokens": 40,
+            "temperature": temperature,
+            "seed": seed,
+            "ignore_eos": seed % 2 == 0,
+        }
+        if seed % 5 == 4:
+            options |= PENALIZED
+        expected = cpu.complete(prompt, speculation=SpeculationParams(enabled=False), **options)
+        for lookup, with_model, most in ((False, True, 0), (False, True, 15), (True, False, 0), (True, True, 3)):
+            on_gpu.draft = model if with_model else None
+            params = SpeculationParams(lookup=lookup, draft_max=most)
+            found = on_gpu.complete(prompt, speculation=params, **options)
+            assert (found.ids, found.text) == (expected.ids, expected.text), (prompt, params, found.speculation)
+    on_gpu.draft = model
+
+
+@pytest.mark.parametrize("accept", ["ratio", "p-min"])
+@pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
+def test_other_ways_to_accept_give_the_text_of_the_cpu(drafted: Any, draft: str, accept: str) -> None:
+    for seed, prompt in enumerate(PROMPTS[:8]):
+        params = SpeculationParams(accept=accept, draft_max=3, accept_p_min=0.1)
+        options = {"max_tokens": 40, "temperature": 0.9, "seed": seed, "speculation": params}
+        answers = [llm.complete(prompt, **options) for llm in drafted[draft]]
+        assert answers[0].ids == answers[1].ids
+        assert answers[0].speculation.accepted_at == answers[1].speculation.accepted_at
 
 
 # --- memory and errors -----------------------------------------------------------------------------------------

@@ -58,11 +58,14 @@ _ATTENTION = [
 ]
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "accept": [("exact",), ("ratio",), ("p-min",)],
     "add": [()],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
+    "begin_draft": [(2,)],
     "combine": [geometry.combine.constants for geometry in _ATTENTION[1:]],
-    "draw": [(sample.GROUPS,)],
+    "combine_quantize": [(256, 128, True), (32, 64, True), (256, 256, True), (32, 96, False)],
+    "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS if name != "Q4_K")],
@@ -73,9 +76,15 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q4_K",), 8, True, True),
         (("Q4_K", "Q4_K", "Q6_K"), 1, False, False),
         (("Q5_0", "Q8_0"), 16, False, False),
+        (("Q4_K", "Q4_K", "Q6_K"), 1, False, False, 4),
+        (("Q4_K", "Q4_K", "Q6_K"), 8, False, False, 4),
+        (("Q4_K",), 8, True, False, 12),
+        *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:])),
         *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
     ],
     "maxima": [(sample.GROUPS, sample.WARPS)],
+    "place": [()],
+    "propose": [(False,), (True,)],
     "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu")],
     "read_sum": [()],
     "repack": [(144,), (17,)],
@@ -90,6 +99,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
 """Constants of each kernel: the first is the most usual case."""
 
 EXPECTED: dict[str, tuple[str, ...]] = {
+    # What the host reads must be there before the word that says so.
+    "accept": ("membar.sys", "bar.warp.sync"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
 }
 """How instructions begin that a kernel must have, whatever its constants."""
@@ -155,6 +166,20 @@ def check_target(ptx: str, target: tuple[int, int]) -> None:
     assert ("griddepcontrol.launch_dependents" in text) == (target >= (9, 0)), "let_next_begin"
     assert "mma.sync.aligned.m16" not in text or target >= (8, 0)
     assert "mma.sync.aligned.m8" not in text or target < (8, 0)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "IQ2_XXS"])
+def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
+    """... where a warp has no other; in a chain it is not, and this test would see it."""
+    for single in (8, 0):
+        ptx = compile_ptx(KERNELS["matmul_quantized"]((name,), 1, True, False, single), TUNED)
+        body = list(statements(ptx))
+        wait = next(k for k, s in enumerate(body) if s.opcode == "griddepcontrol.wait")
+        products = [s.operands for s in body if s.name == "mma"]
+        weights = {register for text in products for register in re.findall(r"%\w+", text.split("}")[1])}
+        assert len(products) in (8, 16) and len(weights) == 32
+        made_after = {s.result for s in body[wait:]} & weights
+        assert (not made_after) == (single > 0)
 
 
 # --- the targets -----------------------------------------------------------------------------------------------

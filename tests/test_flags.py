@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import UsageError
-from engine.flags import parser, unescape
+from engine.flags import parser, speculation_params, unescape
+from engine.speculative.params import SpeculationParams
 from tests.conftest import REPOSITORY
 
 
@@ -51,6 +52,13 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         ("--cache-type", "f32", "cache_type", "f32"),
         ("--chat-template", "chatml", "chat_template", "chatml"),
         ("--logprobs", "5", "logprobs", 5),
+        ("-md --draft-model --model-draft", "small.gguf", "draft_model", "small.gguf"),
+        ("-devd --device-draft", "cuda:1", "device_draft", "cuda:1"),
+        ("--draft-max", "7", "draft_max", 7),
+        ("--draft-min", "2", "draft_min", 2),
+        ("--draft-p-min", "0.5", "draft_p_min", 0.5),
+        ("--spec-accept", "p-min", "spec_accept", "p-min"),
+        ("--spec-p-min", "0.25", "spec_p_min", 0.25),
     ],
 )
 def test_every_name_of_a_flag(names: str, value: str, field: str, meaning: object) -> None:
@@ -71,6 +79,9 @@ def test_every_name_of_a_flag(names: str, value: str, field: str, meaning: objec
         ("--no-warmup", "no_warmup", True),
         ("--list-devices", "list_devices", True),
         ("-v --verbose", "verbose", True),
+        ("--draft-lookup", "draft_lookup", True),
+        ("--spec-sequential-verify", "spec_sequential_verify", True),
+        ("--no-spec", "no_spec", True),
     ],
 )
 def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
@@ -90,6 +101,8 @@ def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
         (["-l", "15043*2"], "TOKEN_ID"),
         (["-l", "15043+nan"], "TOKEN_ID"),
         (["--cache-type", "q4_0"], "q4_0"),
+        (["--spec-accept", "always"], "'exact', 'ratio', 'p-min'"),
+        (["--draft-max", "x"], "'x' is not a whole number"),
         (["-p"], "expected one argument"),
         (["--json=yes"], "--json"),
     ],
@@ -99,6 +112,12 @@ def test_a_wrong_flag_is_one_sentence(words: list[str], hint: str) -> None:
         parser().parse_args(words)
     assert hint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_without_flags_an_answer_is_drafted_by_nothing_but_a_draft_model() -> None:
+    assert speculation_params(parser().parse_args([])) == SpeculationParams()
+    assert not SpeculationParams().lookup
+    assert SpeculationParams().accept == "exact"
 
 
 ESCAPABLE = st.one_of(

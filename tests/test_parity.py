@@ -39,7 +39,7 @@ def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def missing(index: int) -> Any:
+    def missing(index: int, beside: Any = None) -> Any:
         raise DeviceError(f"there is no cuda:{index}.")
 
     monkeypatch.setattr(devices, "_gpu", missing)

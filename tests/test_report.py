@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from engine.report import Report, StatusLine, peak_memory, printable
+from engine.report import Report, StatusLine, _speculation, peak_memory, printable
+from engine.speculative.statistics import Statistics
 
 
 class Screen(io.StringIO):
@@ -63,6 +64,28 @@ def test_the_status_line_gives_the_screen_back(monkeypatch: pytest.MonkeyPatch) 
 
 def test_control_characters_do_not_reach_a_terminal() -> None:
     assert printable("a\x1b[2J\x07\x9b\r\n\té\U0001f468‍\U0001f469") == "a�[2J��\n\té\U0001f468‍\U0001f469"
+
+
+def rows(statistics: Statistics) -> dict[str, str]:
+    """What the end report says of drafts, 12 tokens/s having been reached."""
+    return dict(_speculation(statistics, 12.0))
+
+
+def test_what_is_said_of_drafts() -> None:
+    statistics = Statistics()
+    assert rows(statistics) == {"drafts": "none"}
+    statistics.plain_n = 5
+    assert rows(statistics) == {"drafts": "none: nothing was found to draft"}
+    statistics.verified("model", drafted=1, accepted=1, seconds=0.1)
+    assert rows(statistics)["drafts"] == "1 of 1 kept (100%)"
+    statistics.verified("model", drafted=3, accepted=0, seconds=0.1)
+    statistics.verified("lookup", drafted=2, accepted=2, seconds=0.1)
+    assert rows(statistics) == {
+        "drafts": "3 of 6 kept (50%; by place 67% 50% 0%), 1 of 4 by the draft model, 2 of 2 by lookup",
+        "passes": "2.00 tokens per verification (3), 5 plain",
+    }
+    statistics.plain_s = 0.5
+    assert rows(statistics)["passes"] == "2.00 tokens per verification (3), 5 plain at 10.0 tokens/s: 1.20 x that"
 
 
 def test_peak_memory_is_plausible() -> None:

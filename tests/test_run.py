@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine import bandwidth
 from engine.catalog import CATALOG, model_file
 from engine.errors import DeviceError
 from engine.run import main
+from engine.speculative.params import SpeculationParams
 from tests import fake_llm
 from tests.conftest import REPOSITORY, model_path
 
@@ -73,7 +75,7 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     assert main(words.split()) == 0
     capsys.readouterr()
     (llm,) = fake
-    assert llm.options == {"device": "cpu", "n_ctx": 32, "n_threads": 3, "cache_type": "f32"}
+    assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu", "n_ctx": 32, "n_threads": 3, "cache_type": "f32"}
     assert not llm.compiled
     (asked,) = llm.asked
     del asked["on_prefill"]
@@ -81,8 +83,59 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
         "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "typical_p": 0.75,
         "repeat_penalty": 1.5, "repeat_last_n": 32, "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 9,
         "logit_bias": {5: 2.0, 6: -float("inf")}, "stop": ["a\n", "b"], "ignore_eos": True, "logprobs": 2,
-        "heal": True,
+        "heal": True, "speculation": SpeculationParams(),
     }  # fmt: skip
+
+
+SPECULATION = "--draft-lookup --draft-max 9 --draft-min 2 --draft-p-min 0.25 --spec-accept p-min --spec-p-min 0.5"
+
+
+def test_flags_of_speculation_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
+    words = ["-p", "x", "-dev", "cpu", *SPECULATION.split(), "--spec-sequential-verify"]
+    assert main([*words, "-md", "pycoder", "-devd", "cuda"]) == 0
+    assert (
+        "drafts by fake �[31mmodel, 0.0 M parameters, 0.0 MB, cache 1.0 MB, cuda:0 Abacus X1\n"
+        in capsys.readouterr().err
+    )
+    assert main([*words, "-md", "pycoder"]) == 0
+    assert "drafts by fake �[31mmodel, 0.0 M parameters, 0.0 MB, cache 1.0 MB\n" in capsys.readouterr().err
+    assert main([*words, "-md", "pycoder", "--no-spec"]) == 0
+    err = capsys.readouterr().err
+    assert "draft" not in err and "verification" not in err
+    draft = model_file(CATALOG["pycoder"])
+    assert [(llm.options["draft_model"], llm.options["device_draft"]) for llm in fake] == [
+        (draft, "cuda"), (draft, None), (None, None),
+    ]  # fmt: skip
+    asked = [llm.asked[0]["speculation"] for llm in fake]
+    expected = SpeculationParams(
+        lookup=True, draft_max=9, draft_min=2, draft_p_min=0.25, accept="p-min", accept_p_min=0.5, sequential=True
+    )
+    assert asked == [expected, expected, replace(expected, enabled=False)]
+
+
+@pytest.mark.usefixtures("fake")
+def test_what_drafts_did(capsys: Capture) -> None:
+    assert main(["-p", "abc", "--draft-lookup", "-md", "pycoder"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "drafts      8 of 12 kept (67%; by place 100% 100% 0%), 4 of 6 by lookup, 4 of 6 by the draft model" in lines
+    (passes,) = [line for line in lines if line.startswith("passes")]
+    assert passes.startswith("passes      3.00 tokens per verification (4), 4 plain at 8.0 tokens/s: ")
+    assert main(["-p", "abc", "--json", "--draft-lookup"]) == 0
+    assert json.loads(capsys.readouterr().out)["speculation"] == {
+        "drafted": 6,
+        "accepted": 4,
+        "accepted_by_place": [1.0, 1.0, 0.0],
+        "sources": {"lookup": {"drafted": 6, "accepted": 4}},
+        "verifications": 2,
+        "mean_accepted_length": 3.0,
+        "plain_tokens": 4,
+        "plain_per_second": 8.0,
+    }
+    for words in ([], ["--draft-lookup", "--no-spec"]):
+        assert main(["-p", "abc", "--json", *words]) == 0
+        captured = capsys.readouterr()
+        assert "speculation" not in json.loads(captured.out)
+        assert "drafts" not in captured.err
 
 
 def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +267,14 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "-n", "-3"], "-n -3 is too small"),
         (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
         (["-p", "x", "--top-p", "-1"], "top_p"),
+        (["-p", "x", "-devd", "cpu"], "give one with --draft-model"),
+        (["-p", "x", "-md", "pycoder", "-devd", "abacus"], "device 'abacus' is unknown"),
+        (["-p", "x", "-md", "no-such-model"], "smollm2-135m"),
+        (["-p", "x", "--draft-max", "16"], "draft_max must be 1 to 15"),
+        (["-p", "x", "--draft-max", "-1"], "draft_max must be 1 to 15"),
+        (["-p", "x", "--draft-max", "3", "--draft-min", "4"], "draft_min must be between 0 and draft_max"),
+        (["-p", "x", "--draft-p-min", "1.5"], "draft_p_min must be between 0 and 1"),
+        (["-p", "x", "--spec-p-min", "-0.5"], "accept_p_min must be between 0 and 1"),
         (["-p", "x", "--repeat-penalty", "0"], "repeat_penalty"),
         (["-p", "x", "-s", "-5"], "seed"),
         (["-p", "x" * 64], "the prompt has 64 tokens"),

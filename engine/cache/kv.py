@@ -15,6 +15,10 @@ from engine.errors import ContextError
 
 CHUNK = 64
 
+SPARE = 64
+"""Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their
+tokens can still be taken back."""
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -27,7 +31,7 @@ class LayerShape:
 
     def chunks(self, n_ctx: int, max_rows: int) -> int:
         """Ring length in chunks."""
-        positions = n_ctx if self.window == 0 else min(n_ctx, self.window + max_rows)
+        positions = n_ctx if self.window == 0 else min(n_ctx, self.window + max(max_rows, SPARE))
         return (positions + CHUNK - 1) // CHUNK
 
     def n_bytes(self, n_ctx: int, max_rows: int, element: int) -> int:
@@ -84,9 +88,12 @@ class KVCache:
         if first + count > self.n_ctx:
             raise ContextError(f"position {first + count - 1} is outside the context of {self.n_ctx}.")
         self.length = first + count
+        self.overwrite(self.length)
+
+    def overwrite(self, end: int) -> None:
+        """Positions before ``end`` have been or will be written, whatever becomes of them: rings lose what lay there."""
         for window, capacity in self._oldest:
-            overwritten = self.length - capacity
-            self._oldest[window, capacity] = max(self._oldest[window, capacity], overwritten)
+            self._oldest[window, capacity] = max(self._oldest[window, capacity], end - capacity)
 
     def can_truncate(self, length: int) -> bool:
         """Whether the cache can be rewound to ``length``: sliding rings must still hold the window before it."""

@@ -9,7 +9,7 @@ attention's chunks usually feed a matrix product, which wants them as int8, so o
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,11 +19,12 @@ import numpy as np
 from engine.cache.kv import CHUNK, LayerCache
 from engine.cuda import add, attention, embed, glu, matmul, quantize, repack, rms_norm, rope, sample, softcap
 from engine.cuda.compiler import Specialization
-from engine.cuda.decode import Decoder
 from engine.cuda.device import Buffer, Device, Graph
+from engine.cuda.steps import DeviceSteps
 from engine.models.heads import Heads
 from engine.quants import Format
 from engine.sampler import Sampler, SamplingParams
+from engine.speculative.params import SpeculationParams
 from engine.weights import Weight
 
 f32 = np.float32
@@ -181,8 +182,9 @@ class Backend:
     name = "cuda"
     max_rows = MAX_ROWS
 
-    def __init__(self, index: int = 0) -> None:
-        self.device = Device(index)
+    def __init__(self, index: int = 0, device: Device | None = None) -> None:
+        """device: that of another backend, to queue work together with it."""
+        self.device = device or Device(index)
         self.n_threads = 0
         self.weight_bytes = 0
         self._pool = Pool(self.device)
@@ -190,7 +192,7 @@ class Backend:
         self._launches: list[Launch] | None = None
         self._staging: Buffer | None = None
         self._orders: dict[Any, Buffer] = {}
-        self._decoder: Decoder | None = None
+        self._steps: DeviceSteps | None = None
         self.tokens = self.zeros((MAX_ROWS,), np.int32)
         self.positions = self.zeros((MAX_ROWS,), np.int32)
 
@@ -331,14 +333,14 @@ class Backend:
     # --- sampling ----------------------------------------------------------------------------------------------
 
     def can_sample(self, params: SamplingParams) -> bool:
-        """Whether ``decode`` can choose tokens in this way."""
+        """Whether ``steps`` can choose tokens in this way."""
         return sample.supported(params)
 
-    def decode(self, model: Any, sampler: Sampler, history: Sequence[int], count: int) -> Iterator[int]:
-        """``count`` tokens that follow ``history``, of which the cache holds all but the last, chosen on the device."""
-        if self._decoder is None:
-            self._decoder = Decoder(self, model)
-        return self._decoder.tokens(sampler, history, count)
+    def steps(self, model: Any, sampler: Sampler, params: SpeculationParams) -> DeviceSteps:
+        """Steps of ``model`` whose tokens are chosen on the device."""
+        if self._steps is None:
+            self._steps = DeviceSteps(self, model)
+        return self._steps.prepare(sampler, params)
 
     def _launch(
         self, kernel: Specialization, grid: tuple[int, ...], block: int, arguments: Sequence[Any], *outputs: Tensor

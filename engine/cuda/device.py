@@ -22,6 +22,10 @@ from engine.errors import DeviceError
 OLDEST = (7, 5)
 """The least compute capability: the first with int8 tensor cores."""
 
+SHARED_PERCENT = 40
+"""How much of a multiprocessor's fast memory is shared memory, the rest being cache: the same for all kernels, because it is
+only changed between two that do not overlap.  Enough for two blocks of attention, the largest user, on a multiprocessor."""
+
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
 
@@ -268,6 +272,8 @@ class Device:
             what = f"the loading of {specialization.name}"
             module = self._check(self._driver.cuModuleLoadData(code), what)
             function = self._check(self._driver.cuModuleGetFunction(module, entry.encode()), what)
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._check(self._driver.cuFuncSetAttribute(function, attribute, SHARED_PERCENT), what)
             self._functions[specialization] = function
             if was_compiled:
                 self.compiled.append(specialization.name)
@@ -302,6 +308,10 @@ class Device:
         self._check(
             driver.cuLaunchKernelEx(config, function, (values, kinds), 0), f"the launch of {specialization.name}"
         )
+
+    def finish(self) -> None:
+        """What is launched next begins when all that was launched before has ended, not earlier."""
+        self._first = True
 
     def synchronize(self, what: str = "") -> None:
         """Wait until everything launched has ended; DeviceError for what went wrong meanwhile."""

@@ -1,17 +1,20 @@
-"""Sampling on the GPU: the token that ``engine/sampler.py`` chooses, bit for bit, without the host.
+"""Sampling on the GPU: the tokens that ``engine/sampler.py`` chooses, bit for bit, without the host.
 
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
     Order is that of the packed keys there (larger logit, then lower id; NaN above all).  They are all different, so which
     k are the largest does not depend on how they are found.
-Shapes: logits float32 [n_vocab], the row to sample; history int32 [n_ctx], token by position; tokens and positions int32
-    [1], the last token and its position, which become those of the new one; params, the words of one :data:`PARAMS`;
-    best uint64 [1024]; ring int32 [ring_size], a power of two; step int32 [1], how many tokens have been sampled.
-Who owns what: ``edit``: one block, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines of 32
-    logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: one block, a thread per group, then
-    per candidate.
+Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, row r for the token after positions[r]; positions
+    int32 [rows]; history int32 [n_ctx], token by position; params, the words of one :data:`PARAMS`; best uint64
+    [rows][1024]; found int32 [rows], the tokens, or why there is none.  With ``keep``, among which tokens row r was drawn:
+    ids int32 and probabilities float32 [..][256], counts int32 [..], at row slot + r.
+Who owns what: ``edit``: a block per row, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines
+    of 32 logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: a block per row, a thread per
+    group, then per candidate.
 Reduction order: that of ``tree_sum`` and ``reach`` for at most 256 entries: lane j adds entries j, j + 32, ..., the lanes are
     folded in halves, and running totals are added one by one.
-Bytes moved: 4 n_vocab by ``maxima``; ``draw`` reads the groups of about k candidates again.
+Bytes moved: 4 n_vocab a row by ``maxima``; ``draw`` reads the groups of about k candidates again.
+
+What becomes of the tokens is the business of ``engine/cuda/accept.py``.
 
 The k largest keys lie in the k groups with the largest maxima: every other group has k maxima above all that it holds.  So
 ``draw`` takes a bound that at least k maxima reach, collects what reaches it in their groups, a few more than k, and ranks
@@ -19,25 +22,18 @@ these.  If a strange order of the logits leaves more than 1024, the bound is rai
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, njit
 
 from engine import sampler as host
 from engine.cpu.sample import pack, place_of
+from engine.cuda.accept import EMPTY, MODES, MOST_K, MOST_ROWS, P_ACCEPT, SEED, SLOT, warp_max
+from engine.cuda.accept import accept as end_of_step
 from engine.cuda.compiler import F32P, I32P, U64P, Specialization, i32, kernel
 from engine.cuda.fold import fold32
-from engine.cuda.intrinsics import (
-    bits_float,
-    exp,
-    fma,
-    gumbel,
-    lane_xor_int,
-    let_next_begin,
-    log,
-    wait_for_inputs,
-)
+from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
 from engine.cuda.unpack import device
 from engine.sampler import Sampler, SamplingParams
 
@@ -52,19 +48,18 @@ GROUPS = 1024
 WARPS = 8
 """Warps of a block of ``maxima``."""
 EDIT_THREADS = 256
-MOST_K = 256
-"""The largest top_k."""
 MOST_RECENT = 1024
 """The largest repeat_last_n."""
 MOST_BIAS = 1024
 """The most entries of logit_bias."""
 
-EMPTY, NAN, INFINITE, BANNED = -(2**31), -1, -2, -3
-"""What a word of the ring can be but a token: not written yet; no token, because the largest logit is NaN, +inf, -inf."""
+NAN, INFINITE, BANNED = -1, -2, -3
+"""What can be found in place of a token: there is none, because the largest logit is NaN, +inf, -inf."""
 
 PARAMS = np.dtype(
     [
         ("seed", "<u8"),
+        ("p_accept", "<f4"),
         ("temperature", "<f4"),
         ("top_p", "<f4"),  # inf: off
         ("log_min_p", "<f4"),  # -inf: off
@@ -76,17 +71,18 @@ PARAMS = np.dtype(
         ("n_bias", "<i4"),
         ("bias_ids", "<i4", (MOST_BIAS,)),
         ("bias", "<f4", (MOST_BIAS,)),
-        ("unused", "<i4"),
     ]
 )
-"""Everything about a choice that is not in the history.  Kernels read it as 32-bit words, so a captured graph serves any."""
+"""Everything about a choice that is not in the history.  Kernels read it as 32-bit words, so a captured graph serves any;
+the first of them are those of ``engine/cuda/accept.py``."""
 
 
 def _word(field: str) -> int:
     return int(PARAMS.fields[field][1]) // 4  # type: ignore[index]
 
 
-_SEED, _TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("seed", "temperature", "top_p", "log_min_p"))
+assert (_word("seed"), _word("p_accept")) == (SEED, P_ACCEPT)
+_TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("temperature", "top_p", "log_min_p"))
 _REPEAT, _FREQUENCY, _PRESENCE = map(_word, ("repeat", "frequency", "presence"))
 _TOP_K, _LAST_N, _N_BIAS, _BIAS_IDS, _BIAS = map(_word, ("top_k", "last_n", "n_bias", "bias_ids", "bias"))
 
@@ -104,62 +100,40 @@ def value_of(key):  # type: ignore[no-untyped-def]
     return bits_float(I(order ^ ((order >> I(31)) & I(0x7FFFFFFF))))
 
 
-@device
-def warp_max(key):  # type: ignore[no-untyped-def]
-    """The largest key of a warp's lanes, in every lane."""
-    for step in range(5):
-        lane = I(16) >> I(step)
-        high = u32(lane_xor_int(I(key >> u64(32)), lane))
-        low = u32(lane_xor_int(I(u32(key & u64(0xFFFFFFFF))), lane))
-        key = max(key, (u64(high) << u64(32)) | u64(low))
-    return key
-
-
-@device
-def record(key, token, position, done, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
-    """Hand on the token for ``position`` of a row whose largest logit has this key, after ``done`` others.  One thread
-    calls it.
-
-    A row that cannot be sampled gives token 0 to whatever runs next, and its reason to the host.  The position stops at
-    the end of the context, so that steps begun too many stay inside the cache.
-    """
+@njit
+def found_of(key, token):  # type: ignore[no-untyped-def]
+    """What is found in a row whose largest logit has this key: the token, or why there is none."""
     value = value_of(key)
+    found = I(token)
+    if value == f32(-math.inf):
+        found = I(BANNED)
+    if value == f32(math.inf):
+        found = I(INFINITE)
     if value != value:
         found = I(NAN)
-    elif value == f32(math.inf):
-        found = I(INFINITE)
-    elif value == f32(-math.inf):
-        found = I(BANNED)
-    else:
-        found = I(token)
-    token = max(found, I(0))
-    if position < n_ctx:
-        history[position] = token
-        positions[0] = position
-    tokens[0] = token
-    ring[done & (ring_size - 1)] = found
-    step[0] = I(done + 1)
+    return found
 
 
 # --- changes of logits -----------------------------------------------------------------------------------------
 
 
-@kernel(F32P, I32P, I32P, I32P, threads=EDIT_THREADS)
+@kernel(F32P, i32, I32P, I32P, i32, I32P, threads=EDIT_THREADS)
 def edit(threads: int) -> Any:
-    """Bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: 1 block."""
+    """Bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
 
     @cuda.jit
-    def edit(logits, params, history, positions):  # type: ignore[no-untyped-def]
+    def edit(rows, stride, params, history, n_ctx, positions):  # type: ignore[no-untyped-def]
         let_next_begin()
         recent = cuda.shared.array(MOST_RECENT, np.int32)
         thread = I(cuda.threadIdx.x)
+        logits = advance(rows, I(I(cuda.blockIdx.x) * stride))
         wait_for_inputs()
         i = thread
         while i < params[_N_BIAS]:
             token = params[_BIAS_IDS + i]
             logits[token] = logits[token] + bits_float(params[_BIAS + i])
             i = I(i + threads)
-        length = I(positions[0] + 1)
+        length = min(I(positions[cuda.blockIdx.x] + 1), n_ctx)
         n = min(params[_LAST_N], length)
         i = thread
         while i < n:
@@ -193,17 +167,18 @@ def edit(threads: int) -> Any:
 # --- the largest -----------------------------------------------------------------------------------------------
 
 
-@kernel(F32P, i32, U64P, threads=32 * WARPS)
+@kernel(F32P, i32, i32, U64P, threads=32 * WARPS)
 def maxima(groups: int, warps: int) -> Any:
-    """best[g] = the largest key of group g, 0 if it is empty.  Grid: groups / warps blocks."""
-    stride = groups * _BATCH
+    """best[r][g] = the largest key of group g in row r, 0 if it is empty.  Grid: groups / warps, rows."""
+    lines = groups * _BATCH
 
     @cuda.jit
-    def maxima(logits, n_vocab, best):  # type: ignore[no-untyped-def]
+    def maxima(rows, stride, n_vocab, best):  # type: ignore[no-untyped-def]
         let_next_begin()
         x = cuda.local.array(_BATCH, np.float32)
         lane = I(cuda.threadIdx.x & 31)
         group = I(cuda.blockIdx.x * warps + (cuda.threadIdx.x >> 5))
+        logits = advance(rows, I(I(cuda.blockIdx.y) * stride))
         largest = u64(0)
         wait_for_inputs()
         place = I(32 * group + lane)
@@ -215,35 +190,34 @@ def maxima(groups: int, warps: int) -> Any:
             for b in range(_BATCH):
                 other = I(place + 32 * groups * b)
                 largest = max(largest, pack(x[b], other if other < n_vocab else place))
-            place = I(place + 32 * stride)
+            place = I(place + 32 * lines)
         largest = warp_max(largest)
         if lane == 0:
-            best[group] = largest
+            best[I(cuda.blockIdx.y) * groups + group] = largest
 
     return maxima
 
 
-@kernel(U64P, i32, I32P, I32P, I32P, I32P, i32, I32P, threads=GROUPS, blocks=1)
+@kernel(U64P, I32P, threads=GROUPS, blocks=1)
 def argmax(groups: int) -> Any:
-    """The largest of all groups is the token.  Grid: 1 block of as many threads as groups."""
+    """The largest of all groups is the token.  Grid: rows, of as many threads as groups."""
     warps = groups // 32
 
     @cuda.jit
-    def argmax(best, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
+    def argmax(best, found):  # type: ignore[no-untyped-def]
         let_next_begin()
         keys = cuda.shared.array(32, np.uint64)
         thread = I(cuda.threadIdx.x)
+        row = I(cuda.blockIdx.x)
         wait_for_inputs()
-        position = I(positions[0] + 1)
-        done = step[0]
-        key = warp_max(best[thread])
+        key = warp_max(best[row * groups + thread])
         if thread & 31 == 0:
             keys[thread >> 5] = key
         cuda.syncthreads()
         if thread < 32:
             key = warp_max(keys[thread] if thread < warps else u64(0))
             if thread == 0:
-                record(key, place_of(key), position, done, n_ctx, tokens, positions, history, ring, ring_size, step)
+                found[row] = found_of(key, place_of(key))
 
     return argmax
 
@@ -290,16 +264,22 @@ def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-u
     return bound
 
 
-@kernel(F32P, i32, U64P, I32P, i32, I32P, I32P, I32P, I32P, i32, I32P, threads=GROUPS, blocks=1)
-def draw(groups: int) -> Any:
-    """A token by top-k, top-p, min-p, temperature and noise.  Grid: 1 block of as many threads as groups."""
+@kernel(F32P, i32, i32, U64P, I32P, I32P, I32P, i32, I32P, F32P, I32P, threads=GROUPS, blocks=1)
+def draw(groups: int, keep: bool) -> Any:
+    """A token by top-k, top-p, min-p, temperature and noise.  Grid: rows, of as many threads as groups.
+
+    With ``keep``, the candidates and their probabilities are left, too, by ``probabilities`` of ``engine/cpu/accept.py``;
+    none for a row that cannot be sampled.
+    """
     warps = groups // 32
     most_k = min(MOST_K, groups)
-    rows = most_k // 32
-    stride = groups * _BATCH
+    per_lane = most_k // 32
+    lines = groups * _BATCH
 
     @cuda.jit
-    def draw(logits, n_vocab, best, params, n_ctx, tokens, positions, history, ring, ring_size, step):  # type: ignore[no-untyped-def]
+    def draw(  # type: ignore[no-untyped-def]
+        rows, stride, n_vocab, best, params, positions, found, slot, ids, probabilities, counts
+    ):
         let_next_begin()
         keys = cuda.shared.array(groups, np.uint64)
         ordered = cuda.shared.array(most_k, np.uint64)
@@ -309,15 +289,16 @@ def draw(groups: int) -> Any:
         x = cuda.local.array(_BATCH, np.float32)
         thread = I(cuda.threadIdx.x)
         lane = I(thread & 31)
+        row = I(cuda.blockIdx.x)
+        logits = advance(rows, I(row * stride))
         if thread < 3:
             counters[thread] = I(0)
         wait_for_inputs()
         k = min(min(params[_TOP_K], n_vocab), I(most_k))
-        position = I(positions[0] + 1)
-        done = step[0]
+        position = I(positions[row] + 1)
 
         # A bound that at least k of the maxima reach, and few more.
-        mine = best[thread]
+        mine = best[row * groups + thread]
         least = u64(0)
         count = min(I((n_vocab + 31) >> 5), I(groups))
         enough = I(k + (k >> 2) + 8)
@@ -345,7 +326,7 @@ def draw(groups: int) -> Any:
                     place = I(32 * (first + b * groups) + lane)
                     if place < n_vocab:
                         offer(pack(x[b], place), least, keys, counters)
-                first = I(first + stride)
+                first = I(first + lines)
             i = I(i + warps)
         cuda.syncthreads()
         if counters[_FOUND] > groups:
@@ -385,8 +366,8 @@ def draw(groups: int) -> Any:
             weights[thread] = exp(value - top) if thread < k else f32(0.0)
         cuda.syncthreads()
         total = f32(0.0)
-        for r in range(rows):
-            total = total + weights[32 * r + lane]
+        for i in range(per_lane):
+            total = total + weights[32 * i + lane]
         target = bits_float(params[_TOP_P]) * fold32(total)
         running = f32(0.0)
         if thread < k:
@@ -404,18 +385,32 @@ def draw(groups: int) -> Any:
         if thread < most_k:
             key = u64(0)
             if thread < kept:
-                seed = u64(u32(params[_SEED])) | (u64(u32(params[_SEED + 1])) << u64(32))
+                seed = u64(u32(params[SEED])) | (u64(u32(params[SEED + 1])) << u64(32))
                 noise = gumbel(seed, position, token)
                 key = pack(value / bits_float(params[_TEMPERATURE]) + noise, token)
             keys[thread] = key
+            # The block has met since the weights were read.
+            if keep:
+                weights[thread] = exp((value - top) / bits_float(params[_TEMPERATURE])) if thread < kept else f32(0.0)
         cuda.syncthreads()
         if thread < 32:
             key = u64(0)
-            for r in range(rows):
-                key = max(key, keys[32 * r + lane])
+            for i in range(per_lane):
+                key = max(key, keys[32 * i + lane])
             key = warp_max(key)
             if thread == 0:
-                record(largest, place_of(key), position, done, n_ctx, tokens, positions, history, ring, ring_size, step)
+                found[row] = found_of(largest, place_of(key))
+        if keep:
+            total = f32(0.0)
+            for i in range(per_lane):
+                total = total + weights[32 * i + lane]
+            total = fold32(total)
+            at = I(slot + row)
+            if thread < kept:
+                ids[MOST_K * at + thread] = token
+                probabilities[MOST_K * at + thread] = weights[thread] / total
+            if thread == 0:
+                counts[at] = kept if found_of(largest, 0) >= 0 else I(0)
 
     return draw
 
@@ -435,12 +430,13 @@ def edits(params: SamplingParams) -> bool:
     return params.penalizes or bool(params.logit_bias)
 
 
-def pack_params(sampler: Sampler) -> np.ndarray:
-    """A sampler's parameters and seed: an array of one :data:`PARAMS`.  They must be :func:`supported`."""
+def pack_params(sampler: Sampler, p_accept: float = 0.0) -> np.ndarray:
+    """A sampler's parameters and seed: an array of one :data:`PARAMS`.  They must be :func:`supported`.  ``p_accept``: the
+    bound of acceptance by p-min."""
     p = sampler.params
     packed = np.zeros(1, PARAMS)
     words = packed[0]
-    words["seed"] = sampler.seed
+    words["seed"], words["p_accept"] = sampler.seed, p_accept
     words["temperature"] = max(p.temperature, host._LEAST_TEMPERATURE)
     words["top_p"] = p.top_p if p.top_p < 1 else math.inf
     words["log_min_p"] = log(f32(p.min_p)) if p.min_p > 0 else -math.inf
@@ -454,67 +450,141 @@ def pack_params(sampler: Sampler) -> np.ndarray:
 
 
 def token_of(word: int) -> int:
-    """The token in a word of the ring, or the error that ``Sampler.sample`` raises for such logits."""
+    """The token that was found, or the error that ``Sampler.sample`` raises for such logits."""
     word = int(word)
     if word < 0:
         host._check_largest({NAN: math.nan, INFINITE: math.inf, BANNED: -math.inf}[word])
     return word
 
 
-class DeviceSampler:
-    """The memory that the kernels of this file work in, and their launches.
+class Candidates(NamedTuple):
+    """Addresses of lists that ``draw`` leaves and ``accept`` compares: ids int32 and probabilities float32 [16][256], counts
+    int32 [16]."""
 
-    One step: the logits become the token at tokens[0], whose position positions[0] and place in history are written, too,
-    and the next word of the ring.  The host sets ``history`` and, with :meth:`begin`, the parameters.
+    ids: int
+    probabilities: int
+    counts: int
+
+
+class DeviceSampler:
+    """The memory that the kernels of choosing work in, and their launches.
+
+    One step: the logits of up to 16 rows become that row's tokens, as many of them as follow from each other are kept, and
+    the last one, its position and what lies between are where the next step reads them.  The host sets ``history`` and,
+    with :meth:`begin`, the parameters.
+
+    ``mode`` is a way to accept drafts, of :data:`engine.cuda.accept.MODES`.  A greedy choice has no distribution, so there
+    every mode is exact.
     """
 
-    def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_size: int = 64) -> None:
-        """device: an ``engine.cuda.device.Device``; ring_size: how many steps the host may lag behind, a
-        power of two."""
-        assert ring_size & (ring_size - 1) == 0
+    def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
+        """device: an ``engine.cuda.device.Device``; ring_slots: how many steps the host may lag behind, a power of two."""
+        assert ring_slots & (ring_slots - 1) == 0
         self._device = device
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
-        #: int32 [ring_size] that the device writes: results of the steps by turns, :data:`EMPTY` before.
-        self.ring, self.ring_address = device.pinned((ring_size,), np.int32)
+        #: int32 [ring_slots][32] that the device writes: results of the steps by turns; see ``engine/cuda/accept.py``.
+        self.ring, self.ring_address = device.pinned((ring_slots, SLOT), np.int32)
         self.ring[...] = EMPTY
         self.params = device.allocate(PARAMS.itemsize, "the sampler's parameters")
-        self.best = device.allocate(8 * GROUPS, "the sampler's candidates")
+        self.best = device.allocate(8 * GROUPS * MOST_ROWS, "the sampler's candidates")
+        self.found = device.allocate(4 * MOST_ROWS, "the tokens found")
         self.step = device.allocate(4, "the number of steps")
         self.taken = 0
+        self._lists: list[Any] = []
 
-    def begin(self, sampler: Sampler) -> None:
+    @property
+    def lists(self) -> Candidates:
+        """Where candidates are left, in memory that is allocated on first use."""
+        if not self._lists:
+            sizes = (4 * MOST_K * MOST_ROWS, 4 * MOST_K * MOST_ROWS, 4 * MOST_ROWS, 4 * MOST_ROWS)
+            self._lists = [self._device.allocate(n_bytes, "the lists of candidates") for n_bytes in sizes]
+            self._device.write(self._lists[3].address, np.zeros(MOST_ROWS, np.int32))
+        return Candidates(*(memory.address for memory in self._lists[:3]))
+
+    @property
+    def no_lists(self) -> Candidates:
+        """Lists of drafts that are certain."""
+        return self.lists._replace(counts=self._lists[3].address)
+
+    def begin(self, sampler: Sampler, mode: str = "exact", p_accept: float = 0.0) -> None:
         """Steps that are launched from now on choose as this sampler does, and their results begin at ring[0]."""
-        self._device.write(self.params.address, pack_params(sampler))
+        if _accepts(mode, sampler.params.greedy) != "exact":
+            # Now, since a graph may be captured next.
+            _ = self.lists
+        self._device.write(self.params.address, pack_params(sampler, p_accept))
         self._device.write(self.step.address, np.zeros(1, np.int32))
         self.ring[...] = EMPTY
         self.taken = 0
 
     def ready(self) -> bool:
-        """Whether the next result is there."""
-        return bool(self.ring[self.taken % self.ring.size] != EMPTY)
+        """Whether the result of the next step is there."""
+        return bool(self.ring[self.taken % len(self.ring), 0] != EMPTY)
 
-    def take(self) -> int:
-        """The next token, once :meth:`ready`; frees its place.  Raises what ``Sampler.sample`` raises."""
-        place = self.taken % self.ring.size
-        word, self.ring[place] = int(self.ring[place]), EMPTY
+    def take(self) -> list[int]:
+        """The tokens of the next step, once :meth:`ready`; frees its place.  Raises what ``Sampler.sample`` raises if one
+        could not be chosen; those before it are lost."""
+        slot = self.ring[self.taken % len(self.ring)]
+        words = slot[1 : 1 + int(slot[0])].tolist()
+        slot[0] = EMPTY
         self.taken += 1
-        return token_of(word)
+        return [token_of(word) for word in words]
 
     @staticmethod
-    def kernels(greedy: bool, with_edit: bool) -> list[Specialization]:
+    def kernels(greedy: bool, with_edit: bool, mode: str = "exact", accept: bool = True) -> list[Specialization]:
         """What a step launches, in order."""
-        return [edit(EDIT_THREADS)] * with_edit + [maxima(GROUPS, WARPS), argmax(GROUPS) if greedy else draw(GROUPS)]
+        mode = _accepts(mode, greedy)
+        # A draft model's candidates are asked for only where their probabilities are.
+        keep = mode != "exact" if accept else mode == "ratio"
+        choice = argmax(GROUPS) if greedy else draw(GROUPS, keep)
+        return [edit(EDIT_THREADS)] * with_edit + [maxima(GROUPS, WARPS), choice] + [end_of_step(mode)] * accept
 
-    def launch(self, logits: int, tokens: int, positions: int, history: int, greedy: bool, with_edit: bool) -> None:
-        """One step; arguments are addresses.  ``greedy`` and ``with_edit`` decide which kernels run, and so need a graph
-        each; everything else is read from the parameters.  Biased and penalized logits overwrite the given ones."""
-        launch, n_vocab, params, best = self._device.launch, self.n_vocab, self.params.address, self.best.address
-        state = [self.n_ctx, tokens, positions, history, self.ring_address, self.ring.size, self.step.address]
+    def launch(
+        self,
+        logits: int,
+        stride: int,
+        rows: int,
+        tokens: int,
+        positions: int,
+        history: int,
+        greedy: bool,
+        with_edit: bool,
+        mode: str = "exact",
+        draft_lists: Candidates | None = None,
+        accept: bool = True,
+        slot: int = 0,
+    ) -> None:
+        """One step of ``rows`` tokens, the first of them certain, the others drafts.
+
+        logits: address of the first row; the next begins ``stride`` logits later.  Biased and penalized logits overwrite
+            the given ones.
+        tokens, positions: addresses of int32 [16], history: of int32 [n_ctx], which already holds the drafts.
+        greedy, with_edit, mode: decide which kernels run, and so need a graph each; everything else is in the parameters.
+        draft_lists: among what the drafts were drawn, that of tokens[i + 1] in row i; None where they are certain.
+        accept: whether drafts are accepted and the step ends; if not, tokens are only found, as for a draft model, and its
+            candidates are left from row ``slot`` on.
+        """
+        launch, params, found = self._device.launch, self.params.address, self.found.address
+        kernels = self.kernels(greedy, with_edit, mode, accept)
         if with_edit:
-            launch(edit(EDIT_THREADS), 1, EDIT_THREADS, [logits, params, history, positions])
-        launch(maxima(GROUPS, WARPS), GROUPS // WARPS, 32 * WARPS, [logits, n_vocab, best])
+            launch(kernels.pop(0), rows, EDIT_THREADS, [logits, stride, params, history, self.n_ctx, positions])
+        best, choice = kernels[:2]
+        launch(best, (GROUPS // WARPS, rows), 32 * WARPS, [logits, stride, self.n_vocab, self.best.address])
         if greedy:
-            launch(argmax(GROUPS), 1, GROUPS, [best, *state])
+            launch(choice, rows, GROUPS, [self.best.address, found])
         else:
-            launch(draw(GROUPS), 1, GROUPS, [logits, n_vocab, best, params, *state])
+            lists = self.lists if choice.constants[1] else Candidates(0, 0, 0)
+            row = [logits, stride, self.n_vocab, self.best.address, params, positions, found]
+            launch(choice, rows, GROUPS, [*row, slot, *lists])
+        if accept:
+            mode = _accepts(mode, greedy)
+            lists = self.lists if mode != "exact" else Candidates(0, 0, 0)
+            others = (draft_lists or self.no_lists) if mode == "ratio" else Candidates(0, 0, 0)
+            state = [found, rows, self.n_ctx, tokens, positions, history]
+            ring = [self.ring_address, self.ring_address, len(self.ring), self.step.address]
+            launch(kernels[2], 1, 32 if mode == "exact" else MOST_K, [*state, *ring, params, *lists, *others])
+
+
+def _accepts(mode: str, greedy: bool) -> str:
+    assert mode in MODES, mode
+    return "exact" if greedy else mode

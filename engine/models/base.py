@@ -93,8 +93,12 @@ class Model:
     def prepare(self, first: int, count: int) -> None:
         """Claim positions [first, first + count) of the cache and have their angles ready."""
         self.cache.advance(first, count)
+        self.reserve(self.cache.length)
+
+    def reserve(self, length: int) -> None:
+        """Have the angles of positions [0, length) ready."""
         for rotary in self._rotaries:
-            rotary.reserve(self.cache.length)
+            rotary.reserve(length)
 
     def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
         """The operations of a pass, on the backend's arrays; None where no logits are asked for.  A backend may record them

@@ -124,6 +124,9 @@ class SimulatedDevice:
         if self.damage:
             self.damage(self, specialization, arguments)
 
+    def finish(self) -> None:
+        pass
+
     def synchronize(self, what: str = "") -> None:
         pass
 

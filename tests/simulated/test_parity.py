@@ -87,7 +87,8 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
-    assert {"rms_norm_quantize", "quantize", "matmul_quantized", "attend_chunks", "combine"} <= kernels
+    assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
+    assert {"attend_chunks", "combine", "combine_quantize"} <= kernels
 
 
 def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +110,7 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
         "logits of greedy tokens",
         "k rows = k single steps k = 2 to 2",
         "tokens chosen on the GPU greedy, with noise, with penalties",
-        "answer of LLM.generate greedy, with noise, with penalties",
+        "answer of LLM.generate greedy, with noise, with noise and drafts, with penalties, with penalties and drafts",
     ):
         assert any(" ".join(line).startswith(words) for line in lines), words
 
@@ -190,6 +191,7 @@ def test_a_wrong_kernel(models: Any) -> None:
         ("rope_half", 0, "rotated query"),
         ("attend_chunks", 0, "largest score and sum"),
         ("attend_chunks", 1, "weighted values"),
+        ("combine_quantize", 0, "x as int8"),
     ],
 )
 def test_what_lies_between_kernels(models: Any, kernel: str, output: int, what: str) -> None:
@@ -216,13 +218,13 @@ def test_wrong_only_in_a_graph(models: Any) -> None:
     """The search goes from the pass to its operations, and from there to the launches of its graph."""
     cpu, gpu = models
     comparison = parity.Comparison(cpu, gpu, [3], 0, parity.Tally())
-    Damage(gpu.model.ops, "combine", lambda call, device: device.in_graph, bits=1 << 31)
+    Damage(gpu.model.ops, "attend_chunks", lambda call, device: device.in_graph, output=1, bits=1 << 31)
     with pytest.raises(Difference) as caught:
         comparison.prompt()
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("whole pass: logits of the prompt, logits of positions 0 to 0: [0, ")
     assert lines[3].startswith("operation by operation every kernel is right; run as a graph")
-    assert ", kernel combine[" in lines[4] and "[0, 7] differs, as do 1 of 32 values" in lines[4]
+    assert ", kernel attend_chunks[" in lines[4] and "[7] differs, as do 1 of 32 values" in lines[4]
 
 
 def test_a_wrong_cache(models: Any) -> None:

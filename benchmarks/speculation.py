@@ -1,0 +1,110 @@
+"""What drafts gain: tokens per second of whole answers, against plain decoding of the same text.
+
+    python -m benchmarks.speculation TARGET.gguf --draft DRAFT.gguf [--device cuda]
+
+Models with random weights have the speed of real ones but nothing to say, so no draft of theirs would ever be accepted.
+Hence drafts are *scripted*: the draft model does all its work, and then the target's own next token (known from the plain
+answer) is proposed with the probability asked for, else another one.  Likewise the lookup is made to search a text in which
+the answer occurs, for an echo, or as it is, in an answer that repeats nothing.  The text is compared with the plain one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import engine
+from engine.generation import Generation
+from engine.speculative import loop
+from engine.speculative.lookup import PromptLookup
+from engine.speculative.params import SpeculationParams
+
+OFF = SpeculationParams(enabled=False)
+
+
+class Echo(PromptLookup):
+    """Finds what is proposed in ``text`` and after it."""
+
+    text: Sequence[int] = ()
+
+    def propose(self, known: Sequence[int], count: int) -> list[int]:
+        """As if the prompt began with the text."""
+        return super().propose([*self.text, *known], count)
+
+
+def rate(generation: Generation) -> float:
+    """Tokens per second after the first."""
+    t = generation.timings
+    return (t.predicted_n - 1) / (t.predicted_s - (t.first_token_s - t.prompt_s))
+
+
+def best(llm: engine.LLM, ids: list[int], options: dict[str, Any], repetitions: int) -> Generation:
+    """The fastest of some runs; the first, which makes graphs, does not count."""
+    runs = [llm.complete(ids, ignore_eos=True, seed=1, **options) for _ in range(repetitions + 1)]
+    return max(runs[1:], key=rate)
+
+
+def show(what: str, found: Generation, plain: Generation) -> None:
+    """One row of the table."""
+    s = found.speculation
+    assert s is not None
+    same = "the same" if found.ids == plain.ids else "DIFFERENT"
+    places = f"{s.drafted:6d} {s.acceptance:5.0%} {s.mean_length:6.2f} {s.plain_n:6d}"
+    verify = 1e3 * s.verify_s / s.verifications if s.verifications else 0.0
+    print(f"{what:<44} {rate(found):8.1f} {rate(found) / rate(plain):6.2f}x {places} {verify:8.3f}  {same}", flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("target")
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("-n", type=int, default=300, help="tokens of an answer (300)")
+    parser.add_argument("-r", type=int, default=2, help="runs that count (2)")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (128)")
+    parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.75, 0.9, 0.0, 1.0])
+    parser.add_argument("--draft-max", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5, 7])
+    args = parser.parse_args()
+    n_ctx = args.prompt + 2 * args.n + 64
+    llm = engine.load(args.target, device=args.device, n_ctx=n_ctx, draft_model=args.draft)
+    draft = llm.draft
+    assert draft is not None
+    llm.compile()
+    ids = np.random.default_rng(0).integers(0, llm.config.n_vocab, args.prompt).tolist()
+    head = f"{'':<44} {'t/s':>8} {'':>7} {'drafts':>6} {'kept':>5} {'length':>6} {'plain':>6} {'ms/pass':>8}"
+    print(head)
+    for temperature in args.temp:
+        options = {"temperature": temperature, "max_tokens": args.n}
+        plain = best(llm, ids, options | {"speculation": OFF}, args.r)
+        print(f"{f'temperature {temperature}: plain':<44} {rate(plain):8.1f}")
+        llm.draft = draft
+        for acceptance in args.acceptance:
+            rng = np.random.default_rng(round(1000 * acceptance))
+            draft.script = np.full(n_ctx, -1, np.int32)
+            for i, token in enumerate(plain.ids):
+                wrong = (token + 1) % llm.config.n_vocab
+                draft.script[len(ids) + i] = token if rng.random() < acceptance else wrong
+            for most in args.draft_max:
+                params = SpeculationParams(draft_max=most)
+                found = best(llm, ids, options | {"speculation": params}, args.r)
+                show(f"  draft model, {acceptance:.0%}, at most {most or 'usual'}", found, plain)
+        draft.script, llm.draft = None, None
+        for what, text in (("echo", plain.ids), ("nothing to find", [])):
+            original, loop.PromptLookup, Echo.text = loop.PromptLookup, Echo, text  # type: ignore[misc]
+            try:
+                for most in (0, 15):
+                    params = SpeculationParams(lookup=True, draft_max=most)
+                    show(
+                        f"  lookup, {what}, at most {most or 'usual'}",
+                        best(llm, ids, options | {"speculation": params}, args.r),
+                        plain,
+                    )
+            finally:
+                loop.PromptLookup = original  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The one loop of every answer: plain steps, and steps that verify drafts.
+
+A step reads the *certain* token, the last one known, together with the drafts for the places after it, in one pass of the
+target.  Row i of its logits says what follows the certain token and i drafts; as long as that is the next draft, the next row
+counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the target's own choice,
+and rides in the next step.  So each step is one pass, and gives at least the token that a plain step would.
+
+With nothing proposed a step is plain, and where a device chooses tokens by itself a few of them are under way at once.
+"""
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.sampler import Sampler
+from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
+from engine.speculative.lookup import PromptLookup
+from engine.speculative.params import SpeculationParams
+from engine.speculative.proposal import Proposal
+from engine.speculative.statistics import Statistics
+
+if TYPE_CHECKING:
+    from engine.speculative.draft_model import DraftModel
+
+MEASURED = 3
+"""Plain steps at the start of an answer, so that there is something to compare with."""
+
+AHEAD_OF_LOOKUP = 2
+"""Plain steps under way while the host searches: the next runs while the last token is looked for."""
+
+NOTHING = Proposal()
+
+
+class Speculation:
+    """The draft sources of one answer, and what has come of them."""
+
+    def __init__(
+        self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | None", target_bytes: float
+    ) -> None:
+        """draft: a draft model, if there is one; target_bytes: what a pass of the target reads."""
+        self.params = params
+        self.statistics = Statistics()
+        self._sampler = sampler
+        self._draft = draft
+        self._draft_sampler = draft.sampler(sampler) if draft is not None else sampler
+        self._lookup = PromptLookup() if params.lookup else None
+        self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._passed = 0
+        #: Whether time may decide how much is drafted: it does not show in the text.
+        self.adapts = params.accept == "exact" or sampler.params.greedy
+        costs = {"lookup": 0.0, "model": draft.cost / target_bytes if draft is not None else 0.0}
+        self._controllers = {
+            kind: Controller(
+                params.most(kind), params.draft_min, Costs(self._plain) if self.adapts else NominalCosts(cost)
+            )
+            for kind, cost in costs.items()
+        }
+
+    def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
+        """What to verify after ``known`` with at most ``room`` drafts: (source, proposal).
+
+        Drafts of a draft model are not made yet: the proposal of source "model" has only their ``count``.
+        """
+        if room < max(1, self.params.draft_min) or (self.adapts and self._passed < MEASURED):
+            return "", NOTHING
+        if self._lookup is not None and (n := self._controllers["lookup"].drafts()):
+            drafts = self._lookup.propose(known, min(n, room))
+            if len(drafts) >= max(1, self.params.draft_min):
+                return "lookup", Proposal(drafts)
+        if self._draft is not None and (n := self._controllers["model"].drafts()):
+            return "model", Proposal(count=min(n, room))
+        return "", NOTHING
+
+    def ahead(self, most: int) -> int:
+        """How many plain steps may be under way, of the ``most`` that the device can take: not past a place where drafts are
+        due."""
+        if self._lookup is not None:
+            return min(most, AHEAD_OF_LOOKUP) if self.adapts else 1
+        if self._draft is None:
+            return most
+        due = self._controllers["model"].wait
+        return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
+
+    def made(self, known: Sequence[int], proposal: Proposal, steps: Any) -> Proposal:
+        """The drafts of the draft model, or, where ``steps`` makes them on the device, the order to do so."""
+        assert self._draft is not None
+        if self._on_device(steps):
+            return Proposal(device_draft=self._draft, count=proposal.count)
+        p_min, ratio = self.params.draft_p_min, self.params.accept == "ratio" and not self._sampler.params.greedy
+        made = self._draft.propose(known, proposal.count, self._draft_sampler, p_min, ratio)
+        # What was drawn is verified: to drop it because of what it is would not keep the distribution.
+        return made if ratio or len(made) >= self.params.draft_min else NOTHING
+
+    def drafts_blindly(self, steps: Any) -> bool:
+        """Whether drafts can be ordered before the tokens are known that they follow."""
+        return self.adapts and self._lookup is None and self._draft is not None and self._on_device(steps)
+
+    def _on_device(self, steps: Any) -> bool:
+        draft = self._draft
+        return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and bool(steps.drafts_here(draft))
+
+    def passed(self, seconds: float) -> None:
+        """A plain step has ended."""
+        self._passed += 1
+        if self._passed > 1:
+            self._plain.append(seconds)
+            self.statistics.plain_n += 1
+            self.statistics.plain_s += seconds
+        for controller in self._controllers.values():
+            controller.passed()
+
+    def verified(self, source: str, drafted: int, accepted: int, seconds: float) -> None:
+        """A step with drafts has ended, or one for which none were found good enough (``drafted`` is 0)."""
+        if drafted:
+            self.statistics.verified(source, drafted, accepted, seconds)
+        self._controllers[source].verified(drafted, accepted, seconds)
+
+
+def follow(
+    steps: Any, known: Sequence[int], count: int, speculation: Speculation | None
+) -> Generator[tuple[int, np.ndarray], None, None]:
+    """``count`` tokens that follow ``known``, each with its logits (empty where they stayed on the device).
+
+    steps: ``engine.speculative.steps.HostSteps`` or its like on a GPU; the cache holds all of ``known`` but the last token.
+    """
+    known = list(known)
+    started: deque[tuple[str, int]] = deque()  # (source, drafts) of the steps under way
+    steps.begin(known)
+    ended = time.perf_counter()
+    try:
+        while count > 0:
+            while (following := _following(steps, known, count, speculation, started)) is not None:
+                source, proposal = following
+                steps.start(proposal)
+                started.append((source, len(proposal)))
+            source, drafted = started.popleft()
+            step = steps.take()
+            # From result to result: what the reader of the tokens does meanwhile counts for both kinds of steps.
+            begun, ended = ended, time.perf_counter()
+            if speculation is not None and source:
+                speculation.verified(source, drafted, len(step.tokens) - 1, ended - begun)
+            elif speculation is not None:
+                speculation.passed(ended - begun)
+            for i, token in enumerate(step.tokens[:count]):
+                known.append(token)
+                count -= 1
+                yield token, step.row(i)
+    finally:
+        steps.end()
+
+
+def _following(
+    steps: Any, known: Sequence[int], count: int, speculation: Speculation | None, started: Sequence[tuple[str, int]]
+) -> tuple[str, Proposal] | None:
+    """The (source, drafts) of a step to start now, behind those under way; None if the next result is to be waited for."""
+    if len(started) >= max(steps.ahead, steps.ahead_drafted):
+        return None
+    plain = all(not source for source, _ in started)
+    # What the steps under way give is not known, but how much at most.
+    given = sum(1 + drafted for _, drafted in started)
+    if given >= count:
+        return None
+    if speculation is None:
+        return ("", NOTHING) if len(started) < steps.ahead else None
+    room = min(count - given - 1, steps.room(len(known) + given))
+    source, proposal = speculation.choose(known, room)
+    if not source:
+        return ("", NOTHING) if plain and len(started) < speculation.ahead(steps.ahead) else None
+    if not started:
+        return source, speculation.made(known, proposal, steps) if source == "model" else proposal
+    # A draft model on the same device goes on from what lies there; all other drafts need the tokens before them.
+    if not plain and len(started) < steps.ahead_drafted and speculation.drafts_blindly(steps):
+        return source, speculation.made(known, proposal, steps)
+    return None

@@ -1,0 +1,59 @@
+"""How an answer is drafted and what becomes of drafts."""
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import UsageError
+
+MODES = ("exact", "ratio", "p-min")
+"""Ways to accept drafts, see :attr:`SpeculationParams.accept`."""
+
+MOST_DRAFTS = 15
+"""Drafts of one pass: with the certain token they fill the 16 rows that a GPU reads at once."""
+
+DRAFT_MAX = {"model": 4, "lookup": 7}
+"""Drafts per pass if nothing else is asked for; chosen by measurement (docs/speculation.md)."""
+
+
+@dataclass(frozen=True)
+class SpeculationParams:
+    """Options of speculative decoding; whether there is a draft model is a matter of the loaded model.
+
+    enabled: False: no drafts, whatever sources there are.
+    lookup: also propose what followed the last occurrence of the latest tokens in prompt and answer.
+    draft_max: most drafts of a pass, 1 to 15; 0: as many as usually pay off, see :data:`DRAFT_MAX`.
+    draft_min: a pass with fewer drafts than this is not worth it and reads the certain token alone.
+    draft_p_min: a draft model stops where the probability of its token, among its ten likeliest, is below this.
+    accept: "exact": a draft is kept if it is the token that the target's own sampler chooses there, so that the text is the
+        same as without drafts; "ratio": by probability (Leviathan et al. 2023), which keeps the distribution, not the
+        text; "p-min": if the target gives it at least ``accept_p_min``, which changes the distribution.
+    accept_p_min: see ``accept``.
+    sequential: read the certain token and the drafts one by one instead of in one pass: slow, for finding faults.
+
+    Raises UsageError, one sentence, for a value outside its range.
+    """
+
+    enabled: bool = True
+    lookup: bool = False
+    draft_max: int = 0
+    draft_min: int = 0
+    draft_p_min: float = 0.0
+    accept: str = "exact"
+    accept_p_min: float = 0.3
+    sequential: bool = False
+
+    def __post_init__(self) -> None:
+        if self.accept not in MODES:
+            raise UsageError(f"drafts are accepted by {', '.join(MODES[:-1])} or {MODES[-1]}, not {self.accept!r}")
+        if not 0 <= self.draft_max <= MOST_DRAFTS:
+            raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {self.draft_max}")
+        if not 0 <= self.draft_min <= (self.draft_max or MOST_DRAFTS):
+            raise UsageError(f"draft_min must be between 0 and draft_max, not {self.draft_min}")
+        for name in ("draft_p_min", "accept_p_min"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 <= value <= 1):
+                raise UsageError(f"{name} must be between 0 and 1, not {value}")
+
+    def most(self, source: str) -> int:
+        """Most drafts of a pass from a kind of source, "model" or "lookup"."""
+        return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

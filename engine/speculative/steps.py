@@ -1,0 +1,97 @@
+"""Steps of a target whose logits the host looks at: on the CPU always, on a GPU where it cannot choose by itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.sampler import Sampler
+from engine.speculative.acceptance import by_p_min, by_ratio, distribution
+from engine.speculative.params import SpeculationParams
+from engine.speculative.proposal import Proposal
+
+_NO_LOGITS = np.empty(0, np.float32)
+
+
+@dataclass
+class Step:
+    """What one step gave: the drafts that were kept and the token after them, and, where the host has them, the logits that
+    each was chosen from."""
+
+    tokens: list[int]
+    logits: list[np.ndarray] = field(default_factory=list)
+
+    def row(self, i: int) -> np.ndarray:
+        """The logits of token i; empty where they stayed on the device."""
+        return self.logits[i] if self.logits else _NO_LOGITS
+
+
+class HostSteps:
+    """Steps of one model: ``begin``, then ``start`` and ``take`` by turns; the cache holds all known tokens but the last."""
+
+    ahead = 1
+    """Plain steps that may have been started before the result of the first is taken."""
+    ahead_drafted = 1
+    """The same for steps with drafts."""
+
+    def __init__(self, model: Any, sampler: Sampler, params: SpeculationParams) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._params = params
+        self._known: list[int] = []
+        self._steps: list[Step] = []
+
+    def room(self, n_known: int) -> int:
+        """How many drafts a step can read after ``n_known`` tokens."""
+        cache = self._model.cache
+        return int(min(cache.n_ctx - n_known, cache.max_rows - 1))
+
+    def drafts_here(self, draft: Any) -> bool:
+        """Whether a draft model makes its drafts as part of a step."""
+        return False
+
+    def begin(self, known: Sequence[int]) -> None:
+        """The tokens so far; the cache holds all but the last."""
+        self._known = list(known)
+
+    def start(self, proposal: Proposal) -> None:
+        """Read the last known token and the drafts, and choose what follows."""
+        drafts, known, cache = proposal.tokens, self._known, self._model.cache
+        first = len(known) - 1
+        tokens = np.array([known[-1], *drafts], np.int32)
+        positions = np.arange(first, first + tokens.size, dtype=np.int32)
+        if self._params.sequential:
+            rows = [self._model.forward(tokens[i : i + 1], positions[i : i + 1], 1)[0] for i in range(tokens.size)]
+        else:
+            rows = list(self._model.forward(tokens, positions, tokens.size))
+        step = Step([], rows)
+        for i, logits in enumerate(rows):
+            history = known + drafts[:i]
+            token, kept = self._choose(logits, history, proposal, i)
+            step.tokens.append(token)
+            if not kept:
+                break
+        known += step.tokens
+        cache.truncate(len(known) - 1)
+        self._steps.append(step)
+
+    def _choose(self, logits: np.ndarray, history: list[int], proposal: Proposal, i: int) -> tuple[int, bool]:
+        """The token after ``history``, and whether draft i is it."""
+        drafts, mode, sampler = proposal.tokens, self._params.accept, self._sampler
+        if i == len(drafts) or mode == "exact" or sampler.params.greedy:
+            token = sampler.sample(logits, len(history), history)
+            return token, i < len(drafts) and token == drafts[i]
+        target = distribution(sampler, logits, history)
+        if mode == "p-min":
+            sampled = sampler.sample(logits, len(history), history)
+            return by_p_min(target, drafts[i], sampled, self._params.accept_p_min)
+        draft = proposal.distributions[i] if proposal.distributions is not None else None
+        return by_ratio(target, draft, drafts[i], sampler.seed, len(history))
+
+    def take(self) -> Step:
+        """The result of the first step that was not taken yet."""
+        return self._steps.pop(0)
+
+    def end(self) -> None:
+        """No further step will be asked for."""

@@ -1,0 +1,159 @@
+"""How many tokens are drafted, with costs made up here: as many as pay off, and next to nothing where none do."""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from engine.speculative.controller import (
+    FIRST_PAUSE,
+    GAIN,
+    LONGEST_PAUSE,
+    WINDOW,
+    Controller,
+    Costs,
+    NominalCosts,
+)
+
+
+def rate(n: int, acceptance: float, cost: float) -> float:
+    """Tokens per second of passes with n drafts, 1 without drafts: the expected number of tokens, place by place."""
+    return float(sum(acceptance**i for i in range(n + 1)) / (1 + cost * n))
+
+
+class Answer:
+    """An answer of a model whose passes take 1 without drafts and 1 + cost n with n."""
+
+    def __init__(self, cost: float, most: int = 8, least: int = 0, seed: int = 0) -> None:
+        self.cost, self.seconds, self.tokens = cost, 0.0, 0
+        self.plain: deque[float] = deque([1.0], maxlen=WINDOW)
+        self.controller = Controller(most, least, Costs(self.plain))
+        self.sizes: list[int] = []
+        self._random = np.random.default_rng(seed)
+
+    def run(self, tokens: int, acceptance: float) -> "Answer":
+        """Goes on for some tokens, each draft being right with a given probability."""
+        end = self.tokens + tokens
+        while self.tokens < end:
+            n = self.controller.drafts()
+            self.sizes.append(n)
+            kept = next((i for i in range(n) if self._random.random() >= acceptance), n)
+            seconds = 1 + self.cost * n
+            if n:
+                self.controller.verified(n, kept, seconds)
+            else:
+                self.controller.passed()
+            self.seconds += seconds
+            self.tokens += 1 + kept
+        return self
+
+
+def runs(values: Iterable[int]) -> list[tuple[bool, int]]:
+    """(whether drafts were made, how many steps in a row)."""
+    found: list[tuple[bool, int]] = []
+    for value in values:
+        if found and found[-1][0] == bool(value):
+            found[-1] = (bool(value), found[-1][1] + 1)
+        else:
+            found.append((bool(value), 1))
+    return found
+
+
+@pytest.mark.parametrize("most", [1, 4, 7])
+def test_good_and_cheap_drafts_are_made_as_long_as_allowed(most: int) -> None:
+    answer = Answer(0.03, most).run(600, 0.9)
+    assert answer.controller.drafts() == most
+    assert np.mean(np.array(answer.sizes) == most) > 0.9
+    assert answer.tokens / answer.seconds > 0.93 * rate(most, 0.9, 0.03)
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("least", [0, 3])
+def test_drafts_that_are_never_right_are_hardly_made(cost: float, least: int) -> None:
+    answer = Answer(cost, 4, least).run(6000, 0.0)
+    waits = [n for drafting, n in runs(answer.sizes) if not drafting]
+    pauses = [min(FIRST_PAUSE * 2**i, LONGEST_PAUSE) for i in range(len(waits))]
+    assert waits[:-1] == pauses[:-1]  # the last one is cut off by the end
+    assert LONGEST_PAUSE in waits
+    tries = [n for drafting, n in runs(answer.sizes) if drafting]
+    assert max(tries[1:]) == 1
+
+
+def test_probing_costs_little() -> None:
+    answer = Answer(0.3, 4).run(2000, 0.0)
+    assert answer.seconds < 1.02 * answer.tokens
+
+
+@pytest.mark.parametrize("before", [200, 3000])
+def test_drafts_that_become_right_are_made_again(before: int) -> None:
+    answer = Answer(0.1, 4).run(before, 0.0)
+    assert answer.sizes.count(0) > 0.85 * before
+    answer.run(3 * LONGEST_PAUSE, 0.9)  # what is tried first may be one of the tenth that is wrong
+    assert answer.sizes[-20:] == [4] * 20
+    # And a later failure is noticed at once: pauses begin with the shortest again.
+    at = len(answer.sizes)
+    answer.run(200, 0.0)
+    assert runs(answer.sizes[at:])[1] == (False, FIRST_PAUSE)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cost", [0.02, 0.1, 0.25])
+@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.8])
+def test_no_size_is_better_than_the_one_chosen(acceptance: float, cost: float, seed: int) -> None:
+    answer = Answer(cost, 15, seed=seed)
+    for _ in range(300):
+        answer.run(1, acceptance)
+        if answer.seconds < 3 * (1 + cost * 15):
+            continue  # the first pass of a size is not measured, and one measurement is needed
+        estimate = answer.controller.acceptance
+        rates = {n: rate(n, estimate, cost) for n in range(1, 16)}
+        if size := answer.controller.drafts():
+            assert rates[size] * GAIN >= max(rates.values()) * (1 - 1e-9)
+        else:
+            assert answer.controller.wait > 0
+
+
+@pytest.mark.parametrize(("acceptance", "cost", "best"), [(0.8, 0.25, 3), (0.6, 0.1, 3), (0.5, 0.02, 4)])
+def test_the_size_is_that_of_brute_force(acceptance: float, cost: float, best: int) -> None:
+    """Where the share of right drafts is known: it is estimated well from a long answer."""
+    assert best == max(range(1, 16), key=lambda n: rate(n, acceptance, cost))
+    sizes = np.array(Answer(cost, 15).run(4000, acceptance).sizes[200:])
+    assert abs(np.median(sizes) - best) <= 1
+
+
+@pytest.mark.parametrize("least", [2, 5])
+def test_no_fewer_than_asked_for(least: int) -> None:
+    answer = Answer(0.1, 5, least).run(500, 0.3)
+    assert set(answer.sizes) <= {0, *range(least, 6)}
+    assert {0, least} <= set(answer.sizes)
+
+
+def test_the_first_pass_of_a_size_and_outliers_do_not_count() -> None:
+    costs = Costs(deque([1.0, 1.0, 9.0, 1.0, 1.0]))
+    costs.add(4, 50.0)
+    assert not costs.known
+    for seconds in (1.4, 1.4, 30.0):
+        costs.add(4, seconds)
+    assert costs.known
+    assert costs.relative(4) == pytest.approx(1.4)
+    assert costs.relative(2) == pytest.approx(1.2)
+    assert costs.relative(8) == pytest.approx(1.8)
+    assert not Costs(deque()).known
+
+
+def test_nominal_costs_do_not_look_at_the_clock() -> None:
+    """Where the number of drafts shows in the text, it must not depend on the machine."""
+    sizes: list[list[int]] = []
+    for seconds in (1e-9, 1.0, 1e9):
+        controller = Controller(7, 0, NominalCosts(0.1))
+        sizes.append([])
+        random = np.random.default_rng(1)
+        for _ in range(300):
+            sizes[-1].append(n := controller.drafts())
+            if n:
+                controller.verified(n, int(random.integers(0, n + 1)) if random.random() < 0.5 else 0, seconds)
+            else:
+                controller.passed()
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len(set(sizes[0])) > 2
