@@ -175,7 +175,8 @@ class LLM:
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def compile(self, progress: Progress | None = None) -> float:
-        """Make sure that every kernel of this model is compiled; returns seconds, next to nothing when it was.
+        """Make sure that every kernel of this model, and of its draft model, is compiled; returns seconds, next to nothing
+        when they were.
 
         ``progress("compile", done, total)`` counts operations, or kernels of a GPU.
         """
@@ -187,6 +188,8 @@ class LLM:
             self.reset()
         for temperature in (0.0, 0.8):
             Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
+        if self.draft is not None:
+            self.draft.llm.compile(progress)
         self.compile_seconds = time.perf_counter() - started
         return self.compile_seconds
 

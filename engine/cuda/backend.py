@@ -20,7 +20,7 @@ from engine.cache.kv import CHUNK, LayerCache
 from engine.cuda import add, attention, embed, glu, matmul, quantize, repack, rms_norm, rope, sample, softcap
 from engine.cuda.compiler import Specialization
 from engine.cuda.device import Buffer, Device, Graph
-from engine.cuda.steps import DeviceSteps
+from engine.cuda.steps import DeviceSteps, drafting_kernels
 from engine.models.heads import Heads
 from engine.quants import Format
 from engine.sampler import Sampler, SamplingParams
@@ -295,11 +295,12 @@ class Backend:
     def warm_up(self, model: Any, progress: Progress | None) -> None:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
-        for rows in (1, 2, MAX_ROWS):
+        for rows in (1, 2, 4, 8, MAX_ROWS):
             plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], 1))
             kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
+        kernels.update(dict.fromkeys(drafting_kernels()))
         for done, kernel in enumerate(kernels):
             if progress:
                 progress("compile", done, len(kernels))

@@ -271,3 +271,8 @@ class DeviceDrafts:
             found = self._chooser.found.address
             arguments = [found, rows - 1, n_ctx, tokens, positions, history, script, out]
             device.launch(accept.propose(self.scripted), 1, 32, arguments)
+
+
+def drafting_kernels() -> list[Any]:
+    """What steps with drafts launch, beside passes and the choice of tokens."""
+    return [accept.place(), accept.begin_draft(READS), accept.propose(False)]

@@ -14,6 +14,9 @@ from statistics import median
 WINDOW = 8
 """Latest passes of one size whose median is their time."""
 
+SEEN = 2
+"""Passes with drafts that must have been timed before time decides anything."""
+
 MEMORY = 0.95
 """How much of what is known about acceptance survives a pass."""
 
@@ -44,8 +47,8 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to compare."""
-        return bool(self._plain) and any(self._passes.values())
+        """Whether there is enough to compare: one pass alone may have been slow by chance."""
+        return bool(self._plain) and sum(map(len, self._passes.values())) >= SEEN
 
     def relative(self, n: int) -> float:
         """T(n) / T(0); between and beyond what was measured, in proportion to the drafts of the nearest size that was."""
