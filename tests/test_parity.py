@@ -49,7 +49,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 
 
 def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(devices, "_gpu", lambda index: None)
+    monkeypatch.setattr(devices, "_gpu", lambda index, beside: None)
     assert parity.main(["/no/such/model.gguf"]) == 2
     assert "/no/such/model.gguf" in sentence(capsys)
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")

@@ -296,8 +296,10 @@ class Backend:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
         for rows in (1, 2, 4, 8, MAX_ROWS):
-            plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], 1))
-            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+            # A prompt asks for the last row's logits, a step with drafts for those of all.
+            for n_logits in {1, rows}:
+                plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
+                kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         kernels.update(dict.fromkeys(drafting_kernels()))

@@ -55,8 +55,7 @@ def pair(files: tuple[Path, Path]) -> Pair:
 NOISE: dict[str, Any] = {"temperature": 0.8, "top_k": 30, "seed": 5, "repeat_penalty": 1.3, "logit_bias": {17: 2.0}}
 
 
-@pytest.mark.parametrize("draft", ["good", "bad"])
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, NOISE])
+@pytest.mark.parametrize(("draft", "options"), [("good", NOISE), ("bad", {"temperature": 0.0})])
 def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[str, Any]) -> None:
     cpu, gpu = pair(draft)
     speculation = SpeculationParams(draft_max=2)
@@ -78,7 +77,6 @@ def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tu
         llm.complete(PROMPT, max_tokens=8, ignore_eos=True, speculation=speculation, **NOISE) for llm in (cpu, gpu)
     )
     assert found.ids == expected.ids
-    assert found.speculation == expected.speculation or found.speculation is not None
     assert expected.speculation is not None and found.speculation is not None
     assert found.speculation.drafted_at == expected.speculation.drafted_at
     assert found.speculation.accepted_at == expected.speculation.accepted_at
