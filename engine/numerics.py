@@ -5,8 +5,8 @@ one text for one arithmetic.  The rules that make its bits equal everywhere:
 
 * only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
 * every product that feeds a sum is an explicit :func:`fma`, so no compiler is left a choice to contract;
-* ``exp`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p`` and ``softcap`` end in a product
-  and must not be added to;
+* ``exp`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and ``softcap``
+  end in a product and must not be added to;
 * finite values: which bits a NaN has is not promised.
 
 All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
@@ -179,6 +179,14 @@ def sigmoid(x):  # type: ignore[no-untyped-def]
 def silu(x):  # type: ignore[no-untyped-def]
     """x sigmoid(x) (Elfwing et al. 2017), error below 2.5 ulp; finite x only (silu(-inf) is nan)."""
     return x / (_ONE + exp(-x))
+
+
+@njit(cache=True, error_model="numpy")
+def softplus(x):  # type: ignore[no-untyped-def]
+    """log(1 + e**x), x itself above 20, error below 3 ulp; as :func:`log1p`, it must not be added to."""
+    if x > f32(20.0):
+        return x
+    return log1p(exp(x))
 
 
 @njit(cache=True, error_model="numpy")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gguf import GGMLQuantizationType as T
 
+from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.errors import UsageError
 from engine.quants import FORMATS
 
@@ -19,7 +20,12 @@ from engine.quants import FORMATS
 class Shape:
     """The sizes of a model.  ``head_dim`` is the length of a key and of a value; ``window`` the sliding window of
     gemma3 (0: none); ``rope_factor`` the context extension of Llama 3.1 and later (0: no ``rope_freqs`` tensor), over
-    ``rope_n_ctx`` trained positions."""
+    ``rope_n_ctx`` trained positions; ``n_rot`` the rotated dimensions of a head (0: all).
+
+    ``experts``: the feed-forward networks are mixtures (``n_ff`` is then only a number in the metadata, 0: not there).
+    ``delta_net``: all layers but every ``interval``-th are gated delta nets, and attention has gates.  ``n_mtp``: layers
+    of attention behind the n_layer of the trunk, which draft tokens.
+    """
 
     architecture: str
     n_layer: int
@@ -36,35 +42,90 @@ class Shape:
     window: int = 0
     rope_factor: float = 0.0
     rope_n_ctx: int = 8192
+    n_rot: int = 0
+    experts: ExpertsConfig | None = None
+    delta_net: DeltaNetConfig | None = None
+    interval: int = 4
+    n_mtp: int = 0
+
+    @property
+    def n_block(self) -> int:
+        """Layers in the file: of the trunk, and behind it."""
+        return self.n_layer + self.n_mtp
+
+    @property
+    def recurrent(self) -> tuple[bool, ...]:
+        """Which layers of the file are gated delta nets."""
+        hybrid = self.delta_net is not None
+        return tuple(hybrid and il < self.n_layer and (il + 1) % self.interval != 0 for il in range(self.n_block))
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
-        e, q, kv = self.n_embd, self.n_head * self.head_dim, self.n_head_kv * self.head_dim
-        yield "token_embd.weight", (self.n_vocab, e)
+        yield "token_embd.weight", (self.n_vocab, self.n_embd)
         if self.rope_factor:
             yield "rope_freqs.weight", (self.head_dim // 2,)
-        for layer in range(self.n_layer):
-            block = f"blk.{layer}."
+        for layer, recurrent in enumerate(self.recurrent):
+            block, e = f"blk.{layer}.", self.n_embd
             yield block + "attn_norm.weight", (e,)
-            for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
-                yield f"{block}{name}.weight", (rows, e)
-                if self.architecture == "qwen2":
-                    yield f"{block}{name}.bias", (rows,)
-            if self.architecture in ("qwen3", "gemma3"):
-                yield block + "attn_q_norm.weight", (self.head_dim,)
-                yield block + "attn_k_norm.weight", (self.head_dim,)
-            yield block + "attn_output.weight", (e, q)
-            if self.architecture == "gemma3":
+            yield from self._delta_net(block) if recurrent else self._attention(block)
+            if self.architecture == "gemma3" or self.delta_net:
                 yield block + "post_attention_norm.weight", (e,)
-            yield block + "ffn_norm.weight", (e,)
-            yield block + "ffn_gate.weight", (self.n_ff, e)
-            yield block + "ffn_up.weight", (self.n_ff, e)
-            yield block + "ffn_down.weight", (e, self.n_ff)
+            if not self.delta_net:
+                yield block + "ffn_norm.weight", (e,)
+            yield from self._mixture(block) if self.experts else self._feed_forward(block)
             if self.architecture == "gemma3":
                 yield block + "post_ffw_norm.weight", (e,)
-        yield "output_norm.weight", (e,)
+            if layer >= self.n_layer:
+                yield block + "nextn.eh_proj.weight", (e, 2 * e)
+                for name in ("enorm", "hnorm", "shared_head_norm"):
+                    yield f"{block}nextn.{name}.weight", (e,)
+        yield "output_norm.weight", (self.n_embd,)
         if not self.tied:
-            yield "output.weight", (self.n_vocab, e)
+            yield "output.weight", (self.n_vocab, self.n_embd)
+
+    def _attention(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e, q, kv = self.n_embd, self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        gated = 2 if self.delta_net else 1  # each head's queries, then its gates
+        for name, rows in (("attn_q", gated * q), ("attn_k", kv), ("attn_v", kv)):
+            yield f"{block}{name}.weight", (rows, e)
+            if self.architecture == "qwen2":
+                yield f"{block}{name}.bias", (rows,)
+        if self.architecture not in ("llama", "qwen2"):
+            yield block + "attn_q_norm.weight", (self.head_dim,)
+            yield block + "attn_k_norm.weight", (self.head_dim,)
+        yield block + "attn_output.weight", (e, q)
+
+    def _delta_net(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e, net = self.n_embd, self.delta_net
+        assert net is not None
+        keys, values = net.n_k * net.state_size, net.n_v * net.state_size
+        yield block + "attn_qkv.weight", (2 * keys + values, e)
+        yield block + "attn_gate.weight", (values, e)
+        yield block + "ssm_alpha.weight", (net.n_v, e)
+        yield block + "ssm_beta.weight", (net.n_v, e)
+        yield block + "ssm_conv1d.weight", (2 * keys + values, net.n_conv)
+        yield block + "ssm_a", (net.n_v,)
+        yield block + "ssm_dt.bias", (net.n_v,)
+        yield block + "ssm_norm.weight", (net.state_size,)
+        yield block + "ssm_out.weight", (e, values)
+
+    def _feed_forward(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield block + "ffn_gate.weight", (self.n_ff, self.n_embd)
+        yield block + "ffn_up.weight", (self.n_ff, self.n_embd)
+        yield block + "ffn_down.weight", (self.n_embd, self.n_ff)
+
+    def _mixture(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e, mix = self.n_embd, self.experts
+        assert mix is not None
+        yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+        yield block + "ffn_gate_exps.weight", (mix.n_expert, mix.n_ff, e)
+        yield block + "ffn_up_exps.weight", (mix.n_expert, mix.n_ff, e)
+        yield block + "ffn_down_exps.weight", (mix.n_expert, e, mix.n_ff)
+        if mix.n_ff_shared:
+            yield block + "ffn_gate_inp_shexp.weight", (e,)
+            yield block + "ffn_gate_shexp.weight", (mix.n_ff_shared, e)
+            yield block + "ffn_up_shexp.weight", (mix.n_ff_shared, e)
+            yield block + "ffn_down_shexp.weight", (e, mix.n_ff_shared)
 
     @property
     def n_params(self) -> int:
@@ -76,6 +137,7 @@ N_VOCAB_TINY = 289
 """Tokens of the smallest vocabulary that can write any text (``engine.synthetic.vocabulary``)."""
 
 # Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.
+# fmt: off
 _SHAPES = {
     "smollm2-135m": Shape("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e5, 1e-5),
     "llama3.2-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, 1e-5, rope_factor=32),
@@ -88,13 +150,40 @@ _SHAPES = {
     "qwen3-8b": Shape("qwen3", 36, 4096, 32, 8, 128, 12288, 151936, 40960, 1e6, 1e-6, tied=False),
     "gemma3-270m": Shape("gemma3", 18, 640, 4, 1, 256, 2048, 262144, 32768, 1e6, 1e-6, window=512),
     "gemma3-1b": Shape("gemma3", 26, 1152, 4, 1, 256, 6912, 262144, 32768, 1e6, 1e-6, window=512),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", 48, 2048, 32, 4, 128, 6144, 151936, 40960, 1e6, 1e-6, tied=False,
+        experts=ExpertsConfig(128, 8, 768, 0),
+    ),
+    "qwen3.6-27b": Shape(
+        "qwen35", 64, 5120, 24, 4, 256, 17408, 248320, 262144, 1e7, 1e-6, tied=False, n_rot=64, n_mtp=1,
+        delta_net=DeltaNetConfig(16, 48, 128, 4),
+    ),
+    "qwen3.6-35b-a3b": Shape(
+        "qwen35moe", 40, 2048, 16, 2, 256, 0, 248320, 262144, 1e7, 1e-6, tied=False, n_rot=64, n_mtp=1,
+        delta_net=DeltaNetConfig(16, 32, 128, 4), experts=ExpertsConfig(256, 8, 512, 512),
+    ),
     # Small and awkward, for tests: odd numbers of heads, layers and tokens, rows that are not a multiple of 256, heads
     # that do not add up to the width, and for gemma3 a window that a short prompt leaves and a layer (5 of 7) without.
     "tiny-llama": Shape("llama", 3, 288, 9, 3, 32, 768, N_VOCAB_TINY, 512, 1e4, 1e-5, rope_factor=8, rope_n_ctx=64),
     "tiny-qwen2": Shape("qwen2", 3, 320, 5, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, tied=False),
     "tiny-qwen3": Shape("qwen3", 3, 256, 3, 1, 128, 768, N_VOCAB_TINY, 512, 1e5, 1e-6),
     "tiny-gemma3": Shape("gemma3", 7, 256, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, window=32),
+    # Experts that are not a power of two, and of widths with no 256 in them; trunks that end with a delta net or with
+    # attention, and have more heads of values than of keys.
+    "tiny-qwen3moe": Shape(
+        "qwen3moe", 3, 256, 3, 1, 64, 0, N_VOCAB_TINY, 512, 1e5, 1e-6,
+        experts=ExpertsConfig(5, 2, 96, 0),
+    ),
+    "tiny-qwen35": Shape(
+        "qwen35", 5, 288, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, tied=False, n_rot=32, n_mtp=1,
+        delta_net=DeltaNetConfig(3, 6, 32, 4),
+    ),
+    "tiny-qwen35moe": Shape(
+        "qwen35moe", 4, 256, 3, 1, 128, 0, N_VOCAB_TINY, 512, 1e5, 1e-6, n_rot=32, n_mtp=1,
+        delta_net=DeltaNetConfig(2, 6, 64, 4), experts=ExpertsConfig(7, 3, 256, 160),
+    ),
 }
+# fmt: on
 
 
 def shapes() -> dict[str, Shape]:
@@ -125,6 +214,9 @@ _MIXES = {
     "Q5_1": (T.Q5_1, T.Q6_K, False),
 }
 
+# Small matrices that stay float32: the router of experts, and the convolution of a delta net.
+_FLOAT = ("ffn_gate_inp", "ssm_conv1d")
+
 # What takes the place of a 256-wide format when the row length is not a multiple of 256.
 _FALLBACK = {
     T.IQ2_XXS: T.IQ4_NL,
@@ -143,19 +235,28 @@ def quants() -> list[str]:
 
 
 def use_more_bits(layer: int, n_layer: int) -> bool:
-    """Whether a layer's ``attn_v`` and ``ffn_down`` get Q6_K in a ``_M`` mix: the first and last eighth, and every
-    third layer between."""
+    """Whether a layer's ``attn_v`` (or ``attn_qkv``) and ``ffn_down`` get Q6_K in a ``_M`` mix: the first and last eighth of
+    the layers in the file, and every third layer between."""
     return layer < n_layer // 8 or layer >= 7 * n_layer // 8 or (layer - n_layer // 8) % 3 == 2
 
 
 def tensor_type(shape: Shape, quant: str, name: str, columns: int) -> T:
     """The format of one matrix with rows of ``columns`` weights."""
     main, head, more = _MIXES.get(quant) or (T[quant], T[quant], False)
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    layer, part = (int(match[1]), match[2]) if match else (0, "")
+    if part in _FLOAT:
+        return T.F32
     kind = main
     if name == "output.weight" or (shape.tied and name == "token_embd.weight"):
         kind = head
-    elif more and (match := re.fullmatch(r"blk\.(\d+)\.(attn_v|ffn_down)\.weight", name)):
-        kind = T.Q6_K if use_more_bits(int(match[1]), shape.n_layer) else main
+    elif more and re.fullmatch(r"attn_v|attn_qkv|ffn_down(_exps|_shexp)?", part):
+        kind = T.Q6_K if use_more_bits(layer, shape.n_block) else main
+    if quant in _MIXES and shape.experts and shape.experts.n_expert == 8:  # they cost little beside so many
+        if part in ("attn_k", "attn_v", "attn_qkv"):
+            kind = T.Q8_0
+        elif part == "attn_output" and quant == "Q4_K_M":
+            kind = T.Q5_K
     if columns % FORMATS[kind].block:
         kind = _FALLBACK.get(kind, T.F16)
     return kind if columns % FORMATS[kind].block == 0 else T.F16

@@ -25,6 +25,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as T
 
+from engine.config import DeltaNetConfig
 from engine.errors import EngineError, UsageError
 from engine.quants import FORMATS
 from engine.shapes import N_VOCAB_TINY, Shape, parse_shape, quants, shapes, tensor_type
@@ -117,17 +118,33 @@ def _prime_above(n: int) -> int:
     return n
 
 
-def _vector(name: str, shape: Shape, n: int, bits: np.random.PCG64) -> np.ndarray:
-    """float32 [n]: a norm, a bias, or the RoPE factors of Llama 3 (its model card's formula)."""
+def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
+    """float32 [n]: a norm, a bias, the decay of a delta net, or the RoPE factors of Llama 3 (its model card's formula)."""
+    bits = _random(seed, name)
     if name == "rope_freqs.weight":
         low, high = 1.0, 4.0
         turns = shape.rope_n_ctx * shape.rope_base ** (-2.0 * np.arange(n) / shape.head_dim) / (2 * math.pi)
         smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return (1.0 / ((1.0 - smooth) / shape.rope_factor + smooth)).astype(np.float32)
+    if name.endswith(".ssm_a"):
+        return -_between(bits, n, 0.1, 8.0)
+    if name.endswith(".ssm_dt.bias"):
+        # A state decays by exp(a * softplus(x + dt)): by 0.5 % to 5 % in a token with x = 0, and as x has a variance of
+        # about 1, hardly ever by more than a half.
+        step = _between(bits, n, 0.005, 0.05) / -_vector(name.replace("ssm_dt.bias", "ssm_a"), shape, n, seed)
+        return np.log(np.expm1(step)).astype(np.float32)
     if name.endswith(".bias"):
         return _uniform(bits, n) * np.float32(0.1)
-    centre = 3.0 if name == "output_norm.weight" else 1.0
+    if name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix of one row
+        return _uniform(bits, n) * np.float32(n**-0.5)
+    centre = 3.0 if name.endswith(("output_norm.weight", "shared_head_norm.weight")) else 1.0  # before logits
     return np.float32(centre) * (1 + _uniform(bits, n) * np.float32(0.1))
+
+
+def _between(bits: np.random.PCG64, n: int, low: float, high: float) -> np.ndarray:
+    """float32 [n] from low to high, with uniform logarithms."""
+    share = bits.random_raw(n) / 2.0**64
+    return (low * (high / low) ** share).astype(np.float32)
 
 
 # --- the file --------------------------------------------------------------------------------------------------
@@ -167,21 +184,33 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
         writer.add_file_type(file_type)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_block_count(shape.n_block)
+    if shape.n_ff:
+        writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.eps)
     writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
     writer.add_vocab_size(shape.n_vocab)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.experts:
+        writer.add_expert_count(shape.experts.n_expert)
+        writer.add_expert_used_count(shape.experts.n_used)
+        writer.add_expert_feed_forward_length(shape.experts.n_ff)
+        if shape.experts.n_ff_shared:
+            writer.add_expert_shared_feed_forward_length(shape.experts.n_ff_shared)
+    if shape.delta_net:
+        add_delta_net(writer, shape.delta_net, shape.recurrent, shape.n_rot or shape.head_dim)
+        writer.add_full_attention_interval(shape.interval)
+        writer.add_nextn_predict_layers(shape.n_mtp)
     tokens, types, merges = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2" if shape.architecture.startswith("qwen") else "gpt-2")
+    pre = "qwen35" if shape.delta_net else "qwen2" if shape.architecture.startswith("qwen") else "gpt-2"
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
@@ -189,6 +218,19 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def add_delta_net(writer: gguf.GGUFWriter, net: DeltaNetConfig, recurrent: Sequence[bool], n_rot: int) -> None:
+    """The metadata of a hybrid beside that of its attention."""
+    writer.add_ssm_conv_kernel(net.n_conv)
+    writer.add_ssm_state_size(net.state_size)
+    writer.add_ssm_group_count(net.n_k)
+    writer.add_ssm_time_step_rank(net.n_v)
+    writer.add_ssm_inner_size(net.n_v * net.state_size)
+    writer.add_array(f"{writer.arch}.attention.recurrent_layers", list(recurrent))
+    # Which stream of positions (time, height, width, none) rotates a pair: they take turns, and in text are all the same.
+    pairs = n_rot // 2
+    writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
 
 
 def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed: int = 0) -> Path:
@@ -207,12 +249,12 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     writer = gguf.GGUFWriter(None, shape.architecture)
     _add_metadata(writer, name, shape, quant)
     kinds: dict[str, T] = {}
-    rows: dict[tuple[T, int], int] = {}  # of the tallest matrix of each format and width
+    rows: dict[tuple[T, int], int] = {}  # of the tallest matrix, or matrices of experts, of each format and width
     for tensor, size in shape.tensors():
         kind = T.F32 if len(size) == 1 else tensor_type(shape, quant, tensor, size[-1])
         kinds[tensor] = kind
-        if len(size) == 2:
-            rows[kind, size[1]] = max(rows.get((kind, size[1]), 0), size[0])
+        if len(size) > 1:
+            rows[kind, size[-1]] = max(rows.get((kind, size[-1]), 0), math.prod(size[:-1]))
         packed = (*size[:-1], FORMATS[kind].row_bytes(size[-1]))
         writer.add_tensor_info(tensor, packed, np.dtype(np.uint8), math.prod(packed), raw_dtype=kind)
     total = sum(info.nbytes for info in writer.tensors[0].values())
@@ -244,20 +286,20 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
     with path.open("ab") as file:
         for tensor, size in shape.tensors():
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
-            bits = _random(seed, tensor)
             if len(size) == 1:
-                file.write(_vector(tensor, shape, size[0], bits).astype("<f4").tobytes())
+                file.write(_vector(tensor, shape, size[0], seed).astype("<f4").tobytes())
                 continue
-            kind, columns = kinds[tensor], size[1]
+            bits = _random(seed, tensor)
+            kind, columns = kinds[tensor], size[-1]
             width = FORMATS[kind].block_bytes
             if (kind, columns) not in buffers:
-                # A prime number of blocks, no fewer than rows: every row of a matrix starts at another block.
+                # A prime number of blocks, no fewer than rows: every row of a tensor starts at another block.
                 n = _prime_above(max(rows[kind, columns], _BUFFER // width, columns))
                 source = _random(seed, f"{kind.name} {columns}")
                 buffers[kind, columns] = random_blocks(kind, n, columns**-0.5, source).reshape(-1).data
             buffer = buffers[kind, columns]
             at = int(bits.random_raw()) % (len(buffer) // width) * width
-            left = size[0] * FORMATS[kind].row_bytes(columns)
+            left = math.prod(size[:-1]) * FORMATS[kind].row_bytes(columns)
             while left:
                 piece = buffer[at : at + left]
                 file.write(piece)
@@ -276,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.list or not args.shape:
         for name, shape in shapes().items():
-            print(f"{name:14} {shape.architecture:7} {shape.n_params / 1e6:8.1f} M parameters")
+            print(f"{name:15} {shape.architecture:9} {shape.n_params / 1e6:8.1f} M parameters")
         print("quantizations:", " ".join(quants()))
         return 0
     try:

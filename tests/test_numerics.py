@@ -39,6 +39,7 @@ log = mapped(numerics.log)
 log1p = mapped(numerics.log1p)
 sigmoid = mapped(numerics.sigmoid)
 silu = mapped(numerics.silu)
+softplus = mapped(numerics.softplus)
 gelu = mapped(numerics.gelu)
 tanh = mapped(numerics.tanh)
 half_to_float = mapped(numerics.half_to_float)
@@ -67,6 +68,10 @@ def exact_sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
+def exact_softplus(x: Array) -> Array:
+    return np.logaddexp(0, x)
+
+
 def exact_gelu(x: Array) -> Array:
     with np.errstate(over="ignore"):
         return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -88,6 +93,9 @@ def exact_gelu(x: Array) -> Array:
         (sigmoid, exact_sigmoid, -1e-30, -87.0, 2.5),
         (silu, lambda x: x * exact_sigmoid(x), 1e-30, 1e30, 2.5),
         (silu, lambda x: x * exact_sigmoid(x), -1e-30, -87.0, 2.5),
+        (softplus, exact_softplus, 1e-30, 1e30, 3.0),
+        (softplus, exact_softplus, 15.0, 25.0, 3.0),
+        (softplus, exact_softplus, -1e-30, -87.0, 3.0),
         (gelu, exact_gelu, 1e-30, 1e10, 2.5),
         (gelu, exact_gelu, -1e-30, -0.5, 3.5),
         (tanh, np.tanh, 1e-30, 100.0, 1.5),
@@ -128,6 +136,8 @@ def test_exact_values() -> None:
     assert one(exp, 0.0) == one(exp, -0.0) == one(exp, 1e-45) == one(exp, -1e-45) == 1.0
     assert one(log, 1.0) == one(log1p, 0.0) == one(tanh, 0.0) == one(silu, 0.0) == one(gelu, 0.0) == 0.0
     assert one(sigmoid, 0.0) == 0.5
+    assert one(softplus, 0.0) == pytest.approx(math.log(2), rel=2**-23)
+    assert one(softplus, 100.0) == 100.0
     assert one(tanh, 100.0) == one(sigmoid, 100.0) == 1.0
     assert one(tanh, -100.0) == -1.0
     assert one(silu, 100.0) == one(gelu, 100.0) == 100.0
@@ -156,7 +166,7 @@ def test_log_at_its_ends() -> None:
     assert log1p(np.array([-1.0], np.float32))[0] == -math.inf
 
 
-@pytest.mark.parametrize("function", [exp, log, log1p, sigmoid, silu, gelu, tanh])
+@pytest.mark.parametrize("function", [exp, log, log1p, sigmoid, silu, softplus, gelu, tanh])
 def test_nan_gives_nan(function: Callable[[Array], Array]) -> None:
     assert np.isnan(function(np.array([NAN, -NAN], np.float32))).all()
 
@@ -165,6 +175,7 @@ def test_sigmoid_and_tanh_at_infinity() -> None:
     ends = np.array([-INF, INF], np.float32)
     assert sigmoid(ends).tolist() == [0.0, 1.0]
     assert tanh(ends).tolist() == [-1.0, 1.0]
+    assert softplus(ends).tolist() == [0.0, math.inf]
     assert silu(ends[1:]).tolist() == gelu(ends[1:]).tolist() == [math.inf]
 
 
@@ -176,6 +187,8 @@ def test_sigmoid_and_tanh_at_infinity() -> None:
         (log, 1e-38, 3.4e38, 1),
         (tanh, 1e-6, 20.0, 2),
         (sigmoid, 1e-6, 90, 2),
+        (softplus, 1e-6, 90, 3),
+        (softplus, -87.0, -1e-6, 3),
     ],
 )
 def test_no_step_down_larger_than_the_error(

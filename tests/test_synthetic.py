@@ -3,6 +3,7 @@
 import math
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -17,12 +18,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import engine
 from engine import catalog, synthetic
 from engine import shapes as sizes
+from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.errors import UsageError
 from engine.gguf import GGUF, read_gguf
 from engine.quants import FORMATS
 from engine.shapes import Shape, parse_shape, shapes
 from engine.synthetic import make_model, random_blocks
-from tests.conftest import model_path
+from tests.conftest import model_path, shared_model
 
 # Parameters as the models' cards count them (safetensors headers of the original repositories).
 PUBLISHED = {
@@ -37,7 +39,18 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
+    "qwen3-30b-a3b": 30_532_122_624,
 }
+
+# These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
+# parameters of both, and the parameters of the tower as ``transformers`` builds it.
+PUBLISHED_WITH_VISION = {
+    "qwen3.6-27b": (27.78, 460_730_096),
+    "qwen3.6-35b-a3b": (35.95, 446_571_248),
+}
+
+HYBRID = ("qwen35", "qwen35moe")
+MIXTURE = ("qwen3moe", "qwen35moe")
 
 TINY = [name for name in shapes() if name.startswith("tiny-")]
 
@@ -59,6 +72,13 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert shapes()[name].n_params == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("name", PUBLISHED_WITH_VISION)
+def test_parameter_counts_of_models_that_see(name: str) -> None:
+    both, vision = PUBLISHED_WITH_VISION[name]
+    assert round((shapes()[name].n_params + vision) / 1e9, 2) == both
+    assert shapes()[name].n_block == shapes()[name].n_layer + 1
+
+
 @pytest.mark.parametrize(("name", "quant"), [("gemma3-270m", "Q4_K_M"), ("smollm2-135m", "Q4_1")])
 def test_tensors_are_those_of_the_real_file(name: str, quant: str, tmp_path: Path) -> None:
     real = read_gguf(model_path(name))
@@ -77,6 +97,52 @@ def test_layout_is_that_of_the_bundled_model(tmp_path: Path) -> None:
     made = read_gguf(make_model(tmp_path / "m.gguf", shape, "Q4_K_M"))
     assert layout(made) == layout(real)
     assert made.metadata["general.file_type"] == real.metadata["general.file_type"]
+
+
+# fmt: off
+TRAINED = {
+    "pycoder-hybrid-mtp-Q4_K_M.gguf": Shape(
+        "qwen35", 8, 512, 4, 2, 256, 1024, 8192, 1024, 1e5, 1e-6, n_rot=64, n_mtp=1,
+        delta_net=DeltaNetConfig(2, 4, 128, 4),
+    ),
+    "pycoder-moe-mtp-Q4_K_M.gguf": Shape(
+        "qwen35moe", 4, 512, 4, 2, 256, 0, 8192, 1024, 1e5, 1e-6, n_rot=64, n_mtp=1,
+        delta_net=DeltaNetConfig(2, 4, 128, 4), experts=ExpertsConfig(8, 2, 256, 256),
+    ),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_hybrids_are_those_that_llama_cpp_converts(name: str, tmp_path: Path) -> None:
+    """Tensors, shapes, formats, and all that the metadata says of the architecture."""
+    real = read_gguf(shared_model(name))
+    made = read_gguf(make_model(tmp_path / "m.gguf", TRAINED[name], "Q4_K_M"))
+    assert layout(made) == layout(real)
+    arch = f"{TRAINED[name].architecture}."
+    ours, theirs = ({k: v for k, v in f.metadata.items() if k.startswith(arch)} for f in (made, real))
+    assert ours.pop(f"{arch}vocab_size") == TRAINED[name].n_vocab
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert np.array_equal(ours[key], value), key
+        assert made.kinds[key] == real.kinds[key]
+
+
+def test_formats_of_mixtures() -> None:
+    """The rules of llama-quant.cpp: eight experts make attention cheap enough for more bits, other numbers do not."""
+    shape = Shape("qwen3moe", 8, 512, 4, 2, 128, 0, 300, 512, 1e6, 1e-6, experts=ExpertsConfig(8, 2, 256, 0))
+
+    def kinds(shape: Shape, quant: str, *names: str) -> list[str]:
+        return [sizes.tensor_type(shape, quant, f"blk.3.{name}.weight", 512).name for name in names]
+
+    attention = ("attn_q", "attn_k", "attn_v", "attn_output")
+    assert kinds(shape, "Q4_K_M", *attention) == ["Q4_K", "Q8_0", "Q8_0", "Q5_K"]
+    assert kinds(shape, "Q4_0", *attention) == ["Q4_0", "Q8_0", "Q8_0", "Q4_0"]
+    assert kinds(shape, "Q6_K", *attention) == ["Q6_K"] * 4
+    many = replace(shape, experts=ExpertsConfig(128, 8, 256, 0))
+    assert kinds(many, "Q4_K_M", *attention, "ffn_down_exps") == ["Q4_K", "Q4_K", "Q6_K", "Q4_K", "Q6_K"]
+    for quant in sizes.quants():
+        assert kinds(many, quant, "ffn_gate_inp", "ssm_conv1d") == ["F32", "F32"]
 
 
 def test_more_bits_go_where_llama_cpp_puts_them() -> None:
@@ -105,23 +171,26 @@ def test_blocks_have_the_variance_asked_for(kind: gguf.GGMLQuantizationType) -> 
         assert len(np.unique(np.abs(values).max(axis=1))) > (1 if kind.name == "MXFP4" else 1000)
 
 
+@pytest.mark.parametrize("shape_name", ["tiny-qwen3", "tiny-qwen35moe"])
 @pytest.mark.parametrize("quant", sizes.quants())
-def test_every_quantization_makes_a_readable_file(quant: str, tmp_path: Path) -> None:
-    path = make_model(tmp_path / "m.gguf", "tiny-qwen3", quant)
+def test_every_quantization_makes_a_readable_file(quant: str, shape_name: str, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "m.gguf", shape_name, quant)
     made = read_gguf(path, check_tensors=True)
-    shape = shapes()["tiny-qwen3"]
+    shape = shapes()[shape_name]
     assert {n: s for n, (_, s) in layout(made).items()} == dict(shape.tensors())
     assert not path.with_name("m.gguf.part").exists()
     for name, tensor in made.tensors.items():
-        if len(tensor.shape) == 2:
-            values = weights(made, name).astype(np.float64)
-            assert math.isclose(values.std() * math.sqrt(tensor.shape[1]), 1.0, rel_tol=0.1), name
+        if len(tensor.shape) > 1:
+            values = weights(made, name).astype(np.float64).reshape(-1, tensor.shape[-1])
+            few = 1 / math.sqrt(values.size / FORMATS[tensor.type].block)
+            assert math.isclose(values.std() * math.sqrt(tensor.shape[-1]), 1.0, rel_tol=0.1 + few), name
             assert len(np.unique(values, axis=0)) == len(values), f"{name} repeats a row"
         else:
             assert tensor.type.name == "F32"
-    assert made.tensors["blk.0.attn_output.weight"].type.name in (quant, "Q5_0", "Q5_1", "Q4_0", "Q8_0", "IQ4_NL")
+    last = made.tensors[f"blk.{shape.n_layer - 1}.attn_output.weight"].type.name
+    assert last in (quant, "Q5_0", "Q5_1", "Q4_0", "Q8_0", "IQ4_NL")
     if quant in FORMATS:  # 384 columns are not a multiple of 256, 256 are
-        assert made.tensors["blk.0.ffn_up.weight"].type.name == quant
+        assert made.tensors[f"blk.0.ffn_up{'_exps' * bool(shape.experts)}.weight"].type.name == quant
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -141,7 +210,14 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch == "qwen2")
     assert ("gemma3.attention.sliding_window" in meta) == (arch == "gemma3")
     assert ("rope_freqs.weight" in made.tensors) == (arch == "llama")
-    assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch in ("qwen3", "gemma3"))
+    assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))
+    assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE)
+    assert (f"{arch}.ssm.state_size" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in HYBRID)
+    assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (arch in HYBRID)
+    if shape.experts:
+        assert shape.experts.n_expert.bit_count() > 1
+    if shape.delta_net:
+        assert shape.delta_net.n_v > shape.delta_net.n_k > 1
     assert len({tensor.type for tensor in made.tensors.values()}) > 2
 
 
@@ -191,6 +267,24 @@ def test_rope_factors_follow_llama_3(tmp_path: Path) -> None:
             expected.append(1.0 / ((1.0 - smooth) / shape.rope_factor + smooth))
     np.testing.assert_allclose(factors, expected, rtol=1e-6)
     assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen35", "tiny-qwen35moe"])
+def test_states_decay_slowly_and_convolutions_keep_the_variance(name: str, tmp_path: Path) -> None:
+    made, shape = read_gguf(make_model(tmp_path / "m.gguf", name, "F32")), shapes()[name]
+    x = np.random.default_rng(0).standard_normal((10_000, 1))
+    decays = []
+    for layer in np.flatnonzero(shape.recurrent):
+        a, dt = (weights(made, f"blk.{layer}.{part}").astype(np.float64) for part in ("ssm_a", "ssm_dt.bias"))
+        assert (a > -8).all() and (a < -0.1).all()
+        decays.append(np.exp(a * np.logaddexp(0, x + dt)))
+        taps = weights(made, f"blk.{layer}.ssm_conv1d.weight").astype(np.float64)
+        assert math.isclose((taps**2).sum(axis=1).mean(), 1, rel_tol=0.1)
+        assert made.tensors[f"blk.{layer}.ssm_conv1d.weight"].type.name == "F32"
+    every = np.concatenate(decays, axis=1)
+    assert np.quantile(every, 0.001) > 0.5
+    assert every.max() < 1
+    assert len(np.unique(every[0])) == every.shape[1]
 
 
 def tiny_tokenizer() -> Tokenizer:

@@ -1,13 +1,14 @@
-"""The key-value cache: one ring per layer, in chunks of 64 absolute positions.
+"""What a model remembers of the tokens it has read: a ring per layer, by absolute position.
 
-Position j of a layer lives in chunk (j // 64) % chunks, lane j % 64.  A layer that attends to everything has room for
-the whole context; a sliding-window layer holds its window and one batch of rows more, so that a batch can be stored
-before its first row has attended, and a few tokens can be taken back.
+Attention keeps keys and values in chunks of 64 positions.  Position j of a layer lives in chunk (j // 64) % chunks, lane
+j % 64.  A layer that attends to everything has room for the whole context; a sliding-window layer holds its window and
+one batch of rows more, so that a batch can be stored before its first row has attended, and a few tokens can be taken
+back.  What recurrent layers keep is in ``engine/cache/recurrent.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +19,32 @@ CHUNK = 64
 SPARE = 64
 """Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their
 tokens can still be taken back."""
+
+
+Zeros = Callable[[tuple[int, ...], type], Any]
+"""A backend's zeroed memory."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A pass that begins at position p needs what lies at positions p - ``back`` .. p - 1; ``capacity`` positions are
+    kept."""
+
+    back: int
+    capacity: int
+
+
+class Shape(Protocol):
+    """What one layer keeps per position."""
+
+    def n_bytes(self, n_ctx: int, max_rows: int, element: int) -> int:
+        """Memory of it, for a context of n_ctx read at most max_rows at a time; element: bytes of a key's or value's."""
+
+    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
+        """What of it is overwritten as positions go on."""
+
+    def layer(self, n_ctx: int, max_rows: int, half: bool, zeros: Zeros) -> Any:
+        """The memory itself."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +65,16 @@ class LayerShape:
         """Memory of the ring."""
         return self.chunks(n_ctx, max_rows) * CHUNK * self.n_head_kv * (self.d_k + self.d_v) * element
 
+    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
+        """The window, where there is one."""
+        return [Ring(self.window - 1, self.chunks(n_ctx, max_rows) * CHUNK)] if self.window > 0 else []
+
+    def layer(self, n_ctx: int, max_rows: int, half: bool, zeros: Zeros) -> "LayerCache":
+        """The rings."""
+        heads, chunks, dtype = self.n_head_kv, self.chunks(n_ctx, max_rows), np.uint16 if half else np.float32
+        keys, values = zeros((heads, chunks, self.d_k, CHUNK), dtype), zeros((heads, chunks, CHUNK, self.d_v), dtype)
+        return LayerCache(keys, values, self.window, half)
+
 
 @dataclass
 class LayerCache:
@@ -51,33 +88,31 @@ class LayerCache:
 
 
 class KVCache:
-    """Rings of all layers, with one length: the number of positions stored."""
+    """What all layers keep, with one length: the number of positions stored."""
 
     def __init__(
         self,
-        shapes: Sequence[LayerShape],
+        shapes: Sequence[Shape],
         n_ctx: int,
         max_rows: int,
         half: bool,
-        zeros: Callable[[tuple[int, ...], type], Any],
+        zeros: Zeros,
+        others: Iterable[Ring] = (),
     ) -> None:
+        """others: rings that a model keeps beside those of its layers."""
         self.n_ctx = n_ctx
         self.max_rows = max_rows
         self.length = 0
         self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, 2 if half else 4) for s in shapes)
-        dtype = np.uint16 if half else np.float32
-        self.layers = [
-            LayerCache(
-                zeros((s.n_head_kv, s.chunks(n_ctx, max_rows), s.d_k, CHUNK), dtype),
-                zeros((s.n_head_kv, s.chunks(n_ctx, max_rows), CHUNK, s.d_v), dtype),
-                s.window,
-                half,
-            )
-            for s in shapes
-        ]
-        windows = [(s.window, s.chunks(n_ctx, max_rows) * CHUNK) for s in shapes if s.window > 0]
-        # (window, capacity) of each kind of sliding layer, and the oldest position that its ring still holds.
-        self._oldest = dict.fromkeys(windows, 0)
+        self.layers: list[Any] = [s.layer(n_ctx, max_rows, half, zeros) for s in shapes]
+        rings = [*others, *(ring for s in shapes for ring in s.rings(n_ctx, max_rows))]
+        # The oldest position that each kind of ring still holds.
+        self._oldest = dict.fromkeys(rings, 0)
+
+    @property
+    def rewind(self) -> int:
+        """How many of the latest tokens can be taken back, whatever has been read before them."""
+        return min((ring.capacity - ring.back for ring in self._oldest), default=self.n_ctx)
 
     def advance(self, first: int, count: int) -> None:
         """Claim positions [first, first + count) for a batch that is about to be stored; first must be ``length``."""
@@ -92,23 +127,29 @@ class KVCache:
 
     def overwrite(self, end: int) -> None:
         """Positions before ``end`` have been or will be written, whatever becomes of them: rings lose what lay there."""
-        for window, capacity in self._oldest:
-            self._oldest[window, capacity] = max(self._oldest[window, capacity], end - capacity)
+        for ring, oldest in self._oldest.items():
+            self._oldest[ring] = max(oldest, end - ring.capacity)
 
     def can_truncate(self, length: int) -> bool:
-        """Whether the cache can be rewound to ``length``: sliding rings must still hold the window before it."""
+        """Whether the cache can be rewound to ``length``: rings must still hold what a pass there needs."""
         if length == 0:
             return True
         return length <= self.length and all(
-            length - window + 1 >= oldest or oldest == 0 for (window, _), oldest in self._oldest.items()
+            length - ring.back >= oldest or oldest == 0 for ring, oldest in self._oldest.items()
         )
 
     def truncate(self, length: int) -> None:
-        """Forget positions >= length.  ContextError if a sliding ring no longer holds what precedes it."""
+        """Forget positions >= length.  ContextError if a ring no longer holds what precedes it."""
         if not 0 <= length <= self.length:
             raise ContextError(f"a cache of {self.length} positions cannot be cut to {length}.")
         if not self.can_truncate(length):
-            raise ContextError(f"the sliding window before position {length} is gone; start again from 0.")
+            raise ContextError(f"what precedes position {length} is gone; start again from 0.")
         self.length = length
         if length == 0:
             self._oldest = dict.fromkeys(self._oldest, 0)
+
+    def restored(self, length: int) -> None:
+        """The rings have been given again what a pass at ``length`` needs, and nothing before it; other positions are
+        there."""
+        self.length = length
+        self._oldest = {ring: max(0, length - ring.back) for ring in self._oldest}

@@ -10,9 +10,13 @@ import numba
 import numpy as np
 
 from engine.cache.kv import LayerCache
-from engine.cpu import attention, embed, glu, matmul, rms_norm, rope, softcap
+from engine.cache.recurrent import RecurrentLayer
+from engine.cpu import attention, delta_net, embed, glu, matmul, mtp, rms_norm, rope, softcap
+from engine.cpu import experts as mixture
 from engine.errors import UsageError
 from engine.memory import available_memory
+from engine.models.delta_net import DeltaNet
+from engine.models.experts import Experts
 from engine.models.heads import Heads
 from engine.sampler import SamplingParams
 from engine.weights import Weight
@@ -32,6 +36,8 @@ class Backend:
     name = "cpu"
     max_rows = 128
     """Rows of one pass; longer prompts go in batches of this size.  No bit depends on it."""
+    ahead_drafted = 1
+    """Steps with drafts that are under way at once."""
 
     def __init__(self, n_threads: int = 0) -> None:
         available = numba.config.NUMBA_NUM_THREADS
@@ -69,7 +75,16 @@ class Backend:
         """target[first : first + len(rows)] = rows."""
         target[first : first + rows.shape[0]] = rows
 
-    def run(self, forward: Forward, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray | None:
+    def download(self, array: np.ndarray) -> np.ndarray:
+        """The values as a NumPy array: here itself."""
+        return array
+
+    def inputs(self) -> None:
+        """Memory for the inputs of passes between the steps of an answer: here they are arguments."""
+
+    def run(
+        self, forward: Forward, tokens: np.ndarray, positions: np.ndarray, n_logits: int, inputs: None = None
+    ) -> np.ndarray | None:
         """``forward(tokens, positions, n_logits)``: here every operation computes when it is called."""
         return forward(tokens, positions, n_logits)
 
@@ -80,6 +95,8 @@ class Backend:
         model.ops = _Announcer(self, model.operations, progress)
         try:
             model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+            if model.mtp is not None:
+                model.mtp.forward(0, 1)
         finally:
             model.ops = self
         if progress:
@@ -158,20 +175,43 @@ class Backend:
     ) -> np.ndarray:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.
+        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.  Where
+        heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of the gates.
         """
+        rows, gates = positions.size, None
+        if heads.gated:
+            both = q.reshape(rows, heads.n_head, 2, heads.d_k)
+            q, gates = np.ascontiguousarray(both[:, :, 0]), both[:, :, 1]
         if heads.biases:
-            q, k, v = (self.add(x, bias) for x, bias in zip((q, k, v), heads.biases, strict=True))
-        rows = positions.size
+            q = self.add(q, heads.biases[0])
         q = q.reshape(rows, heads.n_head, heads.d_k)
-        k = k.reshape(rows, heads.n_head_kv, heads.d_k)
         if heads.q_norm is not None:
             q = self.rms_norm(q, heads.q_norm, heads.eps)
-            k = self.rms_norm(k, heads.k_norm, heads.eps)
         self.rope(q, positions, table, heads.neox)
+        self.remember(heads, k, v, cache, positions, table)
+        out = self.attend(q, cache, positions, heads.scale)
+        if gates is not None:
+            glu.sigmoid_gate(out.reshape(rows, heads.n_head, heads.d_v), gates)
+        return out
+
+    def remember(
+        self,
+        heads: Heads,
+        k: np.ndarray,
+        v: np.ndarray,
+        cache: LayerCache,
+        positions: np.ndarray,
+        table: np.ndarray,
+    ) -> None:
+        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
+        if heads.biases:
+            k, v = self.add(k, heads.biases[1]), self.add(v, heads.biases[2])
+        rows = positions.size
+        k = k.reshape(rows, heads.n_head_kv, heads.d_k)
+        if heads.k_norm is not None:
+            k = self.rms_norm(k, heads.k_norm, heads.eps)
         self.rope(k, positions, table, heads.neox)
         self.append(cache, k, v.reshape(rows, heads.n_head_kv, heads.d_v), positions)
-        return self.attend(q, cache, positions, heads.scale)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
         """Rotate x [rows, heads, head_dim] in place by its positions; returns it."""
@@ -190,6 +230,104 @@ class Backend:
         window = cache.window
         attention.attend(q, cache.keys, cache.values, positions, f32(scale), window, cache.half, self.n_threads, out)
         return out.reshape(rows, -1)
+
+    def delta_net(
+        self,
+        net: DeltaNet,
+        x: np.ndarray,
+        gates: Sequence[np.ndarray],
+        memory: RecurrentLayer,
+        positions: np.ndarray,
+    ) -> np.ndarray:
+        """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
+
+        gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
+        """
+        rows, d = positions.size, net.state_size
+        y = np.empty_like(x)
+        delta_net.causal_conv(x, positions, net.conv1d, memory.conv, y)
+        qk, v = y[:, : 2 * net.n_k * d], y[:, 2 * net.n_k * d :]
+        q, k = (np.ascontiguousarray(part).reshape(rows, net.n_k, d) for part in np.split(qk, 2, axis=1))
+        delta_net.l2_norm(q.reshape(-1, d), f32(net.eps), f32(1.0 / d**0.5))
+        delta_net.l2_norm(k.reshape(-1, d), f32(net.eps), f32(1.0))
+        v = np.ascontiguousarray(v).reshape(rows, net.n_v, d)
+        out = np.empty((rows, net.n_v, d), f32)
+        numba.set_num_threads(self.n_threads)
+        alpha, beta = gates if len(gates) == 2 else np.split(gates[0], 2, axis=1)
+        given = (alpha, beta, net.a, net.dt, positions, self.n_threads)
+        delta_net.delta_rule(q, k, v, *given, memory.states, out)
+        return out.reshape(rows, -1)
+
+    def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
+        """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+        y, n = np.empty_like(x), weight.size
+        delta_net.gated_norm(x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n))
+        return y
+
+    def experts(self, experts: Experts, residual: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """residual + the mixture of experts of x [rows, n_embd]."""
+        rows, n_used = x.shape[0], experts.n_used
+        (logits,) = self.matmul(x, experts.router)
+        ids, weights = np.empty((rows, n_used), np.int32), np.empty((rows, n_used), f32)
+        mixture.route(logits, experts.n_expert, ids, weights)
+        # Pairs of a row and an expert, those of an expert side by side.
+        order = np.argsort(ids.reshape(-1), kind="stable")
+        used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
+        starts = np.append(starts, order.size)
+        mine = x[order // n_used]
+        gate, up = (self._matmul_experts(mine, w, experts.n_expert, used, starts) for w in (experts.gate, experts.up))
+        y = np.empty((order.size, residual.shape[1]), f32)
+        y[order] = self._matmul_experts(self.swiglu(gate, up), experts.down, experts.n_expert, used, starts)
+        shared = np.empty((0, residual.shape[1]), f32)
+        if experts.shared is not None:
+            gate, up = self.matmul(x, *experts.shared[:2])
+            (shared,) = self.matmul(self.swiglu(gate, up), experts.shared[2])
+        out = np.empty_like(residual)
+        mixture.join(residual, y.reshape(rows, n_used, -1), weights, shared, logits[:, -1], out)
+        return out
+
+    def _matmul_experts(
+        self, x: np.ndarray, weight: Weight, n_expert: int, used: np.ndarray, starts: np.ndarray
+    ) -> np.ndarray:
+        """Rows starts[g] .. starts[g + 1] of x times the matrix of expert used[g]."""
+        n_rows, entry = weight.rows // n_expert, weight.format
+        out = np.empty((x.shape[0], n_rows), f32)
+        if not entry.quantized:
+            for e, first, last in zip(used, starts, starts[1:], strict=False):
+                data = weight.data[e * n_rows : (e + 1) * n_rows]
+                matmul.matmul_float(
+                    int(entry.type), entry.block_bytes, data, x[first:last], self.n_threads, out[first:last]
+                )
+            return out
+        numba.set_num_threads(self.n_threads)
+        q, d, s = self._quantize(x, entry.unit)
+        given = (int(entry.type), entry.unit, entry.min_max > 0, weight.data, n_rows, used, starts)
+        mixture.matmul_experts(*given, q, d, s, self.n_threads, out)
+        return out
+
+    def plain(self, x: np.ndarray) -> np.ndarray:
+        """x as an array that may be used more than once: here it is one."""
+        return x
+
+    def keep_rows(self, ring: np.ndarray, x: np.ndarray, positions: np.ndarray) -> None:
+        """Row positions[t] % length of ring [length, n] = x[t]."""
+        mtp.keep_rows(ring, x, positions)
+
+    def mtp_input(
+        self,
+        e: np.ndarray,
+        e_norm: np.ndarray,
+        hiddens: np.ndarray,
+        h_norm: np.ndarray,
+        positions: np.ndarray,
+        eps: float,
+    ) -> np.ndarray:
+        """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
+        there is none: float32 [rows, 2 n]."""
+        rows, n = e.shape
+        out = np.empty((rows, 2 * n), f32)
+        mtp.mtp_input(e, e_norm, hiddens, h_norm, positions, f32(eps), out)
+        return out
 
     def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         """silu(gate) * up."""

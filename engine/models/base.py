@@ -1,29 +1,37 @@
 """What all decoder-only transformers share: embedding, layers, output head, cache, and the one entry ``forward``."""
 
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import KVCache, LayerShape, Ring, Shape
+from engine.cache.recurrent import RecurrentLayer, RecurrentShape, Snapshot
 from engine.config import ModelConfig, RopeConfig
 from engine.errors import ModelError
 from engine.gguf import GGUF
 from engine.gguf_header import shown
+from engine.models.experts import Experts
+from engine.models.feed_forward import FeedForward
 from engine.models.rotary import Rotary
-from engine.weights import Weight, load_vector, load_weight
+from engine.weights import Weight, join_rows, load_vector, load_weight
 
 
 class Model:
     """A model on a backend.  ``ops`` is the backend; nothing here or below knows which one.
 
-    A subclass loads its layers and computes one of them in ``block``.
+    A subclass loads its layers and computes one of them in ``block``.  ``mtp``: the layer that drafts tokens
+    (``engine/models/mtp.py``), None where there is none or nobody wants it.
     """
 
-    operations: ClassVar[tuple[str, ...]] = ()
+    operations: tuple[str, ...] = ()
     """Names of the backend's operations that a forward pass calls: what has to be compiled before it can run."""
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, half: bool) -> None:
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, half: bool, slots: int) -> None:
+        """half: keys and values are float16; slots: states that recurrent layers keep."""
         self.config = config
+        self.slots = slots
+        self.mtp: Any = None
         self.gguf = gguf
         self.ops = ops
         self._taken: set[str] = set()
@@ -34,7 +42,9 @@ class Model:
         self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         # The cache comes last: by now the tensors have confirmed the sizes that the metadata claims.
-        self.cache = KVCache(layer_shapes(config), n_ctx, min(ops.max_rows, n_ctx), half, ops.zeros)
+        max_rows = min(ops.max_rows, n_ctx)
+        others = [hidden_ring(max_rows, slots)] if config.n_mtp else []
+        self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, half, ops.zeros, others)
 
     # --- loading -----------------------------------------------------------------------------------------------
 
@@ -47,9 +57,45 @@ class Model:
         weight: Weight = self.ops.weight(load_weight(self.gguf, name, rows, columns))
         return weight
 
-    def _vector(self, name: str, size: int) -> Any:
+    def _vector(self, name: str, *shape: int) -> Any:
         self._taken.add(name)
-        return self.ops.upload(load_vector(self.gguf, name, size))
+        return self.ops.upload(load_vector(self.gguf, name, *shape))
+
+    def _experts(self, name: str, count: int, rows: int, columns: int) -> Weight:
+        """``count`` matrices of one tensor."""
+        self._taken.add(name)
+        weight: Weight = self.ops.weight(load_weight(self.gguf, name, rows, columns, count))
+        return weight
+
+    def _feed_forward(self, blk: str) -> FeedForward | Experts:
+        """The feed-forward network of a layer."""
+        c, e = self.config, self.config.experts
+        if e is None:
+            return FeedForward(
+                self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
+                self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
+                self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
+            )
+        router = [load_vector(self.gguf, blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
+        self._taken.add(blk + "ffn_gate_inp.weight")
+        shared = None
+        if e.n_ff_shared:
+            router.append(load_vector(self.gguf, blk + "ffn_gate_inp_shexp.weight", c.n_embd))
+            self._taken.add(blk + "ffn_gate_inp_shexp.weight")
+            shared = (
+                self._matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, c.n_embd),
+                self._matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, c.n_embd),
+                self._matrix(blk + "ffn_down_shexp.weight", c.n_embd, e.n_ff_shared),
+            )
+        return Experts(
+            e.n_expert,
+            e.n_used,
+            self.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
+            self._experts(blk + "ffn_gate_exps.weight", e.n_expert, e.n_ff, c.n_embd),
+            self._experts(blk + "ffn_up_exps.weight", e.n_expert, e.n_ff, c.n_embd),
+            self._experts(blk + "ffn_down_exps.weight", e.n_expert, c.n_embd, e.n_ff),
+            shared,
+        )
 
     def _optional(self, name: str, size: int) -> Any:
         return self._vector(name, size) if name in self.gguf.tensors else None
@@ -67,7 +113,10 @@ class Model:
 
     def check_complete(self) -> None:
         """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
-        rest = sorted(set(self.gguf.tensors) - self._taken)
+        c = self.config
+        # The layer that drafts may be left in the file.
+        unused = {f"blk.{c.n_layer}."} if c.n_mtp_in_file > c.n_mtp else set()
+        rest = sorted(name for name in set(self.gguf.tensors) - self._taken if not name.startswith(tuple(unused)))
         if rest:
             names = ", ".join(shown(name) for name in rest[:4]) + (
                 f" and {len(rest) - 4} more" if len(rest) > 4 else ""
@@ -100,6 +149,32 @@ class Model:
         for rotary in self._rotaries:
             rotary.reserve(length)
 
+    def save(self) -> Snapshot:
+        """What recurrent layers, and the layer that drafts, know after the tokens in the cache; at least one."""
+        length, arrays = self.cache.length, []
+        for _, ring, back in self.rings():
+            n = int(ring.shape[0])
+            rows = [p % n for p in range(max(0, length - back), length)]
+            arrays += [np.array(self.ops.download(ring[row : row + 1])) for row in rows]
+        return Snapshot(length, arrays)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on after the tokens of a snapshot, whose keys and values must lie in the cache."""
+        length, arrays = snapshot.length, iter(snapshot.arrays)
+        for _, ring, back in self.rings():
+            for p in range(max(0, length - back), length):
+                self.ops.store(ring, p % int(ring.shape[0]), next(arrays))
+        self.cache.restored(length)
+
+    def rings(self) -> Iterator[tuple[str, Any, int]]:
+        """Each ring by position beside keys and values: its name, the ring, and how many of its latest rows a pass needs."""
+        for il, layer in enumerate(self.cache.layers):
+            if isinstance(layer, RecurrentLayer):
+                yield f"inputs of layer {il}", layer.conv, self.layers[il].mixer.net.n_conv - 1
+                yield f"state of layer {il}", layer.states, 1
+        if self.mtp is not None:
+            yield "output of the trunk", self.mtp.hidden, 1
+
     def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
         """The operations of a pass, on the backend's arrays; None where no logits are asked for.  A backend may record them
         once and repeat them, so they depend on the number of rows, never on the values."""
@@ -107,9 +182,16 @@ class Model:
         x = ops.embed(self.token_embd, tokens, config.embedding_scale)
         for il in range(config.n_layer):
             x = self.block(il, x, positions)
+        last = slice(tokens.size - n_logits, tokens.size)
+        if self.mtp is not None:
+            # It goes on from what every token has become, not only from those that logits are asked for.
+            hidden = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
+            self.mtp.follow(tokens, positions, hidden)
+            x = hidden[last]
+        elif n_logits:
+            x = ops.rms_norm(x[last], self.output_norm, config.norm_eps)
         if n_logits == 0:
             return None
-        x = ops.rms_norm(x[tokens.size - n_logits :], self.output_norm, config.norm_eps)
         (logits,) = ops.matmul(x, self.output)
         return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
 
@@ -118,9 +200,27 @@ class Model:
         raise NotImplementedError
 
 
-def layer_shapes(config: ModelConfig) -> list[LayerShape]:
-    """What each layer stores per position."""
-    return [
-        LayerShape(config.n_head_kv, config.d_k, config.d_v, config.window if sliding else 0)
-        for sliding in config.sliding
-    ]
+def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
+    """What each layer keeps, that of the layer that drafts last; ``slots``: states of recurrent layers."""
+    full = LayerShape(config.n_head_kv, config.d_k, config.d_v)
+    shapes: list[Shape] = []
+    for il in range(config.n_layer):
+        net = config.delta_net
+        if net is not None and config.recurrent[il]:
+            n_channels = (2 * net.n_k + net.n_v) * net.state_size
+            shapes.append(RecurrentShape(n_channels, net.n_conv, net.n_v, net.state_size, slots))
+        elif config.sliding[il]:
+            shapes.append(LayerShape(config.n_head_kv, config.d_k, config.d_v, config.window))
+        else:
+            shapes.append(full)
+    return shapes + [full] * config.n_mtp
+
+
+def hidden_ring(max_rows: int, slots: int) -> Ring:
+    """What each of the latest tokens has become, for the layer that drafts: it needs that of one position before."""
+    return Ring(1, max(max_rows, slots) + 1)
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """Memory of the states of all recurrent layers after one token; 0 where there are none."""
+    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))

@@ -9,6 +9,7 @@ class Heads:
     """n_head query heads of d_k share n_head_kv keys of d_k and values of d_v; ``neox``: rotation pairs are (i, i +
     n / 2), else (2i, 2i + 1); ``scale`` multiplies the queries.
 
+    gated: behind its d_k queries, each head has as many gates, whose logistic function multiplies what it attends to.
     q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None; biases: of q, k and v, or None.
     """
 
@@ -22,3 +23,4 @@ class Heads:
     q_norm: Any = None
     k_norm: Any = None
     biases: tuple[Any, Any, Any] | None = None
+    gated: bool = False

@@ -1,19 +1,23 @@
-"""The llama family: llama, qwen2 (adds biases to q, k, v), qwen3 (normalizes each head of q and k).
+"""The llama family: llama, qwen2 (adds biases to q, k, v), qwen3 (normalizes each head of q and k), qwen3moe (qwen3 with a
+mixture of experts).
 
-Layer (llama.cpp, ``src/models/llama.cpp``, ``qwen2.cpp``, ``qwen3.cpp``)::
+Layer (llama.cpp, ``src/models/llama.cpp``, ``qwen2.cpp``, ``qwen3.cpp``,
+``qwen3moe.cpp``)::
 
     a = rms_norm(x, attn_norm)
     q, k, v = a Wq (+ bq), a Wk (+ bk), a Wv (+ bv)
     q, k = rms_norm(q), rms_norm(k) per head            qwen3
     q, k = rope(q), rope(k)                             pairs (2i, 2i+1) in llama, (i, i + n/2) in qwen
     x = x + attention(q, k, v) Wo (+ bo)
-    x = x + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(x, ffn_norm)
+    x = x + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(x, ffn_norm); in qwen3moe, experts(b)
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from engine.models.base import Model
+from engine.models.experts import Experts
+from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
 from engine.weights import Weight
 
@@ -30,18 +34,15 @@ class Layer:
     heads: Heads
     attn_output_bias: Any
     ffn_norm: Any
-    ffn_gate: Weight
-    ffn_up: Weight
-    ffn_down: Weight
+    ffn: FeedForward | Experts
 
 
 class Llama(Model):
-    """llama, qwen2 and qwen3."""
-
-    operations = ("embed", "rms_norm", "matmul", "attention", "swiglu")
+    """llama, qwen2, qwen3 and qwen3moe."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.operations = ("embed", "rms_norm", "matmul", "attention", *operations(self.config.experts is not None))
         self.rotary = self._rotary(self.config.rope)
 
     def load_layer(self, il: int) -> Layer:
@@ -49,7 +50,7 @@ class Llama(Model):
         c = self.config
         blk = f"blk.{il}."
         q_rows, k_rows, v_rows = c.n_head * c.d_k, c.n_head_kv * c.d_k, c.n_head_kv * c.d_v
-        head_norms = c.architecture == "qwen3"
+        head_norms = c.architecture in ("qwen3", "qwen3moe")
         return Layer(
             attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
             attn_q=self._matrix(blk + "attn_q.weight", q_rows, c.n_embd),
@@ -70,9 +71,7 @@ class Llama(Model):
             ),
             attn_output_bias=self._optional(blk + "attn_output.bias", c.n_embd),
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
-            ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
-            ffn_up=self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
-            ffn_down=self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
+            ffn=self._feed_forward(blk),
         )
 
     def _biases(self, blk: str, q_rows: int, k_rows: int, v_rows: int) -> tuple[Any, Any, Any] | None:
@@ -96,5 +95,4 @@ class Llama(Model):
             (o,) = ops.matmul(o, layer.attn_output)
             x = ops.add(x, ops.add(o, layer.attn_output_bias))
         b = ops.rms_norm(x, layer.ffn_norm, c.norm_eps)
-        gate, up = ops.matmul(b, layer.ffn_gate, layer.ffn_up)
-        return ops.matmul_add(x, ops.swiglu(gate, up), layer.ffn_down)
+        return feed_forward(ops, layer.ffn, x, b)

@@ -1,0 +1,78 @@
+"""Mixtures of experts (Shazeer et al. 2017): which experts a row uses, their matrix products, and the sum of what they give.
+
+Formula: of a row's logits l [n_expert] the n_used largest are chosen, at equal logits the lower expert; with m the largest
+    p_s = exp(l_s - m), w_s = p_s / (p_0 + ... + p_(n_used - 1)), which is the softmax over all, renormalized over the chosen;
+    y = residual + (sum_s w_s * expert_s(x) (+ sigmoid(l_shared) * shared(x))).
+Shapes: logits float32 [rows, n_expert (+ 1, the last one the shared network's)]; ids int32, weights float32 [rows, n_used],
+    largest first.  A *pair* is a row and one of its experts: pair = row * n_used + s.  Matrices of all experts lie one
+    under the
+    other: rows [e R, (e + 1) R) are those of expert e.
+Who owns what: ``route`` and ``join`` are one call, one thread; in a product a thread owns a run of every expert's rows, and
+    reads each expert once for all pairs that use it.
+Reduction order: p summed from the first to the last; products as in ``engine/cpu/matmul.py``;
+    sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)), then fma(sigmoid, shared, sum), then residual + that.
+    It is the order of a row's own choice, so what other rows use does not show.
+Bytes moved: the matrices of every expert in use, once.
+"""
+
+import numpy as np
+from numba import njit, prange
+
+from engine.cpu.matmul import matmul_rows
+from engine.cpu.sample import pack
+from engine.numerics import exp, fma, sigmoid
+
+f32 = np.float32
+u64 = np.uint64
+
+
+@njit(cache=True, error_model="numpy")
+def route(logits, n_expert, ids, weights):  # type: ignore[no-untyped-def]
+    """The experts of each row and their weights."""
+    n_used = ids.shape[1]
+    keys = np.empty(n_expert, np.uint64)
+    for t in range(logits.shape[0]):
+        for e in range(n_expert):
+            keys[e] = pack(logits[t, e], e)
+        total = f32(0.0)
+        for s in range(n_used):
+            best = 0
+            for e in range(n_expert):
+                if keys[e] > keys[best]:
+                    best = e
+            keys[best] = u64(0)
+            ids[t, s] = best
+            weights[t, s] = exp(logits[t, best] - logits[t, ids[t, 0]])
+            total = total + weights[t, s]
+        for s in range(n_used):
+            weights[t, s] = weights[t, s] / total
+
+
+@njit(cache=True, parallel=True, error_model="numpy")
+def matmul_experts(fmt, unit, has_min, src, n_rows, experts, starts, q, da, s, shares, out):  # type: ignore[no-untyped-def]
+    """Rows ``starts[g] .. starts[g + 1]`` of quantized activations times the n_rows rows of expert ``experts[g]``, into the
+    same rows of out [n, n_rows]."""
+    step = (n_rows + shares - 1) // shares
+    step = (step + 3) // 4 * 4
+    for c in prange(shares):
+        first = c * step
+        last = min(first + step, n_rows)
+        if first < last:
+            for g in range(experts.size):
+                own = src[experts[g] * n_rows : (experts[g] + 1) * n_rows]
+                a, b = starts[g], starts[g + 1]
+                matmul_rows(fmt, unit, has_min, own, q[a:b], da[a:b], s[a:b], first, last, out[a:b])
+
+
+@njit(cache=True, error_model="numpy")
+def join(residual, y, weights, shared, gate, out):  # type: ignore[no-untyped-def]
+    """out = residual + the weighted y [rows, n_used, n], and shared [rows, n] by its gate [rows], if it has rows."""
+    rows, n_used, n = y.shape
+    for t in range(rows):
+        for i in range(n):
+            total = f32(0.0)
+            for s in range(n_used):
+                total = fma(weights[t, s], y[t, s, i], total)
+            if shared.shape[0] > 0:
+                total = fma(sigmoid(gate[t]), shared[t, i], total)
+            out[t, i] = residual[t, i] + total

@@ -1,0 +1,29 @@
+"""The feed-forward network of a layer: one for every row, or a mixture of experts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.experts import Experts
+from engine.weights import Weight
+
+
+@dataclass
+class FeedForward:
+    """SwiGLU (Shazeer 2020): gate and up [n_ff, n_embd], down [n_embd, n_ff]."""
+
+    ffn_gate: Weight
+    ffn_up: Weight
+    ffn_down: Weight
+
+
+def feed_forward(ops: Any, ffn: FeedForward | Experts, residual: Any, x: Any) -> Any:
+    """residual + the network of x."""
+    if isinstance(ffn, Experts):
+        return ops.experts(ffn, residual, x)
+    gate, up = ops.matmul(x, ffn.ffn_gate, ffn.ffn_up)
+    return ops.matmul_add(residual, ops.swiglu(gate, up), ffn.ffn_down)
+
+
+def operations(mixture: bool) -> tuple[str, ...]:
+    """What it calls, beside products."""
+    return ("experts",) if mixture else ("swiglu",)

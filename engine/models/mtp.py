@@ -1,0 +1,100 @@
+"""Multi-token prediction: a layer behind the trunk that drafts the tokens after the next (DeepSeek-V3, Liu et al. 2024, 2.2).
+
+For token t at position p, with h the trunk's output (normalized) at position p - 1, 0 before the first::
+
+    x = [rms_norm(embed(t), enorm), rms_norm(h, hnorm)] Weh
+    y = layer(x)                                        attention over a cache of its own, then the feed-forward network
+    h' = rms_norm(y, shared_head_norm);  logits = h' Whead, for position p + 1
+
+(llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  A chain of drafts goes on with h' in place of the
+trunk's h.
+
+The outputs h lie in a ring by position, and so do the keys and values.  Every pass of the trunk writes both for its tokens
+(:meth:`MTP.follow`), over what drafts had left there: so what was drafted on the way is forgotten without a word about it,
+the cache always holds what the trunk's own outputs give, and taking tokens back is a matter of the next position.
+"""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from engine.weights import bytes_read
+
+if TYPE_CHECKING:
+    from engine.models.qwen35 import Attention, Layer, Qwen35
+
+
+class MTP:
+    """The layer that drafts, of one model."""
+
+    def __init__(self, model: "Qwen35", layer: "Layer") -> None:
+        from engine.models.base import hidden_ring
+
+        c, blk = model.config, f"blk.{model.config.n_layer}.nextn."
+        self._model = model
+        self._layer = layer
+        self.eh_proj = model._matrix(blk + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
+        self.enorm = model._vector(blk + "enorm.weight", c.n_embd)
+        self.hnorm = model._vector(blk + "hnorm.weight", c.n_embd)
+        self.embed_tokens = self._own("embed_tokens.weight", model.token_embd)
+        self.output = self._own("shared_head_head.weight", model.output)
+        norm = model._optional(blk + "shared_head_norm.weight", c.n_embd)
+        self.output_norm = model.output_norm if norm is None else norm
+        #: Where a pass of its own has its inputs.
+        self.inputs = model.ops.inputs()
+        #: float32 [length, n_embd]: h of position p in row p % length.
+        self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.slots).capacity, c.n_embd), np.float32)
+
+    def belong(self, model: "Qwen35") -> None:
+        """Compute for ``model``, of the same weights, from now on."""
+        self._model = model
+
+    def _own(self, name: str, other: Any) -> Any:
+        """A matrix [n_vocab, n_embd] of this layer, or the trunk's."""
+        model, name = self._model, f"blk.{self._model.config.n_layer}.nextn.{name}"
+        return model._matrix(name, model.config.n_vocab, model.config.n_embd) if name in model.gguf.tensors else other
+
+    @property
+    def n_bytes(self) -> int:
+        """Weights that a draft reads."""
+        model, blk = self._model, f"blk.{self._model.config.n_layer}."
+        tensors = model.gguf.tensors
+        own = {name: tensor for name, tensor in tensors.items() if name.startswith(blk) and "embed_tokens" not in name}
+        if blk + "nextn.shared_head_head.weight" not in tensors:
+            head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+            own[head] = tensors[head]
+        return bytes_read(own.values(), model.config)
+
+    def _joined(self, tokens: Any, positions: Any) -> Any:
+        """x of ``tokens``, from h of the positions before theirs."""
+        ops, c = self._model.ops, self._model.config
+        e = ops.embed(self.embed_tokens, tokens, c.embedding_scale)
+        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, positions, c.norm_eps), self.eh_proj)
+        return x
+
+    def follow(self, tokens: Any, positions: Any, hidden: Any) -> None:
+        """The trunk has made ``hidden`` [rows, n_embd] of ``tokens``: keep it, and the keys and values that go with it."""
+        model, layer = self._model, self._layer
+        ops, c, mixer = model.ops, model.config, cast("Attention", layer.mixer)
+        ops.keep_rows(self.hidden, hidden, positions)
+        a = ops.rms_norm(self._joined(tokens, positions), layer.attn_norm, c.norm_eps)
+        k, v = ops.matmul(a, mixer.attn_k, mixer.attn_v)
+        ops.remember(mixer.heads, k, v, model.cache.layers[c.n_layer], positions, model.rotary.table)
+
+    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+        """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
+        trunk's until that comes."""
+        model, ops, c = self._model, self._model.ops, self._model.config
+        x = model.layer(self._layer, c.n_layer, self._joined(tokens, positions), positions)
+        hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
+        ops.keep_rows(self.hidden, hidden, positions)
+        (logits,) = ops.matmul(hidden, self.output)
+        return logits
+
+    def forward(self, token: int, position: int) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
+        model = self._model
+        model.reserve(position + 1)
+        tokens, positions = np.array([token], np.int32), np.array([position], np.int32)
+        logits: np.ndarray = model.ops.run(self.compute, tokens, positions, 1, self.inputs)
+        return logits[0]

@@ -1,0 +1,153 @@
+"""Qwen3.5: three gated delta nets to one layer of attention; qwen35 (dense) and qwen35moe (a mixture of experts).
+
+Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
+
+    a = rms_norm(x, attn_norm)
+    recurrent:  u, z = a Wqkv, a Wgate;  alpha, beta = a Walpha, a Wbeta
+                o = delta_net(u, alpha, beta)                       engine/cpu/delta_net.py
+                y = x + (rms_norm(o, ssm_norm) * silu(z)) Wout      the norm over each head of values
+    attention:  [q, g], k, v = a Wq, a Wk, a Wv                     per head, queries then gates
+                q, k = rope(rms_norm(q)), rope(rms_norm(k))         per head, the first n_rot of d_k dimensions
+                y = x + (attention(q, k, v) * sigmoid(g)) Wo
+    x = y + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(y, post_attention_norm); in qwen35moe, experts(b)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.models.base import Model
+from engine.models.delta_net import DeltaNet
+from engine.models.experts import Experts
+from engine.models.feed_forward import FeedForward, feed_forward, operations
+from engine.models.heads import Heads
+from engine.models.mtp import MTP
+from engine.weights import Weight, load_weight, stacked
+
+
+@dataclass
+class Attention:
+    """Weights of an attention layer up to its output."""
+
+    attn_q: Weight
+    attn_k: Weight
+    attn_v: Weight
+    attn_output: Weight
+    heads: Heads
+
+
+@dataclass
+class Recurrent:
+    """Weights of a delta net up to its output; alpha and beta of one format are one matrix, which takes one launch less."""
+
+    attn_qkv: Weight
+    attn_gate: Weight
+    ssm_alpha_beta: tuple[Weight, ...]
+    ssm_out: Weight
+    net: DeltaNet
+
+
+@dataclass
+class Layer:
+    """Weights of one layer."""
+
+    attn_norm: Any
+    mixer: Attention | Recurrent
+    post_attention_norm: Any
+    ffn: FeedForward | Experts
+
+
+class Qwen35(Model):
+    """qwen35 and qwen35moe, text only."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        c = self.config
+        self.rotary = self._rotary(c.rope)
+        self.operations = ("embed", "rms_norm", "matmul", *(("delta_net", "gated_norm") if any(c.recurrent) else ()))
+        self.operations += () if all(c.recurrent) and not c.n_mtp else ("attention",)
+        self.operations += operations(c.experts is not None)
+        if c.n_mtp:
+            self.operations += ("mtp_input", "keep_rows", "remember")
+            self.mtp = MTP(self, self.load_layer(c.n_layer))
+
+    def load_layer(self, il: int) -> Layer:
+        """The weights of layer ``il``, of the trunk or the one behind it."""
+        c, blk = self.config, f"blk.{il}."
+        recurrent = il < c.n_layer and c.recurrent[il]
+        return Layer(
+            attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
+            mixer=self._recurrent(blk) if recurrent else self._attention(blk),
+            post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
+            ffn=self._feed_forward(blk),
+        )
+
+    def _attention(self, blk: str) -> Attention:
+        c = self.config
+        return Attention(
+            attn_q=self._matrix(blk + "attn_q.weight", 2 * c.n_head * c.d_k, c.n_embd),
+            attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
+            attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
+            attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
+            heads=Heads(
+                c.n_head,
+                c.n_head_kv,
+                c.d_k,
+                c.d_v,
+                neox=True,
+                scale=c.attention_scale,
+                eps=c.norm_eps,
+                q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k),
+                k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k),
+                gated=True,
+            ),
+        )
+
+    def _recurrent(self, blk: str) -> Recurrent:
+        c, net = self.config, self.config.delta_net
+        assert net is not None
+        d_v, n_channels = net.n_v * net.state_size, (2 * net.n_k + net.n_v) * net.state_size
+        return Recurrent(
+            attn_qkv=self._matrix(blk + "attn_qkv.weight", n_channels, c.n_embd),
+            attn_gate=self._matrix(blk + "attn_gate.weight", d_v, c.n_embd),
+            ssm_alpha_beta=self._alpha_beta(blk, net.n_v),
+            ssm_out=self._matrix(blk + "ssm_out.weight", c.n_embd, d_v),
+            net=DeltaNet(
+                net.n_k,
+                net.n_v,
+                net.state_size,
+                net.n_conv,
+                c.norm_eps,
+                conv1d=self._vector(blk + "ssm_conv1d.weight", n_channels, net.n_conv),
+                a=self._vector(blk + "ssm_a", net.n_v),
+                dt=self._vector(blk + "ssm_dt.bias", net.n_v),
+                norm=self._vector(blk + "ssm_norm.weight", net.state_size),
+            ),
+        )
+
+    def _alpha_beta(self, blk: str, n_v: int) -> tuple[Weight, ...]:
+        names = [f"{blk}ssm_{name}.weight" for name in ("alpha", "beta")]
+        self._taken.update(names)
+        weights = [load_weight(self.gguf, name, n_v, self.config.n_embd) for name in names]
+        if weights[0].format == weights[1].format:
+            weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
+        return tuple(self.ops.weight(weight) for weight in weights)
+
+    def block(self, il: int, x: Any, positions: Any) -> Any:
+        """One layer of the trunk."""
+        return self.layer(self.layers[il], il, x, positions)
+
+    def layer(self, layer: Layer, il: int, x: Any, positions: Any) -> Any:
+        """One layer, with memory ``il`` of the cache."""
+        ops, c, memory = self.ops, self.config, self.cache.layers[il]
+        a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
+        mixer = layer.mixer
+        if isinstance(mixer, Recurrent):
+            u, z, *gates = ops.matmul(a, mixer.attn_qkv, mixer.attn_gate, *mixer.ssm_alpha_beta)
+            o = ops.delta_net(mixer.net, u, gates, memory, positions)
+            x = ops.matmul_add(x, ops.gated_norm(o, mixer.net.norm, z, c.norm_eps), mixer.ssm_out)
+        else:
+            q, k, v = ops.matmul(a, mixer.attn_q, mixer.attn_k, mixer.attn_v)
+            o = ops.attention(mixer.heads, q, k, v, memory, positions, self.rotary.table)
+            x = ops.matmul_add(x, o, mixer.attn_output)
+        b = ops.rms_norm(x, layer.post_attention_norm, c.norm_eps)
+        return feed_forward(ops, layer.ffn, x, b)
