@@ -16,16 +16,15 @@ import numpy as np
 from numba import njit
 
 from engine.cache.kv import CHUNK, KVCache, LayerCache
+from engine.cache.recurrent import RecurrentLayer
 from engine.cpu.attention import attend_chunk
 from engine.cuda.backend import Attended, Deferred, Launch
 from engine.cuda.repack import TILE, repack_rows
+from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.weights import Weight
 
 f32 = np.float32
-
-INPUTS = ("first", "second", "positions")
-"""What a value that the GPU computes where it is used is made of; only attention's has positions."""
 
 CHUNK_PARTS = ("largest score and sum", "weighted values")
 """What attention leaves of each chunk, until the chunks are joined."""
@@ -34,13 +33,13 @@ CHUNK_PARTS = ("largest score and sum", "weighted values")
 @dataclass(frozen=True)
 class Pair:
     """One value on both devices.  ``name``: of a weight, as its layer calls it; ``computed``: the result of an operation;
-    ``parts``: the inputs of a result that the GPU computes where it is used."""
+    ``parts``: the inputs of a result that the GPU computes where it is used, by the names that it has for them."""
 
     cpu: Any
     gpu: Any
     name: str = ""
     computed: bool = False
-    parts: tuple["Pair", ...] = ()
+    parts: tuple[tuple[str, "Pair"], ...] = ()
 
     @property
     def size(self) -> int:
@@ -107,6 +106,11 @@ class Difference(Exception):
         self.site, self.check, self.verdict = site, check, verdict
 
 
+def _as_list(returned: Any) -> list[Any]:
+    """The results of an operation: none, one, or several."""
+    return returned if isinstance(returned, list) else [] if returned is None else [returned]
+
+
 def _bits(x: Any) -> Any:
     """A NumPy array or scalar as unsigned integers."""
     return np.ascontiguousarray(x).view(f"u{np.dtype(x.dtype).itemsize}").reshape(np.shape(x))
@@ -121,7 +125,7 @@ def join(cpu: Any, gpu: Any, name: str = "") -> Any:
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
         return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
-    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary)):
+    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP)):
         both = copy.copy(cpu)
         for field, value in vars(cpu).items():
             object.__setattr__(both, field, join(value, vars(gpu)[field], field))
@@ -163,10 +167,13 @@ class Lockstep:
         self._layer: int | None = None
         self._model = copy.copy(cpu)
         for field, value in vars(cpu).items():
-            if field not in ("config", "gguf", "ops"):
+            if field not in ("config", "gguf", "ops", "mtp"):
                 setattr(self._model, field, join(value, vars(gpu)[field], field))
         self._model.ops = self
         self._model.block = self._block
+        if cpu.mtp is not None:
+            self._model.mtp = join(cpu.mtp, gpu.mtp)
+            self._model.mtp.belong(self._model)
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
         """One pass on both: the logits of the last ``n_logits`` rows, which are equal.  Raises Difference."""
@@ -175,6 +182,13 @@ class Lockstep:
         ids, places = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
         logits = self._model.compute(ids, places, n_logits)
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
+
+    def draft(self, token: int, position: int) -> None:
+        """One pass of the layer that drafts, behind the tokens in the cache.  Raises Difference."""
+        for model in (self._cpu, self._gpu):
+            model.reserve(position + 1)
+        given = [np.array([value], np.int32) for value in (token, position)]
+        self._model.mtp.compute(*(Pair(x, self._gpu.ops.upload(x)) for x in given), 1)
 
     def _block(self, il: int, x: Any, positions: Any) -> Any:
         self._layer = il
@@ -198,7 +212,7 @@ class Lockstep:
 
         mirror.attend = attend
         returned = getattr(mirror, name)(*take(args, _cpu_side))
-        expected = returned if isinstance(returned, list) else [returned]
+        expected = _as_list(returned)
         given = take(args, lambda pair: pair.gpu)
         plan = self._record(name, given)
         results, _ = plan.result
@@ -212,31 +226,34 @@ class Lockstep:
                 self._note(site, check)
                 if check.differing.any():
                     raise Difference(site, check, self._judge(name, args, expected, queries, check))
+        if returned is None:
+            return None
         pairs = [
             Pair(c, g, computed=True, parts=self._parts(args, g, compared))
             for c, g in zip(expected, results, strict=True)
         ]
         return pairs if isinstance(returned, list) else pairs[0]
 
-    def _parts(self, args: Sequence[Any], result: Any, compared: Sequence[Check]) -> tuple[Pair, ...]:
-        """The inputs of a result that the GPU computes where it is used: its ``INPUTS``."""
+    def _parts(self, args: Sequence[Any], result: Any, compared: Sequence[Check]) -> tuple[tuple[str, Pair], ...]:
+        """The inputs of a result that the GPU computes where it is used."""
         if not isinstance(result, Deferred):
             return ()
         if not isinstance(result, Attended):
-            return tuple(a for a in args if isinstance(a, Pair))
+            inputs = (a for a in args if isinstance(a, Pair))
+            return tuple(zip(("first", "second", "gate"), inputs, strict=False))
         # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
         mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
         padded = np.zeros((*sums.shape[:3], result.second.size // (mass.size // 2)), f32)
         padded[..., : sums.shape[3]] = sums
-        return Pair(mass, result.first), Pair(padded, result.second), args[5]
+        parts = (("first", Pair(mass, result.first)), ("second", Pair(padded, result.second)), ("positions", args[5]))
+        return (*parts, ("gate", args[1])) if args[0].gated else parts
 
     def _record(self, name: str, given: Sequence[Any]) -> Any:
         """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
         gpu = self._gpu.ops
 
         def forward() -> Any:
-            returned = getattr(gpu, name)(*given)
-            results = returned if isinstance(returned, list) else [returned]
+            results = _as_list(getattr(gpu, name)(*given))
             return results, [gpu._plain(result) for result in results]
 
         return gpu.record(forward)
@@ -262,7 +279,11 @@ class Lockstep:
             gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
             checks = []
             kind = launch.kernel.kernel.name
-            if any(out.address not in results for out in launch.outputs):
+            if name == "remember":
+                checks = self._appended(args[3], args[4].cpu, given[3], launch)
+            elif name in ("delta_net", "keep_rows"):
+                checks = self._kept(name, args)
+            elif any(out.address not in results for out in launch.outputs):
                 if name == "attention":
                     checks = self._inside_attention(args, given, launch, queries[0])
                 elif name.startswith("matmul"):
@@ -297,29 +318,8 @@ class Lockstep:
         gpu, outputs = self._gpu.ops, launch.outputs
         heads, cache, positions = args[0], args[4], args[5].cpu
         if launch.kernel.kernel.name.startswith("rope"):
-            device_cache: LayerCache = given[4]
-            place = positions // CHUNK
-            appended = []
-            checks = [Check("rotated query", queries, gpu.download(outputs[0]))]
-            for what, tensor, mine in (
-                ("stored key", device_cache.keys, cache.keys.cpu),
-                ("stored value", device_cache.values, cache.values.cpu),
-            ):
-                theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
-                for i in np.unique(place):
-                    theirs[:, place == i] = _chunk(gpu, tensor, int(i))[:, None]
-                lanes, rows = positions % CHUNK, np.arange(positions.size)
-                both = (mine[:, place % mine.shape[1]], theirs)
-                picked = [
-                    a[:, rows, :, lanes] if what == "stored key" else a[:, rows, lanes].swapaxes(0, 1) for a in both
-                ]
-                appended.append(_bits(picked[0]).astype(np.uint32))
-                if device_cache.half:
-                    picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
-                checks.append(Check(what, *picked))
-            words = np.concatenate(appended, axis=2)
-            checks.append(Check("both as words", words, gpu.download(outputs[1])))
-            return checks
+            query = Check("rotated query", queries, gpu.download(outputs[0]))
+            return [query, *self._appended(cache, positions, given[4], launch)]
         rows, d_v = positions.size, cache.values.cpu.shape[3]
         slots = outputs[0].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
@@ -336,6 +336,37 @@ class Lockstep:
         return [
             Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
             Check(CHUNK_PARTS[1], sums, parts, seen),
+        ]
+
+    def _appended(self, cache: Any, positions: np.ndarray, device_cache: LayerCache, launch: Launch) -> list[Check]:
+        """What a kernel of rotation has put into the cache, and leaves for attention."""
+        gpu, place = self._gpu.ops, positions // CHUNK
+        appended, checks = [], []
+        for what, tensor, mine in (
+            ("stored key", device_cache.keys, cache.keys.cpu),
+            ("stored value", device_cache.values, cache.values.cpu),
+        ):
+            theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
+            for i in np.unique(place):
+                theirs[:, place == i] = _chunk(gpu, tensor, int(i))[:, None]
+            lanes, rows = positions % CHUNK, np.arange(positions.size)
+            both = (mine[:, place % mine.shape[1]], theirs)
+            picked = [a[:, rows, :, lanes] if what == "stored key" else a[:, rows, lanes].swapaxes(0, 1) for a in both]
+            appended.append(_bits(picked[0]).astype(np.uint32))
+            if device_cache.half:
+                picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
+            checks.append(Check(what, *picked))
+        words = np.concatenate(appended, axis=2)
+        checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
+        return checks
+
+    def _kept(self, name: str, args: Sequence[Any]) -> list[Check]:
+        """What an operation leaves in rings by position."""
+        positions = args[-1].cpu
+        rings = [("row", args[0])] if name == "keep_rows" else [("input", args[3].conv), ("state", args[3].states)]
+        return [
+            Check(f"kept {what}", *_by_position(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
+            for what, ring in rings
         ]
 
     # --- a second look -----------------------------------------------------------------------------------------
@@ -355,6 +386,11 @@ class Lockstep:
 
         def fresh(value: Any) -> Any:
             """The CPU's value, in new device memory."""
+            if isinstance(value, RecurrentLayer):
+                # By position, so what the operation began with is still there.
+                first = int(args[4].cpu[0])
+                needed = ((value.conv, args[0].n_conv - 1), (value.states, 1))
+                return RecurrentLayer(*(gpu.upload(_moved(ring.cpu, ring.gpu.shape, first, n)) for ring, n in needed))
             if isinstance(value, LayerCache):
                 keys, values = value.keys, value.values
                 rings = (
@@ -365,7 +401,7 @@ class Lockstep:
                 if isinstance(value.cpu, Weight):
                     return value.gpu
                 if value.parts:
-                    return replace(value.gpu, **dict(zip(INPUTS, map(fresh, value.parts), strict=False)))
+                    return replace(value.gpu, **{name: fresh(part) for name, part in value.parts})
                 return gpu.upload(np.ascontiguousarray(value.cpu))
             return take(value, fresh)
 
@@ -456,6 +492,30 @@ def _ring(array: np.ndarray, shape: tuple[int, ...], end: int, by_lane: bool) ->
     else:
         out[:, target, lane] = array[:, source, lane]
     return out
+
+
+def _by_position(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """What two rings by position hold of positions first .. first + count - 1, as far as both still do."""
+    end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
+    kept = range(max(0, end - min(count, *lengths)), end)
+    rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
+    return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
+
+
+def _moved(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -> np.ndarray:
+    """The last ``count`` positions before ``end`` of a ring, in a ring of another length."""
+    out = np.zeros(shape, ring.dtype)
+    for p in range(max(0, end - count), end):
+        out[p % shape[0]] = ring[p % ring.shape[0]]
+    return out
+
+
+def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
+    """What recurrent layers, and the layer that drafts, know after ``length`` tokens: names and arrays."""
+    for what, ring, back in model.rings():
+        n = int(ring.shape[0])
+        for p in range(max(0, length - back), length):
+            yield f"{what}, position {p}", ops.download(ring[p % n : p % n + 1])[0]
 
 
 def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -161,6 +161,9 @@ class Comparison:
         both = Lockstep(self.cpu.model, self.gpu.model, note)
         for tokens, positions in passes(ids, sizes(len(ids))):
             both.forward(tokens, positions, tokens.size)
+        if self.cpu.model.mtp is not None:
+            for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
+                both.draft(ids[-1], position)
 
     # --- whole passes ------------------------------------------------------------------------------------------
 
@@ -173,20 +176,26 @@ class Comparison:
             self._same("logits of the prompt", "passes of 1 to 16 rows", expected[positions], logits, tokens, positions)
 
     def caches(self) -> None:
-        """Keys and values that the next token could see."""
+        """Keys, values and states that the next token could see."""
         from engine.lockstep import Difference
 
         for check in self._cache_checks():
-            self.tally.whole("key-value cache", "what is visible after the prompt", check)
+            self.tally.whole("cache", "what is visible after the prompt", check)
             if check.differing.any():
                 raise Difference(None, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
 
     def _cache_checks(self) -> "Iterator[Check]":
         from engine.cache.kv import LayerCache
-        from engine.lockstep import Check, cached
+        from engine.cache.recurrent import RecurrentLayer
+        from engine.lockstep import Check, cached, remembered
 
         download = self.gpu.model.ops.download
+        both = (remembered(llm.model.ops, llm.model, self.gpu.cache.length) for llm in (self.cpu, self.gpu))
+        for (what, mine), (_, theirs) in zip(*both, strict=True):
+            yield Check(f"{what}: ", mine, theirs)
         for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
+            if isinstance(a, RecurrentLayer):
+                continue
             rings = (a, LayerCache(download(b.keys), download(b.values), b.window, b.half))
             arrays = [cached(ring, self.gpu.cache.length) for ring in rings]
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
@@ -194,6 +203,7 @@ class Comparison:
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """n tokens, each the CPU's choice: (tokens, the logits after each but the last), after checking the GPU's logits."""
+        from engine.lockstep import Check, Difference
         from engine.sampler import Sampler, SamplingParams
 
         sampler = Sampler(SamplingParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
@@ -209,6 +219,15 @@ class Comparison:
             found = self.gpu.model.forward(tokens, positions, 1)
             self._same("logits of greedy tokens", "a row at a time", logits[None], found, tokens, positions)
             rows.append(logits.copy())
+            if self.cpu.model.mtp is not None:
+                last = (history[-1], len(history))
+                drafted = (llm.model.mtp.forward(*last)[None] for llm in (self.cpu, self.gpu))
+                check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
+                self.tally.whole("logits of drafts", "by the model's own layer", check)
+                if check.differing.any():
+                    raise Difference(
+                        None, check, "Compare with fewer tokens (-n) to find the first draft that differs."
+                    )
         return history[len(self.ids) :], np.array(rows, np.float32).reshape(-1, self.cpu.config.n_vocab)
 
     def rows(self, tokens: Sequence[int], expected: np.ndarray) -> None:
@@ -400,6 +419,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     from engine.config import read_config
     from engine.gguf import read_gguf
     from engine.lockstep import Difference
+    from engine.speculative.params import MOST_DRAFTS
     from engine.tokenizer import Tokenizer
 
     path = catalog.resolve(args.model, report.progress)
@@ -415,6 +435,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or needed,
         "cache_type": args.cache_type,
+        "draft_max": MOST_DRAFTS,  # so that a state from before any pass is still there after it
         "progress": report.progress,
     }
     gpu = load(path, device=args.device, **options)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import parity
+from engine import catalog, parity
 from engine.cache.kv import LayerCache, LayerShape
 from engine.config import read_config
 from engine.devices import open_device
@@ -330,7 +330,11 @@ MODELS = [
     *(("tiny-qwen2", quant) for quant in ("Q5_K_M", "F16")),
     *(("tiny-qwen3", quant) for quant in ("Q4_K_M", "IQ4_XS", "BF16")),
     *(("tiny-gemma3", quant) for quant in ("Q4_K_M", "Q4_0")),
+    *(("tiny-qwen3moe", quant) for quant in ("Q4_K_M", "F16")),
+    *(("tiny-qwen35", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-qwen35moe", quant) for quant in ("Q4_K_M", "BF16")),
 ]
+MIXED = ("tiny-qwen3moe", "tiny-qwen35", "tiny-qwen35moe")
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +366,7 @@ def test_tiny_models(tiny: Any, shape: str, quant: str) -> None:
     equal(tiny(shape, quant), 90, 24, "f16")
 
 
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", *MIXED])
 @pytest.mark.usefixtures("gpu")
 def test_parity_of_tiny_models(tiny: Any, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     quant = next(quant for name, quant in MODELS if name == shape)
@@ -505,6 +509,93 @@ def test_other_ways_to_accept_give_the_text_of_the_cpu(drafted: Any, draft: str,
         answers = [llm.complete(prompt, **options) for llm in drafted[draft]]
         assert answers[0].ids == answers[1].ids
         assert answers[0].speculation.accepted_at == answers[1].speculation.accepted_at
+
+
+# --- recurrent layers, experts, and the layer that drafts --------------------------------------------------------
+
+PLAIN = SpeculationParams(enabled=False)
+
+
+@pytest.fixture(scope="module", params=["moe-mtp", "hybrid-mtp"])
+def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engine.LLM]:
+    """A trained model that drafts by a layer of its own, on the CPU and on the GPU."""
+    name = f"pycoder-{request.param}"
+    path = catalog.resolve(name) if name in catalog.CATALOG else shared_model(f"{name}-Q4_K_M.gguf")
+    cpu, on_gpu = (engine.load(path, device=device, n_ctx=256, draft_max=15) for device in ("cpu", "cuda"))
+    return cpu, on_gpu
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None:
+    """As they are, made useless by a script, as many as a pass can read, beside lookup, and through the host."""
+    cpu, on_gpu = hybrids
+    assert on_gpu.draft is not None and on_gpu.draft.name == "mtp"
+    kept = 0
+    for seed, prompt in enumerate(PROMPTS):
+        options: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": True}
+        if seed % 5 == 4:
+            options |= PENALIZED
+        expected = cpu.complete(prompt, speculation=PLAIN, **options)
+        first = len(expected.prompt_ids)
+        for wrong, given in (
+            (False, {}),
+            (True, {}),
+            (False, {"draft_max": 15}),
+            (False, {"draft_max": 2, "lookup": True}),
+            (False, {"draft_p_min": 0.4}),
+        ):
+            on_gpu.draft.script = np.full(256, -1, np.int32) if wrong else None
+            if wrong:
+                on_gpu.draft.script[first : first + 40] = [
+                    (token + 1) % on_gpu.config.n_vocab for token in expected.ids
+                ]
+            found = on_gpu.complete(prompt, speculation=SpeculationParams(**given), **options)
+            assert (found.ids, found.text) == (expected.ids, expected.text), (prompt, given, wrong, found.speculation)
+            assert not wrong or found.speculation.accepted_by["mtp"] == 0
+            kept += found.speculation.accepted_by["mtp"]
+        on_gpu.draft.script = None
+    assert kept > 100
+
+
+@pytest.mark.parametrize("accept", ["ratio", "p-min"])
+def test_its_own_drafts_accepted_otherwise_give_the_text_of_the_cpu(hybrids: Any, accept: str) -> None:
+    for seed, prompt in enumerate(PROMPTS[:8]):
+        params = SpeculationParams(accept=accept, draft_max=3, accept_p_min=0.1)
+        options = {"max_tokens": 40, "temperature": 0.9, "seed": seed, "speculation": params}
+        answers = [llm.complete(prompt, **options) for llm in hybrids]
+        assert answers[0].ids == answers[1].ids
+        assert answers[0].speculation.accepted_at == answers[1].speculation.accepted_at
+
+
+def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
+    """After every number of accepted tokens of a pass, after a snapshot is restored, and in a conversation."""
+    cpu, on_gpu = hybrids
+    tokens = np.random.default_rng(5).integers(3, cpu.config.n_vocab, 80).tolist()
+    first, rows = 20, 16
+    expected = []
+    cpu.reset()
+    for token in tokens[:50]:
+        cpu.step(token)
+        expected.append([array.tobytes() for array in cpu.model.save().arrays])
+    for accepted in range(1, rows + 1):
+        on_gpu.reset()
+        on_gpu.read(tokens[:first])
+        batch, positions = (
+            np.array(tokens[first : first + rows], np.int32),
+            np.arange(first, first + rows, dtype=np.int32),
+        )
+        on_gpu.model.forward(batch, positions, rows)
+        on_gpu.cache.truncate(first + accepted)
+        snapshot = on_gpu.model.save()
+        assert [array.tobytes() for array in snapshot.arrays] == expected[first + accepted - 1]
+    on_gpu.model.restore(snapshot)
+    assert [array.tobytes() for array in on_gpu.model.save().arrays] == expected[first + rows - 1]
+    (end, *_) = cpu.tokenizer.eog_ids
+    beginning = [*tokens[:20], end, *tokens[20:45], end]
+    for rest in (tokens[45:60], tokens[50:80], tokens[45:60]):
+        logits = [llm.prefill([*beginning, *rest])[0] for llm in hybrids]
+        same(logits[1], logits[0], "logits of prompts with a common beginning")
+    assert on_gpu.reread is None
 
 
 # --- memory and errors -----------------------------------------------------------------------------------------

@@ -44,9 +44,10 @@ _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
 
 _ROPE = [
-    (128, 128, 128, True, True, False, True),
-    (64, 64, 64, False, False, False, False),
-    (96, 64, 32, True, False, True, True),
+    (128, 128, 128, True, True, False, True, False),
+    (256, 256, 64, True, True, False, True, True),
+    (64, 64, 64, False, False, False, False, False),
+    (96, 64, 32, True, False, True, True, False),
 ]
 
 _ATTENTION = [
@@ -55,6 +56,8 @@ _ATTENTION = [
     attention.geometry(1, 9, 3, 64, 64, half=False, n_slots=8, multiprocessors=40, early=True),
     attention.geometry(3, 4, 1, 256, 256, half=True, n_slots=9, multiprocessors=132, early=True),
     attention.geometry(2, 8, 8, 192, 128, half=False, n_slots=9, multiprocessors=132, early=False),
+    attention.geometry(1, 24, 4, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
+    attention.geometry(4, 16, 2, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
 ]
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
@@ -63,14 +66,40 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
     "begin_draft": [(2,)],
-    "combine": [geometry.combine.constants for geometry in _ATTENTION[1:]],
-    "combine_quantize": [(256, 128, True), (32, 64, True), (256, 256, True), (32, 96, False)],
+    "combine": [geometry.combine.constants for geometry in _ATTENTION[1:6]],
+    "combine_quantize": [
+        (256, 128, True, False),
+        (32, 64, True, False),
+        (256, 256, True, True),
+        (32, 96, False, False),
+    ],
+    "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1)],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS if name != "Q4_K")],
+    "gated_norm": [(128,), (32,)],
+    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
     "geglu": [()],
+    "join": [(8, True), (8, False)],
+    "keep_rows": [()],
+    "matmul_experts": [
+        (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
+        (("Q4_K", "Q4_K"), 8, 8, True, False),
+        (("Q6_K",), 8, 8, True, True),
+        (("Q4_K", "Q6_K"), 1, 10, False, False, 512),
+        (("Q6_K", "Q6_K"), 1, 8, True, False, 256),
+        (("Q8_0", "Q4_0"), 1, 8, False, False),
+        (("Q8_0",), 16, 8, True, True),
+        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS)),
+    ],
+    "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
     "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False)],
+    "matmul_join": [
+        ("Q6_K", 2, 8, True),
+        ("Q4_K", 3, 8, False),
+        *((name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1) for k, name in enumerate(_FORMATS[7:])),
+    ],
     "matmul_quantized": [
         (("Q4_K",), 1, False, False),
         (("Q4_K",), 8, True, True),
@@ -83,6 +112,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
     ],
     "maxima": [(sample.GROUPS, sample.WARPS)],
+    "mtp_input": [()],
     "place": [()],
     "propose": [(False,), (True,)],
     "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu")],
@@ -91,8 +121,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "rms_norm": [()],
     "rms_norm_add": [()],
     "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96)],
+    "rms_norm_router": [(256, 2048), (256, 4096), (32, 96)],
     "rope_float": _ROPE,
     "rope_half": _ROPE,
+    "route": [(256, 8), (1024, 16), (10, 3)],
     "softcap": [()],
     "swiglu": [()],
 }
@@ -101,6 +133,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
 EXPECTED: dict[str, tuple[str, ...]] = {
     # What the host reads must be there before the word that says so.
     "accept": ("membar.sys", "bar.warp.sync"),
+    "matmul_experts": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
+    "matmul_join": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v4"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
 }
 """How instructions begin that a kernel must have, whatever its constants."""
@@ -261,6 +295,23 @@ def test_explicit_products_and_sums_pass() -> None:
     assert check(ptx) == []
     opcodes = instructions(ptx)
     assert (opcodes["fma.rn.f32"], opcodes["div.rn.f32"], opcodes["sqrt.rn.f32"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("registers", "problems"),
+    [
+        # A register that holds a sum and later, on the same way, a product; with a loop, the product comes to the sum.
+        ("add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; st.global.f32 [%rd1], %f1;", 0),
+        ("$again: add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; @%p1 bra $again;", 1),
+        ("mul.f32 %f1, %f2, %f3; mov.f32 %f1, %f4; add.f32 %f5, %f1, %f1;", 0),
+        ("mul.f32 %f1, %f2, %f3; @%p1 mov.f32 %f1, %f4; add.f32 %f5, %f1, %f1;", 1),
+        ("mul.f32 %f1, %f2, %f3; bra $end; $other: add.f32 %f5, %f1, %f1; $end: mov.f32 %f1, %f4;", 0),
+        ("mul.f32 %f1, %f2, %f3; @%p1 bra $other; mov.f32 %f1, %f4; ret; $other: add.f32 %f5, %f1, %f1;", 1),
+    ],
+)
+def test_a_register_is_followed_along_the_branches(registers: str, problems: int) -> None:
+    found = check(f".visible .entry f()\n{{\n{registers}\nret;\n}}")
+    assert sum("a product feeds a sum" in problem for problem in found) == problems == len(found)
 
 
 def test_powers_of_two_pass() -> None:

@@ -17,10 +17,28 @@ from typing import Any
 import numpy as np
 
 from engine.cache.kv import CHUNK, LayerCache
-from engine.cuda import add, attention, embed, glu, matmul, quantize, repack, rms_norm, rope, sample, softcap
+from engine.cache.recurrent import RecurrentLayer
+from engine.cuda import (
+    add,
+    attention,
+    delta_net,
+    embed,
+    glu,
+    matmul,
+    mtp,
+    quantize,
+    repack,
+    rms_norm,
+    rope,
+    sample,
+    softcap,
+)
 from engine.cuda.compiler import Specialization
 from engine.cuda.device import Buffer, Device, Graph
+from engine.cuda.mixture import Mixture
 from engine.cuda.steps import DeviceSteps, drafting_kernels
+from engine.models.delta_net import DeltaNet
+from engine.models.experts import Experts
 from engine.models.heads import Heads
 from engine.quants import Format
 from engine.sampler import Sampler, SamplingParams
@@ -71,13 +89,14 @@ class Tensor:
 
 @dataclass
 class Deferred:
-    """A value that is computed where it is used: ``kind`` "rms_norm" of (x, weight) with eps, "swiglu" or "geglu" of
-    (gate, up)."""
+    """A value that is computed where it is used: ``kind`` "rms_norm" of (x, weight) with eps, "gated_norm" of these and
+    ``gate``, "swiglu" or "geglu" of (gate, up)."""
 
     kind: str
     first: Tensor
     second: Tensor
     eps: float = 0.0
+    gate: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,8 +106,8 @@ class Deferred:
 
 @dataclass(kw_only=True)
 class Attended(Deferred):
-    """The result of attention, whose chunks have yet to be joined: ``kind`` "combine" of (weights, sums)
-    (``engine/cuda/attention.py``)."""
+    """The result of attention, whose chunks have yet to be joined: ``kind`` "combine" of (weights, sums), with ``gate`` where
+    heads are gated (``engine/cuda/combine.py``)."""
 
     positions: Tensor
     geometry: attention.Geometry
@@ -181,6 +200,7 @@ class Backend:
 
     name = "cuda"
     max_rows = MAX_ROWS
+    ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None) -> None:
         """device: that of another backend, to queue work together with it."""
@@ -273,21 +293,35 @@ class Backend:
         tokens: np.ndarray,
         positions: np.ndarray,
         n_logits: int,
+        inputs: tuple[Tensor, Tensor] | None = None,
     ) -> np.ndarray | None:
         """The result of ``forward(tokens, positions, n_logits)``, as an array; recorded on the first call with as
-        many rows."""
-        plan = self.plan(forward, tokens.size, n_logits)
-        self.device.write(self.tokens.address, tokens)
-        self.device.write(self.positions.address, positions)
+        many rows.  inputs: as for ``plan``."""
+        plan = self.plan(forward, tokens.size, n_logits, inputs)
+        for place, values in zip(inputs or (self.tokens, self.positions), (tokens, positions), strict=True):
+            self.device.write(place.address, values)
         assert plan.graph
         plan.graph.launch()
         return None if plan.result is None else self.download(plan.result)
 
-    def plan(self, forward: Callable[[Tensor, Tensor, int], Tensor | None], rows: int, n_logits: int) -> Plan:
-        """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``."""
-        key = (rows, n_logits)
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """Memory for the tokens and positions of passes between the steps of an answer, which have theirs in ``tokens`` and
+        ``positions`` all along."""
+        return self.zeros((MAX_ROWS,), np.int32), self.zeros((MAX_ROWS,), np.int32)
+
+    def plan(
+        self,
+        forward: Callable[[Tensor, Tensor, int], Tensor | None],
+        rows: int,
+        n_logits: int,
+        inputs: tuple[Tensor, Tensor] | None = None,
+    ) -> Plan:
+        """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``; inputs: where its tokens and
+        positions lie, if not in ``tokens`` and ``positions``."""
+        tokens, positions = inputs or (self.tokens, self.positions)
+        key = (forward, rows, n_logits, tokens.address)
         if key not in self._plans:
-            plan = self.record(lambda: forward(self.tokens[:rows], self.positions[:rows], n_logits))
+            plan = self.record(lambda: forward(tokens[:rows], positions[:rows], n_logits))
             self._plans[key] = plan
             self.capture(plan)
         return self._plans[key]
@@ -300,6 +334,9 @@ class Backend:
             for n_logits in {1, rows}:
                 plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+        if model.mtp is not None:
+            plan = self.record(partial(model.mtp.compute, self.tokens[:1], self.positions[:1], 1))
+            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         kernels.update(dict.fromkeys(drafting_kernels()))
@@ -456,11 +493,15 @@ class Backend:
         )
         grid = (-(-columns // quantize.RUN), rows)
         if isinstance(x, Attended):
-            joined = (x.first, x.second, x.positions, q, d, sums, columns, x.slots, x.window)
+            joined = (x.first, x.second, x.positions, x.gate or 0, q, d, sums, columns, x.slots, x.window)
             self._launch(x.geometry.quantized(unit), grid, quantize.RUN, joined, q, d, sums)
         elif isinstance(x, Deferred) and x.kind == "rms_norm":
             arguments: tuple[Any, ...] = (x.first, x.second, x.eps, q, d, sums)
             self._launch(rms_norm.rms_norm_quantize(unit, columns), grid, quantize.RUN, arguments, q, d, sums)
+        elif isinstance(x, Deferred) and x.kind == "gated_norm":
+            arguments = (x.first, x.second, x.gate, x.eps, columns, q, d, sums)
+            kernel = delta_net.gated_norm_quantize(unit, x.second.size)
+            self._launch(kernel, grid, quantize.RUN, arguments, q, d, sums)
         else:
             source, gate, up = (x.kind, x.first, x.second) if isinstance(x, Deferred) else ("plain", x, x)
             kernel = quantize.quantize(unit, source)
@@ -474,11 +515,14 @@ class Backend:
         out = self._empty(x.shape)
         rows, columns = x.shape
         if isinstance(x, Attended):
-            shape, joined = x.geometry, (x.first, x.second, x.positions, out, x.slots, x.window)
+            shape, joined = x.geometry, (x.first, x.second, x.positions, x.gate or 0, out, x.slots, x.window)
             self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
         elif x.kind == "rms_norm":
             arguments = (x.first, x.second, x.eps, columns, out)
             self._launch(rms_norm.rms_norm(), (1, rows), 256, arguments, out)
+        elif x.kind == "gated_norm":
+            given = (x.first, x.second, x.gate, x.eps, out.size, out)
+            self._launch(delta_net.gated_norm(x.second.size), (-(-out.size // 256),), 256, given, out)
         else:
             kernel = glu.swiglu() if x.kind == "swiglu" else glu.geglu()
             self._launch(kernel, (-(-out.size // 256),), 256, (x.first, x.second, out.size, out), out)
@@ -506,37 +550,23 @@ class Backend:
     ) -> Attended:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.
+        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.  Where
+        heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of the gates.
         """
-        rows, (_, chunks, d_k, _) = positions.size, cache.keys.shape
-        d_v, n_rot = cache.values.shape[3], 2 * table.shape[2]
-        normed, biases = heads.q_norm is not None, heads.biases or (0, 0, 0)
-        rotated = self._empty((rows, heads.n_head, d_k))
-        new = self._empty((rows, heads.n_head_kv, d_k + d_v), np.uint32)
-        kernel = rope.rope(cache.half, d_k, d_v, n_rot, heads.neox, normed, heads.biases is not None, True)
-        strides = (heads.n_head * d_k, heads.n_head_kv * d_k, heads.n_head_kv * d_v)
-        norms = (heads.q_norm, heads.k_norm) if normed else (0, 0)
-        arguments = (
-            q,
-            k,
-            v,
-            *strides,
-            positions,
-            table,
-            *norms,
-            *biases,
-            heads.eps,
-            heads.n_head,
-            chunks,
-            rotated,
-            new,
-        )
-        grid = rope.grid(rows, heads.n_head, heads.n_head_kv)
-        self._launch(kernel, grid, rope.BLOCK, (*arguments, cache.keys, cache.values), rotated, new)
-
+        rows, (_, chunks, d_k, _), d_v = positions.size, cache.keys.shape, cache.values.shape[3]
+        rotated, new = self._rope(heads, q, k, v, cache, positions, table)
         slots = attention.slots(chunks * CHUNK, cache.window)
         shape = attention.geometry(
-            rows, heads.n_head, heads.n_head_kv, d_k, d_v, cache.half, slots, self.device.multiprocessors, True
+            rows,
+            heads.n_head,
+            heads.n_head_kv,
+            d_k,
+            d_v,
+            cache.half,
+            slots,
+            self.device.multiprocessors,
+            early=True,
+            gated=heads.gated,
         )
         weights, sums = (self._empty((n,)) for n in attention.scratch(rows, heads.n_head, d_v, slots))
         seen = (
@@ -558,12 +588,91 @@ class Backend:
             "combine",
             weights,
             sums,
+            gate=q if heads.gated else None,
             positions=positions,
             geometry=shape,
             slots=slots,
             window=cache.window,
             columns=heads.n_head * d_v,
         )
+
+    def remember(self, heads: Heads, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor) -> None:
+        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
+        self._rope(heads, None, k, v, cache, positions, table)
+
+    def _rope(
+        self,
+        heads: Heads,
+        q: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        cache: LayerCache,
+        positions: Tensor,
+        table: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values to the cache; the rotated queries, if there are any, and what has been stored."""
+        rows, (_, chunks, d_k, _) = positions.size, cache.keys.shape
+        d_v, n_rot, n_head = cache.values.shape[3], 2 * table.shape[2], heads.n_head if q else 0
+        normed, biases = heads.q_norm is not None, heads.biases or (0, 0, 0)
+        rotated = self._empty((rows, n_head, d_k))
+        new = self._empty((rows, heads.n_head_kv, d_k + d_v), np.uint32)
+        kernel = rope.rope(
+            cache.half, d_k, d_v, n_rot, heads.neox, normed, heads.biases is not None, early=True, gated=heads.gated
+        )
+        strides = (heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v)
+        norms = (heads.q_norm, heads.k_norm) if normed else (0, 0)
+        given = (q or 0, k, v, *strides, positions, table, *norms, *biases, heads.eps, n_head, chunks)
+        grid = rope.grid(rows, n_head, heads.n_head_kv)
+        outputs = (rotated, new) if n_head else (new,)
+        self._launch(kernel, grid, rope.BLOCK, (*given, rotated, new, cache.keys, cache.values), *outputs)
+        return rotated, new
+
+    def delta_net(
+        self, net: DeltaNet, x: Tensor, gates: Sequence[Tensor], memory: RecurrentLayer, positions: Tensor
+    ) -> Tensor:
+        """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
+
+        gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
+        """
+        rows, d, stride = positions.size, net.state_size, gates[0].shape[1]
+        beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
+        out = self._empty((rows, net.n_v * d))
+        most = 1 if rows == 1 else -(-rows // 8) * 8
+        sizes = (net.n_k, rows, memory.conv.shape[0], memory.states.shape[0])
+        given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, *sizes)
+        arguments = (*given, memory.conv, memory.states, out)
+        kernel = delta_net.delta_net(d, net.n_conv, most)
+        self._launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, out)
+        return out
+
+    def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Deferred:
+        """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+        return Deferred("gated_norm", x, weight, eps, gate)
+
+    def experts(self, experts: Experts, residual: Tensor, x: Tensor | Deferred) -> Tensor:
+        """residual + the mixture of experts of x [rows, n_embd]."""
+        return Mixture(self, experts, residual, x).record()
+
+    def plain(self, x: Tensor | Deferred) -> Tensor:
+        """x as an array that may be used more than once."""
+        return self._plain(x)
+
+    def keep_rows(self, ring: Tensor, x: Tensor | Deferred, positions: Tensor) -> None:
+        """Row positions[t] % length of ring [length, n] = x[t]."""
+        x, (rows, n) = self._plain(x), x.shape
+        arguments = (ring, x, ring.shape[0], positions, rows, n)
+        self._launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
+
+    def mtp_input(
+        self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, positions: Tensor, eps: float
+    ) -> Tensor:
+        """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
+        there is none: float32 [rows, 2 n]."""
+        rows, n = e.shape
+        out = self._empty((rows, 2 * n))
+        arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, positions, eps, n, out)
+        self._launch(mtp.mtp_input(), (2, rows), 256, arguments, out)
+        return out
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Deferred:
         """silu(gate) * up."""

@@ -113,6 +113,20 @@ load1 = _make_load("ld.global.u32", 1)
 """load1(p, i): the word p[i], likewise; for a value that is sent for long before it is used."""
 
 
+@intrinsic
+def store4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
+    """p[i : i + 4] = a, b, c, d, float32, 16 bytes aligned, at once."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        address = builder.gep(args[0], [args[1]])
+        words = [builder.bitcast(x, _I32) for x in args[2:]]
+        text = "st.global.v4.u32 [$0], {$1,$2,$3,$4};"
+        _asm(builder, text, [address, *words], 0, "lrrrr", effect=True, memory=True)
+        return context.get_dummy_value()
+
+    return types.void(p, i, *[types.float32] * 4), codegen
+
+
 # --- integers --------------------------------------------------------------------------------------------------
 
 
@@ -310,8 +324,10 @@ gumbel = numerics.gumbel
 half_to_float = numerics.half_to_float
 log = numerics.log
 round_product = numerics.round_product
+sigmoid = numerics.sigmoid
 silu = numerics.silu
 softcap = numerics.softcap
+softplus = numerics.softplus
 uniform = numerics.uniform
 
 if SIMULATED:

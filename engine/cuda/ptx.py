@@ -20,22 +20,24 @@ FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$%]+)")
 _LABEL = re.compile(r"\s*[\w$%]+:(?!:)")
-_INSTRUCTION = re.compile(r"(?:@!?%\w+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_INSTRUCTION = re.compile(r"(@!?%\w+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
 _CONSTANT = re.compile(r"\b0[fF]([0-9A-Fa-f]{8})\b")
 _REGISTER = re.compile(r"%\w+")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """An instruction or, with an opcode that begins with a dot, a directive.
+    """An instruction or, with an opcode that begins with a dot, a directive; a label is a directive ``.label``.
 
-    opcode as written, ``fma.rn.f32``; operands: what follows it; function: which one it is in, "" outside; line: from 1.
+    opcode as written, ``fma.rn.f32``; operands: what follows it; function: which one it is in, "" outside; line: from 1;
+    conditional: whether a predicate decides if it is carried out.
     """
 
     opcode: str
     operands: str
     function: str
     line: int
+    conditional: bool = False
 
     def __str__(self) -> str:
         return " ".join(f"{self.opcode} {self.operands}".split())
@@ -75,6 +77,7 @@ def statements(ptx: str) -> Iterator[Statement]:
     function, depth, inside, start = "", 0, 0, 0
     for token in re.finditer(r"[;{}]", text):
         while label := _LABEL.match(text, start, token.start()):
+            yield Statement(".label", label[0].strip().rstrip(":"), function, text.count("\n", 0, label.end()) + 1)
             start = label.end()
         head = text[start : token.start()].strip()
         block = not head or (head.startswith(".") and "=" not in head)
@@ -107,7 +110,7 @@ def _statement(head: str, function: str, line: int) -> Statement | None:
         opcode, _, operands = head.strip().partition(" ")
         return Statement(opcode, operands, function, line + len(others))
     found = _INSTRUCTION.fullmatch(head)
-    return Statement(found[1], found[2], function, line) if found else None
+    return Statement(found[2], found[3], function, line, found[1] is not None) if found else None
 
 
 def instructions(ptx: str) -> Counter[str]:
@@ -150,20 +153,58 @@ def _forbidden(statement: Statement) -> Iterator[str]:
 
 
 def _products_in_sums(body: list[Statement]) -> Iterator[str]:
-    """Sums of products within a function.  A register that is written in several places counts as a product if one of them
-    makes it one: that is what a loop or a branch leaves of a variable."""
-    made = [s for s in body if s.name == "mul" and "f32" in s.modifiers and not s.scales]
-    products = {s.result: s for s in made}
-    carriers = [s for s in body if s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"} and s.inputs]
-    grown = bool(products)
-    while grown:
-        grown = False
-        for s in carriers:
-            if s.result not in products and s.inputs[0] in products:
-                products[s.result] = products[s.inputs[0]]
-                grown = True
-    for s in body:
-        if s.name in ("add", "sub") and "f32" in s.modifiers:
-            for register in sorted(set(s.inputs) & products.keys()):
-                product = products[register]
-                yield f"line {s.line}: a product feeds a sum: {product} (line {product.line}), {s}"
+    """Sums of products within a function: each product is followed from where it is made to where it, or a copy of it, is
+    used."""
+    users, makers = defaultdict(list), Counter(s.result for s in body if s.result)
+    for k, s in enumerate(body):
+        carries = s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"}
+        if carries or (s.name in ("add", "sub") and "f32" in s.modifiers):
+            for register in set(s.inputs):
+                users[register].append(k)
+    labels = {s.operands: k for k, s in enumerate(body) if s.opcode == ".label"}
+    found: dict[tuple[str, int], Statement] = {}
+    for first, product in enumerate(body):
+        if product.name != "mul" or "f32" not in product.modifiers or product.scales:
+            continue
+        followed, left = set(), [first]
+        while left:
+            made = left.pop()
+            if made in followed:
+                continue
+            followed.add(made)
+            register = body[made].result
+            used = users[register]
+            if used and makers[register] > 1:
+                # A register is used again and again, for one thing after the other.
+                reached = _reached(body, labels, made)
+                used = [k for k in used if k in reached]
+            left += [k for k in used if body[k].name in ("mov", "neg")]
+            found |= {(register, k): product for k in used if body[k].name in ("add", "sub")}
+    for (_, k), product in sorted(found.items(), key=lambda item: (item[0][1], item[0][0])):
+        yield f"line {body[k].line}: a product feeds a sum: {product} (line {product.line}), {body[k]}"
+
+
+def _reached(body: list[Statement], labels: dict[str, int], made: int) -> set[int]:
+    """The statements that find in its register what statement ``made`` has left there."""
+    register = body[made].result
+    reached: set[int] = set()
+    left = _next(body, labels, made)
+    while left:
+        k = left.pop()
+        if k in reached or k >= len(body):
+            continue
+        reached.add(k)
+        if body[k].result != register or body[k].conditional:
+            left += _next(body, labels, k)
+    return reached
+
+
+def _next(body: list[Statement], labels: dict[str, int], k: int) -> list[int]:
+    """Where a function goes on after a statement."""
+    s = body[k]
+    targets = []
+    if s.name in ("bra", "brx"):
+        # A branch by a table may go to any label.
+        targets = [labels[s.operands]] if s.operands in labels else list(labels.values())
+    ends = s.name in ("bra", "brx", "ret", "exit", "trap") and not s.conditional
+    return targets if ends else [*targets, k + 1]

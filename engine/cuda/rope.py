@@ -2,11 +2,12 @@
 
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
     (a, b) -> (a cos - b sin, a sin + b cos); q goes to a buffer, k and v to their positions of the cache.
-Shapes: q float32 [rows, n_head, d_k], k [rows, n_head_kv, d_k], v [rows, n_head_kv, d_v], rows q_stride, k_stride, v_stride
-    elements apart; positions int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k],
-    biases float32 [heads, d]; q_out float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values
-    [n_head_kv, chunks, 64, d_v], float32 or the bits of float16; new [rows, n_head_kv, d_k + d_v]: the bits of what is
-    appended, a word per element, for attention that has looked at the cache before.
+Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behind the queries of each head; k [rows,
+    n_head_kv, d_k], v [rows, n_head_kv, d_v]; rows q_stride, k_stride, v_stride elements apart; positions int32 [rows]; table
+    float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k], biases float32 [heads, d]; q_out float32 [rows,
+    n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or the bits of float16; new
+    [rows, n_head_kv, d_k + d_v]: the bits of what is appended, a word per element, for attention that has looked at the cache
+    before.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
@@ -21,15 +22,13 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.kv import CHUNK
-from engine.cpu.rms_norm import norm_width
 from engine.cuda.compiler import F32P, I32P, U16P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
     float_bits,
     float_to_half,
     fma,
-    lane_from,
-    lane_xor,
     let_next_begin,
     pointer,
     wait_for_inputs,
@@ -47,79 +46,43 @@ _ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, i32
 
 
 def rope(
-    half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool
+    half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool
 ) -> Specialization:
     """The kernel for a kind of layer.
 
     ``half``: the cache holds float16; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q and
     k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``,
-    so they and the table are read before its turn has come.
+    so they and the table are read before its turn has come; ``gated``: gates, which are left alone, lie behind the queries
+    of each head.
 
     Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, n_head,
     chunks, q_out, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
-    return (rope_half if half else rope_float)(d_k, d_v, n_rot, neox, normed, biased, early)
+    return (rope_half if half else rope_float)(d_k, d_v, n_rot, neox, normed, biased, early, gated)
 
 
 def grid(rows: int, n_head: int, n_head_kv: int) -> tuple[int, int]:
-    """A block per head of q, k and v and per row."""
+    """A block per head of q, k and v and per row; with no head of q, keys and values are stored and nothing else is done."""
     return n_head + 2 * n_head_kv, rows
 
 
 @kernel(*_ARGUMENTS, U16P, U16P, threads=BLOCK)
-def rope_half(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool) -> Any:
+def rope_half(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool) -> Any:
     """With a float16 cache."""
-    return _make_rope(True, d_k, d_v, n_rot, neox, normed, biased, early)
+    return _make_rope(True, d_k, d_v, n_rot, neox, normed, biased, early, gated)
 
 
 @kernel(*_ARGUMENTS, F32P, F32P, threads=BLOCK)
-def rope_float(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool) -> Any:
+def rope_float(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool) -> Any:
     """With a float32 cache."""
-    return _make_rope(False, d_k, d_v, n_rot, neox, normed, biased, early)
+    return _make_rope(False, d_k, d_v, n_rot, neox, normed, biased, early, gated)
 
 
-def _make_inverse_rms(n: int) -> Any:
-    """The device function ``inverse_rms(x, eps)``: r of a head whose element lane + 32 k is x[k], 0 where there is none."""
-    width = norm_width.py_func(n)
-    n_x = -(-n // 32)
-    n_chains = max(width // 32, 1)
-
-    @device
-    def inverse_rms(x, eps):  # type: ignore[no-untyped-def]
-        chains = cuda.local.array(n_chains, np.float32)
-        for c in range(n_chains):
-            chains[c] = F(0.0)
-        for k in range(n_x):
-            chains[k % n_chains] = fma(x[k], x[k], chains[k % n_chains])
-        if width >= 256:
-            for c in range(4):
-                chains[c] = chains[c] + chains[c + 4]
-        if width >= 128:
-            for c in range(2):
-                chains[c] = chains[c] + chains[c + 2]
-        if width >= 64:
-            chains[0] = chains[0] + chains[1]
-        total = chains[0]
-        if width >= 32:
-            total = total + lane_xor(total, I(16))
-        if width >= 16:
-            total = total + lane_xor(total, I(8))
-        if width >= 8:
-            total = total + lane_xor(total, I(4))
-        if width >= 4:
-            total = total + lane_xor(total, I(2))
-        if width >= 2:
-            total = total + lane_xor(total, I(1))
-        if width < 32:
-            total = lane_from(total, I(0))
-        return F(1.0) / F(math.sqrt(F(total / F(n) + eps)))
-
-    return inverse_rms
-
-
-def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool) -> Any:
-    inverse_rms = _make_inverse_rms(d_k)
+def _make_rope(
+    half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool
+) -> Any:
+    squares = make_squares(d_k)
     pairs = n_rot // 2
     n_x, n_pairs, n_v = -(-d_k // 32), -(-pairs // 32), -(-d_v // 32)
 
@@ -201,7 +164,7 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
             append_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, new, values)
             return
-        source, bias, norm = advance(q, I(row * q_stride)), q_bias, q_norm
+        source, bias, norm = advance(q, I(row * q_stride + head * d_k if gated else row * q_stride)), q_bias, q_norm
         if not is_q:
             head = I(head - n_head)
             source, bias, norm = advance(k, I(row * k_stride)), k_bias, k_norm
@@ -238,7 +201,7 @@ def _make_rope(half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: b
                 if biased:
                     x[j] = x[j] + added[j]
         if normed:
-            r = inverse_rms(x, eps)
+            r = F(1.0) / F(math.sqrt(F(squares(x) / F(d_k) + eps)))
             for j in range(n_x):
                 x[j] = x[j] * r * weight[j]
         for j in range(n_x):

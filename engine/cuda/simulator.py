@@ -65,6 +65,7 @@ __all__ = [
     "mma32",
     "pick_bytes",
     "pointer",
+    "store4",
     "stream1",
     "stream2",
     "stream4",
@@ -139,6 +140,13 @@ def load1(p: Pointer, i: Any) -> Any:
 
 
 stream4, stream2, stream1 = load4, load2, load1
+
+
+def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Four float32 at once."""
+    p.words(i, 4)
+    for k, x in enumerate((a, b, c, d)):
+        p[int(i) + k] = np.float32(x)
 
 
 # --- integers --------------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ from engine.errors import DeviceError
 from engine.sampler import Sampler
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
-from engine.speculative.steps import Step
+from engine.speculative.steps import ModelSteps, Step
 
 if TYPE_CHECKING:
     from engine.cuda.backend import Backend
     from engine.speculative.draft_model import DraftModel
+    from engine.speculative.mtp import MTPDraft
 
 AHEAD = 4
 """Plain steps that are launched before the token of the first of them is read."""
@@ -31,15 +32,11 @@ AHEAD = 4
 AHEAD_DRAFTED = 2
 """The same for steps whose drafts are made on the device."""
 
-READS = 2
-"""Tokens that the first pass of a draft model reads.  After a step whose drafts were all accepted it has not read the last of
-them; otherwise it reads a token again and leaves the same keys and values.  So the host need not know which it was."""
-
 POLL_SECONDS = 5e-5
 """How long the host sleeps when a token is not there yet and further steps are under way anyway."""
 
 
-class DeviceSteps:
+class DeviceSteps(ModelSteps):
     """Steps of one model on one GPU: ``begin``, then ``start`` and ``take`` by turns; some steps may be started before the
     first is taken, as long as none of them has drafts of the host."""
 
@@ -70,13 +67,8 @@ class DeviceSteps:
         p = self._sampler.params
         return p.greedy, sample.edits(p), "exact" if p.greedy else self._params.accept
 
-    def room(self, n_known: int) -> int:
-        """How many drafts a step can read after ``n_known`` tokens."""
-        cache = self._model.cache
-        return int(min(cache.n_ctx - n_known, cache.max_rows - 1))
-
-    def drafts_here(self, draft: "DraftModel") -> bool:
-        """Whether a draft model makes its drafts as part of a step."""
+    def drafts_here(self, draft: "DraftModel | MTPDraft") -> bool:
+        """Whether a model makes its drafts as part of a step."""
         ops = draft.llm.model.ops
         return ops.name == "cuda" and ops.device is self._device
 
@@ -126,7 +118,7 @@ class DeviceSteps:
         tokens = self._chooser.take()
         self._model.cache.advance(len(self._known) - 1, 1 + len(proposal))
         if proposal.device_draft is not None and self._drafting is not None:
-            self._drafting.keep(self._known, proposal.count, tokens)
+            self._drafting.draft.keep(self._known, proposal.count, tokens)
         self._known += tokens
         self._model.cache.truncate(len(self._known) - 1)
         return Step(tokens)
@@ -135,9 +127,9 @@ class DeviceSteps:
         """No further step will be asked for; those under way are waited for."""
         self._device.synchronize()
         end = len(self._known) + self._under_way()
-        for cache in [self._model.cache, *([self._drafting.cache] if self._drafting is not None else [])]:
+        for cache in [self._model.cache, *([self._drafting.draft.cache] if self._drafting is not None else [])]:
             # Unless someone else has begun to use it meanwhile.
-            if cache.length in (len(self._known) - 1, len(self._known) - 2):
+            if cache is not None and cache.length in (len(self._known) - 1, len(self._known) - 2):
                 cache.overwrite(end)
         self._started.clear()
 
@@ -160,7 +152,7 @@ class DeviceSteps:
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _draft_graph(self, draft: "DraftModel", count: int, end: int) -> Graph:
+    def _draft_graph(self, draft: "DraftModel | MTPDraft", count: int, end: int) -> Graph:
         """A step, over before position ``end``, with ``count`` drafts that the draft model makes first."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._ops.tokens, self._ops.positions, self._history)
@@ -198,19 +190,20 @@ class DeviceSteps:
 
 
 class DeviceDrafts:
-    """Passes of a draft model whose tokens become the drafts of the target's step, without a way through the host."""
+    """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step,
+    without a way through the host."""
 
-    def __init__(self, draft: "DraftModel", target_tokens: Any, target_positions: Any, history: Any) -> None:
+    def __init__(self, draft: "DraftModel | MTPDraft", target_tokens: Any, target_positions: Any, history: Any) -> None:
         self.draft = draft
-        self._llm = draft.llm
         self._ops = draft.llm.model.ops
         self._device = self._ops.device
         self._target_tokens = target_tokens
         self._target_positions = target_positions
         self._history = history
-        n_ctx = draft.llm.cache.n_ctx
-        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, n_ctx)
-        self._script = self._ops.zeros((n_ctx,), np.int32)
+        self._n_ctx = draft.llm.cache.n_ctx
+        self._tokens, self._positions = self._ops.inputs()
+        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx)
+        self._script = self._ops.zeros((self._n_ctx,), np.int32)
 
     @property
     def scripted(self) -> bool:
@@ -224,22 +217,12 @@ class DeviceDrafts:
         if self.draft.script is not None:
             self._device.write(self._script.address, self.draft.script)
 
-    @property
-    def cache(self) -> Any:
-        """The draft model's."""
-        return self._llm.cache
-
     def catch_up(self, known: Sequence[int]) -> None:
-        """Have the draft model's cache hold all of ``known`` but the last one or two tokens."""
-        llm = self._llm
-        if not llm.used_by(self._owner) or len(known) - llm.n_cached > READS:
-            llm.read(known[:-1])
-        llm.lend(self._owner)
+        """Have the draft source know what it needs before it can go on after ``known``."""
+        self.draft.catch_up(known, self._owner)
 
-    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
-        """``tokens`` followed ``known`` in a step with ``count`` drafts: what of it the draft model has read stays."""
-        unread = known[self._llm.n_cached :]
-        self._llm.keep([*unread, *tokens[: min(len(tokens), count) - 1]], len(unread) + count - 1)
+    def _plan(self, rows: int) -> Any:
+        return self._ops.plan(self.draft.compute, rows, 1, (self._tokens, self._positions))
 
     def lists(self, mode: str) -> Any:
         """Among what the drafts were drawn, where acceptance looks at it."""
@@ -247,20 +230,20 @@ class DeviceDrafts:
 
     def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Any]:
         """What ``launch`` needs beside the passes, which are recorded here."""
-        for rows in (READS, 1)[: min(count, 2)]:
-            self._ops.plan(self._llm.model.compute, rows, 1)
+        for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
+            self._plan(rows)
         choice = self._chooser.kernels(greedy, with_edit, mode, accept=False)
-        return [accept.begin_draft(READS), accept.propose(self.scripted), *choice]
+        return [accept.begin_draft(self.draft.reads), accept.propose(self.scripted), *choice]
 
     def launch(self, count: int, greedy: bool, with_edit: bool, mode: str) -> None:
-        """``count`` drafts, the first after reading the last :data:`READS` tokens, inside a capture."""
-        device, ops, n_ctx = self._device, self._ops, self._llm.cache.n_ctx
-        tokens, positions, history = ops.tokens.address, ops.positions.address, self._history.address
+        """``count`` drafts, inside a capture."""
+        device, ops, n_ctx = self._device, self._ops, self._n_ctx
+        tokens, positions, history = self._tokens.address, self._positions.address, self._history.address
         start = [self._target_positions.address, history, tokens, positions]
-        device.launch(accept.begin_draft(READS), 1, 32, start)
+        device.launch(accept.begin_draft(self.draft.reads), 1, 32, start)
         for i in range(count):
-            rows = READS if i == 0 else 1
-            plan = ops.plan(self._llm.model.compute, rows, 1)
+            rows = self.draft.reads if i == 0 else 1
+            plan = self._plan(rows)
             assert plan.result is not None
             # Kernels of a pass may look at positions before their turn, and here the one before has just written them.
             device.finish()
@@ -275,4 +258,4 @@ class DeviceDrafts:
 
 def drafting_kernels() -> list[Any]:
     """What steps with drafts launch, beside passes and the choice of tokens."""
-    return [accept.place(), accept.begin_draft(READS), accept.propose(False)]
+    return [accept.place(), accept.begin_draft(1), accept.begin_draft(2), accept.propose(False)]

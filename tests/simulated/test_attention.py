@@ -1,5 +1,6 @@
-"""engine/cuda/attention.py in the simulator: the bits of engine/cpu/attention.py."""
+"""engine/cuda/attention.py and combine.py in the simulator: the bits of engine/cpu/attention.py, and of its gates."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,17 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import CHUNK, LayerShape
+from engine.cache.kv import CHUNK, LayerCache, LayerShape
 from engine.cpu import attention as mirror
+from engine.cpu import glu
+from engine.cpu.backend import Backend as CPU
 from engine.cpu.matmul import quantize_rows
-from engine.cuda import attention, quantize
+from engine.cuda import attention, backend, combine, quantize
 from engine.cuda.simulator import run
 from engine.errors import DeviceError
 from engine.lockstep import activations
+from engine.models.heads import Heads
+from tests.simulated.device import SimulatedDevice
 
 SCALE = np.float32(0.3)
 
@@ -49,6 +54,7 @@ def agree(
     early: bool = False,
     seed: int | None = None,
     unseen: bool = False,
+    gated: bool = False,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds in the cache
     what was there before the rows."""
@@ -60,9 +66,13 @@ def agree(
     expected = np.empty((rows, n_head, d_v), np.float32)
     mirror.attend(q, keys, values, at, SCALE, window, half, 1, expected)
     assert np.isfinite(expected).all()
+    gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
+    if gate is not None:
+        gate[:, :, 0] = np.nan  # the queries
+        glu.sigmoid_gate(expected, gate[:, :, 1])
 
     n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
-    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks)
+    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated)
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     out = np.full_like(expected, np.nan)
@@ -74,7 +84,7 @@ def agree(
     words = new.view(f"u{new.itemsize}").astype(np.uint32)
     arguments = [q, words, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
     run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
-    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, out, n_slots, window], seed=seed)
+    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, gate, out, n_slots, window], seed=seed)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -133,7 +143,12 @@ def test_positions_that_do_not_follow_one_another() -> None:
 
 
 def test_more_chunks_than_are_joined_at_once() -> None:
-    agree([attention.TILE * CHUNK + 10], 1, 1, 2, 2, splits=20)
+    agree([combine.TILE * CHUNK + 10], 1, 1, 2, 2, splits=20)
+
+
+@pytest.mark.parametrize(("positions", "d_v"), [([3], 34), ([64, 65], 4)])
+def test_gated_heads(positions: list[int], d_v: int) -> None:
+    agree(positions, 2, 1, d_v, d_v, early=True, gated=True)
 
 
 @pytest.mark.parametrize("half", [True, False])
@@ -150,23 +165,25 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "n_head", "d_v", "unit", "window"),
+    ("positions", "n_head", "d_v", "unit", "window", "gated"),
     [
-        ([130], 8, 32, 256, 0),
-        ([5, 64, 2080], 2, 128, 256, 0),
-        ([0], 4, 64, 32, 0),
-        ([70 * CHUNK], 3, 96, 32, 0),
-        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0),
-        ([1000], 1, 256, 256, 70),
-        ([300, 301], 17, 32, 32, 3),
+        ([130], 8, 32, 256, 0, True),
+        ([5, 64, 2080], 2, 128, 256, 0, False),
+        ([0], 4, 64, 32, 0, True),
+        ([70 * CHUNK], 3, 96, 32, 0, False),
+        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False),
+        ([1000], 1, 256, 256, 70, True),
+        ([300, 301], 17, 32, 32, 3, True),
     ],
 )
-def test_chunks_joined_and_quantized(positions: list[int], n_head: int, d_v: int, unit: int, window: int) -> None:
+def test_chunks_joined_and_quantized(
+    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool
+) -> None:
     """... are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
     n_slots = attention.slots(max(positions) + 1, window)
-    plan = attention.geometry(rows, n_head, 1, 2, d_v, True, n_slots, 3, True)
+    plan = attention.geometry(rows, n_head, 1, 2, d_v, True, n_slots, 3, True, gated=gated)
     assert plan.quantizes
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
@@ -177,14 +194,15 @@ def test_chunks_joined_and_quantized(positions: list[int], n_head: int, d_v: int
     for row, position in enumerate(positions):
         seen = position // CHUNK - (max(0, position - window + 1) if window else 0) // CHUNK + 1
         weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
+    gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
     out = np.full((rows, columns), np.nan, np.float32)
-    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, out, n_slots, window])
+    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, gate, out, n_slots, window])
     assert np.isfinite(out).all()
 
     words = quantize.activation_words(unit, rows, columns)
     q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
     grid = (-(-columns // quantize.RUN), rows)
-    arguments = [weights, sums, at, q, d, totals, columns, n_slots, window]
+    arguments = [weights, sums, at, gate, q, d, totals, columns, n_slots, window]
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
     law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
     s = np.empty((rows, columns // 16), np.int16)
@@ -209,3 +227,36 @@ def test_heads_that_the_kernels_cannot_take() -> None:
     for d_k, d_v in ((258, 64), (64, 512), (63, 64)):
         with pytest.raises(DeviceError, match="takes heads of an even size up to 256"):
             attention.geometry(1, 2, 1, d_k, d_v, True, 8, 100, False)
+
+
+# --- through the backend ---------------------------------------------------------------------------------------
+
+
+def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of earlier positions by ``remember``, then attention of two rows; n_rot is less than d_k."""
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
+    n_head, d, n_rot, start, rows = 2, 32, 8, 2, 2
+    cos, sin = np.cos(angles := rng.uniform(-3, 3, (8, n_rot // 2))), np.sin(angles)
+    table = np.stack([cos, sin], axis=1).astype(np.float32)
+    norms = [rng.normal(size=d).astype(np.float32) for _ in range(2)]
+    heads = Heads(n_head, 1, d, d, True, 0.25, 1e-6, norms[0], norms[1], gated=True)
+    caches = [LayerShape(1, d, d).layer(8, 16, True, ops.zeros) for ops in (cpu, gpu)]
+    positions = np.arange(start + rows, dtype=np.int32)
+    q = rng.normal(size=(rows, n_head * 2 * d)).astype(np.float32)
+    k, v = (rng.normal(size=(positions.size, d)).astype(np.float32) for _ in range(2))
+
+    def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
+        q, k, v, places, angles = arrays
+        ops.remember(heads, k[:start], v[:start], cache, places[:start], angles)
+        return ops.attention(heads, q, k[start:], v[start:], cache, places[start:], angles)
+
+    expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
+    upload = gpu.upload
+    device_heads = replace(heads, q_norm=upload(norms[0]), k_norm=upload(norms[1]))
+    arrays = [upload(array) for array in (q, k, v, positions, table)]
+    plan: Any = gpu.record(lambda: gpu._plain(both(gpu, caches[1], device_heads, *arrays)))
+    gpu.start(plan)
+    assert gpu.download(plan.result).tobytes() == expected.tobytes()
+    assert gpu.download(caches[1].keys).tobytes() == caches[0].keys.tobytes()
+    assert gpu.download(caches[1].values).tobytes() == caches[0].values.tobytes()

@@ -16,6 +16,7 @@ if not SIMULATED:
 
 import engine
 from engine import parity
+from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.cuda import backend, device, sample
 from engine.lockstep import Check, Difference, Lockstep, Site
 from engine.shapes import Shape
@@ -28,6 +29,14 @@ SHAPES = {
     "qwen2": Shape("qwen2", 1, 64, 2, 1, 32, 96, 289, 64, 1e4, 1e-6, tied=False),
     "qwen3": Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
     "gemma3": Shape("gemma3", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-6, window=1),
+    "qwen35moe": Shape(
+        *("qwen35moe", 2, 64, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
+        n_rot=16,
+        experts=ExpertsConfig(3, 2, 32, 32),
+        delta_net=DeltaNetConfig(1, 2, 32, 4),
+        interval=2,
+        n_mtp=1,
+    ),
 }
 
 
@@ -67,6 +76,8 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     both = Lockstep(cpu.model, gpu.model, lambda site, check: noted.append((site, check)))
     for tokens, positions in parity.passes(ids, counts):
         both.forward(tokens, positions, 1)
+    if cpu.model.mtp is not None:
+        both.draft(ids[0], sum(counts))
     return noted
 
 
@@ -76,6 +87,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
         ("llama", "Q4_K_M", "f16", [2]),
         ("qwen2", "Q4_1", "f32", [1]),
         ("gemma3", "Q8_0", "f16", [2]),
+        ("qwen35moe", "Q8_0", "f16", [1, 2]),
     ],
 )
 def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str, counts: list[int]) -> None:
@@ -83,10 +95,14 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = {"gemma3": "geglu"}.get(architecture, "swiglu")
+    gate = {"gemma3": "geglu", "qwen35moe": "experts"}.get(architecture, "swiglu")
     assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
+    if architecture == "qwen35moe":
+        assert {"delta_net", "gated_norm", "mtp_input", "keep_rows", "remember", "plain"} <= operations
+        assert {"kept state", "kept input", "kept row", "stored key"} <= {check.what for _, check in noted}
+        return
     assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
     assert {"attend_chunks", "combine", "combine_quantize"} <= kernels
 

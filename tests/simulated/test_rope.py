@@ -20,16 +20,26 @@ POSITIONS = np.array([127, 128, 300], np.int32)
 
 
 def agree(
-    d_k: int, d_v: int, n_rot: int, *, half: bool, neox: bool, normed: bool, biased: bool, early: bool = False
+    d_k: int,
+    d_v: int,
+    n_rot: int,
+    *,
+    half: bool,
+    neox: bool,
+    normed: bool,
+    biased: bool,
+    early: bool = False,
+    gated: bool = False,
+    n_head: int = N_HEAD,
 ) -> None:
     """q, k and v as slices of one matrix product, of which some columns belong to nobody."""
     rng = np.random.default_rng(d_k + d_v)
     rows = POSITIONS.size
-    sizes = N_HEAD * d_k, N_HEAD_KV * d_k, N_HEAD_KV * d_v
+    sizes = n_head * d_k * (2 if gated else 1), N_HEAD_KV * d_k, N_HEAD_KV * d_v
     product = rng.normal(size=(rows, sum(sizes) + 5)).astype(np.float32)
     flat, stride = product.reshape(-1), product.shape[1]
     starts = 0, sizes[0], sizes[0] + sizes[1]
-    biases = [rng.normal(size=size).astype(np.float32) for size in sizes]
+    biases = [rng.normal(size=size).astype(np.float32) for size in (n_head * d_k, *sizes[1:])]
     norms = [rng.normal(size=d_k).astype(np.float32) for _ in range(2)]
     angles = rng.uniform(-3, 3, (301, n_rot // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -38,15 +48,16 @@ def agree(
     values = rng.integers(0, 999, (N_HEAD_KV, CHUNKS, CHUNK, d_v)).astype(dtype)
     expected_keys, expected_values = keys.copy(), values.copy()
 
-    q, k, v = (
-        product[:, start : start + size].copy() + (bias if biased else np.float32(0.0))
-        for start, size, bias in zip(starts, sizes, biases, strict=True)
-    )
+    q, k, v = (product[:, start : start + size] for start, size in zip(starts, sizes, strict=True))
+    if gated:
+        # Behind the queries of a head lie its gates.
+        q = q.reshape(rows, n_head, 2, d_k)[:, :, 0].reshape(rows, -1)
+    q, k, v = (x.copy() + (bias if biased else np.float32(0.0)) for x, bias in zip((q, k, v), biases, strict=True))
     if normed:
         for x, norm in ((q, norms[0]), (k, norms[1])):
             rms_norm.rms_norm(x.copy().reshape(-1, d_k), norm, EPS, x.reshape(-1, d_k))
     for x in (q, k):
-        mirror.rope(x.reshape(rows, -1, d_k), POSITIONS, table, neox)
+        mirror.rope(x.reshape(rows, x.shape[1] // d_k, d_k), POSITIONS, table, neox)
     heads_k, heads_v = k.reshape(rows, N_HEAD_KV, d_k), v.reshape(rows, N_HEAD_KV, d_v)
     attention.append(heads_k, heads_v, POSITIONS, half, expected_keys, expected_values)
 
@@ -55,9 +66,9 @@ def agree(
     slices = [flat[start:] for start in starts]
     weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
     strides = [stride] * 3
-    arguments = [*slices, *strides, POSITIONS, table, *weights, EPS, N_HEAD, CHUNKS, q_out, new, keys, values]
-    specialization = rope.rope(half, d_k, d_v, n_rot, neox, normed, biased, early)
-    run(specialization, rope.grid(rows, N_HEAD, N_HEAD_KV), rope.BLOCK, arguments)
+    arguments = [*slices, *strides, POSITIONS, table, *weights, EPS, n_head, CHUNKS, q_out, new, keys, values]
+    specialization = rope.rope(half, d_k, d_v, n_rot, neox, normed, biased, early, gated)
+    run(specialization, rope.grid(rows, n_head, N_HEAD_KV), rope.BLOCK, arguments)
     assert q_out.tobytes() == q.tobytes()
     assert keys.tobytes() == expected_keys.tobytes()
     assert values.tobytes() == expected_values.tobytes()
@@ -89,3 +100,13 @@ def test_with_and_without(normed: bool, biased: bool, neox: bool) -> None:
 @pytest.mark.parametrize("n_rot", [2, 34])
 def test_only_some_elements_rotate(n_rot: int, neox: bool) -> None:
     agree(48, 16, n_rot, half=False, neox=neox, normed=True, biased=False)
+
+
+@pytest.mark.parametrize(("d_k", "n_rot", "biased"), [(64, 16, False), (40, 24, True), (256, 64, False)])
+def test_gates_are_left_alone(d_k: int, n_rot: int, biased: bool) -> None:
+    agree(d_k, d_k, n_rot, half=True, neox=True, normed=True, biased=biased, early=True, gated=True)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_keys_and_values_without_queries(gated: bool) -> None:
+    agree(64, 32, 16, half=True, neox=True, normed=True, biased=False, early=True, gated=gated, n_head=0)

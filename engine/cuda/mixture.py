@@ -1,0 +1,166 @@
+"""The launches of a mixture of experts.
+
+Several rows: norm, int8 and router; route; gate and up; SwiGLU and int8; down; join.  A single row: norm, int8 and router;
+route, gate and up; SwiGLU, int8, down and join.  That is where formats and sizes are the usual ones: the router float32, gate
+and up of one unit, the network that every row uses of the formats and the size of the experts.  Others take more launches.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.cuda import experts as kernels
+from engine.cuda import matmul, quantize, router
+from engine.models.experts import Experts
+
+f32 = np.float32
+
+if TYPE_CHECKING:
+    from engine.cuda.backend import Backend, Deferred, DeviceWeight, Tensor
+
+
+class Mixture:
+    """One call of ``Backend.experts``: residual + the mixture of x [rows, n_embd]."""
+
+    def __init__(self, ops: "Backend", experts: Experts, residual: "Tensor", x: "Tensor | Deferred") -> None:
+        self._ops, self._experts, self._residual, self._x = ops, experts, residual, x
+        self._rows = x.shape[0]
+        self._pairs = self._rows * experts.n_used
+        self._most = 1 if self._rows == 1 else -(-self._rows // 8) * 8
+        self._quantized: dict[int, Any] = {}
+        #: Whether the network that every row uses takes part in the launches of the experts.
+        self._joins = experts.shared is not None and all(
+            own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
+            for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
+        )
+        self._ids = ops._empty((self._rows, experts.n_used), np.int32)
+        self._weights = ops._empty((self._rows, experts.n_used))
+        self._routed = False
+
+    def record(self) -> "Tensor":
+        """Note the launches; gives the result."""
+        ops, experts = self._ops, self._experts
+        logits = self._logits()
+        stacks, others = [experts.gate, experts.up], list(experts.shared or ())
+        gate, up = self._products(stacks, others[:2], self._activations, False, logits)
+        act, down = ops.swiglu(gate, up), experts.down
+        units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
+        size = (down.format.name, units, n_rows, experts.n_used, self._joins)
+        if self._rows == 1 and self._joins == (experts.shared is not None) and kernels.can_join(*size):
+            return self._matmul_join(gate, up, logits, units, n_rows)
+        common: Tensor | int = 0
+        if experts.shared and not self._joins:
+            g, u = ops._matmul(self._x, experts.shared[:2], None)
+            (common,) = ops._matmul(ops.swiglu(g, u), experts.shared[2:], None)
+
+        def activations(unit: int) -> Any:
+            return ops._quantize(act, unit) if unit else ops._plain(act)
+
+        (y,) = self._products([down], others[2:], activations, True, logits)
+        out = ops._empty(self._residual.shape)
+        arguments = (
+            *(self._residual, y, self._weights, y[self._pairs :] if self._joins else common),
+            *(logits, experts.router.rows, n_rows, out),
+        )
+        kernel = kernels.join(experts.n_used, experts.shared is not None)
+        ops._launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, out)
+        return out
+
+    def _logits(self) -> "Tensor":
+        """Of all rows; where one kernel does both, the int8 of x is made, too."""
+        ops, matrix, unit = self._ops, self._experts.router, self._experts.gate.format.unit
+        n, x = matrix.columns, self._x
+        deferred = getattr(x, "kind", "") == "rms_norm"
+        if not (deferred and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
+            (logits,) = ops._matmul(x, (matrix,), None)
+            return logits
+        logits = ops._empty((self._rows, matrix.rows))
+        sizes = quantize.activation_words(unit, self._rows, n)
+        parts = [ops._empty((size,), dtype) for size, dtype in zip(sizes, (np.uint32, f32, np.uint32), strict=True)]
+        grid = (-(-n // quantize.RUN) + -(-matrix.rows // quantize.WARPS), self._rows)
+        arguments = (x.first, x.second, x.eps, matrix, matrix.rows, *parts, logits)  # type: ignore[union-attr]
+        ops._launch(router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, *parts, logits)
+        self._quantized[unit] = parts
+        return logits
+
+    def _activations(self, unit: int) -> Any:
+        """x as int8 of ``unit`` values a scale; as float32 for 0."""
+        if unit not in self._quantized:
+            self._quantized[unit] = self._ops._quantize(self._x, unit) if unit else self._ops._plain(self._x)
+        return self._quantized[unit]
+
+    def _products(
+        self,
+        stacks: Sequence["DeviceWeight"],
+        others: Sequence["DeviceWeight"],
+        activations: Any,
+        down: bool,
+        logits: "Tensor",
+    ) -> list["Tensor"]:
+        """Each stack times the activations of all pairs: [pairs, R], or [pairs + rows, R] with the others'."""
+        ops, n_used = self._ops, self._experts.n_used
+        n_rows = stacks[0].rows // self._experts.n_expert
+        outs = [ops._empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
+        units = [w.format.unit if w.format.quantized else 0 for w in stacks]
+        together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
+        for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
+            first = members[0]
+            x = activations(units[first])
+            if units[first]:
+                chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
+                self._matmul_experts(*chosen, x, down, logits, n_rows, [outs[i] for i in members])
+                continue
+            self._route(logits)
+            kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down)
+            arguments = (stacks[first], x, self._ids, stacks[first].columns, n_rows, outs[first])
+            ops._launch(kernel, (-(-n_rows // 8), self._pairs), 256, arguments, outs[first])
+        return outs
+
+    def _route(self, logits: "Tensor") -> None:
+        """The experts of all rows, unless they are known."""
+        if not self._routed:
+            kernel = router.route(self._experts.n_expert, self._experts.n_used)
+            arguments = (logits, self._experts.router.rows, self._ids, self._weights)
+            self._ops._launch(kernel, (self._rows,), 32, arguments, self._ids, self._weights)
+            self._routed = True
+
+    def _matmul_experts(
+        self,
+        stacks: list["DeviceWeight"],
+        others: list["DeviceWeight"],
+        x: Any,
+        down: bool,
+        logits: "Tensor",
+        n_rows: int,
+        outs: list["Tensor"],
+    ) -> None:
+        n_expert, n_used = self._experts.n_expert, self._experts.n_used
+        chooses = self._rows == 1 and not self._routed
+        if not chooses:
+            self._route(logits)
+        units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
+        formats = tuple(w.format.name for w in stacks)
+        spare: Sequence[DeviceWeight | int] = others or [0]
+        arguments = (
+            *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
+            *(self._ids, self._weights, logits, self._rows, n_tiles, n_rows, units, *x),
+        )
+        kernel = kernels.matmul_experts(formats, self._most, n_used, self._joins, down, n_expert if chooses else 0)
+        grid = (len(stacks) * n_tiles, self._pairs + self._joins)
+        written = (*outs, self._ids, self._weights) if chooses else outs
+        self._ops._launch(kernel, grid, 32 * matmul.warps(units, False), arguments, *written)
+        self._routed = True
+
+    def _matmul_join(self, gate: "Tensor", up: "Tensor", logits: "Tensor", units: int, n_rows: int) -> "Tensor":
+        experts, ops = self._experts, self._ops
+        out = ops._empty(self._residual.shape)
+        common, logit = (experts.shared[2], logits.address + 4 * experts.n_expert) if experts.shared else (0, 0)
+        arguments = (
+            *(experts.down, common, gate, up, self._ids, self._weights, logit),
+            *(self._residual, n_rows, out),
+        )
+        constants = (experts.down.format.name, units, experts.n_used, self._joins)
+        threads = kernels.join_threads(*constants)
+        ops._launch(kernels.matmul_join(*constants), (n_rows // 16,), threads, arguments, out)
+        return out

@@ -1,0 +1,72 @@
+"""What multi-token prediction needs beside a layer: the trunk's outputs by position, and the input made of one and a token.
+
+Formula: ``engine/cpu/mtp.py``.
+Shapes: x, e float32 [rows, n]; ring float32 [length, n]; positions int32 [rows]; weights float32 [n]; out float32
+    [rows, 2 n].
+Who owns what: ``keep_rows``: a thread an element; ``mtp_input``: a block of 256 threads one of the two halves of a row.
+Reduction order: that of ``engine/cuda/rms_norm.py``.
+Bytes moved: 8 n per row; 16 n for the input.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cpu.rms_norm import NORM_CHAINS
+from engine.cuda.compiler import F32P, I32P, i32, kernel
+from engine.cuda.compiler import f32 as f32_t
+from engine.cuda.intrinsics import advance, let_next_begin, wait_for_inputs
+from engine.cuda.rms_norm import inverse_rms
+
+f32 = np.float32
+I = np.int32  # noqa: E741
+
+
+@kernel(F32P, F32P, i32, I32P, i32, i32, threads=256)
+def keep_rows() -> Any:
+    """ring row positions[t] % length = x[t]; of more rows than that, the last ones stay.  Grid: (ceil(n / 256), rows)."""
+
+    @cuda.jit
+    def keep_rows(ring, x, length, positions, rows, n):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
+        wait_for_inputs()
+        if i < n and t >= rows - length:
+            row = I(positions[t] % length)
+            ring[row * np.int64(n) + i] = x[t * np.int64(n) + i]
+
+    return keep_rows
+
+
+@kernel(F32P, F32P, F32P, i32, F32P, I32P, f32_t, i32, F32P, threads=256)
+def mtp_input() -> Any:
+    """Half 0 of out[t] is normalized e[t], half 1 the normalized row of ``hiddens`` for the position before.
+
+    Grid: (2, rows).
+    """
+
+    @cuda.jit
+    def mtp_input(e, e_norm, hiddens, length, h_norm, positions, eps, n, out):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        half, t = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        weight = e_norm if half == 0 else h_norm
+        x, row, there = e, t, True
+        wait_for_inputs()
+        if half == 1:
+            before = I(positions[t] - 1)
+            there = before >= 0
+            x, row = hiddens, I(before % length) if there else I(0)
+        x = advance(x, row * np.int64(n))
+        # That of zeros is known.
+        r = inverse_rms(x, n, eps, chains) if there else f32(1.0) / f32(math.sqrt(eps))
+        out = advance(out, I(2 * t + half) * np.int64(n))
+        i = I(cuda.threadIdx.x)
+        while i < n:
+            value = x[i] if there else f32(0.0)
+            out[i] = value * r * weight[i]
+            i = I(i + 256)
+
+    return mtp_input
