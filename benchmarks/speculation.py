@@ -1,11 +1,12 @@
 """What drafts gain: tokens per second of whole answers, against plain decoding of the same text.
 
-    python -m benchmarks.speculation TARGET.gguf --draft DRAFT.gguf [--device cuda]
+    python -m benchmarks.speculation TARGET.gguf [--draft DRAFT.gguf] [--device cuda]
 
 Models with random weights have the speed of real ones but nothing to say, so no draft of theirs would ever be accepted.
-Hence drafts are *scripted*: the draft model does all its work, and then the target's own next token (known from the plain
-answer) is proposed with the probability asked for, else another one.  Likewise the lookup is made to search a text in which
-the answer occurs, for an echo, or as it is, in an answer that repeats nothing.  The text is compared with the plain one.
+Hence drafts are *scripted*: the draft model, or the target's own layer, does all its work, and then the target's own
+next token (known from the plain answer) is proposed with the probability asked for, else another one.  Likewise the
+lookup is made to search a text in which the answer occurs, for an echo, or as it is, in an answer that repeats nothing.
+The text is compared with the plain one.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from engine.generation import Generation
 from engine.speculative import loop
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
+
+SOURCES = {"model": "draft model", "mtp": "own layer"}
 
 OFF = SpeculationParams(enabled=False)
 
@@ -59,7 +62,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target")
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--draft", help="a draft model; left out: the target's own layer, if it brings one")
     parser.add_argument("--device", default="auto")
     parser.add_argument("-n", type=int, default=300, help="tokens of an answer (300)")
     parser.add_argument("-r", type=int, default=2, help="runs that count (2)")
@@ -67,11 +70,13 @@ def main() -> None:
     parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.75, 0.9, 0.0, 1.0])
     parser.add_argument("--draft-max", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5, 7])
+    parser.add_argument("--no-lookup", action="store_true", help="leave out drafts that are looked up")
     args = parser.parse_args()
     n_ctx = args.prompt + 2 * args.n + 64
-    llm = engine.load(args.target, device=args.device, n_ctx=n_ctx, draft_model=args.draft)
+    draft_max = max(*args.draft_max, 0 if args.no_lookup else 7)
+    llm = engine.load(args.target, device=args.device, n_ctx=n_ctx, draft_model=args.draft, draft_max=draft_max)
     draft = llm.draft
-    assert draft is not None
+    assert draft is not None, "the model brings no layer that drafts: name a draft model"
     llm.compile()
     ids = np.random.default_rng(0).integers(0, llm.config.n_vocab, args.prompt).tolist()
     head = f"{'':<44} {'t/s':>8} {'':>7} {'drafts':>6} {'kept':>5} {'length':>6} {'plain':>6} {'ms/pass':>8}"
@@ -90,8 +95,10 @@ def main() -> None:
             for most in args.draft_max:
                 params = SpeculationParams(draft_max=most)
                 found = best(llm, ids, options | {"speculation": params}, args.r)
-                show(f"  draft model, {acceptance:.0%}, at most {most or 'usual'}", found, plain)
+                show(f"  {SOURCES[draft.name]}, {acceptance:.0%}, at most {most or 'usual'}", found, plain)
         draft.script, llm.draft = None, None
+        if args.no_lookup:
+            continue
         for what, text in (("echo", plain.ids), ("nothing to find", [])):
             original, loop.PromptLookup, Echo.text = loop.PromptLookup, Echo, text  # type: ignore[misc]
             try:

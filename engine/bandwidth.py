@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.cache.recurrent import RecurrentLayer
+from engine.config import read_config
 from engine.gguf import GGUF, read_gguf
+from engine.weights import bytes_read
 
 if TYPE_CHECKING:
     from engine.generation import Timings
@@ -33,15 +36,18 @@ def bytes_per_second(llm: "LLM", timings: "Timings") -> float:
     passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
     if passes < 1 or timings.predicted_s <= 0:
         return 0.0
-    read = weight_bytes_per_token(llm.model.gguf) + cache_bytes_per_token(llm.cache.layers, first, passes)
+    trunk = llm.cache.layers[: llm.config.n_layer]
+    read = llm.n_bytes_read + cache_bytes_per_token(trunk, first, passes)
     return read * passes / timings.predicted_s
 
 
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads: all but an embedding that is not the output matrix as well, of
-    which it reads one row."""
-    tensors = (model if isinstance(model, GGUF) else read_gguf(model)).tensors
-    total = sum(tensor.nbytes for tensor in tensors.values())
+    which it reads one row; of experts, as many as a token uses; of a layer that drafts, nothing."""
+    file = model if isinstance(model, GGUF) else read_gguf(model)
+    config, tensors = read_config(file), file.tensors
+    drafting = f"blk.{config.n_layer}."
+    total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(drafting)), config)
     if "output.weight" in tensors:
         embedding = tensors["token_embd.weight"]
         total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
@@ -50,10 +56,14 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
     """Mean bytes of keys and values that tokens at positions ``first`` ... ``first + count - 1`` read in ``layers``,
-    each with arrays ``keys`` [n_head_kv, chunks, d_k, 64] and ``values`` [n_head_kv, chunks, 64, d_v] and a window."""
+    each with arrays ``keys`` [n_head_kv, chunks, d_k, 64] and ``values`` [n_head_kv, chunks, 64, d_v] and a window, and of
+    states that recurrent layers read and write."""
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:
+        if isinstance(layer, RecurrentLayer):
+            total += 2 * 4 * float(np.prod(layer.states.shape[1:]))
+            continue
         n_head_kv, _, d_k, _ = layer.keys.shape
         position = n_head_kv * (d_k + layer.values.shape[3]) * layer.keys.dtype.itemsize
         seen = np.minimum(visible, layer.window) if layer.window else visible

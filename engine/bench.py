@@ -115,12 +115,18 @@ class Result:
 
 
 def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
-    """Leave exactly ``depth`` tokens in the cache: by cutting it where that is enough, else by filling it anew."""
-    if llm.cache.length < depth or not llm.cache.can_truncate(depth):
-        llm.reset()
-    if llm.cache.length > depth:
+    """Leave exactly ``depth`` tokens in the cache: by cutting it where that is enough, by a snapshot of that depth, or by
+    filling it anew."""
+    snapshot = llm.snapshots.best(depth)
+    if llm.cache.length >= depth and llm.cache.can_truncate(depth):
         llm.cache.truncate(depth)
-    read_prompt(llm, tokens(depth - llm.cache.length))
+    elif snapshot is not None and snapshot.length == depth:
+        llm.model.restore(snapshot)
+    else:
+        llm.reset()
+        read_prompt(llm, tokens(depth))
+        if llm.slot_bytes and depth:
+            llm.snapshots.add(llm.model.save())
 
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
@@ -187,6 +193,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             n_ctx=n_ctx,
             n_threads=n_threads,
             cache_type=args.cache_type,
+            mtp=False,  # what is measured are plain steps
             progress=report.progress,
         )
         llm.compile(report.progress)

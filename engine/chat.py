@@ -90,10 +90,31 @@ class ChatTemplate:
         """
         return str.__str__(self._render(messages, add_generation_prompt, extra))
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> list[int]:
-        """As :meth:`render`, but token ids, with the model's begin token once if it wants one."""
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        known: tuple[str, Sequence[int]] | None = None,
+        **extra: Any,
+    ) -> list[int]:
+        """As :meth:`render`, but token ids, with the model's begin token once if it wants one.
+
+        known: a text and the ids it stands for, as an earlier prompt and its answer.  If the conversation begins with it, it
+        keeps those ids: a model need not have written its answer in the tokens that its tokenizer would choose.
+        """
         text = self._render(messages, add_generation_prompt, extra)
         tokenizer = self.tokenizer
+        if known is not None and known[0] and text.startswith(known[0]):
+            rest = text[len(known[0]) :]
+            if tokenizer.add_eos:
+                rest = _without(rest, self._token_text(tokenizer.eos_id), at_end=True)
+            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False)
+            return [
+                *known[1],
+                *ids,
+                *([tokenizer.eos_id] if tokenizer.add_eos and tokenizer.eos_id is not None else []),
+            ]
         # The tokenizer adds them: a template that writes them as well would double them.
         if tokenizer.add_bos:
             text = _without(text, self._token_text(tokenizer.bos_id), at_end=False)

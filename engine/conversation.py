@@ -32,10 +32,11 @@ Ctrl-C ends an answer; at the prompt it leaves."""
 
 @dataclass(frozen=True)
 class Answer:
-    """A generation that has ended, and whether Ctrl-C ended it."""
+    """A generation that has ended, whether Ctrl-C ended it, and why tokens were read again for it, if they were."""
 
     generation: "Generation"
     interrupted: bool
+    reread: str | None = None
 
     @property
     def reason(self) -> str:
@@ -86,7 +87,7 @@ def answer(
         finally:
             generation.close()
             report.answered(generation.text, shown=show)
-    return Answer(generation, interrupted=pressed.is_set() and generation.finish_reason is None)
+    return Answer(generation, pressed.is_set() and generation.finish_reason is None, llm.reread)
 
 
 @contextmanager
@@ -117,16 +118,33 @@ class Conversation:
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.messages: list[dict[str, str]] = []
+        #: The latest prompt and what was answered, as text and as ids.
+        self.known: tuple[str, list[int]] | None = None
+        self._asked = ""
         self.saved: set[Path] = set()
         self.clear()
 
     def clear(self) -> None:
         """Back to the system prompt alone."""
+        self.known = None
         self.messages = [{"role": "system", "content": self.system}] if self.system is not None else []
 
     def add(self, role: str, content: str) -> None:
         """Appends one message."""
         self.messages.append({"role": role, "content": content})
+
+    def prompt(self, template: "ChatTemplate") -> list[int]:
+        """The token ids to answer; what was asked and answered before keeps the ids it had, so that it need not be read
+        again."""
+        self._asked = template.render(self.messages)
+        return template.encode(self.messages, known=self.known)
+
+    def answered(self, generation: "Generation", text: str) -> None:
+        """The answer to the latest prompt; ``text``: what its ids stand for."""
+        self.add("assistant", generation.text)
+        # A stop text is cut off, and half a character is not shown: then the ids say more than the conversation does.
+        whole = text == generation.text and text != ""
+        self.known = (self._asked + text, [*generation.prompt_ids, *generation.ids]) if whole else None
 
     def save(self, name: str) -> Path:
         """Writes the messages as JSON; never over a file that this conversation did not write. Raises EngineError."""
@@ -184,16 +202,19 @@ def _exchange(
 ) -> None:
     conversation.add("user", message)
     try:
-        reply = ask(template.encode(conversation.messages))
+        reply = ask(conversation.prompt(template))
     except BaseException as error:
         conversation.messages.pop()
         if isinstance(error, ContextError) and len(conversation.messages) > 1:
             raise EngineError(f"{str(error).rstrip('.')}; /clear begins a new conversation") from error
         raise
-    conversation.add("assistant", reply.generation.text)
-    if not sys.stdout.isatty() and not reply.generation.text.endswith("\n"):
+    generation = reply.generation
+    conversation.answered(generation, llm.detokenize(generation.ids))
+    if not sys.stdout.isatty() and not generation.text.endswith("\n"):
         sys.stdout.write("\n")  # a file that holds several answers needs them apart
-    report.turn(reply.generation, reason=reply.reason, n_ctx=llm.n_ctx)
+    if reply.reread is not None:
+        report.line(f"note: {reply.reread}")
+    report.turn(generation, reason=reply.reason, n_ctx=llm.n_ctx)
 
 
 def _obey(command: str, argument: str, conversation: Conversation, report: Report) -> bool:

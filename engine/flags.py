@@ -33,6 +33,10 @@ MODEL = """\
 path of a GGUF file, a name from `python -m engine.models` (fetched when needed), or
 hf:owner/repo/file.gguf; without -m the bundled model answers"""
 
+CACHE_RAM = """\
+MiB of host memory for what recurrent models know at the ends of messages, so that a conversation
+is taken up there; -1 = up to 2048, less where memory is short"""
+
 DEVICE = """\
 cpu (or none), cuda, cuda:1 and so on, or auto: the first GPU if there is one that can be used,
 else the CPU; the answer is the same"""
@@ -46,7 +50,7 @@ draft what followed the last time that the latest tokens occurred in prompt or a
 model too, that one drafts where nothing is found"""
 
 DRAFT_MAX = """\
-most drafts of a pass, at most 15; 0 = 4 of a draft model, 7 looked up. Fewer are made, or none,
+most drafts of a pass, at most 15; 0 = 4 of a draft model or the model's own layer, 7 looked up. Fewer are made, or none,
 where they would cost more time than they save"""
 
 SPEC_ACCEPT = """\
@@ -152,6 +156,7 @@ def parser() -> Parser:
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
     add("--cache-type", choices=("f16", "f32"), metavar="TYPE", default="f16", help="the key-value cache, f16 or f32")
+    add("-cram", "--cache-ram", **n, default=-1, help=CACHE_RAM)
     add("-t", "--threads", **n, default=0, help="CPU threads; 0 = every core")
     add("-dev", "--device", metavar="NAME", default="auto", help=DEVICE)
     add("--list-devices", **yes, help="print the devices of this machine and leave")
@@ -197,6 +202,11 @@ def parser() -> Parser:
     add = top.add_argument_group("speculation").add_argument
     add("-md", "--draft-model", "--model-draft", metavar="MODEL", default="", dest="draft_model", help=DRAFT_MODEL)
     add("-devd", "--device-draft", metavar="NAME", default="", help="where it runs; left out: where the model does")
+    add(
+        "--no-mtp",
+        **yes,
+        help="do not use the model's own layer for drafting, if it brings one (multi-token prediction)",
+    )
     add("--draft-lookup", **yes, help=DRAFT_LOOKUP)
     add("--draft-max", **n, default=0, help=DRAFT_MAX)
     add("--draft-min", **n, default=0, help="fewer drafts than N are not verified")
@@ -221,7 +231,12 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         raise UsageError("--no-cnv uses no chat template: leave out --sys and --chat-template, or leave out --no-cnv")
     if prompt is None and not args.cnv and (args.no_cnv or args.json or not sys.stdin.isatty()):
         raise UsageError("there is no prompt: give one with -p TEXT, with -f FILE, or with -p - on stdin")
-    for name, value, least in (("-c", args.ctx_size, 0), ("-n", args.predict, -2), ("--logprobs", args.logprobs, 0)):
+    for name, value, least in (
+        ("-c", args.ctx_size, 0),
+        ("-n", args.predict, -2),
+        ("--logprobs", args.logprobs, 0),
+        ("--cache-ram", args.cache_ram, -1),
+    ):
         if value < least:
             raise UsageError(f"{name} {value} is too small: the least is {least}")
     parse_device(args.device)

@@ -1,14 +1,17 @@
 """The Python API: load a model, look at its logits, let it write."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from engine import catalog
+from engine.bandwidth import weight_bytes_per_token
+from engine.cache.recurrent import Snapshots
 from engine.chat import ChatTemplate
 from engine.config import ModelConfig, read_config
 from engine.devices import open_device
@@ -16,16 +19,25 @@ from engine.errors import ContextError, UsageError
 from engine.generation import Generation
 from engine.gguf import GGUF, read_gguf
 from engine.memory import available_memory
-from engine.models import build
-from engine.models.base import layer_shapes
+from engine.models import build, without_mtp
+from engine.models.base import layer_shapes, slot_bytes
 from engine.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation, follow
-from engine.speculative.params import SpeculationParams
+from engine.speculative.mtp import MTPDraft
+from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS, SpeculationParams
 from engine.speculative.steps import HostSteps
 from engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
+
+SNAPSHOT_BYTES = 2 << 30
+"""Most host memory for snapshots of recurrent models, unless something else is asked for."""
+
+MOST_SNAPSHOTS = 8
+"""Snapshots that the reading of one prompt takes at most: each is a stop, and a copy from the device."""
+
+log = logging.getLogger(__name__)
 
 CACHE_TYPES = {"f16": 2, "f32": 4}
 """Bytes per element of the key-value cache."""
@@ -41,6 +53,9 @@ def load(
     check_tensors: bool = False,
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
+    mtp: bool = True,
+    draft_max: int = 0,
+    snapshot_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> "LLM":
     """Open a model.
@@ -55,6 +70,11 @@ def load(
     check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
     draft_model: a smaller model with the same vocabulary that drafts for this one, named in the same ways.
     device_draft: where it runs; None: where the model does.
+    mtp: whether a model that brings a layer for drafting (multi-token prediction) uses it; a draft model comes before it.
+    draft_max: recurrent models keep a state for every token that may be taken back: for so many drafts of a pass, as far as
+        memory allows; 0: for as many as are usual.
+    snapshot_bytes: host memory for states of recurrent models at the ends of messages, so that a conversation can be taken up
+        there; None: up to 2 GiB, less where memory is short; 0: none.
     progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
 
     Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
@@ -64,41 +84,81 @@ def load(
         raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
-    llm = _load(path_or_name, open_device(device, n_threads), n_ctx, cache_type, check_tensors, progress)
+    if not 0 <= draft_max <= MOST_DRAFTS:
+        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
+    if snapshot_bytes is not None and snapshot_bytes < 0:
+        raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
+    options = _Options(cache_type, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes)
+    llm = _load(path_or_name, open_device(device, n_threads), n_ctx, options, progress)
     if draft_model is not None:
         # On one GPU both models share what is open of it, so that drafts need not leave it.
         ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
-        draft = _load(draft_model, ops, llm.n_ctx, cache_type, check_tensors, progress)
+        draft = _load(draft_model, ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
         llm.draft = DraftModel(draft, llm)
     return llm
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What :func:`load` was asked for beside the model and its place."""
+
+    cache_type: str
+    check_tensors: bool
+    mtp: bool
+    draft_max: int
+    snapshot_bytes: int | None
+
+
 def _load(
-    path_or_name: str | os.PathLike[str] | None,
-    ops: Any,
-    n_ctx: int,
-    cache_type: str,
-    check_tensors: bool,
-    progress: Progress | None,
+    path_or_name: str | os.PathLike[str] | None, ops: Any, n_ctx: int, options: _Options, progress: Progress | None
 ) -> "LLM":
     started = time.perf_counter()
-    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
+    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=options.check_tensors)
     config = read_config(gguf)
-    n_ctx = _context(config, n_ctx, CACHE_TYPES[cache_type], ops, gguf.n_bytes)
+    if not options.mtp:
+        config = without_mtp(config)
+    notes: list[str] = []
+    slots = _slots(config, options.draft_max, ops, gguf.n_bytes, notes)
+    n_ctx = _context(config, n_ctx, CACHE_TYPES[options.cache_type], slots, ops, gguf.n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     _read_ahead(gguf, progress)
-    model = build(config, gguf, ops, n_ctx, cache_type == "f16")
+    model = build(config, gguf, ops, n_ctx, options.cache_type == "f16", slots)
     ops.loaded()
-    return LLM(gguf, tokenizer, model, time.perf_counter() - started)
+    budget = options.snapshot_bytes
+    if budget is None:
+        # A snapshot is of no use where it makes the system swap.
+        budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
+    return LLM(gguf, tokenizer, model, time.perf_counter() - started, notes, budget)
 
 
-def _context(config: ModelConfig, n_ctx: int, element: int, ops: Any, weights: int) -> int:
+def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: list[str]) -> int:
+    """How many states recurrent layers keep; a note where memory allows for fewer drafts than asked for.
+
+    With n drafts a pass leaves n + 1 states, and so do others that are under way; the one before them must still be there,
+    and that of the token before, which a hybrid that drafts for another model reads again.
+    """
+    size = slot_bytes(config)
+    drafts = draft_max or DRAFT_MAX["mtp"]
+    wanted = 2 + ops.ahead_drafted * (drafts + 1)
+    free = ops.free_memory(weights)
+    if size == 0 or not free or wanted * size <= free // 4:
+        return wanted
+    slots = max(3, free // 4 // size)
+    if slots - 2 < drafts:
+        notes.append(
+            f"a state of this model takes {size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free: at most {slots - 2} "
+            f"tokens are drafted at a time, not {drafts}"
+        )
+    return min(int(slots), wanted)
+
+
+def _context(config: ModelConfig, n_ctx: int, element: int, slots: int, ops: Any, weights: int) -> int:
     """The number of positions to make room for; ContextError if they cannot fit into the device's memory."""
     if n_ctx < 0:
         raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
 
     def size(positions: int) -> int:
-        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), element) for s in layer_shapes(config))
+        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), element) for s in layer_shapes(config, slots))
         return int(cache + ops.scratch_bytes(config.n_head, config.d_v, positions))
 
     free = ops.free_memory(weights)
@@ -140,11 +200,22 @@ class LLM:
     """A loaded model with one key-value cache; not for use from several threads at once.
 
     Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``n_threads``,
-    ``n_params``, ``n_bytes`` (of weights), ``cache_bytes`` (of the cache when full), ``load_seconds``,
-    ``compile_seconds``, ``model`` (the forward pass), ``cache`` and ``draft`` (None without a draft model).
+    ``n_params``, ``n_bytes`` (of weights), ``n_bytes_read`` (of those, by a token), ``cache_bytes`` (of the cache when
+    full), ``load_seconds``, ``compile_seconds``, ``model`` (the forward pass), ``cache``, ``draft`` (None without a
+    draft model or a layer that drafts), ``notes`` (sentences about what was asked for and could not be), ``snapshots``
+    (states along the text, for recurrent models) and ``reread`` (a sentence where the latest prompt had been read before
+    and had to be read again; else None).
     """
 
-    def __init__(self, gguf: GGUF, tokenizer: Tokenizer, model: Any, load_seconds: float) -> None:
+    def __init__(
+        self,
+        gguf: GGUF,
+        tokenizer: Tokenizer,
+        model: Any,
+        load_seconds: float,
+        notes: Sequence[str] = (),
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+    ) -> None:
         self.path = gguf.path
         self.config: ModelConfig = model.config
         self.tokenizer = tokenizer
@@ -155,10 +226,16 @@ class LLM:
         self.n_threads: int = model.ops.n_threads
         self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
         self.n_bytes = gguf.n_bytes
+        self.n_bytes_read = weight_bytes_per_token(gguf)
         self.cache_bytes: int = model.cache.n_bytes
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
-        self.draft: DraftModel | None = None
+        self.notes = list(notes)
+        self.draft: DraftModel | MTPDraft | None = MTPDraft(self) if model.mtp is not None else None
+        #: Bytes of the states of recurrent layers after one token; 0 where there are none.
+        self.slot_bytes = slot_bytes(self.config)
+        self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
+        self.reread: str | None = None
         self._cached: list[int] = []
         self._user: object = None
 
@@ -188,7 +265,7 @@ class LLM:
             self.reset()
         for temperature in (0.0, 0.8):
             Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
-        if self.draft is not None:
+        if isinstance(self.draft, DraftModel):
             self.draft.llm.compile(progress)
         self.compile_seconds = time.perf_counter() - started
         return self.compile_seconds
@@ -198,6 +275,7 @@ class LLM:
         self._cached = []
         self._user = None
         self.cache.truncate(0)
+        self.snapshots.forget(0)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  ContextError if they do not fit."""
@@ -225,18 +303,33 @@ class LLM:
         self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
     ) -> tuple[np.ndarray, int]:
         tokens = self._checked(ids)
-        kept = self._common_prefix(tokens)
-        self.cache.truncate(kept)
-        del self._cached[kept:]
+        self.reread = None
+        kept = self._rewind(tokens)
         logits = np.empty((0, 0), np.float32)
-        for first in range(kept, tokens.size, self.cache.max_rows):
+        stops = self._stops(tokens, kept)
+        first = kept
+        if first in stops:
+            self.snapshots.add(self.model.save())
+        while first < tokens.size:
             if on_prefill:
                 on_prefill(first, tokens.size)
-            batch = tokens[first : first + self.cache.max_rows]
-            logits = self._forward(batch, n_logits if first + batch.size == tokens.size else 0)
+            end = min(first + self.cache.max_rows, *(stop for stop in stops if stop > first), tokens.size)
+            logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
+            first = end
+            if first in stops:
+                self.snapshots.add(self.model.save())
         if on_prefill:
             on_prefill(tokens.size, tokens.size)
         return logits, kept
+
+    def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
+        """Where to take snapshots on the way: at the ends of messages, the first and the latest, and before the last token,
+        which is read again when the same prompt comes again."""
+        if not self.snapshots.budget:
+            return set()
+        ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
+        ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()
+        return {*ends[:1], *ends[-MOST_SNAPSHOTS + 2 :], tokens.size - 1} - {0, *self.snapshots.lengths}
 
     def step(self, token: int) -> np.ndarray:
         """Append one token and return the logits after it: float32 [n_vocab]."""
@@ -282,7 +375,7 @@ class LLM:
                         break  # something else has used this model in between
             finally:
                 stream.close()
-                if self._user is mine:
+                if self._user is mine and self.cache.can_truncate(len(self._cached)):
                     self.cache.truncate(len(self._cached))
 
     def can_sample(self, sampler: Sampler) -> bool:
@@ -300,9 +393,8 @@ class LLM:
 
     def lend(self, user: object) -> None:
         """``user`` starts passes on the device by itself from now on, and says by ``keep`` what they have read."""
+        self._settle()
         self._user = user
-        if self.cache.length != len(self._cached):
-            self.cache.truncate(len(self._cached))
 
     def keep(self, tokens: Sequence[int], count: int) -> None:
         """Such passes have read ``count`` tokens behind those in the cache; ``tokens``, the first of them, stay."""
@@ -311,11 +403,9 @@ class LLM:
         self.cache.truncate(len(self._cached))
 
     def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
+        self._settle()
         first = len(self._cached)
         self._user = None
-        if self.cache.length != first:
-            # A pass that was interrupted has claimed positions it did not fill.
-            self.cache.truncate(first)
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
         logits: np.ndarray = self.model.forward(tokens, positions, n_logits)
         self._cached.extend(tokens.tolist())
@@ -336,12 +426,51 @@ class LLM:
             )
         return tokens.astype(np.int32)
 
-    def _common_prefix(self, tokens: np.ndarray) -> int:
-        """How many leading tokens the cache already holds, leaving at least one to compute."""
+    def _settle(self) -> None:
+        """Have the cache hold what it is said to hold: a pass that was interrupted has claimed positions it did not fill."""
+        if self.cache.length == len(self._cached):
+            return
+        if self.cache.can_truncate(len(self._cached)):
+            self.cache.truncate(len(self._cached))
+            return
+        tokens, self._cached = np.array(self._cached, np.int32), []
+        for first in range(0, tokens.size, self.cache.max_rows):
+            if first == 0:
+                self.cache.truncate(0)
+            self._forward(tokens[first : first + self.cache.max_rows], 0)
+
+    def _rewind(self, tokens: np.ndarray) -> int:
+        """Take back what does not begin ``tokens``; returns how many of them need not be read again, at least one fewer
+        than there are."""
         cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
         differs = np.flatnonzero(cached != tokens[: cached.size])
-        kept = int(differs[0]) if differs.size else cached.size
-        return kept if self.cache.can_truncate(kept) else 0
+        common = int(differs[0]) if differs.size else cached.size
+        kept = common
+        if self.cache.can_truncate(common):
+            self.cache.truncate(common)
+        elif (snapshot := self.snapshots.best(common)) is not None:
+            kept = snapshot.length
+            self.model.restore(snapshot)
+        else:
+            kept = 0
+            self.cache.truncate(0)
+        if kept < common:
+            self.reread = self._why(tokens, common, kept)
+            log.info("%s", self.reread)
+        del self._cached[kept:]
+        self._user = None
+        self.snapshots.forget(kept)
+        return kept
+
+    def _why(self, tokens: np.ndarray, common: int, kept: int) -> str:
+        """Why tokens that were read before are read again."""
+        again = f"{common - kept} tokens are read again"
+        if common >= len(self._cached):
+            return f"{again}: what recurrent layers knew after them is not kept"
+        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
+        if common == tokens.size - 1 and was == now:
+            return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
+        return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"
 
     # --- generation --------------------------------------------------------------------------------------------
 
@@ -417,7 +546,7 @@ class LLM:
         """The draft sources of one answer; None where there are none."""
         if not params.enabled or (self.draft is None and not params.lookup):
             return None
-        return Speculation(params, sampler, self.draft, self.n_bytes)
+        return Speculation(params, sampler, self.draft, self.n_bytes_read)
 
     def _take_back(self, ids: list[int]) -> str:
         """Remove the last of ``ids`` and return its text; nothing where it is the only one, a control token, or a part

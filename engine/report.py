@@ -27,7 +27,7 @@ STAGES = {
     "prompt": ("reading the prompt", "tokens"),
 }
 
-SOURCES = {"model": "the draft model", "lookup": "lookup"}
+SOURCES = {"model": "the draft model", "mtp": "the model's own layer", "lookup": "lookup"}
 
 PLAIN_SECONDS = 2.0
 """Without a terminal, a stage that takes longer than this says how far it is, this often."""
@@ -181,7 +181,19 @@ class Report:
         if llm.model.ops.name != "cpu":
             where = device_label(llm.model.ops)
         self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
-        if llm.draft is not None:
+        if llm.slot_bytes:
+            slots = llm.model.slots
+            self.line(
+                f"recurrent states {slots} x {_bytes(llm.slot_bytes)} for tokens that are taken back, and up to "
+                f"{_bytes(llm.snapshots.budget)} of host memory for the ends of messages"
+            )
+        for note in llm.notes:
+            self.line(f"note: {note}")
+        if llm.draft is not None and llm.draft.name == "mtp":
+            self.line(
+                f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
+            )
+        elif llm.draft is not None:
             draft = llm.draft.llm
             where = "" if draft.model.ops.name == llm.model.ops.name else f", {device_label(draft.model.ops)}"
             self.line(

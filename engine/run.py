@@ -103,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
             cache_type=args.cache_type,
             draft_model=catalog.resolve(args.draft_model, report.progress) if drafts else None,
             device_draft=args.device_draft or None,
+            mtp=not (args.no_mtp or args.no_spec),
+            draft_max=options["speculation"].most("lookup" if args.draft_lookup else "mtp"),
+            snapshot_bytes=args.cache_ram << 20 if args.cache_ram >= 0 else None,
             progress=report.progress,
         )
         report.started(llm)

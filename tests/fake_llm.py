@@ -17,6 +17,7 @@ from typing import Any
 
 import engine
 from engine import errors
+from engine.bandwidth import weight_bytes_per_token
 from engine.errors import ContextError
 from engine.gguf import read_gguf
 from engine.speculative.params import SpeculationParams
@@ -131,15 +132,20 @@ class FakeLLM:
     def __init__(self, path: Path, n_ctx: int = 0, **options: Any) -> None:
         self.path = path
         self.options = options | {"n_ctx": n_ctx}
-        self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096)
+        self.config = SimpleNamespace(name="fake \x1b[31mmodel", architecture="fake", n_ctx_train=4096, n_layer=0)
         self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
         self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
         self.cache = SimpleNamespace(layers=[])
         self.draft: Any = None
+        self.slot_bytes, self.reread = 0, None
+        self.notes: list[str] = []
+        self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:
             device = options["device_draft"] or options["device"]
-            self.draft = SimpleNamespace(llm=FakeLLM(options["draft_model"], n_ctx, **NO_DRAFT | {"device": device}))
+            self.draft = SimpleNamespace(
+                name="model", llm=FakeLLM(options["draft_model"], n_ctx, **NO_DRAFT | {"device": device})
+            )
         self.delay = float(os.environ.get("FAKE_DELAY", "0"))
         self.text = os.environ.get("FAKE_TEXT", "")
         self.compiled = False
@@ -166,7 +172,13 @@ class FakeLLM:
         return Generation(self, ids, options)
 
 
-NO_DRAFT: dict[str, Any] = {"draft_model": None, "device_draft": None}
+NO_DRAFT: dict[str, Any] = {
+    "mtp": True,
+    "draft_max": 4,
+    "snapshot_bytes": None,
+    "draft_model": None,
+    "device_draft": None,
+}
 
 loaded: list[FakeLLM] = []
 

@@ -48,7 +48,7 @@ def load(target: Path, draft: Path | None = None) -> engine.LLM:
 
 def drafter(target: Path, draft: Path) -> DraftModel:
     source = load(target, draft).draft
-    assert source is not None
+    assert isinstance(source, DraftModel)
     return source
 
 

@@ -1,8 +1,8 @@
 """A small model that drafts for a large one with the same vocabulary (Leviathan et al. 2023, Chen et al. 2023)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,11 @@ class DraftModel:
     read once, those that were not are forgotten."""
 
     name = "model"
+
+    reads = 2
+    """Tokens that the first pass of a step reads where drafts are made on the target's device.  After a step whose
+    drafts were all accepted, the last of them has not been read; otherwise a token is read again and leaves the same in
+    the cache.  So the host need not know which it was."""
 
     def __init__(self, llm: "LLM", target: "LLM") -> None:
         """ModelError where the vocabularies differ."""
@@ -66,22 +71,64 @@ class DraftModel:
         whole = sampler.n_vocab == self.llm.config.n_vocab and self.script is None
         if whole and not with_distributions and p_min == 0 and self.llm.can_sample(sampler):
             return Proposal([token for token, _ in islice(self.llm.decode(known, sampler, count), count)])
-        history = list(known)
-        drafts: list[int] = []
-        distributions: list[Distribution] = []
-        for _ in range(count):
-            logits = self.llm.extend(history)[: self.n_vocab]
-            token = sampler.sample(logits, len(history), history)
-            if self.script is not None and self.script[len(history)] >= 0:
-                token = int(self.script[len(history)])
-            judged = int(np.argmax(logits)) if with_distributions else token
-            if p_min > 0 and confidence(logits, judged) < p_min:
-                break
-            drafts.append(token)
-            if with_distributions:
-                distributions.append(distribution(sampler, logits, history))
-            history.append(token)
-        return Proposal(drafts, distributions if with_distributions else None)
+        return drafted(self.logits, known, count, sampler, p_min, with_distributions, self.script)
+
+    def logits(self, history: list[int]) -> np.ndarray:
+        """What follows ``history``: float32 [n_vocab], of the tokens that both models know."""
+        return self.llm.extend(history)[: self.n_vocab]
+
+    # --- passes on the target's own device -------------------------------------------------------------------------
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """A pass."""
+        compute: Callable[..., Any] = self.llm.model.compute
+        return compute
+
+    def catch_up(self, known: Sequence[int], owner: object) -> None:
+        """Have the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
+        llm = self.llm
+        if not llm.used_by(owner) or len(known) - llm.n_cached > self.reads:
+            llm.read(known[:-1])
+        llm.lend(owner)
+
+    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
+        """``tokens`` followed ``known`` in a step with ``count`` drafts: what of it this model has read stays."""
+        unread = known[self.llm.n_cached :]
+        self.llm.keep([*unread, *tokens[: min(len(tokens), count) - 1]], len(unread) + count - 1)
+
+    @property
+    def cache(self) -> Any:
+        """Its own cache."""
+        return self.llm.cache
+
+
+def drafted(
+    logits_after: Callable[[list[int]], np.ndarray],
+    known: Sequence[int],
+    count: int,
+    sampler: Sampler,
+    p_min: float,
+    with_distributions: bool,
+    script: np.ndarray | None,
+) -> Proposal:
+    """Up to ``count`` tokens after ``known``, one by one; for the other arguments see :meth:`DraftModel.propose`."""
+    history = list(known)
+    drafts: list[int] = []
+    distributions: list[Distribution] = []
+    for _ in range(count):
+        logits = logits_after(history)
+        token = sampler.sample(logits, len(history), history)
+        if script is not None and script[len(history)] >= 0:
+            token = int(script[len(history)])
+        judged = int(np.argmax(logits)) if with_distributions else token
+        if p_min > 0 and confidence(logits, judged) < p_min:
+            break
+        drafts.append(token)
+        if with_distributions:
+            distributions.append(distribution(sampler, logits, history))
+        history.append(token)
+    return Proposal(drafts, distributions if with_distributions else None)
 
 
 def confidence(logits: np.ndarray, token: int) -> float:

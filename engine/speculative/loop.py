@@ -24,6 +24,7 @@ from engine.speculative.statistics import Statistics
 
 if TYPE_CHECKING:
     from engine.speculative.draft_model import DraftModel
+    from engine.speculative.mtp import MTPDraft
 
 MEASURED = 3
 """Plain steps at the start of an answer, so that there is something to compare with."""
@@ -38,9 +39,9 @@ class Speculation:
     """The draft sources of one answer, and what has come of them."""
 
     def __init__(
-        self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | None", target_bytes: float
+        self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | MTPDraft | None", target_bytes: float
     ) -> None:
-        """draft: a draft model, if there is one; target_bytes: what a pass of the target reads."""
+        """draft: a draft model or the target's own layer, if there is one; target_bytes: what a pass of the target reads."""
         self.params = params
         self.statistics = Statistics()
         self._sampler = sampler
@@ -51,7 +52,7 @@ class Speculation:
         self._passed = 0
         #: Whether time may decide how much is drafted: it does not show in the text.
         self.adapts = params.accept == "exact" or sampler.params.greedy
-        costs = {"lookup": 0.0, "model": draft.cost / target_bytes if draft is not None else 0.0}
+        costs = {"lookup": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
         self._controllers = {
             kind: Controller(
                 params.most(kind), params.draft_min, Costs(self._plain) if self.adapts else NominalCosts(cost)
@@ -62,7 +63,7 @@ class Speculation:
     def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
         """What to verify after ``known`` with at most ``room`` drafts: (source, proposal).
 
-        Drafts of a draft model are not made yet: the proposal of source "model" has only their ``count``.
+        Drafts of a model are not made yet: the proposal of source "model" or "mtp" has only their ``count``.
         """
         if room < max(1, self.params.draft_min) or (self.adapts and self._passed < MEASURED):
             return "", NOTHING
@@ -70,8 +71,8 @@ class Speculation:
             drafts = self._lookup.propose(known, min(n, room))
             if len(drafts) >= max(1, self.params.draft_min):
                 return "lookup", Proposal(drafts)
-        if self._draft is not None and (n := self._controllers["model"].drafts()):
-            return "model", Proposal(count=min(n, room))
+        if self._draft is not None and (n := self._controllers[self._draft.name].drafts()):
+            return self._draft.name, Proposal(count=min(n, room))
         return "", NOTHING
 
     def ahead(self, most: int) -> int:
@@ -81,7 +82,7 @@ class Speculation:
             return min(most, AHEAD_OF_LOOKUP) if self.adapts else 1
         if self._draft is None:
             return most
-        due = self._controllers["model"].wait
+        due = self._controllers[self._draft.name].wait
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
     def made(self, known: Sequence[int], proposal: Proposal, steps: Any) -> Proposal:
@@ -161,16 +162,18 @@ def _following(
     plain = all(not source for source, _ in started)
     # What the steps under way give is not known, but how much at most.
     given = sum(1 + drafted for _, drafted in started)
-    if given >= count:
+    # All of it must be possible to take back.
+    free = steps.rewind - given
+    if given >= count or free < 1:
         return None
     if speculation is None:
         return ("", NOTHING) if len(started) < steps.ahead else None
-    room = min(count - given - 1, steps.room(len(known) + given))
+    room = min(count - given - 1, free - 1, steps.room(len(known) + given))
     source, proposal = speculation.choose(known, room)
     if not source:
         return ("", NOTHING) if plain and len(started) < speculation.ahead(steps.ahead) else None
     if not started:
-        return source, speculation.made(known, proposal, steps) if source == "model" else proposal
+        return source, proposal if proposal.tokens else speculation.made(known, proposal, steps)
     # A draft model on the same device goes on from what lies there; all other drafts need the tokens before them.
     if not plain and len(started) < steps.ahead_drafted and speculation.drafts_blindly(steps):
         return source, speculation.made(known, proposal, steps)

@@ -11,19 +11,20 @@ MODES = ("exact", "ratio", "p-min")
 MOST_DRAFTS = 15
 """Drafts of one pass: with the certain token they fill the 16 rows that a GPU reads at once."""
 
-DRAFT_MAX = {"model": 4, "lookup": 7}
+DRAFT_MAX = {"model": 4, "mtp": 4, "lookup": 7}
 """Drafts per pass if nothing else is asked for; chosen by measurement (docs/speculation.md)."""
 
 
 @dataclass(frozen=True)
 class SpeculationParams:
-    """Options of speculative decoding; whether there is a draft model is a matter of the loaded model.
+    """Options of speculative decoding; whether there is a draft model, or a layer that drafts, is a matter of the loaded
+    model.
 
     enabled: False: no drafts, whatever sources there are.
     lookup: also propose what followed the last occurrence of the latest tokens in prompt and answer.
     draft_max: most drafts of a pass, 1 to 15; 0: as many as usually pay off, see :data:`DRAFT_MAX`.
     draft_min: a pass with fewer drafts than this is not worth it and reads the certain token alone.
-    draft_p_min: a draft model stops where the probability of its token, among its ten likeliest, is below this.
+    draft_p_min: drafting stops where the probability of its token, among its ten likeliest, is below this.
     accept: "exact": a draft is kept if it is the token that the target's own sampler chooses there, so that the text is the
         same as without drafts; "ratio": by probability (Leviathan et al. 2023), which keeps the distribution, not the
         text; "p-min": if the target gives it at least ``accept_p_min``, which changes the distribution.
@@ -55,5 +56,5 @@ class SpeculationParams:
                 raise UsageError(f"{name} must be between 0 and 1, not {value}")
 
     def most(self, source: str) -> int:
-        """Most drafts of a pass from a kind of source, "model" or "lookup"."""
+        """Most drafts of a pass from a kind of source, "model", "mtp" or "lookup"."""
         return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

@@ -27,7 +27,23 @@ class Step:
         return self.logits[i] if self.logits else _NO_LOGITS
 
 
-class HostSteps:
+class ModelSteps:
+    """What a model's cache allows its steps."""
+
+    _model: Any
+
+    @property
+    def rewind(self) -> int:
+        """How many tokens may be read before it is known that they stay."""
+        return int(self._model.cache.rewind)
+
+    def room(self, n_known: int) -> int:
+        """How many drafts a step can read after ``n_known`` tokens."""
+        cache = self._model.cache
+        return int(min(cache.n_ctx - n_known, cache.max_rows - 1))
+
+
+class HostSteps(ModelSteps):
     """Steps of one model: ``begin``, then ``start`` and ``take`` by turns; the cache holds all known tokens but the last."""
 
     ahead = 1
@@ -41,11 +57,6 @@ class HostSteps:
         self._params = params
         self._known: list[int] = []
         self._steps: list[Step] = []
-
-    def room(self, n_known: int) -> int:
-        """How many drafts a step can read after ``n_known`` tokens."""
-        cache = self._model.cache
-        return int(min(cache.n_ctx - n_known, cache.max_rows - 1))
 
     def drafts_here(self, draft: Any) -> bool:
         """Whether a draft model makes its drafts as part of a step."""

@@ -1,0 +1,66 @@
+"""The target's own layer for drafting as a source of drafts (``engine/models/mtp.py``)."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.sampler import Sampler
+from engine.speculative.draft_model import drafted
+from engine.speculative.proposal import Proposal
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+
+class MTPDraft:
+    """A chain of drafts: the layer goes on from the trunk's output before the certain token, then from its own.
+
+    It has nothing to catch up with and nothing to take back: every pass of the trunk leaves in its memory what the next draft
+    needs.
+    """
+
+    name = "mtp"
+    reads = 1
+    reads_all = True
+    cache = None
+
+    def __init__(self, llm: "LLM") -> None:
+        self.llm = llm
+        self.n_vocab = llm.config.n_vocab
+        #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
+        self.script: np.ndarray | None = None
+
+    @property
+    def cost(self) -> float:
+        """Bytes that a drafted token reads."""
+        return float(self.llm.model.mtp.n_bytes)
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        """The target's own."""
+        return sampler
+
+    def propose(
+        self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
+    ) -> Proposal:
+        """Up to ``count`` tokens that may follow ``known``, of which the cache holds all but the last; as
+        :meth:`engine.speculative.draft_model.DraftModel.propose`."""
+        return drafted(self._logits, known, count, sampler, p_min, with_distributions, self.script)
+
+    def _logits(self, history: list[int]) -> np.ndarray:
+        logits: np.ndarray = self.llm.model.mtp.forward(history[-1], len(history) - 1)
+        return logits
+
+    # --- passes on the device ------------------------------------------------------------------------------------
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """A pass."""
+        compute: Callable[..., Any] = self.llm.model.mtp.compute
+        return compute
+
+    def catch_up(self, known: Sequence[int], owner: object) -> None:
+        """Nothing: the trunk has done it."""
+
+    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
+        """Nothing: the trunk has written over it."""
