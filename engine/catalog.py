@@ -67,6 +67,13 @@ CATALOG: dict[str, Model] = {
             description="5 M parameters, the draft model of pycoder",
         ),
         Model(
+            name="pycoder-moe-mtp",
+            file_name="pycoder-moe-mtp-Q4_K_M.gguf",
+            n_bytes=20319008,
+            sha256="ca05b46a0d2701a04af0338c839db33c6435564d0d4233b6d1ca172912ddc24f",
+            description="30 M parameters: delta nets, experts, and a layer that drafts for it",
+        ),
+        Model(
             name="smollm2-135m",
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
             n_bytes=98362432,
