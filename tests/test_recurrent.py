@@ -14,6 +14,7 @@ from engine.cache.recurrent import RecurrentShape, Snapshot, Snapshots
 from engine.chat import ChatTemplate
 from engine.conversation import Conversation
 from engine.errors import ContextError
+from engine.speculative.params import SpeculationParams
 from engine.synthetic import make_model
 
 SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
@@ -154,6 +155,23 @@ def test_no_snapshots_when_nobody_wants_them(tmp_path: Path) -> None:
     assert llm.snapshots.lengths == []
     with pytest.raises(engine.errors.UsageError, match="snapshot_bytes"):
         engine.load(path, snapshot_bytes=-1)
+
+
+def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0")
+    whole = engine.load(path, n_ctx=128, n_threads=1, draft_max=15)
+    assert whole.model.slots == 18 and whole.notes == []
+    size = whole.slot_bytes
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: 20 * size)
+    llm = engine.load(path, n_ctx=32, n_threads=1, draft_max=15)
+    assert llm.model.slots == 5
+    (note,) = llm.notes
+    assert "at most 3 tokens are drafted at a time, not 15" in note
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for params in (SpeculationParams(draft_max=15), SpeculationParams(lookup=True, draft_max=15)):
+        found = llm.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options)
+        assert found.ids == whole.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options).ids
+        assert found.speculation is not None and max(found.speculation.drafted_at) <= 2
 
 
 def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
