@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.generation import Generation, Timings
-    from engine.llm import LLM, load
+    from engine.llm import LLM
+    from engine.loading import load
 
 __all__ = ["LLM", "Generation", "Timings", "load"]
 
-_HOMES = {"LLM": "llm", "load": "llm", "Generation": "generation", "Timings": "generation"}
+_HOMES = {"LLM": "llm", "load": "loading", "Generation": "generation", "Timings": "generation"}
 
 
 def __getattr__(name: str) -> Any:

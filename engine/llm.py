@@ -1,199 +1,35 @@
-"""The Python API: load a model, look at its logits, let it write."""
+"""The Python API: look at a model's logits, let it write.  It is opened by ``engine/loading.py``."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from engine import catalog
 from engine.bandwidth import weight_bytes_per_token
 from engine.cache.recurrent import Snapshots
 from engine.chat import ChatTemplate
-from engine.config import ModelConfig, read_config
-from engine.devices import open_device
+from engine.config import ModelConfig
 from engine.errors import ContextError, UsageError
 from engine.generation import Generation
-from engine.gguf import GGUF, read_gguf
-from engine.memory import available_memory
-from engine.models import build, without_mtp
-from engine.models.base import layer_shapes, slot_bytes
+from engine.gguf import GGUF
+from engine.models.base import slot_bytes
 from engine.sampler import Sampler, SamplingParams
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation, follow
 from engine.speculative.mtp import MTPDraft
-from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS, SpeculationParams
+from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps
 from engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
 
-SNAPSHOT_BYTES = 2 << 30
-"""Most host memory for snapshots of recurrent models, unless something else is asked for."""
-
 MOST_SNAPSHOTS = 8
 """Snapshots that the reading of one prompt takes at most: each is a stop, and a copy from the device."""
 
 log = logging.getLogger(__name__)
-
-CACHE_TYPES = {"f16": 2, "f32": 4}
-"""Bytes per element of the key-value cache."""
-
-
-def load(
-    path_or_name: str | os.PathLike[str] | None = None,
-    *,
-    device: str = "auto",
-    n_ctx: int = 0,
-    n_threads: int = 0,
-    cache_type: str = "f16",
-    check_tensors: bool = False,
-    draft_model: str | os.PathLike[str] | None = None,
-    device_draft: str | None = None,
-    mtp: bool = True,
-    draft_max: int = 0,
-    snapshot_bytes: int | None = None,
-    progress: Progress | None = None,
-) -> "LLM":
-    """Open a model.
-
-    path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name of ``python -m engine.models``, or nothing for the
-        model that ships with the package.
-    device: "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU.  The answer is
-        the same, bit for bit.
-    n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
-    n_threads: 0: all cores.  The answer does not depend on it.
-    cache_type: element type of the key-value cache, "f16" or "f32".
-    check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
-    draft_model: a smaller model with the same vocabulary that drafts for this one, named in the same ways.
-    device_draft: where it runs; None: where the model does.
-    mtp: whether a model that brings a layer for drafting (multi-token prediction) uses it; a draft model comes before it.
-    draft_max: recurrent models keep a state for every token that may be taken back: for so many drafts of a pass, as far as
-        memory allows; 0: for as many as are usual.
-    snapshot_bytes: host memory for states of recurrent models at the ends of messages, so that a conversation can be taken up
-        there; None: up to 2 GiB, less where memory is short; 0: none.
-    progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
-
-    Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
-    this engine cannot run, FetchError, ContextError, UsageError.
-    """
-    if cache_type not in CACHE_TYPES:
-        raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
-    if device_draft is not None and draft_model is None:
-        raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
-    if not 0 <= draft_max <= MOST_DRAFTS:
-        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
-    if snapshot_bytes is not None and snapshot_bytes < 0:
-        raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
-    options = _Options(cache_type, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes)
-    llm = _load(path_or_name, open_device(device, n_threads), n_ctx, options, progress)
-    if draft_model is not None:
-        # On one GPU both models share what is open of it, so that drafts need not leave it.
-        ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
-        draft = _load(draft_model, ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
-        llm.draft = DraftModel(draft, llm)
-    return llm
-
-
-@dataclass(frozen=True)
-class _Options:
-    """What :func:`load` was asked for beside the model and its place."""
-
-    cache_type: str
-    check_tensors: bool
-    mtp: bool
-    draft_max: int
-    snapshot_bytes: int | None
-
-
-def _load(
-    path_or_name: str | os.PathLike[str] | None, ops: Any, n_ctx: int, options: _Options, progress: Progress | None
-) -> "LLM":
-    started = time.perf_counter()
-    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=options.check_tensors)
-    config = read_config(gguf)
-    if not options.mtp:
-        config = without_mtp(config)
-    notes: list[str] = []
-    slots = _slots(config, options.draft_max, ops, gguf.n_bytes, notes)
-    n_ctx = _context(config, n_ctx, CACHE_TYPES[options.cache_type], slots, ops, gguf.n_bytes)
-    tokenizer = Tokenizer.from_gguf(gguf)
-    _read_ahead(gguf, progress)
-    model = build(config, gguf, ops, n_ctx, options.cache_type == "f16", slots)
-    ops.loaded()
-    budget = options.snapshot_bytes
-    if budget is None:
-        # A snapshot is of no use where it makes the system swap.
-        budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
-    return LLM(gguf, tokenizer, model, time.perf_counter() - started, notes, budget)
-
-
-def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: list[str]) -> int:
-    """How many states recurrent layers keep; a note where memory allows for fewer drafts than asked for.
-
-    With n drafts a pass leaves n + 1 states, and so do others that are under way; the one before them must still be there,
-    and that of the token before, which a hybrid that drafts for another model reads again.
-    """
-    size = slot_bytes(config)
-    drafts = draft_max or DRAFT_MAX["mtp"]
-    wanted = 2 + ops.ahead_drafted * (drafts + 1)
-    free = ops.free_memory(weights)
-    if size == 0 or not free or wanted * size <= free // 4:
-        return wanted
-    slots = max(3, free // 4 // size)
-    if slots - 2 < drafts:
-        notes.append(
-            f"a state of this model takes {size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free: at most {slots - 2} "
-            f"tokens are drafted at a time, not {drafts}"
-        )
-    return min(int(slots), wanted)
-
-
-def _context(config: ModelConfig, n_ctx: int, element: int, slots: int, ops: Any, weights: int) -> int:
-    """The number of positions to make room for; ContextError if they cannot fit into the device's memory."""
-    if n_ctx < 0:
-        raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
-
-    def size(positions: int) -> int:
-        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), element) for s in layer_shapes(config, slots))
-        return int(cache + ops.scratch_bytes(config.n_head, config.d_v, positions))
-
-    free = ops.free_memory(weights)
-    if n_ctx:
-        if free and size(n_ctx) > free:
-            raise ContextError(
-                f"a context of {n_ctx} needs {size(n_ctx) / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free; "
-                "choose a smaller context (-c)."
-            )
-        return n_ctx
-    positions = config.n_ctx_train
-    while free and positions > 1024 and size(positions) > free // 2:
-        positions //= 2
-    if free and size(positions) > free:
-        raise ContextError(
-            f"this model needs {size(positions) / 2**20:.0f} MiB for a context of {positions} and {free / 2**20:.0f} MiB "
-            "are free; choose a smaller model, or a smaller context (-c)."
-        )
-    return positions
-
-
-def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
-    """Touch the pages of the weights so that the first token does not wait for the disk; skipped when they would not
-    all stay in memory."""
-    total = gguf.n_bytes
-    if available_memory() < total:
-        return
-    done = 0
-    for tensor in gguf.tensors.values():
-        if progress:
-            progress("load", done, total)
-        int(tensor.data[::4096].max(initial=0))
-        done += tensor.nbytes
-    if progress:
-        progress("load", total, total)
 
 
 class LLM:
@@ -214,7 +50,7 @@ class LLM:
         model: Any,
         load_seconds: float,
         notes: Sequence[str] = (),
-        snapshot_bytes: int = SNAPSHOT_BYTES,
+        snapshot_bytes: int = 0,
     ) -> None:
         self.path = gguf.path
         self.config: ModelConfig = model.config
