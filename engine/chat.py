@@ -109,7 +109,8 @@ class ChatTemplate:
             rest = text[len(known[0]) :]
             if tokenizer.add_eos:
                 rest = _without(rest, self._token_text(tokenizer.eos_id), at_end=True)
-            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False)
+            # An answer ends in ordinary text: the tokens of control have been left out of it.
+            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False, continued=True)
             return [
                 *known[1],
                 *ids,

@@ -74,6 +74,8 @@ class LLM:
         self.reread: str | None = None
         self._cached: list[int] = []
         self._user: object = None
+        #: Whose steps may be under way.
+        self._running: Any = None
 
     # --- text and tokens ---------------------------------------------------------------------------------------
 
@@ -108,6 +110,7 @@ class LLM:
 
     def reset(self) -> None:
         """Forget all cached tokens."""
+        self._interrupt()
         self._cached = []
         self._user = None
         self.cache.truncate(0)
@@ -161,7 +164,7 @@ class LLM:
     def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
         """Where to take snapshots on the way: at the ends of messages, the first and the latest, and before the last token,
         which is read again when the same prompt comes again."""
-        if not self.snapshots.budget:
+        if not self.slot_bytes or self.snapshots.budget < self.slot_bytes:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
         ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()
@@ -193,6 +196,7 @@ class LLM:
         params = speculation.params if speculation is not None else SpeculationParams()
         history = list(ids)
         while count > 0:
+            self._interrupt()
             if self._cached != history[:-1]:
                 self.read(history[:-1])
             self._user = mine = object()
@@ -201,6 +205,7 @@ class LLM:
             else:
                 steps = self.model.ops.steps(self.model, sampler, params)
             stream = follow(steps, history, count, speculation)
+            self._running = steps
             try:
                 for token, logits in stream:
                     self._cached.append(history[-1])
@@ -262,8 +267,15 @@ class LLM:
             )
         return tokens.astype(np.int32)
 
+    def _interrupt(self) -> None:
+        """Steps of an answer that are under way write on: wait for them before anything else uses the cache."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.end()
+
     def _settle(self) -> None:
         """Have the cache hold what it is said to hold: a pass that was interrupted has claimed positions it did not fill."""
+        self._interrupt()
         if self.cache.length == len(self._cached):
             return
         if self.cache.can_truncate(len(self._cached)):
@@ -278,6 +290,7 @@ class LLM:
     def _rewind(self, tokens: np.ndarray) -> int:
         """Take back what does not begin ``tokens``; returns how many of them need not be read again, at least one fewer
         than there are."""
+        self._interrupt()
         cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
         differs = np.flatnonzero(cached != tokens[: cached.size])
         common = int(differs[0]) if differs.size else cached.size
@@ -302,7 +315,7 @@ class LLM:
         """Why tokens that were read before are read again."""
         again = f"{common - kept} tokens are read again"
         if common >= len(self._cached):
-            return f"{again}: what recurrent layers knew after them is not kept"
+            return f"{again}: what the model knew after them is not kept"
         was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
         if common == tokens.size - 1 and was == now:
             return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"

@@ -126,7 +126,7 @@ def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: l
     if size == 0 or not free or wanted * size <= free // 4:
         return wanted
     slots = max(3, free // 4 // size)
-    if slots - 2 < drafts:
+    if slots - 2 < drafts and (config.n_mtp or draft_max):
         notes.append(
             f"a state of this model takes {size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free: at most {slots - 2} "
             f"tokens are drafted at a time, not {drafts}"

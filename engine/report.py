@@ -200,6 +200,8 @@ class Report:
                 f"drafts by {draft.config.name or draft.path.stem}, {_count(draft.n_params)} parameters, "
                 f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
             )
+            for note in draft.notes:
+                self.line(f"note: {note}")
 
     def device(self, llm: "LLM") -> None:
         """What the model takes of a GPU's memory, what is left of it, and how fast it can be read; nothing for the CPU."""

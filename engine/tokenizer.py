@@ -63,21 +63,24 @@ class Tokenizer:
         """
         return self._encode(text, None if parse_special else b"", add_special)
 
-    def encode_marked(self, text: str, trusted: bytes, *, add_special: bool = True) -> list[int]:
+    def encode_marked(
+        self, text: str, trusted: bytes, *, add_special: bool = True, continued: bool = False
+    ) -> list[int]:
         """As :meth:`encode`, but a control token is recognized only where each of its characters is trusted.
 
-        ``trusted`` has one byte per character of ``text``, 1 for what may be part of a control token, else 0.
+        ``trusted`` has one byte per character of ``text``, 1 for what may be part of a control token, else 0; ``continued``:
+        ordinary text comes before it.
         """
         if len(trusted) != len(text):
             raise ValueError(f"{len(trusted)} marks for {len(text)} characters")
-        return self._encode(text, trusted, add_special)
+        return self._encode(text, trusted, add_special, continued)
 
-    def _encode(self, text: str, trusted: bytes | None, add_special: bool) -> list[int]:
+    def _encode(self, text: str, trusted: bytes | None, add_special: bool, continued: bool = False) -> list[int]:
         # A lone surrogate (from undecodable bytes of a command line) is no character: UTF-8 cannot express it.
         text = _SURROGATES.sub("\ufffd", text)
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         prefix = self.vocabulary.add_space_prefix
-        after_special = True
+        after_special = not continued
         for part in self._special.split(text, trusted):
             if isinstance(part, int):
                 ids.append(part)

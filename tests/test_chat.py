@@ -302,3 +302,31 @@ def test_begin_and_end_tokens_are_not_doubled() -> None:
     assert ids == [tok.bos_id, *tok.encode("<s>x</s>", add_special=False), tok.eos_id]
     assert n_control(tok, ids) == 2
     assert tok.decode(ids) == "<s>x</s>"
+
+
+# --- a conversation that goes on ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_known_ids_stay(kind: str, name: str) -> None:
+    """An answer keeps the ids it was written in, the text around it has those it would have had anyway."""
+    tok = TOKENIZERS[kind]
+    template = ChatTemplate.from_source(TEMPLATES[name], tok)
+    messages = [{"role": "user", "content": "one"}]
+    asked = template.encode(messages)
+    text = template.render(messages)
+    answer = "x<y"
+    # As many tokens as there are bytes: not what the tokenizer would choose.
+    ids = [i for byte in answer for i in tok.encode_marked(byte, b"\0", add_special=False, continued=True)]
+    messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "two"}]
+    fresh = template.encode(messages)
+    found = template.encode(messages, known=(text + answer, [*asked, *ids]))
+    assert tok.decode(found, special=True) == tok.decode(fresh, special=True)
+    if template.render(messages).startswith(text + answer):
+        assert found[: len(asked) + len(ids)] == [*asked, *ids]
+        rest = found[len(asked) + len(ids) :]
+        assert rest == fresh[len(fresh) - len(rest) :]
+    else:
+        assert found == fresh
+    assert template.encode(messages, known=("something else", [1, 2])) == fresh

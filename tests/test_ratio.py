@@ -35,7 +35,7 @@ class Chain:
         self.table = table
         self.cache = self
         self.tokens: list[int] = []
-        self.n_ctx, self.max_rows = 64, 16
+        self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
 
     def truncate(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)

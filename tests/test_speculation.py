@@ -114,6 +114,9 @@ class Script:
             [(t + int(self._random.integers(1, 289))) % 289 if w else t for t, w in zip(drafts, wrong, strict=True)]
         )
 
+    def rewind(self, steps: Any) -> int:
+        return int(steps.rewind)
+
     def drafts_blindly(self, steps: Any) -> bool:
         return False
 

@@ -54,6 +54,7 @@ class DeviceSteps(ModelSteps):
         self._drafting: DeviceDrafts | None = None
         self._known: list[int] = []
         self._started: deque[Proposal] = deque()
+        self._turn = object()
 
     def prepare(self, sampler: Sampler, params: SpeculationParams) -> "DeviceSteps":
         """Choose tokens as ``sampler`` does from now on, and accept drafts as ``params`` says."""
@@ -72,10 +73,11 @@ class DeviceSteps(ModelSteps):
         ops = draft.llm.model.ops
         return ops.name == "cuda" and ops.device is self._device
 
-    def begin(self, known: Sequence[int]) -> None:
-        """The tokens so far; the cache holds all but the last."""
+    def begin(self, known: Sequence[int]) -> object:
+        """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
         self._known = list(known)
         self._started.clear()
+        self._turn = object()
         first, write = len(known) - 1, self._device.write
         write(self._ops.tokens.address, np.array([known[-1]], np.int32))
         write(self._ops.positions.address, np.arange(first, first + accept.MOST_ROWS, dtype=np.int32))
@@ -83,6 +85,7 @@ class DeviceSteps(ModelSteps):
         self._chooser.begin(self._sampler, self._params.accept, self._params.accept_p_min)
         if self._drafting is not None:
             self._drafting.begin(self._sampler)
+        return self._turn
 
     def start(self, proposal: Proposal) -> None:
         """Launch a step that reads the last known token and the drafts."""
@@ -123,10 +126,12 @@ class DeviceSteps(ModelSteps):
         self._model.cache.truncate(len(self._known) - 1)
         return Step(tokens)
 
-    def end(self) -> None:
-        """No further step will be asked for; those under way are waited for."""
+    def end(self, turn: object = None) -> None:
+        """No further step will be asked for; those under way are waited for.  Nothing if another answer has begun since."""
+        if turn is not None and turn is not self._turn:
+            return
         self._device.synchronize()
-        end = len(self._known) + self._under_way()
+        end = len(self._known) - 1 + self._under_way()
         for cache in [self._model.cache, *([self._drafting.draft.cache] if self._drafting is not None else [])]:
             # Unless someone else has begun to use it meanwhile.
             if cache is not None and cache.length in (len(self._known) - 1, len(self._known) - 2):

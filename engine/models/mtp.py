@@ -95,6 +95,7 @@ class MTP:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
         model = self._model
         model.reserve(position + 1)
+        model.cache.overwrite(position + 1)
         tokens, positions = np.array([token], np.int32), np.array([position], np.int32)
         logits: np.ndarray = model.ops.run(self.compute, tokens, positions, 1, self.inputs)
         return logits[0]

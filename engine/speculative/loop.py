@@ -99,6 +99,13 @@ class Speculation:
         """Whether drafts can be ordered before the tokens are known that they follow."""
         return self.adapts and self._lookup is None and self._draft is not None and self._on_device(steps)
 
+    def rewind(self, steps: Any) -> int:
+        """How many tokens may be read before it is known that they stay, as far as a draft model's own cache decides it."""
+        draft = self._draft
+        if draft is None or draft.cache is None or not self._on_device(steps):
+            return int(steps.rewind)
+        return int(draft.cache.rewind - draft.reads + 1)
+
     def _on_device(self, steps: Any) -> bool:
         draft = self._draft
         return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and bool(steps.drafts_here(draft))
@@ -129,7 +136,7 @@ def follow(
     """
     known = list(known)
     started: deque[tuple[str, int]] = deque()  # (source, drafts) of the steps under way
-    steps.begin(known)
+    turn = steps.begin(known)
     ended = time.perf_counter()
     try:
         while count > 0:
@@ -150,7 +157,7 @@ def follow(
                 count -= 1
                 yield token, step.row(i)
     finally:
-        steps.end()
+        steps.end(turn)
 
 
 def _following(
@@ -163,7 +170,8 @@ def _following(
     # What the steps under way give is not known, but how much at most.
     given = sum(1 + drafted for _, drafted in started)
     # All of it must be possible to take back.
-    free = steps.rewind - given
+    rewind = steps.rewind if speculation is None else min(steps.rewind, speculation.rewind(steps))
+    free = rewind - given
     if given >= count or free < 1:
         return None
     if speculation is None:

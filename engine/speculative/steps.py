@@ -104,5 +104,5 @@ class HostSteps(ModelSteps):
         """The result of the first step that was not taken yet."""
         return self._steps.pop(0)
 
-    def end(self) -> None:
+    def end(self, turn: object = None) -> None:
         """No further step will be asked for."""

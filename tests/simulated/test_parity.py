@@ -122,7 +122,7 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
         "attention rope_float rotated query, stored key, stored value",
         "matmul_add ffn_down matmul_quantized result",
         "logits of the prompt",
-        "key-value cache",
+        "cache what is visible",
         "logits of greedy tokens",
         "k rows = k single steps k = 2 to 2",
         "tokens chosen on the GPU greedy, with noise, with penalties",
