@@ -102,7 +102,7 @@ class Speculation:
     def rewind(self, steps: Any) -> int:
         """How many tokens may be read before it is known that they stay, as far as a draft model's own cache decides it."""
         draft = self._draft
-        if draft is None or draft.cache is None or not self._on_device(steps):
+        if draft is None or not self._on_device(steps) or draft.cache is None:
             return int(steps.rewind)
         return int(draft.cache.rewind - draft.reads + 1)
 
