@@ -13,8 +13,10 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
+from engine.config import DeltaNetConfig
 from engine.cuda import backend, device, sample
 from engine.shapes import Shape
+from engine.speculative import loop
 from engine.speculative.params import SpeculationParams
 from engine.synthetic import make_model
 from tests.simulated.device import SimulatedDevice
@@ -103,6 +105,63 @@ def test_to_the_end_of_the_context(pair: Pair) -> None:
     assert len(found.prompt_ids) + len(found.ids) == 12
     again = gpu.complete(PROMPT, temperature=0, ignore_eos=True, speculation=SpeculationParams(enabled=False))
     assert again.ids == expected.ids
+
+
+# --- a layer of the model's own ----------------------------------------------------------------------------------
+
+HYBRID = Shape(
+    *("qwen35", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
+    n_rot=16,
+    n_mtp=1,
+    delta_net=DeltaNetConfig(1, 1, 32, 2),
+    interval=2,
+)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("hybrid") / "hybrid.gguf", HYBRID, "Q8_0")
+
+
+def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made in the graph of a step, right and wrong ones, and through the host; states and h as without drafts."""
+    monkeypatch.setattr(loop, "MEASURED", 0)
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda"))
+    options: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
+    expected = cpu.complete(PROMPT, speculation=SpeculationParams(enabled=False), **options).ids
+    assert gpu.draft is not None
+    gpu.draft.script = np.full(24, -1, np.int32)
+    # One is wrong, and the right one is found in its place.
+    gpu.draft.script[len(PROMPT) : len(PROMPT) + 5] = [(t + (i == 2)) % 289 for i, t in enumerate(expected)]
+    found = gpu.complete(PROMPT, speculation=SpeculationParams(draft_max=2), **options)
+    assert found.ids == expected and found.speculation is not None
+    assert 0 < found.speculation.accepted < found.speculation.drafted
+    gpu.draft.script = None
+    through = SpeculationParams(draft_max=1, draft_p_min=0.01)
+    found = gpu.complete(PROMPT, speculation=through, **options | {"max_tokens": 3})
+    assert found.ids == expected[:3] and found.speculation is not None and found.speculation.drafted > 0
+    assert gpu.cache.length == len(PROMPT) + 2
+    cpu.read([*PROMPT, *expected[:2]])
+    for (what, *mine), (_, *its) in zip(cpu.model.rings(), gpu.model.rings(), strict=True):
+        for position in range(gpu.cache.length - mine[1], gpu.cache.length):
+            n, m = (int(ring.shape[0]) for ring in (mine[0], its[0]))
+            row = gpu.model.ops.download(its[0][position % m : position % m + 1])
+            assert row.tobytes() == mine[0][position % n : position % n + 1].tobytes(), what
+
+
+def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
+    """Steps of both were under way, and both go over the same states."""
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))
+    prompts = PROMPT, [*PROMPT, 9]
+    given: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
+    expected = cpu.complete(prompts[1], **given).ids
+    one, other = (gpu.generate(prompt, **given) for prompt in prompts)
+    for answer in (one, other):
+        for _ in range(2):
+            next(answer)
+    one.close()
+    list(other)
+    assert other.ids == expected
 
 
 def assert_same_cache(cpu: engine.LLM, gpu: engine.LLM) -> None:
