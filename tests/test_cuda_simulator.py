@@ -31,7 +31,7 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Run]]:
-    """All files that this session wants, on their way: a simulation keeps one core busy."""
+    """All files that this run of pytest wants, on their way: a simulation keeps one core busy."""
     items: list[Any] = request.session.items
     mine = test_in_the_simulator.__name__
     wanted = [item.callspec.params["file"] for item in items if getattr(item, "originalname", "") == mine]
