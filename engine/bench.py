@@ -201,7 +201,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         if llm.n_ctx < n_ctx:
             raise UsageError(f"{name} takes {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d.")
         ops = llm.model.ops
-        weights = bandwidth.weight_bytes_per_token(llm.model.gguf)
+        weights = llm.n_bytes_read
         for p, g, d in tests:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             samples = measure(llm, p, g, d, args.repetitions, not args.no_warmup)

@@ -33,13 +33,18 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Sizes of gated delta nets: n_k heads of queries and keys and n_v of values, of ``state_size`` each; taps of the
-    convolution."""
+    """Sizes of gated delta nets: n_k heads of queries and keys and n_v of values, of ``state_size`` each; ``n_conv``: taps of
+    the convolution."""
 
     n_k: int
     n_v: int
     state_size: int
     n_conv: int
+
+    @property
+    def n_channels(self) -> int:
+        """Channels of the convolution: q, k, v."""
+        return (2 * self.n_k + self.n_v) * self.state_size
 
 
 @dataclass(frozen=True)
@@ -157,10 +162,7 @@ def _recurrent_layers(gguf: GGUF, a: str, n_layer: int) -> tuple[bool, ...]:
     """Which layers are delta nets: all but every n-th (n = 4 unless given), or a list of booleans."""
     key = f"{a}.attention.recurrent_layers"
     if key in gguf.metadata:
-        values = gguf.require(key, "bool[]")
-        if len(values) < n_layer:
-            gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")
-        return tuple(bool(v) for v in values[:n_layer])
+        return _flags(gguf, key, n_layer)
     interval = gguf.get(f"{a}.full_attention_interval", "int", 4, 1, MAX_LAYERS)
     return tuple((il + 1) % interval != 0 for il in range(n_layer))
 
@@ -232,14 +234,19 @@ def _n_vocab(gguf: GGUF, a: str) -> int:
     return gguf.require(f"{a}.vocab_size", "int", 1, 1 << 24)
 
 
+def _flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
+    """A boolean per layer."""
+    values = gguf.require(key, "bool[]")
+    if len(values) < n_layer:
+        gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")
+    return tuple(bool(v) for v in values[:n_layer])
+
+
 def _sliding_layers(gguf: GGUF, n_layer: int) -> tuple[bool, ...]:
     """Which layers slide: every n-th is global (n = 6 unless given), or a list of booleans."""
     key = "gemma3.attention.sliding_window_pattern"
     if gguf.kinds.get(key) == "bool[]":
-        values = gguf.require(key, "bool[]")
-        if len(values) < n_layer:
-            gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")
-        return tuple(bool(v) for v in values[:n_layer])
+        return _flags(gguf, key, n_layer)
     pattern = gguf.get(key, "int", 6, 1, MAX_LAYERS)
     return tuple(il % pattern < pattern - 1 for il in range(n_layer))
 

@@ -281,11 +281,7 @@ class LLM:
         if self.cache.can_truncate(len(self._cached)):
             self.cache.truncate(len(self._cached))
             return
-        tokens, self._cached = np.array(self._cached, np.int32), []
-        for first in range(0, tokens.size, self.cache.max_rows):
-            if first == 0:
-                self.cache.truncate(0)
-            self._forward(tokens[first : first + self.cache.max_rows], 0)
+        self.read(self._cached)
 
     def _rewind(self, tokens: np.ndarray) -> int:
         """Take back what does not begin ``tokens``; returns how many of them need not be read again, at least one fewer

@@ -98,12 +98,12 @@ class Shape:
     def _delta_net(self, block: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         e, net = self.n_embd, self.delta_net
         assert net is not None
-        keys, values = net.n_k * net.state_size, net.n_v * net.state_size
-        yield block + "attn_qkv.weight", (2 * keys + values, e)
+        values = net.n_v * net.state_size
+        yield block + "attn_qkv.weight", (net.n_channels, e)
         yield block + "attn_gate.weight", (values, e)
         yield block + "ssm_alpha.weight", (net.n_v, e)
         yield block + "ssm_beta.weight", (net.n_v, e)
-        yield block + "ssm_conv1d.weight", (2 * keys + values, net.n_conv)
+        yield block + "ssm_conv1d.weight", (net.n_channels, net.n_conv)
         yield block + "ssm_a", (net.n_v,)
         yield block + "ssm_dt.bias", (net.n_v,)
         yield block + "ssm_norm.weight", (net.state_size,)

@@ -54,7 +54,7 @@ def draft_model(table: Table) -> DraftModel:
     vocabulary = SimpleNamespace(tokens=list("abcd"))
     llm: Any = SimpleNamespace(
         path="chain",
-        n_bytes=1,
+        n_bytes_read=1,
         config=SimpleNamespace(n_vocab=N_VOCAB),
         tokenizer=SimpleNamespace(vocabulary=vocabulary),
         can_sample=lambda sampler: False,

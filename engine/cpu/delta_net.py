@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit, prange
 
 from engine.cpu.fold import fold
-from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, norm_width
+from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
 from engine.numerics import exp, fma, sigmoid, silu, softplus
 
 f32 = np.float32
@@ -55,15 +55,10 @@ def causal_conv(x, positions, weight, ring, y):  # type: ignore[no-untyped-def]
 def l2_norm(y, eps, scale):  # type: ignore[no-untyped-def]
     """y [n, d] in place: each row times 1 / sqrt(sum(y^2) + eps), then times ``scale``."""
     chains = np.empty(NORM_CHAINS, np.float32)
-    n = y.shape[1]
-    width = norm_width(n)
     for t in range(y.shape[0]):
         row = y[t]
-        chains[:width] = f32(0.0)
-        for i in range(n):
-            chains[i % width] = fma(row[i], row[i], chains[i % width])
-        r = f32(1.0) / f32(math.sqrt(f32(fold(chains, width) + eps)))
-        for i in range(n):
+        r = f32(1.0) / f32(math.sqrt(f32(squares(row, chains) + eps)))
+        for i in range(row.size):
             row[i] = row[i] * r * scale
 
 

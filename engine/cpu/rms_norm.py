@@ -30,8 +30,8 @@ def norm_width(n):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
-    """r of one row x float32 [n]; chains is scratch, float32 [256]."""
+def squares(x, chains):  # type: ignore[no-untyped-def]
+    """The sum of squares of one row x float32 [n]; chains is scratch, float32 [256]."""
     n = x.size
     width = norm_width(n)
     chains[:width] = f32(0.0)
@@ -42,7 +42,13 @@ def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
             chains[c] = fma(row[c], row[c], chains[c])
     for k in range(whole, n):
         chains[k - whole] = fma(x[k], x[k], chains[k - whole])
-    return f32(1.0) / f32(math.sqrt(f32(fold(chains, width) / f32(n) + eps)))
+    return fold(chains, width)
+
+
+@njit(cache=True, error_model="numpy")
+def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
+    """r of one row x float32 [n]; chains is scratch, float32 [256]."""
+    return f32(1.0) / f32(math.sqrt(f32(squares(x, chains) / f32(x.size) + eps)))
 
 
 @njit(cache=True, error_model="numpy")

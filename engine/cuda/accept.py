@@ -36,13 +36,14 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.unpack import device
+from engine.speculative.params import MOST_DRAFTS
 
 f32 = np.float32
 u32 = np.uint32
 u64 = np.uint64
 I = np.int32  # noqa: E741
 
-MOST_ROWS = 16
+MOST_ROWS = MOST_DRAFTS + 1
 """Rows of the largest step."""
 MOST_K = 256
 """Entries of the longest list of candidates, and threads that look at one."""
@@ -50,8 +51,6 @@ SLOT = 32
 """Words of a slot of the ring."""
 EMPTY = -(2**31)
 """Word 0 of a slot that has not been written."""
-MODES = ("exact", "ratio", "p-min")
-"""Ways to accept."""
 
 SEED, P_ACCEPT = 0, 2
 """Where the parameters of a sampler hold what acceptance needs, in words of 32 bits."""

@@ -59,7 +59,7 @@ DEEP_TILES = 2
 """Tiles per multiprocessor up to which a warp of a matrix product keeps two records under way."""
 
 MAX_ROWS = 16
-"""Rows of one pass: two tiles of the tensor cores."""
+"""Rows of one pass: two tiles of the tensor cores; a step with the most drafts fills them."""
 
 
 @dataclass
@@ -396,6 +396,11 @@ class Backend:
         loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
+    def _int8(self, unit: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Memory for activations as int8: q, scales, sums."""
+        q, d, sums = quantize.activation_words(unit, rows, columns)
+        return self._empty((q,), np.uint32), self._empty((d,)), self._empty((sums,), np.uint32)
+
     # --- operations --------------------------------------------------------------------------------------------
 
     def embed(self, table: DeviceWeight, tokens: Tensor, scale: float = 1.0) -> Tensor:
@@ -466,7 +471,7 @@ class Backend:
             *x,
             rows,
         )
-        most = 1 if rows == 1 else -(-rows // 8) * 8
+        most = matmul.compiled_rows(rows)
         multiprocessors = self.device.multiprocessors
         at_once = tiles[-1] <= matmul.SINGLE_WARPS // units * multiprocessors
         single = units if rows <= 8 and entry.unit == 256 and at_once else 0
@@ -485,12 +490,7 @@ class Backend:
         rows, columns = x.shape
         if isinstance(x, Attended) and not x.geometry.quantizes:
             x = self._plain(x)
-        q, d, sums = (
-            self._empty((n,), dtype)
-            for n, dtype in zip(
-                quantize.activation_words(unit, rows, columns), (np.uint32, f32, np.uint32), strict=True
-            )
-        )
+        q, d, sums = self._int8(unit, rows, columns)
         grid = (-(-columns // quantize.RUN), rows)
         if isinstance(x, Attended):
             joined = (x.first, x.second, x.positions, x.gate or 0, q, d, sums, columns, x.slots, x.window)
@@ -637,11 +637,10 @@ class Backend:
         rows, d, stride = positions.size, net.state_size, gates[0].shape[1]
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self._empty((rows, net.n_v * d))
-        most = 1 if rows == 1 else -(-rows // 8) * 8
         sizes = (net.n_k, rows, memory.conv.shape[0], memory.states.shape[0])
         given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, *sizes)
         arguments = (*given, memory.conv, memory.states, out)
-        kernel = delta_net.delta_net(d, net.n_conv, most)
+        kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows))
         self._launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, out)
         return out
 

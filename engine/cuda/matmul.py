@@ -43,6 +43,11 @@ SINGLE_WARPS = 16
 """Warps with a single unit each that a multiprocessor holds at once, with up to 128 registers a thread."""
 
 
+def compiled_rows(rows: int) -> int:
+    """For how many rows a kernel is compiled that serves so many: one, or whole tiles of 8."""
+    return 1 if rows == 1 else -(-rows // 8) * 8
+
+
 def warps(units: int, single: bool) -> int:
     """Warps of a block: chains that have units, or, with a single one per warp, units."""
     return units if single else -(-units // -(-units // CHAINS))

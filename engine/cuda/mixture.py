@@ -27,7 +27,6 @@ class Mixture:
         self._ops, self._experts, self._residual, self._x = ops, experts, residual, x
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
-        self._most = 1 if self._rows == 1 else -(-self._rows // 8) * 8
         self._quantized: dict[int, Any] = {}
         #: Whether the network that every row uses takes part in the launches of the experts.
         self._joins = experts.shared is not None and all(
@@ -76,8 +75,7 @@ class Mixture:
             (logits,) = ops._matmul(x, (matrix,), None)
             return logits
         logits = ops._empty((self._rows, matrix.rows))
-        sizes = quantize.activation_words(unit, self._rows, n)
-        parts = [ops._empty((size,), dtype) for size, dtype in zip(sizes, (np.uint32, f32, np.uint32), strict=True)]
+        parts = ops._int8(unit, self._rows, n)
         grid = (-(-n // quantize.RUN) + -(-matrix.rows // quantize.WARPS), self._rows)
         arguments = (x.first, x.second, x.eps, matrix, matrix.rows, *parts, logits)  # type: ignore[union-attr]
         ops._launch(router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, *parts, logits)
@@ -146,7 +144,9 @@ class Mixture:
             *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
             *(self._ids, self._weights, logits, self._rows, n_tiles, n_rows, units, *x),
         )
-        kernel = kernels.matmul_experts(formats, self._most, n_used, self._joins, down, n_expert if chooses else 0)
+        kernel = kernels.matmul_experts(
+            formats, matmul.compiled_rows(self._rows), n_used, self._joins, down, n_expert if chooses else 0
+        )
         grid = (len(stacks) * n_tiles, self._pairs + self._joins)
         written = (*outs, self._ids, self._weights) if chooses else outs
         self._ops._launch(kernel, grid, 32 * matmul.warps(units, False), arguments, *written)

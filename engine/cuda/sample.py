@@ -29,13 +29,14 @@ from numba import cuda, njit
 
 from engine import sampler as host
 from engine.cpu.sample import pack, place_of
-from engine.cuda.accept import EMPTY, MODES, MOST_K, MOST_ROWS, P_ACCEPT, SEED, SLOT, warp_max
+from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, P_ACCEPT, SEED, SLOT, warp_max
 from engine.cuda.accept import accept as end_of_step
 from engine.cuda.compiler import F32P, I32P, U64P, Specialization, i32, kernel
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
 from engine.cuda.unpack import device
 from engine.sampler import Sampler, SamplingParams
+from engine.speculative.params import MODES
 
 f32 = np.float32
 i64 = np.int64
@@ -473,8 +474,8 @@ class DeviceSampler:
     the last one, its position and what lies between are where the next step reads them.  The host sets ``history`` and,
     with :meth:`begin`, the parameters.
 
-    ``mode`` is a way to accept drafts, of :data:`engine.cuda.accept.MODES`.  A greedy choice has no distribution, so there
-    every mode is exact.
+    ``mode`` is a way to accept drafts, of :data:`engine.speculative.params.MODES`.  A greedy choice has no distribution,
+    so there every mode is exact.
     """
 
     def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:

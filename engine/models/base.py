@@ -13,6 +13,7 @@ from engine.gguf import GGUF
 from engine.gguf_header import shown
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward
+from engine.models.heads import Heads
 from engine.models.rotary import Rotary
 from engine.weights import Weight, join_rows, load_vector, load_weight
 
@@ -52,20 +53,44 @@ class Model:
         """The weights of layer ``il``."""
         raise NotImplementedError
 
-    def _matrix(self, name: str, rows: int, columns: int) -> Weight:
+    def _weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
+        """A matrix of the file, or ``count`` of one tensor."""
         self._taken.add(name)
-        weight: Weight = self.ops.weight(load_weight(self.gguf, name, rows, columns))
+        return load_weight(self.gguf, name, rows, columns, count)
+
+    def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
+        """The same, where the operations can read it."""
+        weight: Weight = self.ops.weight(self._weight(name, rows, columns, count))
         return weight
+
+    def _array(self, name: str, *shape: int) -> np.ndarray:
+        """Small float32 values of the file."""
+        self._taken.add(name)
+        return load_vector(self.gguf, name, *shape)
 
     def _vector(self, name: str, *shape: int) -> Any:
-        self._taken.add(name)
-        return self.ops.upload(load_vector(self.gguf, name, *shape))
+        """The same, where the operations can read them."""
+        return self.ops.upload(self._array(name, *shape))
 
-    def _experts(self, name: str, count: int, rows: int, columns: int) -> Weight:
-        """``count`` matrices of one tensor."""
-        self._taken.add(name)
-        weight: Weight = self.ops.weight(load_weight(self.gguf, name, rows, columns, count))
-        return weight
+    def _heads(self, blk: str, *, normed: bool, neox: bool = True, biases: Any = None, gated: bool = False) -> Heads:
+        """The heads of an attention layer."""
+        c = self.config
+        q_norm, k_norm = (
+            self._vector(f"{blk}attn_{name}_norm.weight", c.d_k) if normed else None for name in ("q", "k")
+        )
+        return Heads(
+            c.n_head,
+            c.n_head_kv,
+            c.d_k,
+            c.d_v,
+            neox=neox,
+            scale=c.attention_scale,
+            eps=c.norm_eps,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            biases=biases,
+            gated=gated,
+        )
 
     def _feed_forward(self, blk: str) -> FeedForward | Experts:
         """The feed-forward network of a layer."""
@@ -76,12 +101,10 @@ class Model:
                 self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
                 self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
             )
-        router = [load_vector(self.gguf, blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
-        self._taken.add(blk + "ffn_gate_inp.weight")
+        router = [self._array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
         shared = None
         if e.n_ff_shared:
-            router.append(load_vector(self.gguf, blk + "ffn_gate_inp_shexp.weight", c.n_embd))
-            self._taken.add(blk + "ffn_gate_inp_shexp.weight")
+            router.append(self._array(blk + "ffn_gate_inp_shexp.weight", c.n_embd))
             shared = (
                 self._matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, c.n_embd),
                 self._matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, c.n_embd),
@@ -91,9 +114,9 @@ class Model:
             e.n_expert,
             e.n_used,
             self.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
-            self._experts(blk + "ffn_gate_exps.weight", e.n_expert, e.n_ff, c.n_embd),
-            self._experts(blk + "ffn_up_exps.weight", e.n_expert, e.n_ff, c.n_embd),
-            self._experts(blk + "ffn_down_exps.weight", e.n_expert, c.n_embd, e.n_ff),
+            self._matrix(blk + "ffn_gate_exps.weight", e.n_ff, c.n_embd, e.n_expert),
+            self._matrix(blk + "ffn_up_exps.weight", e.n_ff, c.n_embd, e.n_expert),
+            self._matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
             shared,
         )
 
@@ -104,8 +127,7 @@ class Model:
         """Angles of one kind of layer; Llama 3 files bring per-frequency factors."""
         factors = None
         if "rope_freqs.weight" in self.gguf.tensors:
-            self._taken.add("rope_freqs.weight")
-            factors = load_vector(self.gguf, "rope_freqs.weight", rope.n_rot // 2)
+            factors = self._array("rope_freqs.weight", rope.n_rot // 2)
             if not np.all(np.isfinite(factors) & (factors > 0)):
                 raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
         self._rotaries.append(Rotary(self.ops, rope, factors, self.cache.n_ctx))
@@ -114,15 +136,16 @@ class Model:
     def check_complete(self) -> None:
         """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
         c = self.config
-        # The layer that drafts may be left in the file.
-        unused = {f"blk.{c.n_layer}."} if c.n_mtp_in_file > c.n_mtp else set()
-        rest = sorted(name for name in set(self.gguf.tensors) - self._taken if not name.startswith(tuple(unused)))
+        rest = sorted(set(self.gguf.tensors) - self._taken)
+        if c.n_mtp_in_file > c.n_mtp:
+            # The layer that drafts may be left in the file.
+            rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]
         if rest:
             names = ", ".join(shown(name) for name in rest[:4]) + (
                 f" and {len(rest) - 4} more" if len(rest) > 4 else ""
             )
             raise ModelError(
-                f"{self.gguf.path}: tensors that a plain {self.config.architecture} model does not have: {names}; "
+                f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; "
                 "this variant is not supported."
             )
 
@@ -168,9 +191,10 @@ class Model:
 
     def rings(self) -> Iterator[tuple[str, Any, int]]:
         """Each ring by position beside keys and values: its name, the ring, and how many of its latest rows a pass needs."""
+        net = self.config.delta_net
         for il, layer in enumerate(self.cache.layers):
-            if isinstance(layer, RecurrentLayer):
-                yield f"inputs of layer {il}", layer.conv, self.layers[il].mixer.net.n_conv - 1
+            if net is not None and isinstance(layer, RecurrentLayer):
+                yield f"inputs of layer {il}", layer.conv, net.n_conv - 1
                 yield f"state of layer {il}", layer.states, 1
         if self.mtp is not None:
             yield "output of the trunk", self.mtp.hidden, 1
@@ -207,8 +231,7 @@ def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
     for il in range(config.n_layer):
         net = config.delta_net
         if net is not None and config.recurrent[il]:
-            n_channels = (2 * net.n_k + net.n_v) * net.state_size
-            shapes.append(RecurrentShape(n_channels, net.n_conv, net.n_v, net.state_size, slots))
+            shapes.append(RecurrentShape(net.n_channels, net.n_conv, net.n_v, net.state_size, slots))
         elif config.sliding[il]:
             shapes.append(LayerShape(config.n_head_kv, config.d_k, config.d_v, config.window))
         else:

@@ -50,23 +50,16 @@ class Llama(Model):
         c = self.config
         blk = f"blk.{il}."
         q_rows, k_rows, v_rows = c.n_head * c.d_k, c.n_head_kv * c.d_k, c.n_head_kv * c.d_v
-        head_norms = c.architecture in ("qwen3", "qwen3moe")
         return Layer(
             attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
             attn_q=self._matrix(blk + "attn_q.weight", q_rows, c.n_embd),
             attn_k=self._matrix(blk + "attn_k.weight", k_rows, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", v_rows, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=Heads(
-                c.n_head,
-                c.n_head_kv,
-                c.d_k,
-                c.d_v,
+            heads=self._heads(
+                blk,
+                normed=c.architecture in ("qwen3", "qwen3moe"),
                 neox=c.architecture != "llama",
-                scale=c.attention_scale,
-                eps=c.norm_eps,
-                q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k) if head_norms else None,
-                k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k) if head_norms else None,
                 biases=self._biases(blk, q_rows, k_rows, v_rows),
             ),
             attn_output_bias=self._optional(blk + "attn_output.bias", c.n_embd),

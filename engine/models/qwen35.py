@@ -21,7 +21,7 @@ from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
 from engine.models.mtp import MTP
-from engine.weights import Weight, load_weight, stacked
+from engine.weights import Weight, stacked
 
 
 @dataclass
@@ -88,36 +88,21 @@ class Qwen35(Model):
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=Heads(
-                c.n_head,
-                c.n_head_kv,
-                c.d_k,
-                c.d_v,
-                neox=True,
-                scale=c.attention_scale,
-                eps=c.norm_eps,
-                q_norm=self._vector(blk + "attn_q_norm.weight", c.d_k),
-                k_norm=self._vector(blk + "attn_k_norm.weight", c.d_k),
-                gated=True,
-            ),
+            heads=self._heads(blk, normed=True, gated=True),
         )
 
     def _recurrent(self, blk: str) -> Recurrent:
         c, net = self.config, self.config.delta_net
         assert net is not None
-        d_v, n_channels = net.n_v * net.state_size, (2 * net.n_k + net.n_v) * net.state_size
+        d_v = net.n_v * net.state_size
         return Recurrent(
-            attn_qkv=self._matrix(blk + "attn_qkv.weight", n_channels, c.n_embd),
+            attn_qkv=self._matrix(blk + "attn_qkv.weight", net.n_channels, c.n_embd),
             attn_gate=self._matrix(blk + "attn_gate.weight", d_v, c.n_embd),
             ssm_alpha_beta=self._alpha_beta(blk, net.n_v),
             ssm_out=self._matrix(blk + "ssm_out.weight", c.n_embd, d_v),
             net=DeltaNet(
-                net.n_k,
-                net.n_v,
-                net.state_size,
-                net.n_conv,
-                c.norm_eps,
-                conv1d=self._vector(blk + "ssm_conv1d.weight", n_channels, net.n_conv),
+                *(net.n_k, net.n_v, net.state_size, net.n_conv, c.norm_eps),
+                conv1d=self._vector(blk + "ssm_conv1d.weight", net.n_channels, net.n_conv),
                 a=self._vector(blk + "ssm_a", net.n_v),
                 dt=self._vector(blk + "ssm_dt.bias", net.n_v),
                 norm=self._vector(blk + "ssm_norm.weight", net.state_size),
@@ -125,9 +110,7 @@ class Qwen35(Model):
         )
 
     def _alpha_beta(self, blk: str, n_v: int) -> tuple[Weight, ...]:
-        names = [f"{blk}ssm_{name}.weight" for name in ("alpha", "beta")]
-        self._taken.update(names)
-        weights = [load_weight(self.gguf, name, n_v, self.config.n_embd) for name in names]
+        weights = [self._weight(f"{blk}ssm_{name}.weight", n_v, self.config.n_embd) for name in ("alpha", "beta")]
         if weights[0].format == weights[1].format:
             weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
         return tuple(self.ops.weight(weight) for weight in weights)

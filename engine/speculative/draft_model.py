@@ -45,7 +45,7 @@ class DraftModel:
     @property
     def cost(self) -> float:
         """Bytes that a drafted token reads."""
-        return float(self.llm.n_bytes)
+        return float(self.llm.n_bytes_read)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The target's sampler, for the tokens that both models know."""

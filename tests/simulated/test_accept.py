@@ -16,6 +16,7 @@ from engine.cuda import accept, sample
 from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
 from engine.cuda.simulator import run
 from engine.sampler import Sampler, SamplingParams
+from engine.speculative.params import MODES
 
 N_CTX = 40
 SLOTS = 4
@@ -130,7 +131,7 @@ def test_exact(rows: int) -> None:
         assert Step(found, drafts).check("exact", done=n + 2) == found[: n + 1]
 
 
-@pytest.mark.parametrize("mode", accept.MODES)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("word", [sample.NAN, sample.INFINITE, sample.BANNED])
 def test_rows_that_cannot_be_sampled(mode: str, word: int) -> None:
     """The first that is reached ends the step, and gives 0 to what runs next."""
