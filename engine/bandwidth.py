@@ -56,16 +56,14 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
     """Mean bytes of keys and values that tokens at positions ``first`` ... ``first + count - 1`` read in ``layers``,
-    each with arrays ``keys`` [n_head_kv, chunks, d_k, 64] and ``values`` [n_head_kv, chunks, 64, d_v] and a window, and of
-    states that recurrent layers read and write."""
+    and of states that recurrent layers read and write; layers that have no memory of their own are not counted."""
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:
         if isinstance(layer, RecurrentLayer):
             total += 2 * 4 * float(np.prod(layer.states.shape[1:]))
             continue
-        n_head_kv, _, d_k, _ = layer.keys.shape
-        position = n_head_kv * (d_k + layer.values.shape[3]) * layer.keys.dtype.itemsize
+        position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
         seen = np.minimum(visible, layer.window) if layer.window else visible
         total += position * float(seen.mean())
     return total

@@ -336,7 +336,13 @@ def _parser() -> argparse.ArgumentParser:
     add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens in the cache before (0)")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (5)")
     add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="threads of the CPU, 0: all cores (0)")
-    add("-ct", "--cache-type", choices=("f16", "f32"), default="f16", help="type of keys and values (f16)")
+    add(
+        "-ct",
+        "--cache-type",
+        choices=("f32", "f16", "q8_0", "q4_0"),
+        default="f16",
+        help="type of keys and values (f16)",
+    )
     add("-dev", "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 and so on (auto)")
     add("--no-warmup", action="store_true", help="no run before those that count")
     add("-o", "--output", choices=tuple(_OUTPUTS), default="md", help="form of the results (md)")

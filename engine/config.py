@@ -13,7 +13,10 @@ from engine.errors import ModelError
 from engine.gguf import GGUF
 from engine.gguf_header import shown
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "gemma4")
+
+ASSISTANT = "gemma4-assistant"
+"""What drafts for a gemma4 model, and cannot run alone."""
 
 MAX_DIMENSION = 1 << 20
 MAX_LAYERS = 1024
@@ -62,7 +65,12 @@ class ModelConfig:
     """What the forward pass needs to know.  Sizes are counts of elements; ``sliding[il]`` says whether layer il sees
     only ``window`` positions, ``recurrent[il]`` whether it is a delta net; ``rope_sliding`` is the rotation of sliding
     layers. ``n_mtp``: layers behind the n_layer of the trunk that draft tokens (multi-token prediction), of the
-    ``n_mtp_in_file``."""
+    ``n_mtp_in_file``.
+
+    gemma4: sliding layers have ``n_head_kv_sliding`` heads of keys of ``d_sliding`` elements (0: as the others); layers from
+    ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of ``n_ff_tail``; ``n_per_layer``: width
+    of per-layer embeddings (0: none).  ``n_embd_out``: of an assistant, the width of the model that it drafts for.
+    """
 
     architecture: str
     name: str
@@ -88,16 +96,40 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     n_mtp: int = 0
     n_mtp_in_file: int = 0
+    n_head_kv_sliding: int = 0
+    d_sliding: int = 0
+    n_kv_layer: int = 0
+    n_ff_tail: int = 0
+    n_per_layer: int = 0
+    n_embd_out: int = 0
+
+    def heads(self, il: int) -> tuple[int, int, int]:
+        """(n_head_kv, d_k, d_v) of layer il."""
+        if il < self.n_layer and self.sliding[il] and self.d_sliding:
+            return self.n_head_kv_sliding, self.d_sliding, self.d_sliding
+        return self.n_head_kv, self.d_k, self.d_v
+
+    def memory(self, il: int) -> int:
+        """The layer whose keys and values layer il reads: its own, or those of the last layer of its kind that has some."""
+        if il < self.n_kv_layer or il >= self.n_layer:
+            return il
+        return self.n_kv_layer - (2 if self.sliding[il] else 1)
 
 
 def read_config(gguf: GGUF) -> ModelConfig:
     """The configuration of a file; ModelError for an architecture this engine cannot run, GGUFError for bad values."""
     architecture = gguf.require("general.architecture", "str")
+    if architecture == ASSISTANT:
+        raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"{gguf.path}: architecture {shown(architecture)!r} is not supported; "
             f"this engine runs {', '.join(ARCHITECTURES)}."
         )
+    if architecture == "gemma4":
+        from engine.gemma4_config import read_gemma4
+
+        return read_gemma4(gguf, architecture)
     a = architecture
     mixture, hybrid = a in ("qwen3moe", "qwen35moe"), a in ("qwen35", "qwen35moe")
     n_expert = gguf.get(f"{a}.expert_count", "int", 0, 0, MAX_DIMENSION)
@@ -155,6 +187,7 @@ def read_config(gguf: GGUF) -> ModelConfig:
         experts=_read_experts(gguf, a) if mixture else None,
         n_mtp=n_mtp if f"blk.{n_layer}.nextn.eh_proj.weight" in gguf.tensors else 0,
         n_mtp_in_file=n_mtp,
+        n_kv_layer=n_layer,
     )
 
 

@@ -155,7 +155,10 @@ def parser() -> Parser:
     add = top.add_argument_group("model").add_argument
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
-    add("--cache-type", choices=("f16", "f32"), metavar="TYPE", default="f16", help="the key-value cache, f16 or f32")
+    types: dict[str, Any] = {"choices": ("f32", "f16", "q8_0", "q4_0"), "metavar": "TYPE"}
+    add("--cache-type", **types, default="f16", help="the key-value cache: f32, f16, q8_0 or q4_0")
+    add("-ctk", "--cache-type-k", **types, help="the same for keys alone")
+    add("-ctv", "--cache-type-v", **types, help="the same for values alone")
     add("-cram", "--cache-ram", **n, default=-1, help=CACHE_RAM)
     add("-t", "--threads", **n, default=0, help="CPU threads; 0 = every core")
     add("-dev", "--device", metavar="NAME", default="auto", help=DEVICE)

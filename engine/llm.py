@@ -359,8 +359,8 @@ class LLM:
         ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
         bias = dict(logit_bias or {})
-        if ignore_eos:
-            bias |= dict.fromkeys(self.tokenizer.eog_ids, float("-inf"))
+        never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if ignore_eos else frozenset())
+        bias |= dict.fromkeys(never, float("-inf"))
         given = locals() | {"logit_bias": bias}
         params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
         if max_tokens < -1:

@@ -6,23 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import catalog
-from engine.config import ModelConfig, read_config
+from engine.cache.types import BLOCK, Types
+from engine.cache.types import cache_type as find_cache_type
+from engine.config import ASSISTANT, ModelConfig, read_config
 from engine.devices import open_device
-from engine.errors import ContextError, UsageError
+from engine.errors import ContextError, ModelError, UsageError
+from engine.gemma4_config import read_gemma4
 from engine.gguf import GGUF, read_gguf
 from engine.llm import LLM, Progress
 from engine.memory import available_memory
 from engine.models import build, without_mtp
+from engine.models.assistant import Assistant
 from engine.models.base import layer_shapes, slot_bytes
-from engine.speculative.draft_model import DraftModel
+from engine.speculative.assistant import AssistantDraft
+from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS
 from engine.tokenizer import Tokenizer
 
 SNAPSHOT_BYTES = 2 << 30
 """Most host memory for snapshots of recurrent models, unless something else is asked for."""
-
-CACHE_TYPES = {"f16": 2, "f32": 4}
-"""Bytes per element of the key-value cache."""
 
 
 def load(
@@ -32,6 +34,8 @@ def load(
     n_ctx: int = 0,
     n_threads: int = 0,
     cache_type: str = "f16",
+    cache_type_k: str | None = None,
+    cache_type_v: str | None = None,
     check_tensors: bool = False,
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
@@ -48,9 +52,11 @@ def load(
         the same, bit for bit.
     n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
     n_threads: 0: all cores.  The answer does not depend on it.
-    cache_type: element type of the key-value cache, "f16" or "f32".
+    cache_type: element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".  cache_type_k, cache_type_v: of keys
+        and of values, where they differ.
     check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
-    draft_model: a smaller model with the same vocabulary that drafts for this one, named in the same ways.
+    draft_model: a smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant),
+        named in the same ways.
     device_draft: where it runs; None: where the model does.
     mtp: whether a model that brings a layer for drafting (multi-token prediction) uses it; a draft model comes before it.
     draft_max: recurrent models keep a state for every token that may be taken back: for so many drafts of a pass, as far as
@@ -62,17 +68,18 @@ def load(
     Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
     this engine cannot run, FetchError, ContextError, UsageError.
     """
-    if cache_type not in CACHE_TYPES:
-        raise UsageError(f"cache type {cache_type!r} is unknown; use {' or '.join(CACHE_TYPES)}.")
+    types = Types(find_cache_type(cache_type_k or cache_type), find_cache_type(cache_type_v or cache_type))
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
     if not 0 <= draft_max <= MOST_DRAFTS:
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
-    options = _Options(cache_type, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes)
+    options = _Options(types, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes)
     llm = _load(path_or_name, open_device(device, n_threads), n_ctx, options, progress)
-    if draft_model is not None:
+    if draft_model is not None and is_assistant(draft_model, progress):
+        llm.draft = _assistant(draft_model, llm, open_device(device_draft or device, n_threads, llm.model.ops), options)
+    elif draft_model is not None:
         # On one GPU both models share what is open of it, so that drafts need not leave it.
         ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
         draft = _load(draft_model, ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
@@ -80,11 +87,37 @@ def load(
     return llm
 
 
+def is_assistant(path_or_name: str | os.PathLike[str], progress: Progress | None = None) -> bool:
+    """Whether a model can only draft, for the model whose outputs, keys and values it reads."""
+    gguf = read_gguf(catalog.resolve(path_or_name, progress))
+    return gguf.metadata.get("general.architecture") == ASSISTANT
+
+
+def _assistant(path_or_name: str | os.PathLike[str], llm: LLM, ops: Any, options: "_Options") -> AssistantDraft:
+    """The assistant of a model as its draft source, on the device of ``ops``."""
+    gguf = read_gguf(catalog.resolve(path_or_name), check_tensors=options.check_tensors)
+    target = llm.model
+    if ops.name != target.ops.name:
+        raise UsageError(
+            f"{gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: leave out "
+            "--device-draft."
+        )
+    if ops.name == "cpu" or ops.device is target.ops.device:
+        ops = target.ops
+    else:
+        ops.device.reach(target.ops.device)
+    target.mtp = Assistant(read_gemma4(gguf, ASSISTANT), gguf, ops, target)
+    if "tokenizer.ggml.tokens" in gguf.metadata:
+        check_tokens(gguf.path, gguf.require("tokenizer.ggml.tokens", "str[]"), llm)
+    ops.loaded()
+    return AssistantDraft(llm)
+
+
 @dataclass(frozen=True)
 class _Options:
     """What :func:`load` was asked for beside the model and its place."""
 
-    cache_type: str
+    types: Types
     check_tensors: bool
     mtp: bool
     draft_max: int
@@ -100,17 +133,31 @@ def _load(
     if not options.mtp:
         config = without_mtp(config)
     notes: list[str] = []
-    slots = _slots(config, options.draft_max, ops, gguf.n_bytes, notes)
-    n_ctx = _context(config, n_ctx, CACHE_TYPES[options.cache_type], slots, ops, gguf.n_bytes)
+    # Per-layer embeddings stay in host memory.
+    n_bytes = gguf.n_bytes - sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
+    slots = _slots(config, options.draft_max, ops, n_bytes, notes)
+    _check_types(config, options.types, gguf)
+    n_ctx = _context(config, n_ctx, options.types, slots, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     _read_ahead(gguf, progress)
-    model = build(config, gguf, ops, n_ctx, options.cache_type == "f16", slots)
+    model = build(config, gguf, ops, n_ctx, options.types, slots)
     ops.loaded()
     budget = options.snapshot_bytes
     if budget is None:
         # A snapshot is of no use where it makes the system swap.
         budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
     return LLM(gguf, tokenizer, model, time.perf_counter() - started, notes, budget)
+
+
+def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
+    """ModelError where heads cannot be cut into the blocks of a quantized type."""
+    widths = {d for il in range(config.n_kv_layer) if not config.recurrent[il] for d in config.heads(il)[1:]}
+    for kind in (types.k, types.v):
+        if kind.quantized and any(d % BLOCK for d in widths):
+            raise ModelError(
+                f"{gguf.path}: heads of {max(d for d in widths if d % BLOCK)} elements do not fit into blocks of {BLOCK}, as "
+                f"cache type {kind.name} has them; use f16."
+            )
 
 
 def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: list[str]) -> int:
@@ -134,13 +181,13 @@ def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: l
     return min(int(slots), wanted)
 
 
-def _context(config: ModelConfig, n_ctx: int, element: int, slots: int, ops: Any, weights: int) -> int:
+def _context(config: ModelConfig, n_ctx: int, types: Types, slots: int, ops: Any, weights: int) -> int:
     """The number of positions to make room for; ContextError if they cannot fit into the device's memory."""
     if n_ctx < 0:
         raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
 
     def size(positions: int) -> int:
-        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), element) for s in layer_shapes(config, slots))
+        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), types) for s in layer_shapes(config, slots))
         return int(cache + ops.scratch_bytes(config.n_head, config.d_v, positions))
 
     free = ops.free_memory(weights)

@@ -13,13 +13,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from engine.cache.kv import CHUNK, KVCache, LayerCache
+from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
-from engine.cpu.attention import attend_chunk
+from engine.cache.types import CHUNK
 from engine.cuda.backend import Attended, Deferred, Launch
-from engine.cuda.repack import TILE, repack_rows
+from engine.layout import (
+    activations,
+    chunk_of,
+    chunk_parts,
+    int8_queries,
+    kept_rows,
+    moved_ring,
+    moved_rings,
+    same_weights,
+    stored,
+)
 from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.weights import Weight
@@ -48,6 +57,10 @@ class Pair:
 
     def __getitem__(self, rows: slice) -> "Pair":
         return replace(self, cpu=self.cpu[rows], gpu=self.gpu[rows])
+
+    def reshape(self, *shape: int) -> "Pair":
+        """The same elements under another shape."""
+        return replace(self, cpu=self.cpu.reshape(shape), gpu=self.gpu.reshape(*shape))
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,30 @@ def _cpu_side(pair: Pair) -> Any:
     return pair.cpu.copy() if pair.computed else pair.cpu
 
 
+@dataclass(frozen=True)
+class Attention:
+    """What an operation that attends is given: the cache, ``last``, the position up to which each row sees it, and how far
+    back; ``stores``: it appends keys and values at these positions."""
+
+    heads: Any
+    q: Any
+    cache: Any
+    last: Any
+    window: int
+    stores: bool
+
+    @classmethod
+    def of(cls, name: str, args: Sequence[Any]) -> "Attention | None":
+        """The arguments of ``attention`` or ``attend_past``; None for other operations."""
+        if name == "attention":
+            heads, q, _, _, cache, last, _ = args
+            return cls(heads, q, cache, last, cache.window, True)
+        if name == "attend_past":
+            heads, q, cache, _, last, _, window = args
+            return cls(heads, q, cache, last, window, False)
+        return None
+
+
 # --- operations on both ----------------------------------------------------------------------------------------
 
 
@@ -216,7 +253,7 @@ class Lockstep:
         given = take(args, lambda pair: pair.gpu)
         plan = self._record(name, given)
         results, _ = plan.result
-        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and name != "attention")
+        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not Attention.of(name, args))
         compared: list[Check] = []
         for launch, checks in self._run(name, args, given, plan, expected, queries):
             kernel = launch.kernel
@@ -229,24 +266,31 @@ class Lockstep:
         if returned is None:
             return None
         pairs = [
-            Pair(c, g, computed=True, parts=self._parts(args, g, compared))
+            Pair(c, g, computed=True, parts=self._parts(name, args, g, compared))
             for c, g in zip(expected, results, strict=True)
         ]
         return pairs if isinstance(returned, list) else pairs[0]
 
-    def _parts(self, args: Sequence[Any], result: Any, compared: Sequence[Check]) -> tuple[tuple[str, Pair], ...]:
+    def _parts(
+        self, name: str, args: Sequence[Any], result: Any, compared: Sequence[Check]
+    ) -> tuple[tuple[str, Pair], ...]:
         """The inputs of a result that the GPU computes where it is used."""
         if not isinstance(result, Deferred):
             return ()
-        if not isinstance(result, Attended):
+        given = Attention.of(name, args)
+        if not isinstance(result, Attended) or given is None:
             inputs = (a for a in args if isinstance(a, Pair))
             return tuple(zip(("first", "second", "gate"), inputs, strict=False))
         # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
         mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
         padded = np.zeros((*sums.shape[:3], result.second.size // (mass.size // 2)), f32)
         padded[..., : sums.shape[3]] = sums
-        parts = (("first", Pair(mass, result.first)), ("second", Pair(padded, result.second)), ("positions", args[5]))
-        return (*parts, ("gate", args[1])) if args[0].gated else parts
+        parts = (
+            ("first", Pair(mass, result.first)),
+            ("second", Pair(padded, result.second)),
+            ("positions", given.last),
+        )
+        return (*parts, ("gate", given.q)) if given.heads.gated else parts
 
     def _record(self, name: str, given: Sequence[Any]) -> Any:
         """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
@@ -268,7 +312,7 @@ class Lockstep:
         queries: list[np.ndarray],
     ) -> Iterator[tuple[Launch, list[Check]]]:
         """Start the launches one by one; after each, what it wrote beside what it should have written."""
-        gpu = self._gpu.ops
+        gpu, attended = self._gpu.ops, Attention.of(name, args)
         arrays = {tensor.address: array for tensor, array in zip(plan.result[1], expected, strict=True)}
         # What lies at the address of a result may first have been something else.
         last = {out.address: i for i, launch in enumerate(plan.launches) for out in launch.outputs}
@@ -284,8 +328,8 @@ class Lockstep:
             elif name in ("delta_net", "keep_rows"):
                 checks = self._kept(name, args)
             elif any(out.address not in results for out in launch.outputs):
-                if name == "attention":
-                    checks = self._inside_attention(args, given, launch, queries[0])
+                if attended:
+                    checks = self._inside_attention(attended, given, launch, queries[0])
                 elif name.startswith("matmul"):
                     x = args[1 if name == "matmul_add" else 0].cpu
                     if len(launch.outputs) == 3:
@@ -312,15 +356,25 @@ class Lockstep:
         return [Check(what, a, b) for what, a, b in pairs]
 
     def _inside_attention(
-        self, args: Sequence[Any], given: Sequence[Any], launch: Launch, queries: np.ndarray
+        self, attended: Attention, given: Sequence[Any], launch: Launch, queries: np.ndarray
     ) -> list[Check]:
         """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
         gpu, outputs = self._gpu.ops, launch.outputs
-        heads, cache, positions = args[0], args[4], args[5].cpu
-        if launch.kernel.kernel.name.startswith("rope"):
-            query = Check("rotated query", queries, gpu.download(outputs[0]))
-            return [query, *self._appended(cache, positions, given[4], launch)]
-        rows, d_v = positions.size, cache.values.cpu.shape[3]
+        heads, cache, positions = attended.heads, attended.cache, attended.last.cpu
+        integers, scales = np.empty((*queries.shape[:2], 0), np.int8), np.empty((*queries.shape[:2], 0), f32)
+        if cache.k_type.quantized:
+            integers, scales = int8_queries(self._cpu.ops, queries, heads.scale)
+        if launch.kernel.kernel.name == "rope":
+            checks = [("rotated query", queries)]
+            if cache.k_type.quantized:
+                checks = [("rotated query as int8", integers), ("its scales", scales)]
+            found = [gpu.download(out) for out in outputs]
+            query = [
+                Check(what, mine, np.ascontiguousarray(theirs).view(mine.dtype).reshape(mine.shape))
+                for (what, mine), theirs in zip(checks, found, strict=False)
+            ]
+            return [*query, *self._appended(cache, positions, given[4], launch)] if attended.stores else query
+        rows, d_v = positions.size, cache.d_v
         slots = outputs[0].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
         if [out.size for out in outputs] != [2 * rows * heads.n_head * slots, rows * heads.n_head * slots * padded]:
@@ -328,8 +382,9 @@ class Lockstep:
         mass = np.zeros((rows, heads.n_head, slots, 2), f32)
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
-        mirror = cache.keys.cpu, cache.values.cpu, positions, f32(heads.scale), cache.window, cache.half
-        chunk_parts(queries, *mirror, mass, sums, seen[:, 0, :, 0])
+        rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1) for ring in (cache.keys, cache.values))
+        mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
+        chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(outputs[0]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
         parts = gpu.download(outputs[1]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
@@ -340,24 +395,24 @@ class Lockstep:
 
     def _appended(self, cache: Any, positions: np.ndarray, device_cache: LayerCache, launch: Launch) -> list[Check]:
         """What a kernel of rotation has put into the cache, and leaves for attention."""
-        gpu, place = self._gpu.ops, positions // CHUNK
+        gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
         appended, checks = [], []
-        for what, tensor, mine in (
-            ("stored key", device_cache.keys, cache.keys.cpu),
-            ("stored value", device_cache.values, cache.values.cpu),
+        for what, tensor, mine, kind, by_position in (
+            ("stored key", device_cache.keys, cache.keys.cpu, cache.k_type, False),
+            ("stored value", device_cache.values, cache.values.cpu, cache.v_type, True),
         ):
             theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
             for i in np.unique(place):
-                theirs[:, place == i] = _chunk(gpu, tensor, int(i))[:, None]
-            lanes, rows = positions % CHUNK, np.arange(positions.size)
-            both = (mine[:, place % mine.shape[1]], theirs)
-            picked = [a[:, rows, :, lanes] if what == "stored key" else a[:, rows, lanes].swapaxes(0, 1) for a in both]
+                theirs[:, place == i] = chunk_of(gpu, tensor, int(i))[:, None]
+            both = ((mine, place % mine.shape[1]), (theirs, np.arange(positions.size)))
+            picked = [stored(ring, kind, by_position, chunk, lanes) for ring, chunk in both]
             appended.append(_bits(picked[0]).astype(np.uint32))
-            if device_cache.half:
+            if kind.bits == 16:
                 picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
             checks.append(Check(what, *picked))
         words = np.concatenate(appended, axis=2)
-        checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
+        if launch.outputs and launch.outputs[-1].shape == words.shape:
+            checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
         return checks
 
     def _kept(self, name: str, args: Sequence[Any]) -> list[Check]:
@@ -365,7 +420,7 @@ class Lockstep:
         positions = args[-1].cpu
         rings = [("row", args[0])] if name == "keep_rows" else [("input", args[3].conv), ("state", args[3].states)]
         return [
-            Check(f"kept {what}", *_by_position(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
+            Check(f"kept {what}", *kept_rows(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
             for what, ring in rings
         ]
 
@@ -382,7 +437,8 @@ class Lockstep:
                     f"the weights {pair.cpu.name} in device memory are not those of the file: "
                     "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
                 )
-        end = int(args[5].cpu.max()) + 1 if name == "attention" else 0
+        attended = Attention.of(name, args)
+        end = int(attended.last.cpu.max()) + 1 if attended else 0
 
         def fresh(value: Any) -> Any:
             """The CPU's value, in new device memory."""
@@ -390,13 +446,13 @@ class Lockstep:
                 # By position, so what the operation began with is still there.
                 first = int(args[4].cpu[0])
                 needed = ((value.conv, args[0].n_conv - 1), (value.states, 1))
-                return RecurrentLayer(*(gpu.upload(_moved(ring.cpu, ring.gpu.shape, first, n)) for ring, n in needed))
-            if isinstance(value, LayerCache):
-                keys, values = value.keys, value.values
-                rings = (
-                    _ring(pair.cpu, pair.gpu.shape, end, by_lane) for pair, by_lane in ((keys, True), (values, False))
+                return RecurrentLayer(
+                    *(gpu.upload(moved_ring(ring.cpu, ring.gpu.shape, first, n)) for ring, n in needed)
                 )
-                return replace(value, **dict(zip(("keys", "values"), map(gpu.upload, rings), strict=True)))
+            if isinstance(value, LayerCache):
+                chunks, both = value.keys.gpu.shape[1], {"keys": value.keys.cpu, "values": value.values.cpu}
+                moved = moved_rings(replace(value, **both), chunks, end)
+                return replace(moved, keys=gpu.upload(moved.keys), values=gpu.upload(moved.values))
             if isinstance(value, Pair):
                 if isinstance(value.cpu, Weight):
                     return value.gpu
@@ -417,124 +473,3 @@ class Lockstep:
             "given the CPU's inputs in fresh memory the same kernel is right: something has overwritten its inputs, or its "
             "result changes from run to run."
         )
-
-
-# --- how the GPU lays things out -------------------------------------------------------------------------------
-
-
-def activations(
-    unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the kernels of ``engine/cuda/quantize.py`` leave, row by row: q int8 [rows, columns], scales float32
-    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each."""
-    tiles, units = -(-rows // 8), columns // unit
-    scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
-    q = q.view(np.int8)
-    totals: np.ndarray
-    if unit == 256:
-        # tile, unit, v, column, i, h, k, byte: position 64 v + 32 h + 16 k + 4 i + byte
-        q = q.reshape(tiles, units, 4, 8, 4, 2, 2, 4).transpose(0, 3, 1, 2, 5, 6, 4, 7)
-        totals = sums.view(np.int16).reshape(tiles, units, 8, 24).transpose(0, 2, 1, 3)
-    else:
-        # tile, unit, column, i, k, byte: position 16 k + 4 i + byte
-        q = q.reshape(tiles, units, 8, 4, 2, 4).transpose(0, 2, 1, 4, 3, 5)
-        totals = sums.view(np.int32).reshape(tiles, units, 8, 1).transpose(0, 2, 1, 3)
-
-    def by_row(array: np.ndarray) -> np.ndarray:
-        return array.reshape(tiles * 8, -1)[:rows]
-
-    return by_row(q), by_row(scales), by_row(totals)
-
-
-@njit(cache=True, error_model="numpy")
-def chunk_parts(q, keys, values, positions, scale, window, half, mass, sums, seen):  # type: ignore[no-untyped-def]
-    """``engine/cpu/attention.py`` without the joining of chunks: for each chunk that a row sees, counted from the first,
-    maximum and sum in mass [rows, n_head, slots, 2], weighted values in sums [rows, n_head, slots, d_v], and seen
-    [rows, slots]."""
-    rows, n_head, d_k = q.shape
-    chunks = keys.shape[1]
-    group = n_head // keys.shape[0]
-    p = np.empty(CHUNK, np.float32)
-    scaled = np.empty(d_k, np.float32)
-    for t in range(rows):
-        position = positions[t]
-        low = max(0, position - window + 1) if window > 0 else 0
-        for chunk in range(low // CHUNK, position // CHUNK + 1):
-            slot = chunk - low // CHUNK
-            seen[t, slot] = True
-            first = max(0, low - chunk * CHUNK)
-            last = min(CHUNK, position - chunk * CHUNK + 1)
-            for h in range(n_head):
-                for i in range(d_k):
-                    scaled[i] = q[t, h, i] * scale
-                ring, c = h // group, chunk % chunks
-                mass[t, h, slot] = attend_chunk(
-                    scaled, keys[ring, c], values[ring, c], first, last, half, p, sums[t, h, slot]
-                )
-
-
-def _chunk(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
-    """The chunk of absolute number ``chunk`` of every head: [n_head_kv, ...]."""
-    n_head_kv, chunks, *inside = ring.shape
-    flat = ring.reshape(n_head_kv * chunks, *inside)
-    at = [h * chunks + chunk % chunks for h in range(n_head_kv)]
-    return np.concatenate([gpu.download(flat[i : i + 1]) for i in at])
-
-
-def _ring(array: np.ndarray, shape: tuple[int, ...], end: int, by_lane: bool) -> np.ndarray:
-    """The positions before ``end`` that a ring holds, in a ring of another length; ``by_lane``: keys, else values."""
-    out = np.zeros(shape, array.dtype)
-    kept = min(array.shape[1], shape[1]) * CHUNK
-    at = np.arange(max(0, end - kept), end)
-    source, target, lane = at // CHUNK % array.shape[1], at // CHUNK % shape[1], at % CHUNK
-    if by_lane:
-        out[:, target, :, lane] = array[:, source, :, lane]
-    else:
-        out[:, target, lane] = array[:, source, lane]
-    return out
-
-
-def _by_position(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """What two rings by position hold of positions first .. first + count - 1, as far as both still do."""
-    end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
-    kept = range(max(0, end - min(count, *lengths)), end)
-    rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
-    return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
-
-
-def _moved(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -> np.ndarray:
-    """The last ``count`` positions before ``end`` of a ring, in a ring of another length."""
-    out = np.zeros(shape, ring.dtype)
-    for p in range(max(0, end - count), end):
-        out[p % shape[0]] = ring[p % ring.shape[0]]
-    return out
-
-
-def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
-    """What recurrent layers, and the layer that drafts, know after ``length`` tokens: names and arrays."""
-    for what, ring, back in model.rings():
-        n = int(ring.shape[0])
-        for p in range(max(0, length - back), length):
-            yield f"{what}, position {p}", ops.download(ring[p % n : p % n + 1])[0]
-
-
-def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a pass after position ``length`` - 1 can see of a layer's NumPy rings, whatever their length: keys
-    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v]."""
-    first = max(0, length - layer.window) if layer.window else 0
-    at = np.arange(first, length)
-    place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
-    return layer.keys[:, place, :, lane], layer.values[:, place, lane].swapaxes(0, 1)
-
-
-def same_weights(gpu: Any, pair: Pair) -> bool:
-    """Whether a matrix in device memory has the bytes of the file's."""
-    entry, data, memory = pair.cpu.format, pair.cpu.data, pair.gpu.memory
-    read = gpu.device.read
-    step = TILE * max(1, (16 << 20) // (TILE * data.shape[1]))
-    for row in range(0, data.shape[0], step):
-        part = data[row : row + step]
-        law = repack_rows(entry, part) if entry.quantized else part
-        if not np.array_equal(read(memory.address + row * data.shape[1], law.shape, np.uint8), law):
-            return False
-    return True

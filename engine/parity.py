@@ -12,7 +12,7 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def parser() -> Parser:
     add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")
     add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="context, 0: as much as is needed")
-    add("-ct", "--cache-type", choices=("f16", "f32"), default="f16", help="type of keys and values")
+    add("-ct", "--cache-type", choices=("f32", "f16", "q8_0", "q4_0"), default="f16", help="type of keys and values")
     add("-s", "--seed", type=whole, default=0, metavar="N", help="of the prompt's tokens and of sampling")
     add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
     add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")
@@ -185,9 +185,9 @@ class Comparison:
                 raise Difference(None, check, "Compare with fewer tokens (-p) to find the pass that stored it.")
 
     def _cache_checks(self) -> "Iterator[Check]":
-        from engine.cache.kv import LayerCache
         from engine.cache.recurrent import RecurrentLayer
-        from engine.lockstep import Check, cached, remembered
+        from engine.layout import cached, remembered
+        from engine.lockstep import Check
 
         download = self.gpu.model.ops.download
         both = (remembered(llm.model.ops, llm.model, self.gpu.cache.length) for llm in (self.cpu, self.gpu))
@@ -196,7 +196,7 @@ class Comparison:
         for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
             if isinstance(a, RecurrentLayer):
                 continue
-            rings = (a, LayerCache(download(b.keys), download(b.values), b.window, b.half))
+            rings = (a, replace(b, keys=download(b.keys), values=download(b.values)))
             arrays = [cached(ring, self.gpu.cache.length) for ring in rings]
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
@@ -333,7 +333,8 @@ class Comparison:
             )
 
     def _no_end(self) -> dict[int, float]:
-        return dict.fromkeys(self.cpu.tokenizer.eog_ids, float("-inf"))
+        tokenizer = self.cpu.tokenizer
+        return dict.fromkeys(tokenizer.eog_ids | tokenizer.suppressed_ids, float("-inf"))
 
     def _reset(self) -> None:
         self.cpu.reset()

@@ -27,7 +27,12 @@ STAGES = {
     "prompt": ("reading the prompt", "tokens"),
 }
 
-SOURCES = {"model": "the draft model", "mtp": "the model's own layer", "lookup": "lookup"}
+SOURCES = {
+    "model": "the draft model",
+    "mtp": "the model's own layer",
+    "assistant": "the assistant",
+    "lookup": "lookup",
+}
 
 PLAIN_SECONDS = 2.0
 """Without a terminal, a stage that takes longer than this says how far it is, this often."""
@@ -193,6 +198,9 @@ class Report:
             self.line(
                 f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
             )
+        elif llm.draft is not None and llm.draft.name == "assistant":
+            where = "" if llm.draft.ops is llm.model.ops else f", on {device_label(llm.draft.ops)}"
+            self.line(f"drafts by an assistant (gemma4-assistant), which reads {_bytes(int(llm.draft.cost))}{where}")
         elif llm.draft is not None:
             draft = llm.draft.llm
             where = "" if draft.model.ops.name == llm.model.ops.name else f", {device_label(draft.model.ops)}"

@@ -101,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
             n_ctx=args.ctx_size,
             n_threads=max(args.threads, 0),
             cache_type=args.cache_type,
+            cache_type_k=args.cache_type_k,
+            cache_type_v=args.cache_type_v,
             draft_model=catalog.resolve(args.draft_model, report.progress) if drafts else None,
             device_draft=args.device_draft or None,
             mtp=not (args.no_mtp or args.no_spec),

@@ -28,7 +28,7 @@ from gguf import GGMLQuantizationType as T
 from engine.config import DeltaNetConfig
 from engine.errors import EngineError, UsageError
 from engine.quants import FORMATS
-from engine.shapes import N_VOCAB_TINY, Shape, parse_shape, quants, shapes, tensor_type
+from engine.shapes import N_VOCAB_TINY, Gemma4Shape, Shape, parse_shape, quants, shapes, tensor_type
 
 # --- blocks: random bits with a scale that gives the variance asked for ----------------------------------------
 
@@ -119,8 +119,11 @@ def _prime_above(n: int) -> int:
 
 
 def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
-    """float32 [n]: a norm, a bias, the decay of a delta net, or the RoPE factors of Llama 3 (its model card's formula)."""
+    """float32 [n]: a norm, a bias, a scale, the decay of a delta net, or the RoPE factors of gemma4 or of Llama 3 (its model
+    card's formula)."""
     bits = _random(seed, name)
+    if shape.gemma4 and name == "rope_freqs.weight":
+        return proportional_rope(n)
     if name == "rope_freqs.weight":
         low, high = 1.0, 4.0
         turns = shape.rope_n_ctx * shape.rope_base ** (-2.0 * np.arange(n) / shape.head_dim) / (2 * math.pi)
@@ -137,8 +140,20 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
         return _uniform(bits, n) * np.float32(0.1)
     if name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix of one row
         return _uniform(bits, n) * np.float32(n**-0.5)
+    if name.endswith("exps.scale"):
+        return _between(bits, n, 0.5, 2.0)
     centre = 3.0 if name.endswith(("output_norm.weight", "shared_head_norm.weight")) else 1.0  # before logits
+    if shape.gemma4 and name.endswith("attn_q_norm.weight"):
+        centre = n**-0.5  # scores have no other scale
+    elif name.endswith("ffn_gate_inp.scale"):
+        centre = n**0.5  # of a router's input, whose elements have the variance 1 / n
     return np.float32(centre) * (1 + _uniform(bits, n) * np.float32(0.1))
+
+
+def proportional_rope(n: int) -> np.ndarray:
+    """float32 [n]: what the frequencies of gemma4's global heads of 2 n elements are divided by, so that only the first
+    quarter of the pairs is rotated."""
+    return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
 
 
 def _between(bits: np.random.PCG64, n: int, low: float, high: float) -> np.ndarray:
@@ -185,10 +200,13 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_block)
-    if shape.n_ff:
-        writer.add_feed_forward_length(shape.n_ff)
+    if shape.gemma4:
+        add_gemma4(writer, shape.gemma4, shape.n_layer, shape.n_head_kv, shape.n_ff)
+    else:
+        writer.add_head_count_kv(shape.n_head_kv)
+        if shape.n_ff:
+            writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.eps)
@@ -197,6 +215,8 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_vocab_size(shape.n_vocab)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.architecture == "gemma4":
+        writer.add_final_logit_softcapping(30.0)
     if shape.experts:
         writer.add_expert_count(shape.experts.n_expert)
         writer.add_expert_used_count(shape.experts.n_used)
@@ -218,6 +238,25 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def add_gemma4(writer: gguf.GGUFWriter, gemma: Gemma4Shape, n_layer: int, n_head_kv: int, n_ff: int) -> None:
+    """The metadata of gemma4 or an assistant that is not written for every model, or in another way; arrays where layers
+    differ."""
+    sliding, widths = gemma.sliding(n_layer), gemma.widths(n_layer, n_ff)
+    heads = [gemma.n_head_kv_sliding if slides else n_head_kv for slides in sliding]
+    writer.add_head_count_kv(heads if len(set(heads)) > 1 else n_head_kv)
+    writer.add_feed_forward_length(widths if len(set(widths)) > 1 else n_ff)
+    writer.add_key_length_swa(gemma.head_dim_sliding)
+    writer.add_value_length_swa(gemma.head_dim_sliding)
+    writer.add_rope_dimension_count_swa(gemma.head_dim_sliding)
+    writer.add_rope_freq_base_swa(10000.0)
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_shared_kv_layers(gemma.n_shared)
+    writer.add_embedding_length_per_layer_input(gemma.n_per_layer)
+    if gemma.n_embd_out:
+        writer.add_embedding_length_out(gemma.n_embd_out)
+        writer.add_nextn_predict_layers(n_layer)
 
 
 def add_delta_net(writer: gguf.GGUFWriter, net: DeltaNetConfig, recurrent: Sequence[bool], n_rot: int) -> None:
@@ -282,7 +321,7 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
 
 
 def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[T, int], int], seed: int) -> None:
-    buffers: dict[tuple[T, int], memoryview] = {}
+    buffers: dict[tuple[T, int, int], memoryview] = {}
     with path.open("ab") as file:
         for tensor, size in shape.tensors():
             file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
@@ -292,12 +331,15 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
             bits = _random(seed, tensor)
             kind, columns = kinds[tensor], size[-1]
             width = FORMATS[kind].block_bytes
-            if (kind, columns) not in buffers:
+            # A row of this table is one vector for each layer, every one of which is scaled up by the root of its length.
+            per_layer = shape.gemma4.n_per_layer if shape.gemma4 and tensor == "per_layer_token_embd.weight" else 0
+            if (kind, columns, per_layer) not in buffers:
                 # A prime number of blocks, no fewer than rows: every row of a tensor starts at another block.
                 n = _prime_above(max(rows[kind, columns], _BUFFER // width, columns))
                 source = _random(seed, f"{kind.name} {columns}")
-                buffers[kind, columns] = random_blocks(kind, n, columns**-0.5, source).reshape(-1).data
-            buffer = buffers[kind, columns]
+                std = (per_layer or columns) ** -0.5
+                buffers[kind, columns, per_layer] = random_blocks(kind, n, std, source).reshape(-1).data
+            buffer = buffers[kind, columns, per_layer]
             at = int(bits.random_raw()) % (len(buffer) // width) * width
             left = math.prod(size[:-1]) * FORMATS[kind].row_bytes(columns)
             while left:
@@ -318,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.list or not args.shape:
         for name, shape in shapes().items():
-            print(f"{name:15} {shape.architecture:9} {shape.n_params / 1e6:8.1f} M parameters")
+            print(f"{name:25} {shape.architecture:17} {shape.n_params / 1e6:8.1f} M parameters")
         print("quantizations:", " ".join(quants()))
         return 0
     try:

@@ -22,14 +22,15 @@ class Tokenizer:
     """The tokenizer of one model.
 
     ``n_vocab`` token ids 0..n_vocab-1; ``bos_id`` and ``eos_id`` are None where the model has none. ``add_bos`` and
-    ``add_eos`` say whether :meth:`encode` puts them around a text. Generation ends at any id of ``eog_ids``.
+    ``add_eos`` say whether :meth:`encode` puts them around a text. Generation ends at any id of ``eog_ids`` and never
+    chooses one of ``suppressed_ids``.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.n_vocab = len(vocabulary.tokens)
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
-        self.eog_ids = vocabulary.eog_ids
+        self.eog_ids, self.suppressed_ids = vocabulary.eog_ids, vocabulary.suppressed_ids
         self.add_eos = vocabulary.add_eos
         self.add_bos = bool(vocabulary.add_bos)
         self._model: BPE | SPM

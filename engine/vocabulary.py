@@ -83,7 +83,8 @@ class Vocabulary:
     ``tokens[id]`` is the text as stored (in GPT-2's byte alphabet for model ``gpt2``), ``index`` its inverse and
     ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], model ``llama`` only) rank SentencePiece
     merges, ``merges`` ("left right", best first) those of BPE. ``bos_id`` … are None where the model has no such
-    token. Generation ends at any of ``eog_ids``. ``pre`` is the pre-tokenizer's name, "" where the file gives none.
+    token. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. ``pre`` is the pre-tokenizer's
+    name, "" where the file gives none.
     """
 
     path: Path
@@ -99,6 +100,7 @@ class Vocabulary:
     unk_id: int | None
     pad_id: int | None
     eog_ids: frozenset[int]
+    suppressed_ids: frozenset[int]
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool
@@ -134,14 +136,14 @@ class _Reader:
             raise self.refuse(key, "must be an array of strings")
         return value
 
-    def numbers(self, key: str, kinds: str, n: int) -> np.ndarray[Any, Any] | None:
+    def numbers(self, key: str, kinds: str, n: int | None = None) -> np.ndarray[Any, Any] | None:
         value = self.metadata.get(PREFIX + key)
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
             wanted = "integers" if kinds == "iu" else "numbers"
             raise self.refuse(key, f"must be an array of {wanted}")
-        if len(value) != n:
+        if n is not None and len(value) != n:
             raise self.refuse(key, f"has {len(value)} elements where {PREFIX}tokens has {n}")
         return value
 
@@ -183,6 +185,7 @@ class _Reader:
             unk_id=ids["unknown"],
             pad_id=ids["padding"],
             eog_ids=eog_ids,
+            suppressed_ids=self.suppressed(len(tokens)),
             add_bos=self.scalar("add_bos_token", bool, True if model == "llama" else None),
             add_eos=self.scalar("add_eos_token", bool, False),
             add_space_prefix=self.scalar("add_space_prefix", bool, model == "llama"),
@@ -234,6 +237,14 @@ class _Reader:
         if {"<|return|>", "<|call|>"} <= texts or (texts & {"<|call|>", "<|calls|>"} and "<|flush|>" in texts):
             eog.discard(index.get("<|end|>", -1))
         return frozenset(eog)
+
+    def suppressed(self, n: int) -> frozenset[int]:
+        """Tokens that a model is not made to choose, such as those that stand for parts of an image."""
+        values = self.numbers("suppress_tokens", "iu")
+        ids = frozenset() if values is None else frozenset(values.tolist())
+        if outside := [id for id in sorted(ids) if not 0 <= id < n]:
+            raise self.refuse("suppress_tokens", f"has {outside[0]}, outside the vocabulary of {n} tokens")
+        return ids
 
 
 def byte_value(text: str) -> int:

@@ -1,7 +1,7 @@
 """A weight matrix as the model sees it: packed rows and the format that explains them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -16,18 +16,35 @@ from engine.quants import FORMATS, Format, format_of
 class Weight:
     """Packed rows of one tensor.
 
-    ``data`` uint8 [rows, row bytes], usually a view of the mapped file; ``columns`` weights per row.
+    ``data`` uint8 [n, row bytes], usually a view of the mapped file; ``columns`` weights per row.  Where ``pitch`` is not 0,
+    only ``count`` rows of every ``pitch`` are meant, from row ``first`` on.
     """
 
     name: str
     format: Format
     columns: int
     data: np.ndarray
+    first: int = 0
+    count: int = 0
+    pitch: int = 0
 
     @property
     def rows(self) -> int:
         """Number of output values."""
-        return int(self.data.shape[0])
+        n = int(self.data.shape[0])
+        return n // self.pitch * self.count if self.pitch else n
+
+    def part(self, first: int, last: int) -> np.ndarray:
+        """Rows first .. last - 1: uint8 [.., row bytes], contiguous."""
+        if not self.pitch:
+            return self.data[first:last]
+        i = np.arange(first, min(last, self.rows))
+        return self.data[i // self.count * self.pitch + self.first + i % self.count]
+
+    def halves(self, pitch: int) -> "tuple[Weight, Weight]":
+        """The first and the second half of every ``pitch`` rows."""
+        n = pitch // 2
+        return replace(self, count=n, pitch=pitch), replace(self, first=n, count=n, pitch=pitch)
 
 
 def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) -> Weight:

@@ -78,6 +78,8 @@ class FakeDriver:
         return OK, next(self.addresses)
 
     def cuMemHostAlloc(self, n_bytes: int, flags: int) -> Any:
+        if n_bytes > self.room:
+            return Result.CUDA_ERROR_OUT_OF_MEMORY, 0
         self.pinned.append(ctypes.create_string_buffer(n_bytes))
         return OK, ctypes.addressof(self.pinned[-1])
 
@@ -91,4 +93,4 @@ class FakeDriver:
         return (OK,)
 
     cuDevicePrimaryCtxRelease = cuCtxPushCurrent = cuCtxPopCurrent = cuCtxSetCurrent = _nothing
-    cuStreamSynchronize = cuStreamDestroy = cuMemsetD8Async = cuMemFree = cuModuleUnload = _nothing
+    cuStreamSynchronize = cuStreamDestroy = cuMemsetD8Async = cuMemFree = cuModuleUnload = cuMemFreeHost = _nothing

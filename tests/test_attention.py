@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import F16, F32
 from engine.cpu.backend import Backend
 
 
@@ -29,7 +30,8 @@ def run(
 ) -> np.ndarray:
     """Append and attend batch by batch, as a forward pass does."""
     ops = Backend(threads)
-    cache = KVCache([LayerShape(k.shape[1], k.shape[2], v.shape[2], window)], len(k), max(batches), half, ops.zeros)
+    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
+    cache = KVCache([shape], len(k), max(batches), F16 if half else F32, ops.zeros)
     rows, first = [], 0
     for n in batches:
         positions = np.arange(first, first + n, dtype=np.int32)
@@ -88,7 +90,7 @@ def test_hidden_lanes_never_show(window: int, poison: float) -> None:
     ops = Backend()
     outputs = []
     for fill in (0.0, poison):
-        cache = KVCache([LayerShape(1, 64, 80, window)], 200, 100, False, ops.zeros)
+        cache = KVCache([LayerShape(1, 64, 80, window)], 200, 100, F32, ops.zeros)
         cache.layers[0].keys[:] = fill
         cache.layers[0].values[:] = fill
         positions = np.arange(100, dtype=np.int32)

@@ -20,6 +20,7 @@ import engine
 from engine import bandwidth, bench, synthetic
 from engine.bench import Result
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.cpu import bandwidth as memory
 from engine.gguf import read_gguf
 
@@ -65,14 +66,19 @@ def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
 
 
 @settings(deadline=None)
-@given(first=st.integers(0, 300), count=st.integers(1, 40), half=st.booleans(), window=st.sampled_from([0, 1, 32, 100]))
-def test_cache_read_per_token(first: int, count: int, half: bool, window: int) -> None:
-    cache = KVCache([LayerShape(2, 32, 48), LayerShape(1, 64, 64, window)], 512, 64, half, np.zeros)
-    element = 2 if half else 4
-    total = 0
+@given(
+    first=st.integers(0, 300),
+    count=st.integers(1, 40),
+    types=st.sampled_from([F16, F32, Types(CACHE_TYPES["q8_0"], CACHE_TYPES["q4_0"])]),
+    window=st.sampled_from([0, 1, 32, 100]),
+)
+def test_cache_read_per_token(first: int, count: int, types: Types, window: int) -> None:
+    cache = KVCache([LayerShape(2, 32, 96), LayerShape(1, 64, 64, window)], 512, 64, types, np.zeros)
+    k, v = (kind.bits / 8 + (2 / 32 if kind.quantized else 0) for kind in (types.k, types.v))
+    total = 0.0
     for position in range(first, first + count):
         visible = [j for j in range(position + 1) if window == 0 or j > position - window]
-        total += (position + 1) * 2 * (32 + 48) * element + len(visible) * (64 + 64) * element
+        total += (position + 1) * 2 * (32 * k + 96 * v) + len(visible) * (64 * k + 64 * v)
     assert bandwidth.cache_bytes_per_token(cache.layers, first, count) == pytest.approx(total / count)
 
 

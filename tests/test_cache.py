@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import F16, F32
 from engine.errors import ContextError
 from engine.synthetic import make_model
 
 
 def cache(window: int, n_ctx: int = 1000, max_rows: int = 32) -> KVCache:
-    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, False, np.zeros)
+    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros)
 
 
 def test_sliding_layers_hold_only_their_window() -> None:
@@ -20,7 +21,7 @@ def test_sliding_layers_hold_only_their_window() -> None:
     assert LayerShape(1, 8, 8, 512).chunks(32768, 128) == 10
     assert LayerShape(1, 8, 8, 512).chunks(100, 128) == 2
     shape = LayerShape(2, 64, 32, 0)
-    assert shape.n_bytes(128, 64, 2) == 128 * 2 * (64 + 32) * 2
+    assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2
     assert sum(a.nbytes for a in (cache(100).layers[0].keys, cache(100).layers[0].values)) == cache(100).n_bytes
 
 

@@ -17,11 +17,14 @@ import pytest
 
 import engine
 from engine import catalog, parity
-from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.kv import LayerShape
+from engine.cache.types import CACHE_TYPES, Types
 from engine.config import read_config
 from engine.devices import open_device
 from engine.errors import DeviceError, ModelError
 from engine.gguf import read_gguf
+from engine.layout import cached
+from engine.models.experts import Experts
 from engine.models.heads import Heads
 from engine.quants import FORMATS, Format
 from engine.sampler import Sampler, SamplingParams
@@ -173,6 +176,49 @@ def test_embed(gpu: Any, cpu: Any, name: str) -> None:
             same(found, cpu.embed(table, ids, scale), f"{name}: ")
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "BF16"])
+def test_a_table_in_host_memory(gpu: Any, cpu: Any, name: str) -> None:
+    """... larger than what is copied at a time, takes no memory of the device."""
+    entry, columns, rows = BY_NAME[name], 8960, 7500
+    table, ids = matrix(entry, rows, columns), np.array([0, rows - 1, 17, 4096], np.int32)
+    given = gpu.upload(ids)
+    gpu.weight(matrix(entry, 16, columns))
+    before = gpu.device.allocated, gpu.weight_bytes
+    held = gpu.weight(table, host=True)
+    assert (gpu.device.allocated, gpu.weight_bytes) == before
+    same(computed(gpu, gpu.embed, held, given, 16.0)[0], cpu.embed(table, ids, 16.0))
+
+
+@pytest.mark.parametrize(("layers", "n"), [(35, 256), (2, 96), (3, 32)])
+def test_inputs_of_layers(gpu: Any, cpu: Any, layers: int, n: int) -> None:
+    for rows in (1, 3, 16):
+        given = activations(rows, layers * n), activations(rows, layers * n, 1), activations(1, n, 2)[0]
+        (found,) = computed(gpu, gpu.per_layer_inputs, *(gpu.upload(array) for array in given), 0.025, EPS)
+        same(found, cpu.per_layer_inputs(*given, 0.025, EPS))
+
+
+@pytest.mark.parametrize("formats", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16"])
+def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> None:
+    """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
+    n_expert, n_used, n_embd, n_ff = 24, 8, 2816, 704
+    first, last = (BY_NAME[name] for name in formats.split())
+    router, scales = matrix(BY_NAME["F32"], n_expert, n_embd), activations(1, n_expert, 3)[0]
+    gate, up = matrix(first, 2 * n_expert * n_ff, n_embd, 1).halves(2 * n_ff)
+    down = matrix(last, n_expert * n_embd, n_ff, 2)
+    experts = Experts(n_expert, n_used, router, gate, up, down, None, "geglu", scales)
+    stacks = {name: gpu.weight(getattr(experts, name)) for name in ("router", "gate", "up", "down")}
+    held, norms = replace(experts, **stacks, scales=gpu.upload(scales)), activations(2, n_embd, 4)
+    for rows in (1, 2, 16):
+        x = activations(rows, n_embd)
+        given, (w, v) = gpu.upload(x), [gpu.upload(norm) for norm in norms]
+
+        def mixed(x: Any, w: Any, v: Any) -> Any:
+            return gpu.experts(held, None, gpu.rms_norm(x, w, EPS), gpu.rms_norm(x, v, EPS))
+
+        (found,) = computed(gpu, mixed, given, w, v)
+        same(found, cpu.experts(experts, None, *(cpu.rms_norm(x, norm, EPS) for norm in norms)), f"{rows} rows: ")
+
+
 # --- element by element, and norms -----------------------------------------------------------------------------
 
 
@@ -189,8 +235,25 @@ def test_norms(gpu: Any, cpu: Any, n: int) -> None:
         gx, gy, gw = (gpu.upload(a) for a in (x, y, weight))
         (found,) = computed(gpu, plain, gpu, "rms_norm", gx, gw, EPS)
         same(found, cpu.rms_norm(x, weight, EPS), "rms_norm")
-        (found,) = computed(gpu, gpu.rms_norm_add, gx, gy, gw, EPS)
-        same(found, cpu.rms_norm_add(x, y, weight, EPS), "rms_norm_add")
+        (found,) = computed(gpu, gpu.rms_norm_add, gx, gy, gw, EPS, -0.37)
+        same(found, cpu.rms_norm_add(x, y, weight, EPS, -0.37), "rms_norm_add")
+
+
+@pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (640, "Q5_0"), (3840, "Q4_K"), (5376, "Q6_K")])
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_norm_that_is_added_on_the_way_to_int8(gpu: Any, cpu: Any, n: int, name: str, normed: bool) -> None:
+    w = matrix(BY_NAME[name], 64, n)
+    held = gpu.weight(w)
+
+    def summed(ops: Any, matrix: Any, x: Any, y: Any, first: Any, second: Any) -> list[Any]:
+        z = ops.rms_norm_add(x, y, first, EPS, 0.7)
+        return [z, *ops.matmul(ops.rms_norm(z, second, EPS) if normed else z, matrix)]
+
+    for rows in (1, 9):
+        given = activations(rows, n), activations(rows, n, 1), *activations(2, n, 2)
+        found = computed(gpu, summed, gpu, held, *(gpu.upload(a) for a in given))
+        for what, one, other in zip(("sum", "product"), found, summed(cpu, w, *given), strict=True):
+            same(one, other, f"{what} of {rows} rows: ")
 
 
 def test_element_by_element(gpu: Any, cpu: Any) -> None:
@@ -224,15 +287,30 @@ LAYERS: dict[str, dict[str, Any]] = {
     "a window of a chunk": {"n_head": 2, "n_head_kv": 2, "d": 32, "window": 64},
     "part of a head turns": {"n_head": 2, "n_head_kv": 1, "d": 80, "n_rot": 20, "neox": False},
     "wide groups": {"n_head": 16, "n_head_kv": 1, "d": 64, "window": 33},
+    "wide heads, keys as values": {"n_head": 16, "n_head_kv": 1, "d": 512, "normed": True, "keys_only": True},
+    "three wide heads to one": {"n_head": 6, "n_head_kv": 2, "d": 288, "normed": True, "window": 100},
 }
 
+CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0")
 
-@pytest.mark.parametrize("cache_type", ["f16", "f32"])
+
+@pytest.mark.parametrize("cache_type", CACHES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
     """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
-    given = {"window": 0, "normed": False, "biased": False, "neox": True, "n_rot": 0, **LAYERS[layer]}
-    n_head, n_head_kv, d, half = given["n_head"], given["n_head_kv"], given["d"], cache_type == "f16"
+    given = {
+        "window": 0,
+        "normed": False,
+        "biased": False,
+        "neox": True,
+        "n_rot": 0,
+        "keys_only": False,
+        **LAYERS[layer],
+    }
+    n_head, n_head_kv, d = given["n_head"], given["n_head_kv"], given["d"]
+    types = Types(*(CACHE_TYPES[name] for name in (cache_type.split("/") * 2)[:2]))
+    if d % 32 and (types.k.quantized or types.v.quantized):
+        pytest.skip("heads of this size have no blocks of 32")
     n_ctx, rng = 320, np.random.default_rng(d + n_head)
 
     def normal(*shape: int) -> np.ndarray:
@@ -240,7 +318,9 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
 
     norms = (normal(d), normal(d)) if given["normed"] else (None, None)
     biases = (normal(n_head * d), normal(n_head_kv * d), normal(n_head_kv * d)) if given["biased"] else None
-    heads = Heads(n_head, n_head_kv, d, d, given["neox"], d**-0.5, EPS, norms[0], norms[1], biases)
+    heads = Heads(
+        n_head, n_head_kv, d, d, given["neox"], d**-0.5, EPS, norms[0], norms[1], biases, v_normed=given["keys_only"]
+    )
     on_gpu = replace(
         heads,
         q_norm=None if norms[0] is None else gpu.upload(norms[0]),
@@ -250,32 +330,32 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
     angles = rng.uniform(-np.pi, np.pi, (n_ctx, (given["n_rot"] or d) // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     shape = LayerShape(n_head_kv, d, d, given["window"])
-    chunks = shape.chunks(n_ctx, 16)
-    sizes = (n_head_kv, chunks, d, 64), (n_head_kv, chunks, 64, d)
-    dtype = np.uint16 if half else F
-    mine = LayerCache(np.zeros(sizes[0], dtype), np.zeros(sizes[1], dtype), given["window"], half)
+    mine = shape.layer(n_ctx, 16, types, np.zeros)
     # Lanes that nobody has written yet are not numbers: they must not show.
-    poison = np.uint16(0x7E00) if half else F(np.nan)
-    theirs = replace(mine, keys=gpu.upload(np.full(sizes[0], poison)), values=gpu.upload(np.full(sizes[1], poison)))
+    poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
+    poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
+    theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)))
     gtable = gpu.upload(table)
     first = 0
     while first < 300:
         rows = (16, 1, 3, 7, 2)[first % 5]
         positions = np.arange(first, first + rows, dtype=np.int32)
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
+        v = k if given["keys_only"] else v
         tensors = [gpu.upload(a) for a in (q, k, v, positions)]
         inputs = (on_gpu, *tensors[:3], theirs, tensors[3], gtable)
         found = computed(gpu, plain, gpu, "attention", *inputs, twice=first % 3 == 0)[0]
         expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, positions, table)
         same(found, expected, f"{layer}, {rows} rows at {first}: ")
+        last, window = np.full(rows, first, np.int32), given["window"]
+        inputs = (on_gpu, tensors[0], theirs, tensors[3], gpu.upload(last), gtable, window)
+        found = computed(gpu, plain, gpu, "attend_past", *inputs)[0]
+        expected = cpu.attend_past(heads, q.copy(), mine, positions, last, table, window)
+        same(found, expected, f"{layer}, {rows} rows at {first}, of the past: ")
         first += rows
-    written = np.zeros((chunks, 64), np.bool_)
-    at = np.arange(max(0, first - chunks * 64), first)
-    written[at // 64 % chunks, at % 64] = True
-    same(gpu.download(theirs.keys).transpose(1, 3, 0, 2)[written], mine.keys.transpose(1, 3, 0, 2)[written], "keys")
-    same(
-        gpu.download(theirs.values).transpose(1, 2, 0, 3)[written], mine.values.transpose(1, 2, 0, 3)[written], "values"
-    )
+    downloaded = replace(mine, keys=gpu.download(theirs.keys), values=gpu.download(theirs.values))
+    for what, found, expected in zip(("keys", "values"), cached(downloaded, first), cached(mine, first), strict=True):
+        same(found, expected, what)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------
@@ -333,8 +413,11 @@ MODELS = [
     *(("tiny-qwen3moe", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-qwen35", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-qwen35moe", quant) for quant in ("Q4_K_M", "BF16")),
+    *(("tiny-gemma4", quant) for quant in ("Q4_K_M", "Q8_0")),
+    *(("tiny-gemma4-moe", quant) for quant in ("Q4_K_M", "F16")),
+    *(("tiny-gemma4-e", quant) for quant in ("Q4_K_M", "BF16")),
 ]
-MIXED = ("tiny-qwen3moe", "tiny-qwen35", "tiny-qwen35moe")
+MIXED = ("tiny-qwen3moe", "tiny-qwen35", "tiny-qwen35moe", "tiny-gemma4", "tiny-gemma4-moe", "tiny-gemma4-e")
 
 
 @pytest.fixture(scope="module")
@@ -364,6 +447,13 @@ def equal(path: Path, n_prompt: int, n_gen: int, cache_type: str) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_tiny_models(tiny: Any, shape: str, quant: str) -> None:
     equal(tiny(shape, quant), 90, 24, "f16")
+
+
+@pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen35", "tiny-gemma3", "tiny-gemma4", "tiny-gemma4-e"])
+@pytest.mark.usefixtures("gpu")
+def test_quantized_caches(tiny: Any, shape: str, cache_type: str) -> None:
+    equal(tiny(shape, "Q4_K_M"), 90, 24, cache_type)
 
 
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", *MIXED])
@@ -672,3 +762,55 @@ except DeviceError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert "reported illegal address during the kernels up to add;" in done.stdout, done.stdout + done.stderr
+
+
+# --- assistants ------------------------------------------------------------------------------------------------
+
+
+def assisted(cache_type: str, device: str, device_draft: str | None = None) -> engine.LLM:
+    """The trained gemma4 model with its assistant."""
+    target, assistant = (shared_model(f"pycoder-gemma4{kind}-Q4_K_M.gguf") for kind in ("", "-assistant"))
+    options: dict[str, Any] = {"n_ctx": 384, "cache_type": cache_type, "draft_model": assistant}
+    return engine.load(target, device=device, device_draft=device_draft, **options)
+
+
+def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) -> None:
+    """Plain answers of the CPU are those of the GPU with drafts, which are those of the CPU."""
+    kept = 0
+    for seed, prompt in enumerate(PROMPTS[:n_prompts]):
+        for temperature in (0.0, 0.8):
+            options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": seed % 2 == 0}
+            expected = cpu.complete(prompt, speculation=SpeculationParams(enabled=False), **options)
+            for params in (
+                SpeculationParams(draft_max=3),
+                SpeculationParams(draft_p_min=0.3),
+                SpeculationParams(lookup=True),
+            ):
+                found = on_gpu.complete(prompt, speculation=params, **options)
+                assert (found.ids, found.text) == (expected.ids, expected.text), (prompt, params, found.speculation)
+                kept += found.speculation.accepted if found.speculation is not None else 0
+        history = cpu.tokenize(prompt)
+        proposals = []
+        for llm in (cpu, on_gpu):
+            llm.prefill(history[:-1])
+            assert llm.draft is not None
+            sampler = Sampler(SamplingParams(temperature=0), llm.config.n_vocab)
+            proposals.append(llm.draft.propose(history, 4, sampler, 0.0, False).tokens)
+        assert proposals[0] == proposals[1]
+    assert kept > 0
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.usefixtures("gpu")
+def test_an_assistant(cache_type: str) -> None:
+    same_with_an_assistant(assisted(cache_type, "cpu"), assisted(cache_type, "cuda"), 20 if cache_type == "f16" else 8)
+
+
+@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.usefixtures("gpu")
+def test_an_assistant_on_another_gpu(cache_type: str) -> None:
+    from engine.cuda.device import list_devices
+
+    if len(list_devices()) < 2:
+        pytest.skip("needs two GPUs")
+    same_with_an_assistant(assisted(cache_type, "cpu"), assisted(cache_type, "cuda:0", "cuda:1"), 8)

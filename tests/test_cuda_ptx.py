@@ -19,7 +19,7 @@ import numba
 from numba import cuda
 
 import engine.cuda
-from engine.cuda import attention, sample
+from engine.cuda import attention, direct_attention, sample
 from engine.cuda.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.ptx import check, instructions, statements
@@ -47,10 +47,15 @@ _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
 
 _ROPE = [
-    (128, 128, 128, True, True, False, True, False),
-    (256, 256, 64, True, True, False, True, True),
-    (64, 64, 64, False, False, False, False, False),
-    (96, 64, 32, True, False, True, True, False),
+    ("f16", "f16", 128, 128, 128, True, True, False, True, False, False),
+    ("f16", "f16", 256, 256, 64, True, True, False, True, True, False),
+    ("f32", "f32", 64, 64, 64, False, False, False, False, False, False),
+    ("f16", "f32", 96, 64, 32, True, False, True, True, False, False),
+    ("f32", "f16", 98, 66, 96, True, False, True, True, False, False),
+    ("q8_0", "q8_0", 512, 512, 512, True, True, False, True, False, True),
+    ("q4_0", "q4_0", 256, 256, 256, True, True, False, True, False, True),
+    ("q8_0", "q4_0", 128, 64, 128, False, False, True, True, False, False),
+    ("f16", "q8_0", 512, 512, 512, True, True, False, True, False, True),
 ]
 
 _ATTENTION = [
@@ -63,18 +68,36 @@ _ATTENTION = [
     attention.geometry(4, 16, 2, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
 ]
 
+_DIRECT = [
+    ((1, 16, 8, 256, 256, "q8_0", "q8_0", 17), True),
+    ((1, 16, 1, 512, 512, "q8_0", "q8_0", 512), True),
+    ((4, 16, 1, 512, 512, "q8_0", "q8_0", 512), True),
+    ((1, 16, 1, 512, 512, "f16", "f16", 512), True),
+    ((8, 16, 8, 256, 256, "q8_0", "q8_0", 18), True),
+    ((1, 32, 8, 128, 128, "q8_0", "q8_0", 512), True),
+    ((3, 32, 8, 128, 128, "q4_0", "q4_0", 512), False),
+    ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
+    ((1, 16, 1, 512, 512, "f32", "f32", 64), False),
+]
+
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "accept": [("exact",), ("ratio",), ("p-min",)],
     "add": [()],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
-    "begin_draft": [(2,)],
-    "combine": [geometry.combine.constants for geometry in _ATTENTION[1:6]],
+    "attend_in_place": [
+        direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
+    ],
+    "begin_draft": [(2, False), (1, True)],
+    "beside": [()],
+    "combine": [*(geometry.combine.constants for geometry in _ATTENTION[1:6]), (512, True, False, True)],
     "combine_quantize": [
         (256, 128, True, False),
         (32, 64, True, False),
         (256, 256, True, True),
         (32, 96, False, False),
+        (256, 512, True, False, True),
+        (32, 64, True, True, True),
     ],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1)],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
@@ -84,7 +107,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "gated_norm": [(128,), (32,)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
     "geglu": [()],
-    "join": [(8, True), (8, False)],
+    "join": [(8, True, True), (8, False, True), (8, False, False)],
     "keep_rows": [()],
     "matmul_experts": [
         (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
@@ -94,6 +117,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q6_K", "Q6_K"), 1, 8, True, False, 256),
         (("Q8_0", "Q4_0"), 1, 8, False, False),
         (("Q8_0",), 16, 8, True, True),
+        (("Q4_K", "Q4_K"), 1, 8, False, False, 128, True),
+        (("Q8_0", "Q8_0"), 1, 8, False, False, 128, True),
         *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS)),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
@@ -116,6 +141,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [()],
+    "per_layer_inputs": [(256,), (96,)],
     "place": [()],
     "propose": [(False,), (True,)],
     "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu")],
@@ -123,11 +149,18 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "repack": [(144,), (17,)],
     "rms_norm": [()],
     "rms_norm_add": [()],
+    "rms_norm_add_quantize": [
+        (256, 3840, True),
+        (256, 5376, True),
+        (256, 2560, False),
+        (32, 2816, True),
+        (32, 96, True),
+        (32, 96, False),
+    ],
     "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96)],
-    "rms_norm_router": [(256, 2048), (256, 4096), (32, 96)],
-    "rope_float": _ROPE,
-    "rope_half": _ROPE,
-    "route": [(256, 8), (1024, 16), (10, 3)],
+    "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
+    "rope": _ROPE,
+    "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True)],
     "softcap": [()],
     "swiglu": [()],
 }

@@ -153,6 +153,20 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
 
 
 @pytest.mark.usefixtures("gpus")
+def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... for a table that the GPU reads there; what it gets there is not memory of the GPU."""
+    from engine.cuda.device import Device
+
+    use(driver := FakeDriver(), monkeypatch)
+    device = Device()
+    table = device.allocate_host(1000, "the weights (per_layer_token_embd.weight)")
+    assert (table.n_bytes, device.allocated, len(driver.pinned)) == (1000, 0, 1)
+    driver.room = 4 << 20
+    with pytest.raises(DeviceError, match=r"^the weights need 2\.00 GB of host memory that .*: end other programs"):
+        device.allocate_host(2 * 10**9, "the weights")
+
+
+@pytest.mark.usefixtures("gpus")
 def test_a_gpu_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     use(FakeDriver(copies=Result.CUDA_ERROR_ILLEGAL_ADDRESS), monkeypatch)
     assert main(["-p", "x", "--device", "cuda"]) == 2

@@ -131,6 +131,13 @@ def test_end_tokens_and_ignore_eos(llm: engine.LLM) -> None:
     assert not set(endless.ids) & llm.tokenizer.eog_ids
 
 
+def test_suppressed_tokens_are_never_chosen(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = llm.complete(PROMPT, max_tokens=9, temperature=0).ids
+    monkeypatch.setattr(llm.tokenizer, "suppressed_ids", frozenset(usual[:1]))
+    others = llm.complete(PROMPT, max_tokens=9, temperature=0, logit_bias={usual[0]: 1e4}).ids
+    assert len(others) == 9 and usual[0] not in others
+
+
 def test_the_context_ends_the_answer(llm: engine.LLM) -> None:
     ids = llm.tokenize(PROMPT) * 60
     prompt = ids[: llm.n_ctx - 5]

@@ -48,8 +48,9 @@ def test_named_models_against_llama_cpp(name: str) -> None:
     compare(llm, [(item["prompt_ids"], item["ids"], item["top_logprobs"]) for item in data["greedy"]])
 
 
-@pytest.mark.parametrize("name", [f"pycoder-{kind}-Q4_K_M" for kind in ("dense", "draft", "hybrid-mtp", "moe-mtp")])
-def test_small_models_against_llama_cpp(name: str) -> None:
+@pytest.mark.parametrize("kind", ["dense", "draft", "hybrid-mtp", "moe-mtp", "gemma4"])
+def test_small_models_against_llama_cpp(kind: str) -> None:
+    name = f"pycoder-{kind}-Q4_K_M"
     data = golden("models", "golden", f"{name}.json")
     llm = engine.load(shared_model(f"{name}.gguf"))
     items = []
@@ -75,6 +76,7 @@ def test_the_bundled_model_writes_python() -> None:
 
 QUANTS = {"tiny-llama": "Q4_1", "tiny-qwen2": "Q5_K_M", "tiny-qwen3": "Q4_K_M", "tiny-gemma3": "Q8_0"}
 QUANTS |= {"tiny-qwen3moe": "Q4_K_M", "tiny-qwen35": "Q4_K_M", "tiny-qwen35moe": "Q4_0"}
+QUANTS |= {"tiny-gemma4": "Q4_K_M", "tiny-gemma4-moe": "Q5_K_M", "tiny-gemma4-e": "Q4_K_M"}
 
 
 @pytest.fixture(scope="module", params=QUANTS)

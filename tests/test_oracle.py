@@ -14,7 +14,9 @@ import engine
 from tests.oracle.models import CASES, LENGTHS, N_VOCAB, POSITIONS, Case, fingerprint, prompts, write_gguf
 
 GOLDEN = Path(__file__).parent / "oracle"
+MODELS = {name: case for name, case in CASES.items() if not case.target}
 HYBRIDS = {name: case for name, case in CASES.items() if case.n_mtp}
+ASSISTANTS = {name: case for name, case in CASES.items() if case.target}
 
 BOUND = 1e-5
 """Largest error of a logit, in standard deviations of the logits of its position.
@@ -36,7 +38,9 @@ def test_golden_logits_belong_to_the_model(case: Case) -> None:
     golden = _golden(case)
     assert golden["fingerprint"] == fingerprint(case), "models.py has changed: run python -m tests.oracle.make"
     kept = [(prompt, at) for prompt, positions in enumerate(POSITIONS) for at in positions]
-    assert [(row["prompt"], row["position"]) for row in golden["rows"]] == kept
+    steps = [0, 1, 2] if case.target else [0]  # of a chain of drafts, from a position that has one before it
+    places = [(row["prompt"], row["position"], row.get("step", 0)) for row in golden["rows"]]
+    assert places == [(prompt, at, i) for prompt, at in kept for i in steps if at or not case.target]
     if case.n_mtp:
         assert [(row["prompt"], row["position"]) for row in golden["mtp"]] == kept
         assert [row["position"] for row in golden["drafts"]] == [LENGTHS[-1] + i for i in range(len(golden["drafts"]))]
@@ -44,7 +48,7 @@ def test_golden_logits_belong_to_the_model(case: Case) -> None:
     assert all(len(row["logits"]) == N_VOCAB for row in rows)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
 def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     llm = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
     ours = [llm.logits(prompt.tolist()) for prompt in prompts(case)]
@@ -68,6 +72,21 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
     llm.logits(prompts(case)[-1].tolist())
     for row in golden["drafts"]:
         assert _error(llm.model.mtp.forward(row["token"], row["position"]), row) <= BOUND, f"draft {row['position']}"
+
+
+@pytest.mark.parametrize("case", ASSISTANTS.values(), ids=ASSISTANTS)
+def test_drafts_are_those_of_the_assistants_of_transformers(case: Case, tmp_path: Path) -> None:
+    """Chains of them: inside the window, at its edges and beyond."""
+    target = write_gguf(CASES[case.target], tmp_path / "target.gguf")
+    llm = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")
+    assistant = llm.model.mtp
+    for row in _golden(case)["rows"]:
+        at, step = row["position"], row["step"]
+        if step == 0:
+            llm.reset()
+            llm.logits(prompts(case)[row["prompt"]][:at].tolist())
+            assistant.stand(at)
+        assert _error(assistant.forward(row["token"], at + step), row) <= BOUND, f"draft {step} from {at}"
 
 
 def _error(logits: np.ndarray, row: dict[str, Any]) -> float:

@@ -82,6 +82,13 @@ def lockstep() -> Any:
     return lockstep
 
 
+@pytest.fixture
+def layout(lockstep: Any) -> Any:
+    from engine import layout
+
+    return layout
+
+
 def test_a_check_counts_and_shows_bits(lockstep: Any) -> None:
     cpu = np.array([[0.0, 1.0, np.nan], [2.0, 3.0, 4.0]], np.float32)
     gpu = np.array([[-0.0, 1.0, np.nan], [2.0, 3.0, 5.0]], np.float32)
@@ -99,52 +106,63 @@ def test_a_check_counts_and_shows_bits(lockstep: Any) -> None:
     assert halves.show().splitlines()[1:] == ["  CPU  0x3e00  1.5", "  GPU  0x3e01  1.501"]
 
 
-def test_parts_of_chunks_join_to_the_whole(lockstep: Any) -> None:
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f32"), ("f16", "q8_0")])
+def test_parts_of_chunks_join_to_the_whole(layout: Any, types: tuple[str, str]) -> None:
     """What a chunk's part is follows from what the mirror makes of all: here joined in float64."""
-    from engine.cpu import attention
+    from engine.cache.kv import LayerShape
+    from engine.cache.types import Types, cache_type
+    from engine.cpu.backend import Backend
 
     rng = np.random.default_rng(1)
-    rows, n_head, n_kv, d = 3, 4, 2, 8
+    rows, n_head, n_kv, d, ops = 3, 4, 2, 32, Backend(1)
     positions = np.array([130, 131, 132], np.int32)
-    keys, values = (rng.normal(size=s).astype(np.float32) for s in ((n_kv, 3, d, 64), (n_kv, 3, 64, d)))
-    q = rng.normal(size=(rows, n_head, d)).astype(np.float32)
+    q, k, v = (
+        rng.normal(size=(n, heads, d)).astype(np.float32) for n, heads in ((rows, n_head), (133, n_kv), (133, n_kv))
+    )
     for window in (0, 69):
-        whole = np.empty((rows, n_head, d), np.float32)
-        attention.attend(q, keys, values, positions, np.float32(0.5), window, False, 1, whole)
+        cache = LayerShape(n_kv, d, d).layer(192, 1, Types(*map(cache_type, types)), ops.zeros)
+        ops.append(cache, k, v, np.arange(133, dtype=np.int32))
+        whole = ops.attend(q, cache, positions, 0.5, window).reshape(rows, n_head, d)
         mass = np.zeros((rows, n_head, 3, 2), np.float32)
         sums = np.zeros((rows, n_head, 3, d), np.float32)
         seen = np.zeros((rows, 3), np.bool_)
-        lockstep.chunk_parts(q, keys, values, positions, np.float32(0.5), window, False, mass, sums, seen)
+        integers, scales = layout.int8_queries(ops, q, 0.5)
+        rings = (ring.reshape(n_kv, 3, -1) for ring in (cache.keys, cache.values))
+        given = (*rings, positions, np.float32(0.5), window, cache.k_type.bits, cache.v_type.bits)
+        layout.chunk_parts(q, integers, scales, *given, mass, sums, seen)
         assert seen.sum(1).tolist() == ([3, 3, 3] if window == 0 else [3, 3, 2])
         m, part, values_of = (np.where(seen[:, None, :], a, 0).astype(float) for a in (mass[..., 0], mass[..., 1], 1))
         factor = np.exp(m - np.where(seen[:, None, :], m, -np.inf).max(2, keepdims=True)) * values_of
         joined = (factor[..., None] * sums).sum(2) / (factor * part).sum(2)[..., None]
+        if cache.v_type.quantized:
+            joined = ops._rotated(joined.astype(np.float32))
         assert np.abs(joined - whole).max() < 1e-6
 
 
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q8_0")])
 @pytest.mark.parametrize("window", [0, 5, 100])
-def test_rings_of_different_lengths(lockstep: Any, window: int) -> None:
+def test_rings_of_different_lengths(layout: Any, window: int, types: tuple[str, str]) -> None:
     """The visible positions are the same whatever the ring's length, and whichever ring they are copied to."""
-    from engine.cache.kv import LayerCache, LayerShape
-    from engine.cpu import attention
+    from engine.cache.kv import LayerShape
+    from engine.cache.types import Types, cache_type
+    from engine.cpu.backend import Backend
 
-    rng = np.random.default_rng(0)
-    length, shape = 400, LayerShape(2, 4, 6, window)
-    k, v = rng.normal(size=(length, 2, 4)).astype(np.float32), rng.normal(size=(length, 2, 6)).astype(np.float32)
+    rng, ops = np.random.default_rng(0), Backend(1)
+    length, shape = 400, LayerShape(2, 32, 64, window)
+    k, v = (rng.normal(size=(length, 2, d)).astype(np.float32) for d in (32, 64))
     layers = []
     for max_rows in (16, 128):
-        chunks = shape.chunks(512, max_rows)
-        keys, values = np.zeros((2, chunks, 4, 64), np.float32), np.zeros((2, chunks, 64, 6), np.float32)
+        layer = shape.layer(512, max_rows, Types(*map(cache_type, types)), ops.zeros)
         for first in range(0, length, max_rows):
             at = np.arange(first, min(first + max_rows, length), dtype=np.int32)
-            attention.append(k[at], v[at], at, False, keys, values)
-        layers.append(LayerCache(keys, values, window, False))
-    first = length - window if window else 0
+            ops.append(layer, k[at], v[at], at)
+        layers.append(layer)
     small, large = layers
-    for layer in layers:
-        for mine, expected in zip(lockstep.cached(layer, length), (k, v), strict=True):
-            assert mine.tobytes() == expected[first:].tobytes()
-    keys = lockstep._ring(large.keys, small.keys.shape, length, True)
-    values = lockstep._ring(large.values, small.values.shape, length, False)
-    for mine, expected in zip(lockstep.cached(LayerCache(keys, values, window, False), length), (k, v), strict=True):
-        assert mine.tobytes() == expected[first:].tobytes()
+    assert (small.chunks < large.chunks) == (window > 0)
+    expected = layout.cached(small, length)
+    if types == ("f32", "f32"):
+        first = length - window if window else 0
+        assert all(a.tobytes() == b[first:].tobytes() for a, b in zip(expected, (k, v), strict=True))
+    for layer in (large, layout.moved_rings(large, small.chunks, length)):
+        for mine, theirs in zip(layout.cached(layer, length), expected, strict=True):
+            assert mine.tobytes() == theirs.tobytes() and mine.size

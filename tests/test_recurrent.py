@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import engine
 from engine.cache.kv import KVCache, LayerShape, Ring
 from engine.cache.recurrent import RecurrentShape, Snapshot, Snapshots
+from engine.cache.types import F16, F32
 from engine.chat import ChatTemplate
 from engine.conversation import Conversation
 from engine.errors import ContextError
@@ -21,15 +22,15 @@ SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
 
 
 def test_memory_does_not_grow_with_the_context() -> None:
-    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, False, np.zeros)
+    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros)
     layer = cache.layers[0]
-    assert layer.conv.nbytes + layer.states.nbytes == SHAPE.n_bytes(640, 16, 2) == SHAPE.n_bytes(64000, 16, 4)
+    assert layer.conv.nbytes + layer.states.nbytes == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
     assert layer.states.shape == (5, 3, 32, 32) and SHAPE.slot_bytes == layer.states[0].nbytes
     assert layer.conv.shape == (16 + 3, 10)
 
 
 def test_how_far_tokens_can_be_taken_back() -> None:
-    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, False, np.zeros, [Ring(1, 17)])
+    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
     assert cache.rewind == 4
     cache.advance(0, 16)
     assert [length for length in range(17) if cache.can_truncate(length)] == [0, 12, 13, 14, 15, 16]

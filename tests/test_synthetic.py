@@ -22,7 +22,7 @@ from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.errors import UsageError
 from engine.gguf import GGUF, read_gguf
 from engine.quants import FORMATS
-from engine.shapes import Shape, parse_shape, shapes
+from engine.shapes import Gemma4Shape, Shape, parse_shape, shapes
 from engine.synthetic import make_model, random_blocks
 from tests.conftest import model_path, shared_model
 
@@ -41,6 +41,9 @@ PUBLISHED = {
     "gemma3-1b": 999_885_952,
     "qwen3-30b-a3b": 30_532_122_624,
 }
+
+# As their cards round them, in billions (the smaller ones count the parts that see and hear).
+PUBLISHED_ROUNDED = {"gemma4-31b": 30.7, "gemma4-26b-a4b": 25.2}
 
 # These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
 # parameters of both, and the parameters of the tower as ``transformers`` builds it.
@@ -70,6 +73,11 @@ def weights(gguf_file: GGUF, name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert shapes()[name].n_params == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", PUBLISHED_ROUNDED)
+def test_parameter_counts_round_to_the_published_ones(name: str) -> None:
+    assert round(shapes()[name].n_params / 1e9, 1) == PUBLISHED_ROUNDED[name]
 
 
 @pytest.mark.parametrize("name", PUBLISHED_WITH_VISION)
@@ -109,12 +117,19 @@ TRAINED = {
         "qwen35moe", 4, 512, 4, 2, 256, 0, 8192, 1024, 1e5, 1e-6, n_rot=64, n_mtp=1,
         delta_net=DeltaNetConfig(2, 4, 128, 4), experts=ExpertsConfig(8, 2, 256, 256),
     ),
+    "pycoder-gemma4-Q4_K_M.gguf": Shape(
+        "gemma4", 6, 512, 4, 2, 256, 1024, 8192, 1024, 1e6, 1e-6, window=256, gemma4=Gemma4Shape(3, 128, 2),
+    ),
+    "pycoder-gemma4-assistant-Q4_K_M.gguf": Shape(
+        "gemma4-assistant", 2, 256, 4, 2, 256, 768, 8192, 1024, 1e6, 1e-6, window=256,
+        gemma4=Gemma4Shape(2, 128, 2, n_shared=2, n_embd_out=512),
+    ),
 }
 # fmt: on
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_hybrids_are_those_that_llama_cpp_converts(name: str, tmp_path: Path) -> None:
+def test_files_are_those_that_llama_cpp_converts(name: str, tmp_path: Path) -> None:
     """Tensors, shapes, formats, and all that the metadata says of the architecture."""
     real = read_gguf(shared_model(name))
     made = read_gguf(make_model(tmp_path / "m.gguf", TRAINED[name], "Q4_K_M"))
@@ -126,6 +141,8 @@ def test_hybrids_are_those_that_llama_cpp_converts(name: str, tmp_path: Path) ->
     for key, value in theirs.items():
         assert np.array_equal(ours[key], value), key
         assert made.kinds[key] == real.kinds[key]
+    if TRAINED[name].gemma4:
+        assert np.array_equal(weights(made, "rope_freqs.weight"), weights(real, "rope_freqs.weight"))
 
 
 def test_formats_of_mixtures() -> None:
@@ -197,10 +214,11 @@ def test_every_quantization_makes_a_readable_file(quant: str, shape_name: str, t
 def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> None:
     made = read_gguf(make_model(tmp_path / "m.gguf", name, "Q4_K_M"), check_tensors=True)
     shape = shapes()[name]
-    arch = name.removeprefix("tiny-")
+    arch, gemma = shape.architecture, shape.gemma4
     meta = made.metadata
-    assert meta["general.architecture"] == arch == shape.architecture
-    assert made.require(f"{arch}.attention.head_count", "int") % 2 == 1
+    assert meta["general.architecture"] == arch
+    assert name.startswith(f"tiny-{arch.removesuffix('-assistant')}")
+    assert gemma or made.require(f"{arch}.attention.head_count", "int") % 2 == 1
     assert meta[f"{arch}.attention.key_length"] == shape.head_dim
     assert (
         len(made.require("tokenizer.ggml.tokens", "str[]"))
@@ -208,10 +226,10 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
         == made.tensors["token_embd.weight"].shape[0]
     )
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch == "qwen2")
-    assert ("gemma3.attention.sliding_window" in meta) == (arch == "gemma3")
-    assert ("rope_freqs.weight" in made.tensors) == (arch == "llama")
+    assert (f"{arch}.attention.sliding_window" in meta) == (arch == "gemma3" or gemma is not None)
+    assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))
-    assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE)
+    assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
     assert (f"{arch}.ssm.state_size" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in HYBRID)
     assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (arch in HYBRID)
     if shape.experts:
@@ -348,7 +366,67 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", TINY)
+def test_formats_of_gemma4() -> None:
+    """The rules of llama-quant.cpp: values are counted where there are some, 704 and 2112 columns have no 256-wide format,
+    a tied model's tables are both of the output's format, routers and what makes embeddings of layers stay as they were."""
+    names = shapes()
+
+    def kinds(name: str, *tensors: str) -> list[str]:
+        columns = dict(names[name].tensors())
+        return [
+            sizes.tensor_type(names[name], "Q4_K_M", f"{t}.weight", columns[f"{t}.weight"][-1]).name for t in tensors
+        ]
+
+    small = ("per_layer_token_embd", "token_embd", "per_layer_model_proj", "blk.3.inp_gate", "blk.3.proj")
+    assert kinds("gemma4-e2b", *small) == ["Q6_K", "Q6_K", "BF16", "Q4_K", "Q4_K"]
+    # Layers 0 and 14 are the first and the last of 15 with values, the last without; 2 of 35 has a Q4_K ffn_down.
+    values = [f"blk.{il}.attn_v" for il in (0, 1, 3, 13, 14)]
+    assert kinds("gemma4-e2b", *values) == ["Q6_K", "Q4_K", "Q6_K", "Q6_K", "Q6_K"]
+    # Global layers have none: layer 6 is the sixth of 40 with values.
+    assert "blk.5.attn_v.weight" not in dict(names["gemma4-12b"].tensors())
+    assert kinds("gemma4-12b", "blk.4.attn_v", "blk.6.attn_v", "blk.8.attn_v") == ["Q6_K", "Q4_K", "Q6_K"]
+    mixture = [f"blk.3.{t}" for t in ("ffn_gate_inp", "ffn_gate_up_exps", "ffn_gate", "ffn_down_exps", "ffn_down")]
+    assert kinds("gemma4-26b-a4b", *mixture) == ["F32", "Q4_K", "Q4_K", "Q5_0", "Q5_0"]
+    assert kinds("gemma4-26b-a4b", "blk.0.ffn_down_exps", "blk.0.ffn_down") == ["Q8_0", "Q8_0"]
+
+
+@pytest.mark.parametrize("name", [name for name in shapes() if shapes()[name].gemma4])
+def test_gemma4_ends_with_a_global_layer_and_shares_what_there_is(name: str) -> None:
+    """And an assistant has the heads, the window and the width of its target."""
+    shape = shapes()[name]
+    gemma = shape.gemma4
+    assert gemma is not None
+    owners = gemma.sliding(shape.n_layer)[: shape.n_layer - gemma.n_shared]
+    assert gemma.sliding(shape.n_layer)[-1] is False
+    if not gemma.n_embd_out:
+        assert owners[-2:] == (True, False)
+        return
+    target = shapes()[name.removesuffix("-assistant")]
+    of_target = target.gemma4
+    assert owners == ()
+    assert of_target is not None
+    assert (gemma.head_dim_sliding, gemma.n_head_kv_sliding) == (
+        of_target.head_dim_sliding,
+        of_target.n_head_kv_sliding,
+    )
+    for field in ("head_dim", "n_head_kv", "window", "n_vocab", "n_ctx", "rope_base"):
+        assert getattr(shape, field) == getattr(target, field)
+    assert gemma.n_embd_out == target.n_embd
+
+
+def test_scales_of_gemma4_keep_the_variance(tmp_path: Path) -> None:
+    made = read_gguf(make_model(tmp_path / "e.gguf", "tiny-gemma4-e", "Q4_K_M"))
+    table = weights(made, "per_layer_token_embd.weight")
+    assert math.isclose(table.std(), 64**-0.5, rel_tol=0.05)
+    assert np.abs(weights(made, "blk.0.attn_q_norm.weight") * 32**0.5 - 1).max() < 0.2
+    mixture = read_gguf(make_model(tmp_path / "m.gguf", "tiny-gemma4-moe", "Q4_K_M"))
+    assert np.abs(weights(mixture, "blk.0.ffn_gate_inp.scale") / 288**0.5 - 1).max() < 0.2
+    scales = weights(mixture, "blk.0.ffn_down_exps.scale")
+    assert 0.5 < scales.min() < scales.max() < 2
+    assert mixture.tensors["blk.0.ffn_gate_up_exps.weight"].shape == (7, 192, 288)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if not name.endswith("-assistant")])
 def test_logits_are_finite_and_not_degenerate(name: str, tmp_path: Path) -> None:
     llm = engine.load(make_model(tmp_path / "m.gguf", name, "Q4_K_M"))
     logits = llm.logits(llm.tokenize("the rest of the thing", special=True))

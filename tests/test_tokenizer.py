@@ -1,5 +1,6 @@
 """Tokenizers against llama.cpp's ids, against plain restatements of the algorithms, and against their own promises."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -150,6 +151,42 @@ def test_bpe_is_the_best_rank_first(products: list[str], text: str) -> None:
     assert [tok.vocabulary.tokens[id] for id in tok.encode(text)] == expected
 
 
+def gemma4_ids(tok: Tokenizer, text: str) -> list[int]:
+    """Gemma 4's BPE over characters: lines and runs of newlines apart, bytes for what is no token."""
+    vocabulary = tok.vocabulary
+    rank = {tuple(rule.split(" ", 1)): i for i, rule in enumerate(vocabulary.merges)}
+    ids: list[int] = []
+    for piece in re.findall("\n+|[^\n]+", text.replace(" ", "\u2581")):
+        whole = piece[0] == "\n" and piece in vocabulary.index
+        for symbol in [piece] if whole else merge_all(list(piece), lambda left, right: rank.get((left, right))):
+            id = vocabulary.index.get(symbol)
+            ids += [id] if id is not None else [vocabulary.index[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+    return ids
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts)
+def test_gemma4_is_the_best_rank_first(text: str) -> None:
+    tok = tokenizer(GEMMA4)
+    parts = tok._special.split(text, b"")
+    expected = [id for part in parts for id in ([part] if isinstance(part, int) else gemma4_ids(tok, part))]
+    assert tok.encode(text, add_special=False) == expected
+
+
+def test_tokens_of_gemma4_that_end_an_answer_and_tokens_that_show() -> None:
+    """As llama.cpp converts them: tokens of tool calls are user-defined, so that an answer shows them, but for the one that
+    ends it; ``</s>`` is text."""
+    special = {"<eos>": CONTROL, "<bos>": CONTROL, "<turn|>": CONTROL, "<|tool_response>": USER, "<|tool_call>": USER}
+    tokens = {"a": NORMAL, "\n": NORMAL, "\n\n": NORMAL, "</s>": NORMAL} | special
+    tok = made(metadata("gemma4", tokens, merges=[], bos_token_id=5, eos_token_id=4, add_space_prefix=False))
+    assert tok.eog_ids == {tok.token_id(text) for text in ("<eos>", "<turn|>", "<|tool_response>")}
+    ids = tok.encode("a<|tool_call>a<turn|>", parse_special=True)
+    assert ids == [5, 0, tok.token_id("<|tool_call>"), 0, tok.token_id("<turn|>")]
+    assert tok.decode(ids) == "a<|tool_call>a"
+    assert tok.token_id("<turn|>") not in tok.encode("a<turn|>")
+    assert tok.encode("\n\na\n\n\n") == [5, 2, 0, 1, 1, 1]
+
+
 def pieces(patterns: tuple[str, ...], text: str) -> list[str]:
     """Text cut by each expression in turn, gaps between matches being pieces, with another engine of expressions."""
     parts = [text] if text else []
@@ -277,6 +314,14 @@ def test_control_tokens_are_hidden_and_do_not_break_characters() -> None:
     first, second = tok.encode("é")
     assert tok.decode([first, end, second, tag, pad]) == "é<tag>"
     assert tok.decode([tag, end, pad], special=True) == "<tag><|end|>[PAD1]"
+
+
+def test_suppressed_tokens() -> None:
+    values = bpe_metadata([])
+    assert made(values).suppressed_ids == frozenset()
+    for ids in ([3, 255, 3], []):
+        array = np.array(ids, np.int32)
+        assert made(values | {"tokenizer.ggml.suppress_tokens": array}).suppressed_ids == frozenset(ids)
 
 
 @pytest.mark.parametrize("id", [-1, 256, 10**9])
@@ -409,6 +454,9 @@ BAD_ANY: dict[str, tuple[Callable[[Values], None], str]] = {
     "pad is text": (change(padding_token_id="0"), "padding_token_id must be of type int, not str"),
     "bos is a bool": (change(bos_token_id=True), "bos_token_id must be of type int, not bool"),
     "add_bos is a number": (change(add_bos_token=1), "add_bos_token must be of type bool, not int"),
+    "suppressed outside": (change(suppress_tokens=np.array([1, 99_999])), "suppress_tokens has 99999, outside"),
+    "suppressed negative": (change(suppress_tokens=np.array([-1])), "suppress_tokens has -1, outside"),
+    "suppressed are text": (change(suppress_tokens=["a"]), "suppress_tokens must be an array of integers"),
     "add_eos without eos": (change(add_eos_token=True, add_bos_token=False), "eos_token_id is missing"),
 }
 BAD_BPE = {

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
+from engine.cache.types import CHUNK, CacheType, Types
 from engine.errors import ContextError
-
-CHUNK = 64
 
 SPARE = 64
 """Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their
@@ -37,13 +34,13 @@ class Ring:
 class Shape(Protocol):
     """What one layer keeps per position."""
 
-    def n_bytes(self, n_ctx: int, max_rows: int, element: int) -> int:
-        """Memory of it, for a context of n_ctx read at most max_rows at a time; element: bytes of a key's or value's."""
+    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
+        """Memory of it, for a context of n_ctx read at most max_rows at a time."""
 
     def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
         """What of it is overwritten as positions go on."""
 
-    def layer(self, n_ctx: int, max_rows: int, half: bool, zeros: Zeros) -> Any:
+    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> Any:
         """The memory itself."""
 
 
@@ -61,30 +58,38 @@ class LayerShape:
         positions = n_ctx if self.window == 0 else min(n_ctx, self.window + max(max_rows, SPARE))
         return (positions + CHUNK - 1) // CHUNK
 
-    def n_bytes(self, n_ctx: int, max_rows: int, element: int) -> int:
+    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
         """Memory of the ring."""
-        return self.chunks(n_ctx, max_rows) * CHUNK * self.n_head_kv * (self.d_k + self.d_v) * element
+        position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
+        return self.chunks(n_ctx, max_rows) * CHUNK * self.n_head_kv * position
 
     def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
-        """The window, where there is one."""
-        return [Ring(self.window - 1, self.chunks(n_ctx, max_rows) * CHUNK)] if self.window > 0 else []
+        """The window, where there is one and the ring is shorter than the context."""
+        capacity = self.chunks(n_ctx, max_rows) * CHUNK
+        return [Ring(self.window - 1, capacity)] if self.window > 0 and capacity < n_ctx else []
 
-    def layer(self, n_ctx: int, max_rows: int, half: bool, zeros: Zeros) -> "LayerCache":
+    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> "LayerCache":
         """The rings."""
-        heads, chunks, dtype = self.n_head_kv, self.chunks(n_ctx, max_rows), np.uint16 if half else np.float32
-        keys, values = zeros((heads, chunks, self.d_k, CHUNK), dtype), zeros((heads, chunks, CHUNK, self.d_v), dtype)
-        return LayerCache(keys, values, self.window, half)
+        heads, chunks, k, v = self.n_head_kv, self.chunks(n_ctx, max_rows), types.k, types.v
+        keys = zeros(k.shape(heads, chunks, self.d_k, CHUNK), k.dtype)
+        values = zeros(v.shape(heads, chunks, CHUNK, self.d_v), v.dtype)
+        return LayerCache(keys, values, self.window, k, v, heads, chunks, self.d_k, self.d_v)
 
 
 @dataclass
 class LayerCache:
-    """The rings of one layer: keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v]; ``half``: they
-    hold float16 bits as uint16, else float32."""
+    """The rings of one layer: keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or the bits of
+    float16; quantized ones are words [n_head_kv, chunks, ...] (``engine/cache/types.py``)."""
 
     keys: Any
     values: Any
     window: int
-    half: bool
+    k_type: CacheType
+    v_type: CacheType
+    n_head_kv: int
+    chunks: int
+    d_k: int
+    d_v: int
 
 
 class KVCache:
@@ -95,7 +100,7 @@ class KVCache:
         shapes: Sequence[Shape],
         n_ctx: int,
         max_rows: int,
-        half: bool,
+        types: Types,
         zeros: Zeros,
         others: Iterable[Ring] = (),
     ) -> None:
@@ -103,8 +108,8 @@ class KVCache:
         self.n_ctx = n_ctx
         self.max_rows = max_rows
         self.length = 0
-        self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, 2 if half else 4) for s in shapes)
-        self.layers: list[Any] = [s.layer(n_ctx, max_rows, half, zeros) for s in shapes]
+        self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types) for s in shapes)
+        self.layers: list[Any] = [s.layer(n_ctx, max_rows, types, zeros) for s in shapes]
         rings = [*others, *(ring for s in shapes for ring in s.rings(n_ctx, max_rows))]
         # The oldest position that each kind of ring still holds.
         self._oldest = dict.fromkeys(rings, 0)

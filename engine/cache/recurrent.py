@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.cache.kv import Ring, Zeros
+from engine.cache.types import Types
 
 
 @dataclass
@@ -45,7 +46,7 @@ class RecurrentShape:
         """Memory of a slot."""
         return 4 * self.n_heads * self.d * self.d
 
-    def n_bytes(self, n_ctx: int, max_rows: int, element: int) -> int:
+    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
         """Memory of the layer; it does not grow with the context."""
         return 4 * self.length(max_rows) * self.n_channels + self.slots * self.slot_bytes
 
@@ -53,7 +54,7 @@ class RecurrentShape:
         """A pass needs the last state, and n_conv - 1 inputs."""
         return [Ring(1, self.slots), Ring(self.n_conv - 1, self.length(max_rows))]
 
-    def layer(self, n_ctx: int, max_rows: int, half: bool, zeros: Zeros) -> RecurrentLayer:
+    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> RecurrentLayer:
         """The rings."""
         conv = zeros((self.length(max_rows), self.n_channels), np.float32)
         return RecurrentLayer(conv, zeros((self.slots, self.n_heads, self.d, self.d), np.float32))

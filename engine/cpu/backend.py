@@ -11,7 +11,19 @@ import numpy as np
 
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
-from engine.cpu import attention, delta_net, embed, glu, matmul, mtp, rms_norm, rope, softcap
+from engine.cpu import (
+    attention,
+    delta_net,
+    embed,
+    glu,
+    matmul,
+    mtp,
+    per_layer,
+    quantized_cache,
+    rms_norm,
+    rope,
+    softcap,
+)
 from engine.cpu import experts as mixture
 from engine.errors import UsageError
 from engine.memory import available_memory
@@ -63,8 +75,8 @@ class Backend:
         """An array the operations can read."""
         return array
 
-    def weight(self, weight: Weight) -> Weight:
-        """A weight matrix the operations can read: here the mapped rows themselves."""
+    def weight(self, weight: Weight, host: bool = False) -> Weight:
+        """A weight matrix the operations can read: here the mapped rows themselves, which are in host memory anyway."""
         return weight
 
     def zeros(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -157,11 +169,23 @@ class Backend:
         rms_norm.rms_norm(x.reshape(-1, n), weight, f32(eps), y.reshape(-1, n))
         return y
 
-    def rms_norm_add(self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        """residual + normalized x."""
+    def rms_norm_add(
+        self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float, scale: float = 1.0
+    ) -> np.ndarray:
+        """(residual + normalized x) * scale."""
         y = np.empty_like(x)
-        rms_norm.rms_norm_add(residual, x, weight, f32(eps), y)
+        rms_norm.rms_norm_add(residual, x, weight, f32(eps), f32(scale), y)
         return y
+
+    def per_layer_inputs(
+        self, m: np.ndarray, e: np.ndarray, weight: np.ndarray, scale: float, eps: float
+    ) -> np.ndarray:
+        """What each layer adds of the token itself: m, e [rows, layers * n], weight [n] to [layers, rows, n]
+        (``engine/cpu/per_layer.py``)."""
+        rows, n = m.shape[0], weight.size
+        out = np.empty((m.shape[1] // n, rows, n), f32)
+        per_layer.per_layer_inputs(m, e, weight, f32(scale), f32(eps), out)
+        return out
 
     def attention(
         self,
@@ -178,21 +202,39 @@ class Backend:
         Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.  Where
         heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of the gates.
         """
-        rows, gates = positions.size, None
+        gates = None
         if heads.gated:
-            both = q.reshape(rows, heads.n_head, 2, heads.d_k)
+            both = q.reshape(positions.size, heads.n_head, 2, heads.d_k)
             q, gates = np.ascontiguousarray(both[:, :, 0]), both[:, :, 1]
+        queries = self._queries(heads, q, positions, table)
+        self.remember(heads, k, v, cache, positions, table)
+        out = self.attend(queries, cache, positions, heads.scale)
+        if gates is not None:
+            glu.sigmoid_gate(out.reshape(positions.size, heads.n_head, heads.d_v), gates)
+        return out
+
+    def attend_past(
+        self,
+        heads: Heads,
+        q: np.ndarray,
+        cache: LayerCache,
+        positions: np.ndarray,
+        last: np.ndarray,
+        table: np.ndarray,
+        window: int,
+    ) -> np.ndarray:
+        """Attention of queries q [rows, n_head * d_k] at ``positions`` over what lies in the cache up to position ``last``
+        int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
+        return self.attend(self._queries(heads, q, positions, table), cache, last, heads.scale, window)
+
+    def _queries(self, heads: Heads, q: np.ndarray, positions: np.ndarray, table: np.ndarray) -> np.ndarray:
+        """Queries with bias, normalized and rotated by position: [rows, n_head, d_k]."""
         if heads.biases:
             q = self.add(q, heads.biases[0])
-        q = q.reshape(rows, heads.n_head, heads.d_k)
+        q = q.reshape(positions.size, heads.n_head, heads.d_k)
         if heads.q_norm is not None:
             q = self.rms_norm(q, heads.q_norm, heads.eps)
-        self.rope(q, positions, table, heads.neox)
-        self.remember(heads, k, v, cache, positions, table)
-        out = self.attend(q, cache, positions, heads.scale)
-        if gates is not None:
-            glu.sigmoid_gate(out.reshape(rows, heads.n_head, heads.d_v), gates)
-        return out
+        return self.rope(q.copy(), positions, table, heads.neox)
 
     def remember(
         self,
@@ -203,15 +245,17 @@ class Backend:
         positions: np.ndarray,
         table: np.ndarray,
     ) -> None:
-        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
+        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions.  v may
+        be the same array as k."""
         if heads.biases:
             k, v = self.add(k, heads.biases[1]), self.add(v, heads.biases[2])
         rows = positions.size
-        k = k.reshape(rows, heads.n_head_kv, heads.d_k)
+        k, v = k.reshape(rows, heads.n_head_kv, heads.d_k), v.reshape(rows, heads.n_head_kv, heads.d_v)
+        if heads.v_normed:
+            v = self.rms_norm(v, np.ones(heads.d_v, f32), heads.eps)
         if heads.k_norm is not None:
             k = self.rms_norm(k, heads.k_norm, heads.eps)
-        self.rope(k, positions, table, heads.neox)
-        self.append(cache, k, v.reshape(rows, heads.n_head_kv, heads.d_v), positions)
+        self.append(cache, self.rope(k.copy(), positions, table, heads.neox), v, positions)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
         """Rotate x [rows, heads, head_dim] in place by its positions; returns it."""
@@ -220,16 +264,45 @@ class Backend:
 
     def append(self, cache: LayerCache, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
         """Store k, v [rows, n_head_kv, head_dim] at their positions."""
-        attention.append(k, v, positions, cache.half, cache.keys, cache.values)
+        given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
+        for kind, x, ring, by_position in given:
+            if kind.quantized:
+                quantized_cache.append(self._rotated(x), positions, kind.bits, by_position, ring)
+            else:
+                attention.append(x, positions, kind.bits == 16, by_position, ring)
 
-    def attend(self, q: np.ndarray, cache: LayerCache, positions: np.ndarray, scale: float) -> np.ndarray:
-        """Attention of q [rows, n_head, d_k] over the cache; float32 [rows, n_head * d_v]."""
-        rows, n_head, _ = q.shape
-        out = np.empty((rows, n_head, cache.values.shape[3]), f32)
+    def _rotated(self, x: np.ndarray) -> np.ndarray:
+        """x [..., d], each block of 32 rotated (``engine/cpu/quantized_cache.py``)."""
+        out = np.array(x, f32, order="C")
+        quantized_cache.rotate_rows(out.reshape(-1, x.shape[-1]))
+        return out
+
+    def attend(
+        self, q: np.ndarray, cache: LayerCache, positions: np.ndarray, scale: float, window: int | None = None
+    ) -> np.ndarray:
+        """Attention of q [rows, n_head, d_k] over the cache, as far back as its window or another one; float32 [rows,
+        n_head * d_v]."""
+        rows, n_head, d_k = q.shape
+        out = np.empty((rows, n_head, cache.d_v), f32)
         numba.set_num_threads(self.n_threads)
-        window = cache.window
-        attention.attend(q, cache.keys, cache.values, positions, f32(scale), window, cache.half, self.n_threads, out)
-        return out.reshape(rows, -1)
+        window = cache.window if window is None else window
+        k, v = cache.k_type, cache.v_type
+        if k == v and not k.quantized:
+            given = (q, cache.keys, cache.values, positions, f32(scale), window)
+            attention.attend(*given, k.bits == 16, self.n_threads, out)
+            return out.reshape(rows, -1)
+        integers, scales = np.empty((rows, n_head, d_k), np.int8), np.empty((rows, n_head, d_k // 32), f32)
+        if k.quantized:
+            rotated = (self._rotated(q) * f32(scale)).reshape(-1, d_k)
+            quantized_cache.quantize_queries(rotated, integers.reshape(-1, d_k), scales.reshape(-1, d_k // 32))
+        keys, values = (
+            ring.reshape(cache.n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)
+        )
+        query = (q, integers, scales)
+        attention.attend_quantized(
+            *query, keys, values, positions, f32(scale), window, k.bits, v.bits, self.n_threads, out
+        )
+        return (self._rotated(out) if v.quantized else out).reshape(rows, -1)
 
     def delta_net(
         self,
@@ -264,26 +337,34 @@ class Backend:
         delta_net.gated_norm(x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n))
         return y
 
-    def experts(self, experts: Experts, residual: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """residual + the mixture of experts of x [rows, n_embd]."""
+    def experts(
+        self, experts: Experts, residual: np.ndarray | None, x: np.ndarray, router_x: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The mixture of experts of x [rows, n_embd], and residual, if there is one; router_x: what experts are chosen by, if
+        that is not x."""
         rows, n_used = x.shape[0], experts.n_used
-        (logits,) = self.matmul(x, experts.router)
+        (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
         ids, weights = np.empty((rows, n_used), np.int32), np.empty((rows, n_used), f32)
         mixture.route(logits, experts.n_expert, ids, weights)
+        if experts.scales is not None:
+            weights = weights * experts.scales[ids]
         # Pairs of a row and an expert, those of an expert side by side.
         order = np.argsort(ids.reshape(-1), kind="stable")
         used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         starts = np.append(starts, order.size)
         mine = x[order // n_used]
+        glu = self.swiglu if experts.activation == "swiglu" else self.geglu
         gate, up = (self._matmul_experts(mine, w, experts.n_expert, used, starts) for w in (experts.gate, experts.up))
-        y = np.empty((order.size, residual.shape[1]), f32)
-        y[order] = self._matmul_experts(self.swiglu(gate, up), experts.down, experts.n_expert, used, starts)
-        shared = np.empty((0, residual.shape[1]), f32)
+        y = np.empty((order.size, x.shape[1]), f32)
+        y[order] = self._matmul_experts(glu(gate, up), experts.down, experts.n_expert, used, starts)
+        nothing = np.empty((0, x.shape[1]), f32)
+        shared = nothing
         if experts.shared is not None:
             gate, up = self.matmul(x, *experts.shared[:2])
-            (shared,) = self.matmul(self.swiglu(gate, up), experts.shared[2])
-        out = np.empty_like(residual)
-        mixture.join(residual, y.reshape(rows, n_used, -1), weights, shared, logits[:, -1], out)
+            (shared,) = self.matmul(glu(gate, up), experts.shared[2])
+        out = np.empty(x.shape, f32)
+        before = nothing if residual is None else residual
+        mixture.join(before, y.reshape(rows, n_used, -1), weights, shared, logits[:, -1], out)
         return out
 
     def _matmul_experts(
@@ -292,16 +373,17 @@ class Backend:
         """Rows starts[g] .. starts[g + 1] of x times the matrix of expert used[g]."""
         n_rows, entry = weight.rows // n_expert, weight.format
         out = np.empty((x.shape[0], n_rows), f32)
+        begins = used * (weight.pitch or n_rows) + weight.first
         if not entry.quantized:
-            for e, first, last in zip(used, starts, starts[1:], strict=False):
-                data = weight.data[e * n_rows : (e + 1) * n_rows]
+            for begin, first, last in zip(begins, starts, starts[1:], strict=False):
+                data = weight.data[begin : begin + n_rows]
                 matmul.matmul_float(
                     int(entry.type), entry.block_bytes, data, x[first:last], self.n_threads, out[first:last]
                 )
             return out
         numba.set_num_threads(self.n_threads)
         q, d, s = self._quantize(x, entry.unit)
-        given = (int(entry.type), entry.unit, entry.min_max > 0, weight.data, n_rows, used, starts)
+        given = (int(entry.type), entry.unit, entry.min_max > 0, weight.data, begins, n_rows, starts)
         mixture.matmul_experts(*given, q, d, s, self.n_threads, out)
         return out
 
@@ -312,6 +394,10 @@ class Backend:
     def keep_rows(self, ring: np.ndarray, x: np.ndarray, positions: np.ndarray) -> None:
         """Row positions[t] % length of ring [length, n] = x[t]."""
         mtp.keep_rows(ring, x, positions)
+
+    def beside(self, e: np.ndarray, hiddens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
+        return np.concatenate([e, hiddens[(positions - 1) % hiddens.shape[0]]], axis=1)
 
     def mtp_input(
         self,

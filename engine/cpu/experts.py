@@ -49,24 +49,27 @@ def route(logits, n_expert, ids, weights):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, parallel=True, error_model="numpy")
-def matmul_experts(fmt, unit, has_min, src, n_rows, experts, starts, q, da, s, shares, out):  # type: ignore[no-untyped-def]
-    """Rows ``starts[g] .. starts[g + 1]`` of quantized activations times the n_rows rows of expert ``experts[g]``, into the
-    same rows of out [n, n_rows]."""
+def matmul_experts(  # type: ignore[no-untyped-def]
+    fmt, unit, has_min, src, begins, n_rows, starts, q, da, s, shares, out
+):
+    """Rows ``starts[g] .. starts[g + 1]`` of quantized activations times the n_rows rows of src from ``begins[g]`` on,
+    into the same rows of out [n, n_rows]."""
     step = (n_rows + shares - 1) // shares
     step = (step + 3) // 4 * 4
     for c in prange(shares):
         first = c * step
         last = min(first + step, n_rows)
         if first < last:
-            for g in range(experts.size):
-                own = src[experts[g] * n_rows : (experts[g] + 1) * n_rows]
+            for g in range(begins.size):
+                own = src[begins[g] : begins[g] + n_rows]
                 a, b = starts[g], starts[g + 1]
                 matmul_rows(fmt, unit, has_min, own, q[a:b], da[a:b], s[a:b], first, last, out[a:b])
 
 
 @njit(cache=True, error_model="numpy")
 def join(residual, y, weights, shared, gate, out):  # type: ignore[no-untyped-def]
-    """out = residual + the weighted y [rows, n_used, n], and shared [rows, n] by its gate [rows], if it has rows."""
+    """out = the weighted y [rows, n_used, n], and residual and shared [rows, n], the latter by its gate [rows], if they have
+    rows."""
     rows, n_used, n = y.shape
     for t in range(rows):
         for i in range(n):
@@ -75,4 +78,4 @@ def join(residual, y, weights, shared, gate, out):  # type: ignore[no-untyped-de
                 total = fma(weights[t, s], y[t, s, i], total)
             if shared.shape[0] > 0:
                 total = fma(sigmoid(gate[t]), shared[t, i], total)
-            out[t, i] = residual[t, i] + total
+            out[t, i] = residual[t, i] + total if residual.shape[0] > 0 else total

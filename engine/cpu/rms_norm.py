@@ -62,10 +62,10 @@ def rms_norm(x, weight, eps, y):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rms_norm_add(residual, x, weight, eps, y):  # type: ignore[no-untyped-def]
-    """y = residual + normalized x: fma(x * r, weight, residual)."""
+def rms_norm_add(residual, x, weight, eps, scale, y):  # type: ignore[no-untyped-def]
+    """y = (residual + normalized x) * scale: fma(x * r, weight, residual) * scale."""
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(x.shape[0]):
         r = inverse_rms(x[t], eps, chains)
         for i in range(weight.size):
-            y[t, i] = fma(x[t, i] * r, weight[i], residual[t, i])
+            y[t, i] = fma(x[t, i] * r, weight[i], residual[t, i]) * scale

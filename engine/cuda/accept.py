@@ -284,13 +284,14 @@ def propose(scripted: bool) -> Any:
     return propose
 
 
-@kernel(I32P, I32P, I32P, I32P, threads=32)
-def begin_draft(rows: int) -> Any:
+@kernel(I32P, I32P, I32P, I32P, I32P, threads=32)
+def begin_draft(rows: int, anchored: bool) -> Any:
     """The draft model's first inputs of a step: the last ``rows`` tokens up to the target's certain one, at
-    target_positions[0], which must be at least rows - 1.  Grid: 1 block of a warp."""
+    target_positions[0], which must be at least rows - 1.  Where ``anchored``, that position and the one before it go to
+    anchor int32 [2].  Grid: 1 block of a warp."""
 
     @cuda.jit
-    def begin_draft(target_positions, history, tokens, positions):  # type: ignore[no-untyped-def]
+    def begin_draft(target_positions, history, tokens, positions, anchor):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane = I(cuda.threadIdx.x)
         wait_for_inputs()
@@ -298,6 +299,8 @@ def begin_draft(rows: int) -> Any:
             position = I(target_positions[0] - (rows - 1) + lane)
             tokens[lane] = history[position]
             positions[lane] = position
+        if anchored and lane < 2:
+            anchor[lane] = I(target_positions[0] - lane)
 
     return begin_draft
 

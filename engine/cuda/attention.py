@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cache.kv import CHUNK
+from engine.cache.types import CHUNK, CacheType
 from engine.cuda.combine import COMBINE_THREADS, PART, combine, combine_quantize, first_visible, padded
 from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
 from engine.cuda.fold import fold32
@@ -77,6 +77,7 @@ class Geometry:
     d_v: int
     early: bool
     gated: bool
+    rotated: bool = False
 
     @property
     def quantizes(self) -> bool:
@@ -85,7 +86,7 @@ class Geometry:
 
     def quantized(self, unit: int) -> Specialization:
         """What joins chunks and quantizes: its grid is (ceil(n_head * d_v / 256), rows), its blocks have 256 threads."""
-        return combine_quantize(unit, self.d_v, self.early, self.gated)
+        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated)
 
 
 def slots(capacity: int, window: int) -> int:
@@ -103,6 +104,11 @@ def scratch(rows: int, n_head: int, d_v: int, n_slots: int) -> tuple[int, int]:
     return 2 * pairs, pairs * padded(d_v)
 
 
+def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
+    """Whether the kernel of this file is for such a cache: others take ``engine/cuda/direct_attention.py``."""
+    return k_type == v_type and not k_type.quantized and max(d_k, d_v) <= MAX_HEAD
+
+
 def geometry(
     rows: int,
     n_head: int,
@@ -115,12 +121,14 @@ def geometry(
     early: bool,
     tasks: int = 0,
     gated: bool = False,
+    past: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
     ``early``: no kernel of the same chain writes the positions, or what earlier passes have appended, so both are read
     before a kernel's turn has come.  ``tasks``: (row, head) pairs per block, 0 for a good number.  ``gated``: the result is
-    multiplied by sigmoid of a gate.
+    multiplied by sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written what is
+    in the cache.
     DeviceError for heads that the kernels cannot take.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -137,7 +145,7 @@ def geometry(
     # No more blocks than are resident at once, two on a multiprocessor: the next kernel cannot begin before all have begun.
     splits = min(n_slots, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
-        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, rows == 1, early),
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, rows == 1, early and not past),
         # Blocks begin in this order, x first: those of the first chunks, which are there at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
@@ -365,6 +373,73 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
     return amend
 
 
+@device
+def visible(place, window, chunk):  # type: ignore[no-untyped-def]
+    """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
+    low = first_visible(place, window)
+    return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
+
+
+def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: bool) -> tuple[Any, Any, Any, Any]:
+    """(row_of, head_of, weigh, note): which row and head a (row, head) pair is, and from the scores of a chunk to weights,
+    maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
+    n_warps = threads // 32
+    weigh_rounds = -(-tasks // n_warps)
+
+    @device
+    def row_of(task):  # type: ignore[no-untyped-def]
+        return I(0) if single else I(U(task) // U(group))
+
+    @device
+    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
+        """Number of a (row, head) pair, of all heads of all rows."""
+        return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
+
+    @device
+    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
+        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
+        the sum, go to tops and masses."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                first, last = visible(places[row_of(I(task0 + t))], window, chunk)
+                if first < last:
+                    own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
+                    s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
+                    if lane < first or lane >= last:
+                        s = F(-np.inf)
+                    if lane + 32 < first or lane + 32 >= last:
+                        u = F(-np.inf)
+                    m = warp_max(max(s, u))
+                    s = exp(s - m)
+                    u = exp(u - m)
+                    own[lane * shared_by] = s
+                    own[(lane + 32) * shared_by] = u
+                    tops[k] = m
+                    masses[k] = s + u
+
+    @device
+    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+        """Maxima and sums to where ``combine`` finds them."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                place = places[row_of(I(task0 + t))]
+                first, last = visible(place, window, chunk)
+                if first < last:
+                    total = fold32(masses[k])
+                    if lane == 0:
+                        head = head_of(I(task0 + t), n_head, head0)
+                        slot = I(chunk - (first_visible(place, window) >> 6))
+                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
+                        at[0] = tops[k]
+                        at[1] = total
+
+    return row_of, head_of, weigh, note
+
+
 @kernel(F32P, U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
 def attend_chunks(
     half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, single: bool, early: bool
@@ -412,14 +487,7 @@ def attend_chunks(
     masked_run = _make_sum_run(half, d_v, shared_by, n_bounds, True, SPAN)
     d_pad = padded(d_v)
 
-    @device
-    def row_of(task):  # type: ignore[no-untyped-def]
-        return I(0) if single else I(U(task) // U(group))
-
-    @device
-    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
-        """Number of a (row, head) pair, of all heads of all rows."""
-        return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
+    row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, threads, single)
 
     @device
     def fetch(keys, values, at, thread, key, value):  # type: ignore[no-untyped-def]
@@ -448,54 +516,6 @@ def attend_chunks(
                     left = I(left - 1)
                 for h in range(shared_by):
                     scores[i * shared_by + h] = total[h]
-
-    @device
-    def visible(place, window, chunk):  # type: ignore[no-untyped-def]
-        """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
-        low = first_visible(place, window)
-        return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
-
-    @device
-    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
-        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
-        the sum, go to tops and masses."""
-        lane = I(thread & 31)
-        for k in range(weigh_rounds):
-            t = I((thread >> 5) + k * n_warps)
-            if t < n:
-                first, last = visible(places[row_of(I(task0 + t))], window, chunk)
-                if first < last:
-                    own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
-                    s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
-                    if lane < first or lane >= last:
-                        s = F(-np.inf)
-                    if lane + 32 < first or lane + 32 >= last:
-                        u = F(-np.inf)
-                    m = warp_max(max(s, u))
-                    s = exp(s - m)
-                    u = exp(u - m)
-                    own[lane * shared_by] = s
-                    own[(lane + 32) * shared_by] = u
-                    tops[k] = m
-                    masses[k] = s + u
-
-    @device
-    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
-        """Maxima and sums to where ``combine`` finds them."""
-        lane = I(thread & 31)
-        for k in range(weigh_rounds):
-            t = I((thread >> 5) + k * n_warps)
-            if t < n:
-                place = places[row_of(I(task0 + t))]
-                first, last = visible(place, window, chunk)
-                if first < last:
-                    total = fold32(masses[k])
-                    if lane == 0:
-                        head = head_of(I(task0 + t), n_head, head0)
-                        slot = I(chunk - (first_visible(place, window) >> 6))
-                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
-                        at[0] = tops[k]
-                        at[1] = total
 
     @device
     def weighted_sum(tile, p, places, sums, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]

@@ -22,10 +22,12 @@ from engine.cuda import (
     add,
     attention,
     delta_net,
+    direct_attention,
     embed,
     glu,
     matmul,
     mtp,
+    per_layer,
     quantize,
     repack,
     rms_norm,
@@ -123,7 +125,7 @@ class Attended(Deferred):
 
 @dataclass(frozen=True)
 class DeviceWeight:
-    """A weight matrix in device memory: records (``engine/cuda/repack.py``), or the rows of a float format."""
+    """A weight matrix in memory the device reads: records (``engine/cuda/repack.py``), or the rows of a float format."""
 
     name: str
     format: Format
@@ -210,6 +212,7 @@ class Backend:
         self._pool = Pool(self.device)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._launches: list[Launch] | None = None
+        self._added: tuple[Any, ...] | None = None
         self._staging: Buffer | None = None
         self._orders: dict[Any, Buffer] = {}
         self._steps: DeviceSteps | None = None
@@ -244,36 +247,39 @@ class Backend:
         """target[first : first + len(rows)] = rows."""
         self.device.write(target[first : first + rows.shape[0]].address, rows)
 
-    def weight(self, weight: Weight) -> DeviceWeight:
-        """A weight matrix the operations can read: copied to the device and laid out in records."""
-        entry, data = weight.format, weight.data
-        if not entry.quantized:
-            buffer = self.device.allocate(data.nbytes, f"the weights ({weight.name})")
-            self.device.write(buffer.address, data)
-            self.weight_bytes += buffer.n_bytes
-            return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
-        n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
-        buffer = self.device.allocate(n_bytes, f"the weights ({weight.name})")
-        self.weight_bytes += buffer.n_bytes
-        if self._staging is None:
-            self._staging = self.device.allocate(STAGING, "the loading of weights")
+    def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
+        """A weight matrix the operations can read: copied to the device and laid out in records.
+
+        host: it lies in memory of the host that the device reads, as befits a table of which a pass reads few rows.
+        """
+        entry, row_bytes, what = weight.format, weight.data.shape[1], f"the weights ({weight.name})"
+        n_bytes = weight.rows * row_bytes
+        if entry.quantized:
+            n_bytes = repack.repacked_bytes(entry, weight.rows, weight.columns)
+        buffer = self.device.allocate_host(n_bytes, what) if host else self.device.allocate(n_bytes, what)
+        self.weight_bytes += 0 if host else buffer.n_bytes
+        step = max(1, STAGING // (row_bytes * repack.TILE)) * repack.TILE
+        for row in range(0, weight.rows, step):
+            part = weight.part(row, row + step)
+            if entry.quantized:
+                self._repack(entry, part, buffer.address, weight.columns // entry.block, row)
+            else:
+                self.device.write(buffer.address + row * row_bytes, part)
+        return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
+
+    def _repack(self, entry: Format, part: np.ndarray, records: int, blocks: int, row: int) -> None:
+        """Rows ``row`` .. of a matrix, from a whole tile on, as records."""
+        if self._staging is None or part.nbytes > self._staging.n_bytes:
+            self._staging = self.device.allocate(max(STAGING, part.nbytes), "the loading of weights")
         if entry.type not in self._orders:
             order = repack.record(entry.type)
             self._orders[entry.type] = self.device.allocate(order.nbytes, "the loading of weights")
             self.device.write(self._orders[entry.type].address, order)
-        blocks = weight.columns // entry.block
-        step = max(1, STAGING // (data.shape[1] * repack.TILE)) * repack.TILE
-        kernel = repack.repack(entry.block_bytes)
-        for row in range(0, weight.rows, step):
-            part = data[row : row + step]
-            if part.nbytes > self._staging.n_bytes:
-                self._staging = self.device.allocate(part.nbytes, "the loading of weights")
-            self.device.write(self._staging.address, part)
-            tiles = -(-part.shape[0] // repack.TILE)
-            addresses = (self._staging.address, self._orders[entry.type].address, buffer.address)
-            arguments = (*addresses, part.shape[0], blocks, row // repack.TILE)
-            self.device.launch(kernel, (blocks, tiles), 256, arguments)
-        return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
+        self.device.write(self._staging.address, part)
+        addresses = (self._staging.address, self._orders[entry.type].address, records)
+        arguments = (*addresses, part.shape[0], blocks, row // repack.TILE)
+        grid = (blocks, -(-part.shape[0] // repack.TILE))
+        self.device.launch(repack.repack(entry.block_bytes), grid, 256, arguments)
 
     def loaded(self) -> None:
         """All weights are there: what only loading needed is given back."""
@@ -350,12 +356,12 @@ class Backend:
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Note the launches of a pass without starting any."""
-        self._launches = []
+        self._launches, self._added = [], None
         try:
             result = forward()
             return Plan(self._launches, result)
         finally:
-            self._launches = None
+            self._launches = self._added = None
 
     def capture(self, plan: Plan) -> None:
         """Compile what a plan needs and make its graph."""
@@ -388,6 +394,7 @@ class Backend:
         """Note a launch; tensors among the arguments stand for their addresses."""
         plain = tuple(a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments)
         assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
+        self._added = None
         # Where results lie, not the results: what comes later may use their memory again.
         written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs)
         self._launches.append(Launch(kernel, grid, block, plain, written))
@@ -492,7 +499,16 @@ class Backend:
             x = self._plain(x)
         q, d, sums = self._int8(unit, rows, columns)
         grid = (-(-columns // quantize.RUN), rows)
-        if isinstance(x, Attended):
+        added, normed = self._added, isinstance(x, Deferred) and x.kind == "rms_norm"
+        y = x.first if isinstance(x, Deferred) and normed else x
+        if added and isinstance(y, Tensor) and (y.address, y.shape) == (added[-1].address, added[-1].shape):
+            # The launch before this has just made y: one kernel does both.
+            assert self._launches
+            self._launches.pop()
+            second = (x.second, x.eps) if isinstance(x, Deferred) else (0, 0.0)
+            kernel = rms_norm.rms_norm_add_quantize(unit, columns, normed)
+            self._launch(kernel, grid, quantize.RUN, (*added[:-1], *second, y, q, d, sums), y, q, d, sums)
+        elif isinstance(x, Attended):
             joined = (x.first, x.second, x.positions, x.gate or 0, q, d, sums, columns, x.slots, x.window)
             self._launch(x.geometry.quantized(unit), grid, quantize.RUN, joined, q, d, sums)
         elif isinstance(x, Deferred) and x.kind == "rms_norm":
@@ -538,11 +554,13 @@ class Backend:
         """Normalize the rows of x [rows, n]; weight [n]."""
         return Deferred("rms_norm", x, weight, eps)
 
-    def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual + normalized x."""
+    def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, scale: float = 1.0) -> Tensor:
+        """(residual + normalized x) * scale."""
         out = self._empty(x.shape)
         rows, n = x.shape
-        self._launch(rms_norm.rms_norm_add(), (1, rows), 256, (residual, x, weight, eps, n, out), out)
+        self._launch(rms_norm.rms_norm_add(), (1, rows), 256, (residual, x, weight, eps, scale, n, out), out)
+        # What it reads stays until the next launch, which may do its work as well (``_quantize``).
+        self._added = (residual, x, weight, eps, scale, out)
         return out
 
     def attention(
@@ -550,50 +568,58 @@ class Backend:
     ) -> Attended:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.  Where
-        heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of the gates.
+        Before that: biases, normalization of each head of q, k and v where the layer has it, and rotation by ``table``; v may
+        be k.  Where heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of
+        the gates.
         """
-        rows, (_, chunks, d_k, _), d_v = positions.size, cache.keys.shape, cache.values.shape[3]
-        rotated, new = self._rope(heads, q, k, v, cache, positions, table)
-        slots = attention.slots(chunks * CHUNK, cache.window)
-        shape = attention.geometry(
-            rows,
-            heads.n_head,
-            heads.n_head_kv,
-            d_k,
-            d_v,
-            cache.half,
-            slots,
-            self.device.multiprocessors,
-            early=True,
-            gated=heads.gated,
-        )
-        weights, sums = (self._empty((n,)) for n in attention.scratch(rows, heads.n_head, d_v, slots))
-        seen = (
-            rotated,
-            new,
-            cache.keys,
-            cache.values,
-            positions,
-            weights,
-            sums,
-            rows,
-            chunks,
-            slots,
-            cache.window,
-            heads.scale,
-        )
+        query, new = self._rope(heads, q, k, v, cache, positions, table)
+        return self._attend(heads, query, new, cache, positions, cache.window, q if heads.gated else None)
+
+    def attend_past(
+        self, heads: Heads, q: Tensor, cache: LayerCache, positions: Tensor, last: Tensor, table: Tensor, window: int
+    ) -> Attended:
+        """Attention of queries q [rows, n_head * d_k] at ``positions`` over what lies in the cache up to position ``last``
+        int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
+        query, _ = self._rope(heads, q, None, None, cache, positions, table)
+        return self._attend(heads, query, None, cache, last, window)
+
+    def _attend(
+        self,
+        heads: Heads,
+        query: tuple[Tensor, ...],
+        new: Tensor | None,
+        cache: LayerCache,
+        positions: Tensor,
+        window: int,
+        gate: Tensor | None = None,
+    ) -> Attended:
+        """Attention of what ``_rope`` has made of queries, over the cache up to ``positions``."""
+        rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
+        slots = attention.slots(chunks * CHUNK, window)
+        sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
+        options: dict[str, Any] = {"early": True, "gated": heads.gated}
+        multiprocessors = self.device.multiprocessors
+        if attention.takes(k, v, cache.d_k, cache.d_v):
+            options["past"] = new is None
+            shape = attention.geometry(*sizes, k.bits == 16, slots, multiprocessors, **options)
+            given: tuple[Any, ...] = (query[0], new or 0)
+        else:
+            shape = direct_attention.geometry(*sizes, k.name, v.name, slots, multiprocessors, **options)
+            given = query if k.quantized else (query[0], 0)
+        weights, sums = (self._empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, slots))
+        read = (*given, cache.keys, cache.values, positions)
+        seen = (*read, weights, sums, rows, chunks, slots, window, heads.scale)
         self._launch(shape.attend, shape.attend_grid, shape.attend_block, seen, weights, sums)
         return Attended(
             "combine",
             weights,
             sums,
-            gate=q if heads.gated else None,
+            gate=gate,
             positions=positions,
             geometry=shape,
             slots=slots,
-            window=cache.window,
-            columns=heads.n_head * d_v,
+            window=window,
+            columns=heads.n_head * cache.d_v,
         )
 
     def remember(self, heads: Heads, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor) -> None:
@@ -604,28 +630,35 @@ class Backend:
         self,
         heads: Heads,
         q: Tensor | None,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         cache: LayerCache,
         positions: Tensor,
         table: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values to the cache; the rotated queries, if there are any, and what has been stored."""
-        rows, (_, chunks, d_k, _) = positions.size, cache.keys.shape
-        d_v, n_rot, n_head = cache.values.shape[3], 2 * table.shape[2], heads.n_head if q else 0
-        normed, biases = heads.q_norm is not None, heads.biases or (0, 0, 0)
-        rotated = self._empty((rows, n_head, d_k))
-        new = self._empty((rows, heads.n_head_kv, d_k + d_v), np.uint32)
-        kernel = rope.rope(
-            cache.half, d_k, d_v, n_rot, heads.neox, normed, heads.biases is not None, early=True, gated=heads.gated
+    ) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Keys and values, if there are any, to the cache; the queries as attention takes them, and what has been stored."""
+        rows, d_k, d_v, kinds = positions.size, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
+        n_head, n_head_kv = heads.n_head if q else 0, heads.n_head_kv if k else 0
+        query: tuple[Tensor, ...]
+        if kinds[0].quantized:
+            query = self._empty((rows, n_head, d_k // 4), np.uint32), self._empty((rows, n_head, d_k // 32))
+        else:
+            query = (self._empty((rows, n_head, d_k)),)
+        noted = rope.notes(*kinds) and n_head_kv > 0
+        new = self._empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
+        biased, normed = heads.biases is not None, heads.q_norm is not None
+        how = heads.neox, normed, biased, True, heads.gated, heads.v_normed
+        kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2], *how)
+        given = (
+            *(q or 0, k or 0, v or 0),
+            *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
+            *(positions, table, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
+            *(heads.eps, heads.scale, n_head, cache.keys.shape[1]),
+            *(query[0], query[-1], new or 0, cache.keys, cache.values),
         )
-        strides = (heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v)
-        norms = (heads.q_norm, heads.k_norm) if normed else (0, 0)
-        given = (q or 0, k, v, *strides, positions, table, *norms, *biases, heads.eps, n_head, chunks)
-        grid = rope.grid(rows, n_head, heads.n_head_kv)
-        outputs = (rotated, new) if n_head else (new,)
-        self._launch(kernel, grid, rope.BLOCK, (*given, rotated, new, cache.keys, cache.values), *outputs)
-        return rotated, new
+        written = [*(query if n_head else ()), *([new] if new else [])]
+        self._launch(kernel, rope.grid(rows, n_head, n_head_kv), rope.BLOCK, given, *written)
+        return query, new
 
     def delta_net(
         self, net: DeltaNet, x: Tensor, gates: Sequence[Tensor], memory: RecurrentLayer, positions: Tensor
@@ -648,9 +681,25 @@ class Backend:
         """x [rows, n], each run of weight.size normalized, times silu(gate)."""
         return Deferred("gated_norm", x, weight, eps, gate)
 
-    def experts(self, experts: Experts, residual: Tensor, x: Tensor | Deferred) -> Tensor:
-        """residual + the mixture of experts of x [rows, n_embd]."""
-        return Mixture(self, experts, residual, x).record()
+    def experts(
+        self,
+        experts: Experts,
+        residual: Tensor | None,
+        x: Tensor | Deferred,
+        router_x: Tensor | Deferred | None = None,
+    ) -> Tensor:
+        """The mixture of experts of x [rows, n_embd], added to the residual if there is one; router_x: what the router sees,
+        if not x."""
+        return Mixture(self, experts, residual, x, router_x).record()
+
+    def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
+        """What each layer is told of the token itself: m, e [rows, layers * n], weight [n] to [layers, rows, n]
+        (``engine/cuda/per_layer.py``)."""
+        (rows, columns), n = m.shape, weight.size
+        out = self._empty((columns // n, rows, n))
+        arguments = (m, e, weight, scale, eps, out)
+        self._launch(per_layer.per_layer_inputs(n), (columns // n, rows), 256, arguments, out)
+        return out
 
     def plain(self, x: Tensor | Deferred) -> Tensor:
         """x as an array that may be used more than once."""
@@ -661,6 +710,14 @@ class Backend:
         x, (rows, n) = self._plain(x), x.shape
         arguments = (ring, x, ring.shape[0], positions, rows, n)
         self._launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
+
+    def beside(self, e: Tensor, hiddens: Tensor, positions: Tensor) -> Tensor:
+        """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
+        (rows, n), (length, m) = e.shape, hiddens.shape
+        out = self._empty((rows, n + m))
+        arguments = (e, hiddens, length, positions, n, m, out)
+        self._launch(mtp.beside(), (-(-(n + m) // 256), rows), 256, arguments, out)
+        return out
 
     def mtp_input(
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, positions: Tensor, eps: float

@@ -1,8 +1,9 @@
 """The joining of attention's chunks: what ``engine/cuda/attention.py`` has computed chunk by chunk becomes its result.
 
 Formula: over the chunks i that a row sees, with maxima m_i, sums l_i and weighted values o_i:
-    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; out = O / L, times
-    sigmoid(gate) where heads are gated (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
+    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; out = O / L,
+    rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated
+    (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot
     0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], of which [:, :, 1] is read; out float32
     [rows, n_head, d_v], or int8 as in ``engine/cuda/quantize.py``.
@@ -35,6 +36,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.quantized_cache import rotate
 from engine.cuda.unpack import device
 
 F = np.float32
@@ -67,11 +69,11 @@ def first_visible(position, window):  # type: ignore[no-untyped-def]
 
 
 @kernel(F32P, U32P, I32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
-def combine(d_v: int, early: bool, gated: bool) -> Any:
+def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
     """The chunks of a row joined in rising order.
 
     Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), out, slots, window; ``early``: no kernel
-    of the same chain writes the positions.
+    of the same chain writes the positions; ``rotated``: values are quantized, d_v a multiple of 32.
     Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.
     """
     d_pad = padded(d_v)
@@ -181,6 +183,8 @@ def combine(d_v: int, early: bool, gated: bool) -> Any:
             cuda.syncthreads()
         if warp == 0 and column < d_v:
             element = element / total
+            if rotated:
+                element = rotate(element)
             if gated:
                 element = element * sigmoid(opening)
             out[np.int64(head) * d_v + column] = element
@@ -237,11 +241,11 @@ def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
 
 
 @kernel(F32P, F32P, I32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
-def combine_quantize(unit: int, d_v: int, early: bool, gated: bool) -> Any:
+def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
     """The chunks of a row joined in rising order, and the result as int8 of ``unit`` values a scale.
 
     Arguments: weights, sums, positions, gate, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window; ``early``,
-    ``gated``: as for ``combine``; d_v: a multiple of 32.
+    ``gated``, ``rotated``: as for ``combine``; d_v: a multiple of 32.
     A warp takes 32 chunks at a time: a lane computes the factors of one of them, and joins all of them for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
@@ -314,6 +318,8 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool) -> Any:
                 element, total = join(sums, count, n, factor, share, term, x, element, total)
                 cuda.syncwarp()
             element = element / total
+            if rotated:
+                element = rotate(element)
             if gated:
                 element = element * sigmoid(opening)
         store(element, inside, row, I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)

@@ -217,6 +217,45 @@ class Device:
         self.allocated += n_bytes
         return Buffer(int(address), n_bytes, self._free)
 
+    def allocate_host(self, n_bytes: int, what: str) -> Buffer:
+        """Memory of the host, not cleared, that the device reads and writes at the buffer's address; DeviceError says what it
+        was for when there is too little."""
+        pointer = self._host_memory(n_bytes, what)
+        return Buffer(self._mapped(pointer), n_bytes, lambda address, n_bytes: self._free_host(pointer))
+
+    def _host_memory(self, n_bytes: int, what: str) -> int:
+        self._use()
+        flags = self._driver.CU_MEMHOSTALLOC_DEVICEMAP | self._driver.CU_MEMHOSTALLOC_PORTABLE
+        status, pointer = self._driver.cuMemHostAlloc(n_bytes, flags)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceError(
+                f"{what} need {n_bytes / 1e9:.2f} GB of host memory that {self.info.name} can read, and the system does not "
+                "give it: end other programs, or use --device cpu."
+            )
+        return int(self._check((status, pointer), f"the allocation of {what}"))
+
+    def reach(self, other: "Device") -> None:
+        """Have kernels of this device read and write the other's memory; DeviceError where the two are not connected."""
+        self._use()
+        able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a look at another GPU")
+        if not able:
+            raise DeviceError(
+                f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant has to; "
+                "leave out --device-draft."
+            )
+        status = self._driver.cuCtxEnablePeerAccess(other._context, 0)
+        if status[0] != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            self._check(status, "the way to another GPU")
+
+    def _free_host(self, pointer: int) -> None:
+        with contextlib.suppress(Exception):
+            self._driver.cuCtxSetCurrent(self._context)
+            self._driver.cuMemFreeHost(pointer)
+
+    def _mapped(self, pointer: int) -> int:
+        """Where the device finds memory of the host."""
+        return int(self._check(self._driver.cuMemHostGetDevicePointer(pointer, 0), "the mapping of host memory"))
+
     def _free(self, address: int, n_bytes: int) -> None:
         self.allocated -= n_bytes
         with contextlib.suppress(Exception):  # at the interpreter's end the bindings may be gone
@@ -250,15 +289,13 @@ class Device:
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
         """Host memory that the device can write: (array of zeros, its address on the device).  It lives as long as
         the array."""
-        self._use()
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-        flags = self._driver.CU_MEMHOSTALLOC_DEVICEMAP | self._driver.CU_MEMHOSTALLOC_PORTABLE
-        pointer = int(self._check(self._driver.cuMemHostAlloc(n_bytes, flags), "the allocation of host memory"))
+        pointer = self._host_memory(n_bytes, "messages from the GPU")
         memory = (ctypes.c_byte * n_bytes).from_address(pointer)
         memory.owner = _Owner(self._driver.cuMemFreeHost, pointer)  # type: ignore[attr-defined]
         array = np.frombuffer(memory, dtype).reshape(shape)
         array[...] = 0
-        return array, int(self._check(self._driver.cuMemHostGetDevicePointer(pointer, 0), "the mapping of host memory"))
+        return array, self._mapped(pointer)
 
     # --- kernels -----------------------------------------------------------------------------------------------
 

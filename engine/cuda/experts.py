@@ -10,7 +10,7 @@ Who owns what: ``matmul_experts``: a block owns 16 rows of the matrix of a pair'
     ``matmul_join``: a block owns 16 outputs of a single row, a warp one unit of one expert, of which it first makes the
     activations.  ``join``: a thread owns an element.
 Reduction order: that of ``engine/cuda/matmul.py``, then sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)),
-    fma(sigmoid(l_shared), y_shared, sum), residual + that.
+    fma(sigmoid(l_shared), y_shared, sum), residual + that where there is one.
 Bytes moved: the matrices of every expert in use once.
 
 Which weights are needed is known only when the inputs are there, but for the network that every row uses: its blocks come
@@ -73,19 +73,26 @@ def resident(formats: tuple[str, ...], most: int, *others: Any) -> int:
 
 
 @kernel(
-    *(U32P, U32P, U32P, U32P, F32P, F32P, I32P, F32P, F32P),
+    *(U32P, U32P, U32P, U32P, F32P, F32P, I32P, F32P, F32P, F32P),
     *(i32, i32, i32, i32, U32P, F32P, U32P),
     threads=32 * CHAINS,
     blocks=resident,
 )
 def matmul_experts(
-    formats: tuple[str, ...], most: int, n_used: int, shared: bool, down: bool, n_expert: int = 0
+    formats: tuple[str, ...],
+    most: int,
+    n_used: int,
+    shared: bool,
+    down: bool,
+    n_expert: int = 0,
+    scaled: bool = False,
 ) -> Any:
     """One or two matrices of every expert, w0 and w1 of ``formats``, times the activations of all pairs; ``shared``: s0 and
     s1 are those of a network that every row uses; ``down``: activations are one row per output, and not one per row.
 
     most: rows, 1, 8 or 16.  n_expert: for a single row, the kernel itself chooses among so many by ``logits``, and leaves ids
-    and weights.  Grid: (matrices * ``tiles(R)``, pairs + ``shared``) blocks of 32 * ``matmul.warps(units, False)`` threads.
+    and weights, with the experts' ``scales`` if ``scaled``.
+    Grid: (matrices * ``tiles(R)``, pairs + ``shared``) blocks of 32 * ``matmul.warps(units, False)`` threads.
     """
     kinds = [T[name] for name in formats]
     two, mixed = len(kinds) > 1, len(set(kinds)) > 1
@@ -96,11 +103,11 @@ def matmul_experts(
     n_acc, n_columns = 4 * row_tiles, 1 if most == 1 else 8 * row_tiles
     n_parts, n_where = CHAINS * 16 * n_columns, n_places(most)
     single, first_pair, chooses = most == 1, int(shared), n_expert > 0
-    choose, share = make_route(max(n_expert, 1), n_used)
+    choose, share = make_route(max(n_expert, 1), n_used, scaled)
 
     @cuda.jit
     def matmul_experts(  # type: ignore[no-untyped-def]
-        w0, w1, s0, s1, out0, out1, ids, weights, logits, rows, n_tiles, n_rows, units, q, d, s
+        w0, w1, s0, s1, out0, out1, ids, weights, logits, scales, rows, n_tiles, n_rows, units, q, d, s
     ):
         let_next_begin()
         parts = pointer(cuda.shared.array(n_parts, np.float32))
@@ -134,7 +141,7 @@ def matmul_experts(
                 # Every lane wants what lane ``pair`` has.
                 origin = I(lanes_max(mine if lane == pair else I(-1)) * n_rows)
                 if last_block:
-                    p = share(p)
+                    p = share(p, mine, scales)
                     if thread < n_used:
                         ids[thread] = mine
                         weights[thread] = p
@@ -231,9 +238,9 @@ def matmul_experts_float(format: str, n_used: int, down: bool) -> Any:
 
 
 @kernel(F32P, F32P, F32P, F32P, F32P, i32, i32, F32P, threads=256)
-def join(n_used: int, shared: bool) -> Any:
-    """residual + the weighted y [pairs, n], and common [rows, n] by the last of each row's logits, one every ``stride``.
-    Grid: (ceil(n / 256), rows)."""
+def join(n_used: int, shared: bool, add: bool) -> Any:
+    """The weighted y [pairs, n], and if ``shared`` common [rows, n] by the last of each row's logits, one every ``stride``;
+    ``add``: residual + that.  Grid: (ceil(n / 256), rows)."""
 
     @cuda.jit
     def join(residual, y, weights, common, logits, stride, n, out):  # type: ignore[no-untyped-def]
@@ -247,7 +254,9 @@ def join(n_used: int, shared: bool) -> Any:
             for s in range(n_used):
                 values[s] = y[(t * n_used + s) * n + i]
                 factors[s] = weights[t * n_used + s]
-            before, last, gate = residual[t * n + i], f32(0.0), f32(0.0)
+            before, last, gate = f32(0.0), f32(0.0), f32(0.0)
+            if add:
+                before = residual[t * n + i]
             if shared:
                 last, gate = common[t * n + i], logits[t * stride + (stride - 1)]
             total = f32(0.0)
@@ -255,7 +264,7 @@ def join(n_used: int, shared: bool) -> Any:
                 total = fma(factors[s], values[s], total)
             if shared:
                 total = fma(sigmoid(gate), last, total)
-            out[t * n + i] = before + total
+            out[t * n + i] = before + total if add else total
 
     return join
 

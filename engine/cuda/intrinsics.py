@@ -81,6 +81,13 @@ def pointer(typingctx, array):  # type: ignore[no-untyped-def]
     return types.CPointer(array.dtype)(array), codegen
 
 
+@intrinsic
+def halves(typingctx, p):  # type: ignore[no-untyped-def]
+    """The memory at p as uint16."""
+    to = types.CPointer(types.uint16)
+    return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
+
+
 def _make_load(instruction: str, n: int) -> Any:
     """A load of n words that keeps its place: weights before ``wait_for_inputs``, what an earlier kernel wrote behind it."""
     type_ = types.uint32 if n == 1 else types.UniTuple(types.uint32, n)
@@ -111,6 +118,28 @@ load2 = _make_load("ld.global.v2.u32", 2)
 """load2(p, i): the words p[i : i + 2], likewise."""
 load1 = _make_load("ld.global.u32", 1)
 """load1(p, i): the word p[i], likewise; for a value that is sent for long before it is used."""
+
+
+@intrinsic
+def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
+    """n_bytes of memory from p[i] on, both multiples of 16, on their way into the L2 cache, where what other kernels write
+    meanwhile also arrives: so it may come before ``wait_for_inputs``."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if TARGET >= (9, 0):
+            address = builder.gep(args[0], [args[1]])
+            _asm(
+                builder,
+                "cp.async.bulk.prefetch.L2.global [$0], $1;",
+                [address, args[2]],
+                0,
+                "lr",
+                effect=True,
+                memory=True,
+            )
+        return context.get_dummy_value()
+
+    return types.void(p, i, types.int32), codegen
 
 
 @intrinsic

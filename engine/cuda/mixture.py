@@ -1,8 +1,10 @@
 """The launches of a mixture of experts.
 
-Several rows: norm, int8 and router; route; gate and up; SwiGLU and int8; down; join.  A single row: norm, int8 and router;
-route, gate and up; SwiGLU, int8, down and join.  That is where formats and sizes are the usual ones: the router float32, gate
-and up of one unit, the network that every row uses of the formats and the size of the experts.  Others take more launches.
+Several rows: norm, int8 and router; route; gate and up; gate's function and int8; down; join.  A single row: norm, int8 and
+router; route, gate and up; then SwiGLU, int8, down and join as one, or where they do not fit into one (GeGLU, no residual,
+down of 32-wide blocks) as for several.  That is where formats and sizes are the usual ones: the router float32, gate and up
+of one unit, the network that every row uses of the formats and the size of the experts, and what the router sees a norm of
+what is normalized for the experts.  Others take more launches.
 """
 
 from collections.abc import Sequence
@@ -21,10 +23,18 @@ if TYPE_CHECKING:
 
 
 class Mixture:
-    """One call of ``Backend.experts``: residual + the mixture of x [rows, n_embd]."""
+    """One call of ``Backend.experts``: (residual +) the mixture of x [rows, n_embd]."""
 
-    def __init__(self, ops: "Backend", experts: Experts, residual: "Tensor", x: "Tensor | Deferred") -> None:
+    def __init__(
+        self,
+        ops: "Backend",
+        experts: Experts,
+        residual: "Tensor | None",
+        x: "Tensor | Deferred",
+        router_x: "Tensor | Deferred | None" = None,
+    ) -> None:
         self._ops, self._experts, self._residual, self._x = ops, experts, residual, x
+        self._router_x = x if router_x is None else router_x
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
         self._quantized: dict[int, Any] = {}
@@ -43,41 +53,46 @@ class Mixture:
         logits = self._logits()
         stacks, others = [experts.gate, experts.up], list(experts.shared or ())
         gate, up = self._products(stacks, others[:2], self._activations, False, logits)
-        act, down = ops.swiglu(gate, up), experts.down
+        activation, down = getattr(ops, experts.activation), experts.down
+        act = activation(gate, up)
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
         size = (down.format.name, units, n_rows, experts.n_used, self._joins)
-        if self._rows == 1 and self._joins == (experts.shared is not None) and kernels.can_join(*size):
+        usual = experts.activation == "swiglu" and self._joins == (experts.shared is not None)
+        if self._rows == 1 and usual and self._residual is not None and kernels.can_join(*size):
             return self._matmul_join(gate, up, logits, units, n_rows)
         common: Tensor | int = 0
         if experts.shared and not self._joins:
             g, u = ops._matmul(self._x, experts.shared[:2], None)
-            (common,) = ops._matmul(ops.swiglu(g, u), experts.shared[2:], None)
+            (common,) = ops._matmul(activation(g, u), experts.shared[2:], None)
 
         def activations(unit: int) -> Any:
             return ops._quantize(act, unit) if unit else ops._plain(act)
 
         (y,) = self._products([down], others[2:], activations, True, logits)
-        out = ops._empty(self._residual.shape)
+        out = ops._empty((self._rows, n_rows))
         arguments = (
-            *(self._residual, y, self._weights, y[self._pairs :] if self._joins else common),
+            *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
             *(logits, experts.router.rows, n_rows, out),
         )
-        kernel = kernels.join(experts.n_used, experts.shared is not None)
+        kernel = kernels.join(experts.n_used, experts.shared is not None, self._residual is not None)
         ops._launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, out)
         return out
 
     def _logits(self) -> "Tensor":
         """Of all rows; where one kernel does both, the int8 of x is made, too."""
         ops, matrix, unit = self._ops, self._experts.router, self._experts.gate.format.unit
-        n, x = matrix.columns, self._x
-        deferred = getattr(x, "kind", "") == "rms_norm"
-        if not (deferred and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
-            (logits,) = ops._matmul(x, (matrix,), None)
+        n, x, seen = matrix.columns, self._x, self._router_x
+        both = all(getattr(one, "kind", "") == "rms_norm" for one in (x, seen))
+        if both:
+            both = (x.first.address, x.eps) == (seen.first.address, seen.eps)  # type: ignore[union-attr]
+        if not (both and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
+            (logits,) = ops._matmul(seen, (matrix,), None)
             return logits
         logits = ops._empty((self._rows, matrix.rows))
         parts = ops._int8(unit, self._rows, n)
         grid = (-(-n // quantize.RUN) + -(-matrix.rows // quantize.WARPS), self._rows)
-        arguments = (x.first, x.second, x.eps, matrix, matrix.rows, *parts, logits)  # type: ignore[union-attr]
+        norm = (x.first, x.second, seen.second, x.eps)  # type: ignore[union-attr]
+        arguments = (*norm, matrix, matrix.rows, *parts, logits)
         ops._launch(router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, *parts, logits)
         self._quantized[unit] = parts
         return logits
@@ -118,8 +133,9 @@ class Mixture:
     def _route(self, logits: "Tensor") -> None:
         """The experts of all rows, unless they are known."""
         if not self._routed:
-            kernel = router.route(self._experts.n_expert, self._experts.n_used)
-            arguments = (logits, self._experts.router.rows, self._ids, self._weights)
+            scales = self._experts.scales
+            kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None)
+            arguments = (logits, self._experts.router.rows, scales or 0, self._ids, self._weights)
             self._ops._launch(kernel, (self._rows,), 32, arguments, self._ids, self._weights)
             self._routed = True
 
@@ -133,7 +149,7 @@ class Mixture:
         n_rows: int,
         outs: list["Tensor"],
     ) -> None:
-        n_expert, n_used = self._experts.n_expert, self._experts.n_used
+        n_expert, n_used, scales = self._experts.n_expert, self._experts.n_used, self._experts.scales
         chooses = self._rows == 1 and not self._routed
         if not chooses:
             self._route(logits)
@@ -142,11 +158,10 @@ class Mixture:
         spare: Sequence[DeviceWeight | int] = others or [0]
         arguments = (
             *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
-            *(self._ids, self._weights, logits, self._rows, n_tiles, n_rows, units, *x),
+            *(self._ids, self._weights, logits, scales or 0, self._rows, n_tiles, n_rows, units, *x),
         )
-        kernel = kernels.matmul_experts(
-            formats, matmul.compiled_rows(self._rows), n_used, self._joins, down, n_expert if chooses else 0
-        )
+        constants = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
+        kernel = kernels.matmul_experts(*constants, *((n_expert, scales is not None) if chooses else ()))
         grid = (len(stacks) * n_tiles, self._pairs + self._joins)
         written = (*outs, self._ids, self._weights) if chooses else outs
         self._ops._launch(kernel, grid, 32 * matmul.warps(units, False), arguments, *written)
@@ -154,6 +169,7 @@ class Mixture:
 
     def _matmul_join(self, gate: "Tensor", up: "Tensor", logits: "Tensor", units: int, n_rows: int) -> "Tensor":
         experts, ops = self._experts, self._ops
+        assert self._residual is not None
         out = ops._empty(self._residual.shape)
         common, logit = (experts.shared[2], logits.address + 4 * experts.n_expert) if experts.shared else (0, 0)
         arguments = (

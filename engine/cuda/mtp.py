@@ -40,6 +40,27 @@ def keep_rows() -> Any:
     return keep_rows
 
 
+@kernel(F32P, F32P, i32, I32P, i32, i32, F32P, threads=256)
+def beside() -> Any:
+    """out[t] = e[t] of n elements, then the row of ``hiddens`` for the position before, of m.
+
+    Grid: (ceil((n + m) / 256), rows).
+    """
+
+    @cuda.jit
+    def beside(e, hiddens, length, positions, n, m, out):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
+        wait_for_inputs()
+        if i < n:
+            out[t * np.int64(n + m) + i] = e[t * np.int64(n) + i]
+        elif i < n + m:
+            row = I(I(positions[t] - 1 + length) % length)
+            out[t * np.int64(n + m) + i] = hiddens[row * np.int64(m) + I(i - n)]
+
+    return beside
+
+
 @kernel(F32P, F32P, F32P, i32, F32P, I32P, f32_t, i32, F32P, threads=256)
 def mtp_input() -> Any:
     """Half 0 of out[t] is normalized e[t], half 1 the normalized row of ``hiddens`` for the position before.

@@ -1,12 +1,13 @@
-"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, and on the way to int8.
+"""Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, on the way to int8, and both.
 
-Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps).
+Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps); added: y[i] = fma(x[i] * r, weight[i], residual[i])
+    * scale.
 Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/quantize.py``.
 Who owns what: a block of 256 threads owns a row, or one of several parts of what is done with a row once r is known: each
     part computes r again, which is cheaper than waiting for one another.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
     (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows of at most 128 use the least power of two of chains.
-Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8), and 4 n for the weights.
+Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8, 13 n for both), and 4 n for the weights.
 """
 
 import math
@@ -60,12 +61,12 @@ def rms_norm() -> Any:
     return rms_norm
 
 
-@kernel(F32P, F32P, F32P, f32_t, i32, F32P, threads=256)
+@kernel(F32P, F32P, F32P, f32_t, f32_t, i32, F32P, threads=256)
 def rms_norm_add() -> Any:
-    """y = residual + normalized x: fma(x * r, weight, residual).  Grid: (parts, rows)."""
+    """y = (residual + normalized x) * scale.  Grid: (parts, rows)."""
 
     @cuda.jit
-    def rms_norm_add(residual, x, weight, eps, n, y):  # type: ignore[no-untyped-def]
+    def rms_norm_add(residual, x, weight, eps, scale, n, y):  # type: ignore[no-untyped-def]
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         row = np.int64(cuda.blockIdx.y) * n
@@ -73,10 +74,38 @@ def rms_norm_add() -> Any:
         r = inverse_rms(advance(x, row), n, eps, chains)
         i = I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         while i < n:
-            y[row + i] = fma(x[row + i] * r, weight[i], residual[row + i])
+            y[row + i] = fma(x[row + i] * r, weight[i], residual[row + i]) * scale
             i = I(i + cuda.gridDim.x * 256)
 
     return rms_norm_add
+
+
+def _make_row(n: int) -> tuple[int, Any, Any]:
+    """(n_x, own, inverse) of a row of n whose chains are the block's threads, in registers, without a loop.
+
+    ``own(p, x)``: x [n_x] = what is the thread's of the row at p, 0 where it has less.
+    ``inverse(x, eps, chains)``: r of the row, in every thread of the block; chains: shared memory, float32 [256].
+    """
+    width = norm_width.py_func(n)
+    n_x = -(-n // width)
+    exact = n % width == 0 and width == NORM_CHAINS
+
+    @device
+    def own(p, x):  # type: ignore[no-untyped-def]
+        thread = I(cuda.threadIdx.x & 255)
+        for k in range(n_x):
+            x[k] = f32(0.0)
+            if exact or (thread < width and thread + k * width < n):
+                x[k] = p[thread + k * width]
+
+    @device
+    def inverse(x, eps, chains):  # type: ignore[no-untyped-def]
+        total = f32(0.0)
+        for k in range(n_x):
+            total = fma(x[k], x[k], total)
+        return f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+
+    return n_x, own, inverse
 
 
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
@@ -86,9 +115,7 @@ def rms_norm_quantize(unit: int, n: int) -> Any:
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
     store = make_store(unit)
-    width = norm_width.py_func(n)
-    n_x = -(-n // width)
-    exact = n % width == 0 and width == NORM_CHAINS
+    n_x, own_of, inverse = _make_row(n)
 
     @cuda.jit
     def rms_norm_quantize(x, weight, eps, q, d, sums):  # type: ignore[no-untyped-def]
@@ -105,16 +132,60 @@ def rms_norm_quantize(unit: int, n: int) -> Any:
         if inside:
             factor = weight[i]
         wait_for_inputs()
-        for k in range(n_x):
-            own[k] = f32(0.0)
-            if exact or (thread < width and thread + k * width < n):
-                own[k] = row[thread + k * width]
+        own_of(row, own)
         if inside:
             value = row[i]
-        total = f32(0.0)
-        for k in range(n_x):
-            total = fma(own[k], own[k], total)
-        r = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        r = inverse(own, eps, chains)
         store(value * r * factor, inside, t, run, n, tops, q, d, sums)
 
     return rms_norm_quantize
+
+
+@kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, f32_t, F32P, U32P, F32P, U16P, threads=256)
+def rms_norm_add_quantize(unit: int, n: int, normed: bool) -> Any:
+    """``rms_norm_add``, and its result y as int8 of ``unit`` values a scale; ``normed``: y normalized.
+
+    Arguments: residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums.
+    Grid: (ceil(n / 256), rows); a block computes all of a row, and stores and quantizes a run of 256 positions.
+    """
+    store = make_store(unit)
+    n_x, own_of, inverse = _make_row(n)
+
+    @cuda.jit
+    def rms_norm_add_quantize(residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        own = cuda.local.array(n_x, np.float32)
+        weights = cuda.local.array(n_x, np.float32)
+        before = cuda.local.array(n_x, np.float32)
+        thread = I(cuda.threadIdx.x)
+        t, run = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        x, residual = advance(x, t * n), advance(residual, t * n)
+        i = I(run * RUN + thread)
+        inside = i < n
+        value, old, factor, second_factor = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+        if inside:
+            factor = weight[i]
+            if normed:
+                second_factor = second_weight[i]
+        if normed:
+            own_of(weight, weights)
+        wait_for_inputs()
+        own_of(x, own)
+        if normed:
+            own_of(residual, before)
+        if inside:
+            value, old = x[i], residual[i]
+        r = inverse(own, eps, chains)
+        value = fma(value * r, factor, old) * scale
+        if inside:
+            y[I(t * n) + i] = value
+        if normed:
+            for k in range(n_x):
+                own[k] = fma(own[k] * r, weights[k], before[k]) * scale
+            cuda.syncthreads()
+            value = value * inverse(own, second_eps, chains) * second_factor
+        store(value, inside, t, run, n, tops, q, d, sums)
+
+    return rms_norm_add_quantize

@@ -1,18 +1,21 @@
 """What happens to q, k and v between the projections and attention, in one kernel: bias, head norm, rotation, append.
 
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
-    (a, b) -> (a cos - b sin, a sin + b cos); q goes to a buffer, k and v to their positions of the cache.
+    (a, b) -> (a cos - b sin, a sin + b cos); v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to
+    their positions of the cache.  Where the cache is quantized, q and k, or v, are then rotated block by block, and q, times
+    the scale of attention, becomes int8 (``engine/cuda/quantized_cache.py``).
 Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behind the queries of each head; k [rows,
-    n_head_kv, d_k], v [rows, n_head_kv, d_v]; rows q_stride, k_stride, v_stride elements apart; positions int32 [rows]; table
-    float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k], biases float32 [heads, d]; q_out float32 [rows,
-    n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or the bits of float16; new
-    [rows, n_head_kv, d_k + d_v]: the bits of what is appended, a word per element, for attention that has looked at the cache
-    before.
+    n_head_kv, d_k], v [rows, n_head_kv, d_v], which may be k; rows q_stride, k_stride, v_stride elements apart; positions
+    int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k], biases float32 [heads, d];
+    q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head,
+    d_k / 32]; keys, values: words (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the
+    bits of what is appended, a word per element, for attention that has looked at the cache before; only where keys and
+    values are of one type that is not quantized.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
     Rotation: fma(a, cos, -(b sin)) and fma(a, sin, b cos).
-Bytes moved: 4 in, and 4 (q), 4 + 2 or 4 + 4 (k, v) out per element.
+Bytes moved: 4 in, and 4 (q), 4 + 2 or 4 + 4 (k, v), or about 1 out per element.
 """
 
 import math
@@ -21,18 +24,20 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cache.kv import CHUNK
-from engine.cuda.compiler import F32P, I32P, U16P, U32P, Specialization, f32, i32, kernel
+from engine.cache.types import CACHE_TYPES, CHUNK, CacheType
+from engine.cuda.compiler import F32P, I32P, U32P, f32, i32, kernel
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
     float_bits,
     float_to_half,
     fma,
+    halves,
     let_next_begin,
     pointer,
     wait_for_inputs,
 )
+from engine.cuda.quantized_cache import chunk_words, make_store, rotate, store_query
 from engine.cuda.unpack import device
 
 F = np.float32
@@ -42,63 +47,101 @@ U = np.uint32
 BLOCK = 32
 """Threads of a block."""
 
-_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, i32, i32, F32P, U32P)
-
-
-def rope(
-    half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool
-) -> Specialization:
-    """The kernel for a kind of layer.
-
-    ``half``: the cache holds float16; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q and
-    k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``,
-    so they and the table are read before its turn has come; ``gated``: gates, which are left alone, lie behind the queries
-    of each head.
-
-    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, n_head,
-    chunks, q_out, new, keys, values; unused pointers are not read.
-    Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
-    """
-    return (rope_half if half else rope_float)(d_k, d_v, n_rot, neox, normed, biased, early, gated)
+_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, f32, i32, i32, U32P, F32P, *[U32P] * 3)
 
 
 def grid(rows: int, n_head: int, n_head_kv: int) -> tuple[int, int]:
-    """A block per head of q, k and v and per row; with no head of q, keys and values are stored and nothing else is done."""
+    """A block per head of q, k and v and per row; n_head is 0 where keys and values are stored and nothing else is done,
+    n_head_kv where queries are all there is."""
     return n_head + 2 * n_head_kv, rows
 
 
-@kernel(*_ARGUMENTS, U16P, U16P, threads=BLOCK)
-def rope_half(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool) -> Any:
-    """With a float16 cache."""
-    return _make_rope(True, d_k, d_v, n_rot, neox, normed, biased, early, gated)
+def notes(k_type: CacheType, v_type: CacheType) -> bool:
+    """Whether what is appended goes to ``new`` as well."""
+    return k_type == v_type and not k_type.quantized
 
 
-@kernel(*_ARGUMENTS, F32P, F32P, threads=BLOCK)
-def rope_float(d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool) -> Any:
-    """With a float32 cache."""
-    return _make_rope(False, d_k, d_v, n_rot, neox, normed, biased, early, gated)
+@device
+def put_half(ring, i, x):  # type: ignore[no-untyped-def]
+    """Element i of a ring of float16 = x; its bits."""
+    bits = float_to_half(x)
+    halves(ring)[i] = bits
+    return U(bits)
 
 
-def _make_rope(
-    half: bool, d_k: int, d_v: int, n_rot: int, neox: bool, normed: bool, biased: bool, early: bool, gated: bool
+@device
+def put_float(ring, i, x):  # type: ignore[no-untyped-def]
+    """Element i of a ring of float32 = x; its bits."""
+    bits = U(float_bits(x))
+    ring[i] = bits
+    return bits
+
+
+def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Any:
+    """The device function ``append(x, ring, chunk, j, new)``: a head of d elements, of which x holds the lane's, to position
+    j of a chunk of keys, or of values (``by_position``); ``noted``: and their bits, a word each, to new."""
+    n_x = -(-d // 32)
+
+    if kind.quantized:
+        n_words = chunk_words(d, kind.bits)
+        store = make_store(d, kind.bits, by_position)
+
+        @device
+        def append_blocks(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
+            to = advance(ring, chunk * n_words)
+            for b in range(n_x):
+                store(to, j, b, rotate(x[b]))
+
+        return append_blocks
+
+    put, n_words = put_half if kind.bits == 16 else put_float, CHUNK * d * kind.bits // 32
+
+    @device
+    def append(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        to = advance(ring, chunk * n_words)
+        for k in range(n_x):
+            i = I(lane + 32 * k)
+            if i < d:
+                bits = put(to, I(j * d + i) if by_position else I(i * CHUNK + j), x[k])
+                if noted:
+                    new[i] = bits
+
+    return append
+
+
+@kernel(*_ARGUMENTS, threads=BLOCK)
+def rope(
+    k_type: str,
+    v_type: str,
+    d_k: int,
+    d_v: int,
+    n_rot: int,
+    neox: bool,
+    normed: bool,
+    biased: bool,
+    early: bool,
+    gated: bool,
+    v_normed: bool,
 ) -> Any:
+    """The kernel for a kind of layer.
+
+    ``k_type``, ``v_type``: of the cache; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q
+    and k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes
+    ``positions``, so they and the table are read before its turn has come; ``gated``: gates, which are left alone, lie behind
+    the queries of each head; ``v_normed``: heads of v are normalized, without a weight.
+
+    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, scale,
+    n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
+    Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
+    """
     squares = make_squares(d_k)
     pairs = n_rot // 2
     n_x, n_pairs, n_v = -(-d_k // 32), -(-pairs // 32), -(-d_v // 32)
-
-    @device
-    def stored(x):  # type: ignore[no-untyped-def]
-        """x as the cache holds it."""
-        if half:
-            return float_to_half(x)
-        return x
-
-    @device
-    def bits(x):  # type: ignore[no-untyped-def]
-        """The bits of x as the cache holds it."""
-        if half:
-            return U(float_to_half(x))
-        return U(float_bits(x))
+    k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
+    quantized, noted = k_kind.quantized, notes(k_kind, v_kind)
+    append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
+    v_squares = make_squares(d_v)
 
     @device
     def ring_place(head, position, chunks):  # type: ignore[no-untyped-def]
@@ -106,7 +149,7 @@ def _make_rope(
         return np.int64(I(head * chunks)) + I(U(position >> 6) % U(chunks))
 
     @device
-    def append_value(v, bias, head, positions, row, chunks, new, values):  # type: ignore[no-untyped-def]
+    def keep_value(v, bias, head, positions, row, chunks, eps, new, values):  # type: ignore[no-untyped-def]
         lane = I(cuda.threadIdx.x)
         x = cuda.local.array(n_v, np.float32)
         added = cuda.local.array(n_v, np.float32)
@@ -119,16 +162,17 @@ def _make_rope(
         position = positions[row]
         if early:
             wait_for_inputs()
-        to = advance(values, (ring_place(head, position, chunks) * CHUNK + (position & (CHUNK - 1))) * d_v)
         for j in range(n_v):
             x[j] = F(0.0)
             if lane + 32 * j < d_v:
                 x[j] = v[head * d_v + lane + 32 * j]
-        for j in range(n_v):
-            if lane + 32 * j < d_v:
-                y = x[j] + added[j] if biased else x[j]
-                to[lane + 32 * j] = stored(y)
-                new[lane + 32 * j] = bits(y)
+                if biased:
+                    x[j] = x[j] + added[j]
+        if v_normed:
+            r = F(1.0) / F(math.sqrt(F(v_squares(x) / F(d_v) + eps)))
+            for j in range(n_v):
+                x[j] = x[j] * r
+        append_value(x, values, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
 
     @cuda.jit
     def rope(  # type: ignore[no-untyped-def]
@@ -146,9 +190,11 @@ def _make_rope(
         k_bias,
         v_bias,
         eps,
+        scale,
         n_head,
         chunks,
         q_out,
+        q_scales,
         new,
         keys,
         values,
@@ -162,7 +208,7 @@ def _make_rope(
         if head >= n_head + n_head_kv:
             head = I(head - n_head - n_head_kv)
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
-            append_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, new, values)
+            keep_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, eps, new, values)
             return
         source, bias, norm = advance(q, I(row * q_stride + head * d_k if gated else row * q_stride)), q_bias, q_norm
         if not is_q:
@@ -217,17 +263,21 @@ def _make_rope(
                 whole[first] = fma(a, cos[j], -(b * sin[j]))
                 whole[second] = fma(a, sin[j], b * cos[j])
         cuda.syncthreads()
-        if is_q:
+        for j in range(n_x):
+            if lane + 32 * j < d_k:
+                x[j] = whole[lane + 32 * j]
+        if not is_q:
+            new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
+            append_key(x, keys, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
+        elif quantized:
+            at = I(I(row * n_head + head) * n_x)
+            words, scales = advance(q_out, I(at * 8)), advance(q_scales, at)
+            for j in range(n_x):
+                store_query(rotate(x[j]) * scale, j, words, scales)
+        else:
             out = advance(q_out, I(I(row * n_head + head) * d_k))
             for j in range(n_x):
                 if lane + 32 * j < d_k:
-                    out[lane + 32 * j] = whole[lane + 32 * j]
-        else:
-            new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
-            to = advance(keys, ring_place(head, position, chunks) * (d_k * CHUNK) + (position & (CHUNK - 1)))
-            for j in range(n_x):
-                if lane + 32 * j < d_k:
-                    to[(lane + 32 * j) * CHUNK] = stored(whole[lane + 32 * j])
-                    new[lane + 32 * j] = bits(whole[lane + 32 * j])
+                    out[lane + 32 * j] = U(float_bits(x[j]))
 
     return rope

@@ -1,8 +1,8 @@
-"""The choice of experts: logits of a float32 router on normalized rows, and the largest of them.
+"""The choice of experts: logits of a float32 router on normalized rows, the largest of them, and their weights.
 
 Formula: ``engine/cpu/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/matmul.py`` (float formats).
 Shapes: x float32 [rows, n]; router float32 [n_rows, n]; logits float32 [rows, n_rows], of which the first n_expert are
-    experts; ids int32, weights float32 [rows, n_used].
+    experts; ids int32, weights float32 [rows, n_used]; scales float32 [n_expert], where experts have any.
 Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others have a
     router row per warp, and each computes the norm again.  ``route``: a warp per row, expert e belongs to lane e % 32.
 Reduction order: the norm as in ``engine/cuda/rms_norm.py``; logits: one fma per k in rising k in each of 32 chains, then the
@@ -48,9 +48,10 @@ LOWEST = -(2**31)
 """Below the order of every number."""
 
 
-@kernel(F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
+@kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
 def rms_norm_router(unit: int, n: int) -> Any:
-    """Normalized x as int8 of ``unit`` values a scale, and its products with the rows of a router.
+    """Normalized x as int8 of ``unit`` values a scale, and products of normalized x with the rows of a router: two weight
+    vectors, that of the first and that of what the router sees, which may be one.
 
     n: a multiple of 32, at most :data:`MOST_COLUMNS`.  Grid: (ceil(n / 256) + ceil(n_rows / 8), rows).
     """
@@ -62,7 +63,9 @@ def rms_norm_router(unit: int, n: int) -> Any:
     rest = 32 * held
 
     @cuda.jit
-    def rms_norm_router(x, weight, eps, router, n_rows, q, d, sums, logits):  # type: ignore[no-untyped-def]
+    def rms_norm_router(  # type: ignore[no-untyped-def]
+        x, weight, router_weight, eps, router, n_rows, q, d, sums, logits
+    ):
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
@@ -86,7 +89,7 @@ def rms_norm_router(unit: int, n: int) -> Any:
             for k in range(n_x):
                 factor[k] = f32(0.0)
                 if exact or (thread < width and thread + k * width < n):
-                    factor[k] = weight[thread + k * width]
+                    factor[k] = router_weight[thread + k * width]
         wait_for_inputs()
         for k in range(n_x):
             own[k] = f32(0.0)
@@ -124,9 +127,9 @@ def value_of_order(key):  # type: ignore[no-untyped-def]
     return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
 
 
-def make_route(n_expert: int, n_used: int) -> tuple[Any, Any]:
-    """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p; share(p) makes weights
-    of the p of all n_used."""
+def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
+    """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p;
+    share(p, expert, scales) makes weights of the p of all n_used, times the experts' scales if ``scaled``."""
     n_own = -(-n_expert // 32)
 
     @device
@@ -159,27 +162,28 @@ def make_route(n_expert: int, n_used: int) -> tuple[Any, Any]:
         return mine, exp(own - most)
 
     @device
-    def share(p):  # type: ignore[no-untyped-def]
+    def share(p, expert, scales):  # type: ignore[no-untyped-def]
         total = f32(0.0)
         for s in range(n_used):
             total = total + lane_from(p, I(s))
-        return p / total
+        weight = p / total
+        return weight * scales[expert] if scaled else weight
 
     return choose, share
 
 
-@kernel(F32P, i32, I32P, F32P, threads=32)
-def route(n_expert: int, n_used: int) -> Any:
+@kernel(F32P, i32, F32P, I32P, F32P, threads=32)
+def route(n_expert: int, n_used: int, scaled: bool = False) -> Any:
     """The experts of each row of logits, one every ``stride``, and their weights.  Grid: rows, of a warp each."""
-    choose, share = make_route(n_expert, n_used)
+    choose, share = make_route(n_expert, n_used, scaled)
 
     @cuda.jit
-    def route(logits, stride, ids, weights):  # type: ignore[no-untyped-def]
+    def route(logits, stride, scales, ids, weights):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane, t = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
         wait_for_inputs()
         mine, p = choose(advance(logits, t * stride), I(n_used))
-        p = share(p)
+        p = share(p, mine, scales)
         if lane < n_used:
             ids[t * n_used + lane] = mine
             weights[t * n_used + lane] = p

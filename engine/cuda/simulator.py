@@ -52,6 +52,7 @@ __all__ = [
     "float_to_half",
     "fma",
     "half_to_float",
+    "halves",
     "hold",
     "lane_from",
     "lane_xor",
@@ -65,6 +66,7 @@ __all__ = [
     "mma32",
     "pick_bytes",
     "pointer",
+    "prefetch",
     "store4",
     "stream1",
     "stream2",
@@ -124,6 +126,11 @@ def advance(p: Pointer, i: Any) -> Pointer:
     return Pointer(p.array, p.offset + int(i), p.name)
 
 
+def halves(p: Pointer) -> Pointer:
+    """The memory from p on as uint16."""
+    return Pointer(p.array.view(np.uint16), p.offset * p.array.itemsize // 2, p.name)
+
+
 def load4(p: Pointer, i: Any) -> tuple[Any, ...]:
     """Four words, uint32."""
     return p.words(i, 4)
@@ -140,6 +147,13 @@ def load1(p: Pointer, i: Any) -> Any:
 
 
 stream4, stream2, stream1 = load4, load2, load1
+
+
+def prefetch(p: Pointer, i: Any, n_bytes: Any) -> None:
+    """Nothing: only that there is such memory, and that both ends are aligned, is checked."""
+    if (start := (p.offset + int(i)) * p.array.itemsize) % 16 or n_bytes % 16:
+        raise ValueError(f"{p.name or 'pointer'}: a prefetch of {n_bytes} bytes at byte {start} is not aligned")
+    p._place(i, int(n_bytes) // p.array.itemsize)
 
 
 def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:

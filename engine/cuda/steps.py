@@ -70,8 +70,7 @@ class DeviceSteps(ModelSteps):
 
     def drafts_here(self, draft: "DraftModel | MTPDraft") -> bool:
         """Whether a model makes its drafts as part of a step."""
-        ops = draft.llm.model.ops
-        return ops.name == "cuda" and ops.device is self._device
+        return draft.ops.name == "cuda" and draft.ops.device is self._device
 
     def begin(self, known: Sequence[int]) -> object:
         """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
@@ -166,7 +165,7 @@ class DeviceSteps(ModelSteps):
         drafting = self._drafting
         if not self._started:
             drafting.catch_up(self._known)
-        draft.llm.model.reserve(end)
+        draft.reserve(end)
         key = (count, self._kind, drafting.scripted)
         if key not in self._graphs:
             self._ops.plan(self._model.compute, count + 1, count + 1)
@@ -200,7 +199,7 @@ class DeviceDrafts:
 
     def __init__(self, draft: "DraftModel | MTPDraft", target_tokens: Any, target_positions: Any, history: Any) -> None:
         self.draft = draft
-        self._ops = draft.llm.model.ops
+        self._ops = draft.ops
         self._device = self._ops.device
         self._target_tokens = target_tokens
         self._target_positions = target_positions
@@ -214,6 +213,10 @@ class DeviceDrafts:
     def scripted(self) -> bool:
         """Whether a script says what is proposed."""
         return self.draft.script is not None
+
+    @property
+    def _anchored(self) -> bool:
+        return self.draft.anchor is not None
 
     def begin(self, sampler: Sampler) -> None:
         """Draw drafts of another answer, as ``sampler`` does."""
@@ -238,14 +241,15 @@ class DeviceDrafts:
         for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
             self._plan(rows)
         choice = self._chooser.kernels(greedy, with_edit, mode, accept=False)
-        return [accept.begin_draft(self.draft.reads), accept.propose(self.scripted), *choice]
+        return [accept.begin_draft(self.draft.reads, self._anchored), accept.propose(self.scripted), *choice]
 
     def launch(self, count: int, greedy: bool, with_edit: bool, mode: str) -> None:
         """``count`` drafts, inside a capture."""
         device, ops, n_ctx = self._device, self._ops, self._n_ctx
         tokens, positions, history = self._tokens.address, self._positions.address, self._history.address
-        start = [self._target_positions.address, history, tokens, positions]
-        device.launch(accept.begin_draft(self.draft.reads), 1, 32, start)
+        anchor = self.draft.anchor.address if self._anchored else 0
+        start = [self._target_positions.address, history, tokens, positions, anchor]
+        device.launch(accept.begin_draft(self.draft.reads, self._anchored), 1, 32, start)
         for i in range(count):
             rows = self.draft.reads if i == 0 else 1
             plan = self._plan(rows)
@@ -263,4 +267,4 @@ class DeviceDrafts:
 
 def drafting_kernels() -> list[Any]:
     """What steps with drafts launch, beside passes and the choice of tokens."""
-    return [accept.place(), accept.begin_draft(1), accept.begin_draft(2), accept.propose(False)]
+    return [accept.place(), accept.begin_draft(1, False), accept.begin_draft(2, False), accept.propose(False)]

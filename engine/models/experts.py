@@ -10,7 +10,8 @@ class Experts:
 
     router: matrix [n_expert, n_embd], with one row more for the gate of the shared network; gate, up: the matrices of all
     experts one under the other [n_expert * n_ff, n_embd], down [n_expert * n_embd, n_ff]; shared: (gate, up [n_ff_shared,
-    n_embd], down [n_embd, n_ff_shared]), or None.
+    n_embd], down [n_embd, n_ff_shared]), or None.  activation: "swiglu" or "geglu"; scales: float32 [n_expert] by which the
+    weights of chosen experts are multiplied, or None.
     """
 
     n_expert: int
@@ -20,3 +21,5 @@ class Experts:
     up: Any
     down: Any
     shared: tuple[Any, Any, Any] | None = None
+    activation: str = "swiglu"
+    scales: Any = None

@@ -41,8 +41,8 @@ class Gemma3(Model):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.rotary = self._rotary(self.config.rope)
-        self.rotary_sliding = self._rotary(self.config.rope_sliding)
+        c, n_ctx = self.config, self.cache.n_ctx
+        self.rotary, self.rotary_sliding = self._rotary(c.rope, n_ctx), self._rotary(c.rope_sliding, n_ctx)
 
     def load_layer(self, il: int) -> Layer:
         """The weights of layer ``il``."""
@@ -54,7 +54,7 @@ class Gemma3(Model):
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=self._heads(blk, normed=True),
+            heads=self._heads(blk, il, normed=True),
             post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
             ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),

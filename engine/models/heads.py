@@ -10,7 +10,8 @@ class Heads:
     n / 2), else (2i, 2i + 1); ``scale`` multiplies the queries.
 
     gated: behind its d_k queries, each head has as many gates, whose logistic function multiplies what it attends to.
-    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None; biases: of q, k and v, or None.
+    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None; v_normed: values are normalized as
+    well, without weights; biases: of q, k and v, or None.
     """
 
     n_head: int
@@ -24,3 +25,4 @@ class Heads:
     k_norm: Any = None
     biases: tuple[Any, Any, Any] | None = None
     gated: bool = False
+    v_normed: bool = False

@@ -43,7 +43,7 @@ class Llama(Model):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.operations = ("embed", "rms_norm", "matmul", "attention", *operations(self.config.experts is not None))
-        self.rotary = self._rotary(self.config.rope)
+        self.rotary = self._rotary(self.config.rope, self.cache.n_ctx)
 
     def load_layer(self, il: int) -> Layer:
         """The weights of layer ``il``; qwen3 must have its head norms, the others have none."""
@@ -58,6 +58,7 @@ class Llama(Model):
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
             heads=self._heads(
                 blk,
+                il,
                 normed=c.architecture in ("qwen3", "qwen3moe"),
                 neox=c.architecture != "llama",
                 biases=self._biases(blk, q_rows, k_rows, v_rows),

@@ -62,7 +62,7 @@ class Qwen35(Model):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         c = self.config
-        self.rotary = self._rotary(c.rope)
+        self.rotary = self._rotary(c.rope, self.cache.n_ctx)
         self.operations = ("embed", "rms_norm", "matmul", *(("delta_net", "gated_norm") if any(c.recurrent) else ()))
         self.operations += () if all(c.recurrent) and not c.n_mtp else ("attention",)
         self.operations += operations(c.experts is not None)
@@ -76,19 +76,19 @@ class Qwen35(Model):
         recurrent = il < c.n_layer and c.recurrent[il]
         return Layer(
             attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
-            mixer=self._recurrent(blk) if recurrent else self._attention(blk),
+            mixer=self._recurrent(blk) if recurrent else self._attention(blk, il),
             post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
             ffn=self._feed_forward(blk),
         )
 
-    def _attention(self, blk: str) -> Attention:
+    def _attention(self, blk: str, il: int) -> Attention:
         c = self.config
         return Attention(
             attn_q=self._matrix(blk + "attn_q.weight", 2 * c.n_head * c.d_k, c.n_embd),
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=self._heads(blk, normed=True, gated=True),
+            heads=self._heads(blk, il, normed=True, gated=True),
         )
 
     def _recurrent(self, blk: str) -> Recurrent:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,10 @@ class DraftModel:
     read once, those that were not are forgotten."""
 
     name = "model"
+    behind = 0
+    """Tokens that must come before the certain one."""
+    anchor: Any = None
+    """Where the position of the certain token is kept, for sources that want to know it."""
 
     reads = 2
     """Tokens that the first pass of a step reads where drafts are made on the target's device.  After a step whose
@@ -35,6 +40,7 @@ class DraftModel:
     def __init__(self, llm: "LLM", target: "LLM") -> None:
         """ModelError where the vocabularies differ."""
         self.llm = llm
+        self.ops = llm.model.ops
         check_vocabulary(llm, target)
         self.n_vocab = min(llm.config.n_vocab, target.config.n_vocab)
         #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
@@ -84,6 +90,10 @@ class DraftModel:
         """A pass."""
         compute: Callable[..., Any] = self.llm.model.compute
         return compute
+
+    def reserve(self, length: int) -> None:
+        """Have the angles of positions [0, length) ready."""
+        self.llm.model.reserve(length)
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
         """Have the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
@@ -141,8 +151,13 @@ def confidence(logits: np.ndarray, token: int) -> float:
 
 def check_vocabulary(draft: "LLM", target: "LLM") -> None:
     """ModelError, one sentence, unless the tokens of two models are the same, up to padding at the end of one of them."""
-    ours, theirs = draft.tokenizer.vocabulary.tokens, target.tokenizer.vocabulary.tokens
-    name, remedy = f"{draft.path} cannot draft for {target.path}", "choose a draft model of its family."
+    check_tokens(draft.path, draft.tokenizer.vocabulary.tokens, target)
+
+
+def check_tokens(path: Path, ours: Sequence[str], target: "LLM") -> None:
+    """The same for the tokens of the file at ``path``."""
+    theirs = target.tokenizer.vocabulary.tokens
+    name, remedy = f"{path} cannot draft for {target.path}", "choose a draft model of its family."
     if abs(len(ours) - len(theirs)) > MOST_EXTRA:
         raise ModelError(f"{name}: it has {len(ours)} tokens and the model {len(theirs)}; {remedy}")
     for i, (one, other) in enumerate(zip(ours, theirs, strict=False)):

@@ -71,7 +71,9 @@ class Speculation:
             drafts = self._lookup.propose(known, min(n, room))
             if len(drafts) >= max(1, self.params.draft_min):
                 return "lookup", Proposal(drafts)
-        if self._draft is not None and (n := self._controllers[self._draft.name].drafts()):
+        if self._draft is None or len(known) <= self._draft.behind:
+            return "", NOTHING
+        if n := self._controllers[self._draft.name].drafts():
             return self._draft.name, Proposal(count=min(n, room))
         return "", NOTHING
 

@@ -11,7 +11,7 @@ MODES = ("exact", "ratio", "p-min")
 MOST_DRAFTS = 15
 """Drafts of one pass: with the certain token they fill the 16 rows that a GPU reads at once."""
 
-DRAFT_MAX = {"model": 4, "mtp": 4, "lookup": 7}
+DRAFT_MAX = {"model": 4, "mtp": 4, "assistant": 4, "lookup": 7}
 """Drafts per pass if nothing else is asked for; chosen by measurement (docs/speculation.md)."""
 
 
@@ -56,5 +56,5 @@ class SpeculationParams:
                 raise UsageError(f"{name} must be between 0 and 1, not {value}")
 
     def most(self, source: str) -> int:
-        """Most drafts of a pass from a kind of source, "model", "mtp" or "lookup"."""
+        """Most drafts of a pass from a kind of source, "model", "mtp", "assistant" or "lookup"."""
         return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

@@ -9,6 +9,11 @@ float32 has.  What this changes is printed, as a check that it is rounding and n
 
 ``transformers`` drops the weights of MTP layers; ``Drafter`` puts such a layer together from its modules (DeepSeek-V3, Liu
 et al. 2024, 2.2; the order of the halves and the hidden state that goes in are those of llama.cpp's ``qwen35.cpp``).
+
+Gemma 4's assistants are those of ``transformers``.  Of sliding layers they are given the keys and values that the target
+itself would look at from the drafted token's position, as llama.cpp does; ``transformers`` would show them two more.
+``sharing_modes`` takes the place of a property that in version 5.23 fails where all layers share (assistants) and hands
+nothing on where none does (most targets).
 """
 
 import importlib
@@ -79,6 +84,8 @@ def config(case: Case) -> Any:
         return transformers.Qwen3MoeConfig(**options, norm_topk_prob=True)
     if case.delta_net:
         return hybrid(case, options)
+    if case.gemma4:
+        return gemma4(case, options)
     sliding = {"rope_type": "default", "rope_theta": case.rope_base_sliding}
     options["rope_parameters"] = {"full_attention": rope, "sliding_attention": sliding}
     return transformers.Gemma3TextConfig(
@@ -107,6 +114,50 @@ def hybrid(case: Case, options: dict[str, Any]) -> Any:
         return transformers.Qwen3_5TextConfig(**options)
     del options["intermediate_size"]
     return transformers.Qwen3_5MoeTextConfig(**options, shared_expert_intermediate_size=case.experts.n_ff_shared)
+
+
+def gemma4(case: Case, options: dict[str, Any]) -> Any:
+    """The configuration of gemma4 or an assistant."""
+    gemma, mix = case.gemma4, case.experts
+    assert gemma is not None
+    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": case.rope_base}
+    sliding = {"rope_type": "default", "rope_theta": case.rope_base_sliding}
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    options |= {
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+        "layer_types": [kinds[slides] for slides in gemma.sliding(case.n_layer)],
+        "head_dim": gemma.head_dim_sliding,
+        "global_head_dim": case.head_dim,
+        "num_key_value_heads": gemma.n_head_kv_sliding,
+        "num_global_key_value_heads": case.n_head_kv,
+        "attention_k_eq_v": gemma.k_is_v or bool(case.target),  # says that global layers have heads of their own number
+        "num_kv_shared_layers": gemma.n_shared,
+        "use_double_wide_mlp": gemma.wide_tail,
+        "hidden_size_per_layer_input": gemma.n_per_layer,
+        "vocab_size_per_layer_input": N_VOCAB if gemma.n_per_layer else 0,
+        "sliding_window": case.window,
+        "final_logit_softcapping": case.softcap or None,
+        "enable_moe_block": mix is not None,
+    }
+    if mix:
+        options["moe_intermediate_size"] = mix.n_ff
+        options["top_k_experts"] = options.pop("num_experts_per_tok")
+    text = transformers.Gemma4TextConfig(**options)
+    if not case.target:
+        return text
+    return transformers.Gemma4AssistantConfig(text_config=text, backbone_hidden_size=gemma.n_embd_out)
+
+
+def sharing_modes(text: Any) -> list[str | None]:
+    """What each layer does with keys and values: the last owner of each kind hands its own on, whoever takes them."""
+    n_owners = text.num_hidden_layers - text.num_kv_shared_layers
+    modes: list[str | None] = [None] * n_owners + ["reuse"] * text.num_kv_shared_layers
+    for il in {kind: il for il, kind in enumerate(text.layer_types[:n_owners])}.values():
+        modes[il] = "store"
+    return modes
+
+
+transformers.Gemma4TextConfig.kv_sharing_modes = property(sharing_modes)
 
 
 class Drafter(torch.nn.Module):  # type: ignore[misc]
@@ -157,16 +208,47 @@ def drafts(trunk: Any, drafter: Drafter, tokens: Any, hidden: Any) -> tuple[Any,
     return every, chain[:-1], torch.cat(rows)
 
 
-def logits(case: Case, dtype: torch.dtype) -> dict[str, list[Any]]:
-    """Float64 [n, n_vocab] of every position of every prompt; the same by the MTP layer, and its chain of drafts."""
+def load(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """The model, and the weights of its MTP layer, which it does not have."""
     torch.set_default_dtype(dtype)
     choice = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if case.experts else {})}
-    model = transformers.AutoModelForCausalLM.from_config(config(case), **choice).to(dtype).eval()
+    kind = transformers.Gemma4AssistantForCausalLM._from_config if case.target else None
+    model = (kind or transformers.AutoModelForCausalLM.from_config)(config(case), **choice).to(dtype).eval()
     weights = {name: torch.from_numpy(weight).to(dtype) for name, weight in checkpoint(case).items()}
     extra = {name.removeprefix("mtp."): weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - ({"lm_head.weight"} if case.tied else set()):
         raise SystemExit(f"{case.name}: missing weights {missing}, unexpected weights {unexpected}")
+    return model, extra
+
+
+def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[Any]]:
+    """Of an assistant: from every position that is kept and has one before it, the token that is there and N_DRAFTS - 1
+    greedy drafts behind it, each with its place; and the logits that each of them gives, float64 [n_vocab]."""
+    target, _ = load(CASES[case.target], dtype)
+    assistant, _ = load(case, dtype)
+    places, rows = [], []
+    for index, prompt in enumerate(map(torch.from_numpy, prompts(case))):
+        with torch.no_grad():
+            out = target.model(prompt[None], use_cache=False, return_shared_kv_states=True)
+        for at in filter(None, POSITIONS[index]):
+            first = {"full_attention": 0, "sliding_attention": max(0, at - case.window + 1)}
+            shared = {kind: tuple(x[:, :, first[kind] : at] for x in out.shared_kv_states[kind]) for kind in first}
+            token, h = int(prompt[at]), out.last_hidden_state[:, at - 1 : at]
+            for step in range(N_DRAFTS):
+                e = target.model.embed_tokens(torch.tensor([[token]]))
+                x = torch.cat([e, h], -1)
+                with torch.no_grad():
+                    drafted = assistant(inputs_embeds=x, position_ids=torch.tensor([[at]]), shared_kv_states=shared)
+                places.append({"prompt": index, "position": at, "step": step, "token": token})
+                rows.append(drafted.logits[0, 0].double().numpy())
+                token, h = int(drafted.logits[0, 0].argmax()), drafted.last_hidden_state
+    return places, rows
+
+
+def logits(case: Case, dtype: torch.dtype) -> dict[str, list[Any]]:
+    """Float64 [n, n_vocab] of every position of every prompt; the same by the MTP layer, and its chain of drafts."""
+    model, extra = load(case, dtype)
     drafter = Drafter(model).to(dtype).eval() if case.n_mtp else None
     if drafter:
         drafter.load_state_dict(extra)
@@ -183,6 +265,32 @@ def logits(case: Case, dtype: torch.dtype) -> dict[str, list[Any]]:
     return out
 
 
+def _rows(name: str, places: list[dict[str, Any]], logits: list[np.ndarray]) -> str:
+    pairs = zip(places, logits, strict=True)
+    lines = [json.dumps(place | {"logits": np.round(x, DECIMALS).tolist()}) for place, x in pairs]
+    return f', "{name}": [\n' + ",\n".join(lines) + "\n]"
+
+
+def _head(case: Case, std: float, rounding: float) -> str:
+    print(f"{case.name:18} std {std:.3f}; float32 differs by at most {rounding / std:.1e} std")
+    head = {
+        "source": f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, float64",
+        "fingerprint": fingerprint(case),
+        "float32_error": float(f"{rounding:.1e}"),
+    }
+    return json.dumps(head)[:-1]
+
+
+def write_assistant(case: Case) -> None:
+    """The golden file of an assistant."""
+    _, single = chains(case, torch.float32)
+    with Double():
+        places, exact = chains(case, torch.float64)
+    rounding = max(float(np.abs(a - b).max()) for a, b in zip(single, exact, strict=True))
+    text = _head(case, float(np.std(exact)), rounding) + _rows("rows", places, exact)
+    Path(__file__).with_name(f"{case.name}.json").write_text(text + "}\n", encoding="utf-8")
+
+
 def write(case: Case) -> None:
     """The golden file of one model."""
     single = logits(case, torch.float32)
@@ -191,28 +299,16 @@ def write(case: Case) -> None:
     std = float(np.std(exact["logits"][-1]))
     parts = ("logits", "mtp", "drafts")
     rounding = max(float(np.abs(a - b).max()) for part in parts for a, b in zip(single[part], exact[part], strict=True))
-    print(f"{case.name:16} std {std:.3f}; float32 differs by at most {rounding / std:.1e} std")
-    head = {
-        "source": f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, float64",
-        "fingerprint": fingerprint(case),
-        "float32_error": float(f"{rounding:.1e}"),
-    }
     places = [{"prompt": prompt, "position": at} for prompt, positions in enumerate(POSITIONS) for at in positions]
-
-    def rows(name: str, values: list[dict[str, Any]], logits: list[np.ndarray]) -> str:
-        lines = [
-            json.dumps(v | {"logits": np.round(x, DECIMALS).tolist()}) for v, x in zip(values, logits, strict=True)
-        ]
-        return f', "{name}": [\n' + ",\n".join(lines) + "\n]"
-
-    text = json.dumps(head)[:-1] + rows("rows", places, [exact["logits"][p["prompt"]][p["position"]] for p in places])
+    text = _head(case, std, rounding)
+    text += _rows("rows", places, [exact["logits"][p["prompt"]][p["position"]] for p in places])
     if case.n_mtp:
-        text += rows("mtp", places, [exact["mtp"][p["prompt"]][p["position"]] for p in places])
+        text += _rows("mtp", places, [exact["mtp"][p["prompt"]][p["position"]] for p in places])
         chain = [{"token": token, "position": LENGTHS[-1] + i} for i, token in enumerate(exact["tokens"][-1])]
-        text += rows("drafts", chain, list(exact["drafts"][-1]))
+        text += _rows("drafts", chain, list(exact["drafts"][-1]))
     Path(__file__).with_name(f"{case.name}.json").write_text(text + "}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:
-        write(CASES[name])
+        (write_assistant if CASES[name].target else write)(CASES[name])

@@ -3,7 +3,7 @@
 The weights come from raw PCG64 bits, which NumPy keeps the same in all its versions, so that a golden file needs to
 hold logits only.  The conversion follows llama.cpp's ``convert_hf_to_gguf.py``: names by gguf-py's own map, rows of q
 and k permuted for llama, 1 added to norms of gemma3 and qwen35, Llama 3's context extension as the tensor
-``rope_freqs``, heads of values of a delta net in another order.
+``rope_freqs``, heads of values of a delta net in another order.  Gemma 4's weights are in ``gemma4.py``.
 """
 
 import hashlib
@@ -17,7 +17,9 @@ import gguf
 import numpy as np
 
 from engine.config import DeltaNetConfig, ExpertsConfig
-from engine.synthetic import add_delta_net, vocabulary
+from engine.shapes import Gemma4Shape
+from engine.synthetic import add_delta_net, add_gemma4, vocabulary
+from tests.oracle import gemma4
 
 N_VOCAB = 289
 N_CTX = 512
@@ -38,6 +40,9 @@ class Case:
     ``experts`` of qwen3moe and qwen35moe; ``delta_net``, ``n_rot`` (rotated dimensions of a head, 0: all), ``pattern`` and
     ``conv_std`` (of the weights of the convolution) of qwen35 and qwen35moe, which have an MTP layer behind the n_layer.
     Their ``eps`` is the one that ``transformers`` writes into its L2 norm, whatever the configuration says.
+
+    ``gemma4`` of that architecture, whose ``window`` and ``softcap`` are as gemma3's, and of its assistants, which draft for
+    the case ``target``.
     """
 
     name: str
@@ -61,6 +66,8 @@ class Case:
     delta_net: DeltaNetConfig | None = None
     n_rot: int = 0
     conv_std: float = 0.5
+    gemma4: Gemma4Shape | None = None
+    target: str = ""
 
     @property
     def n_mtp(self) -> int:
@@ -107,6 +114,28 @@ CASES = {
             "qwen35moe", "qwen35moe", 4, 80, 5, 1, 48, 0, 1e6, tied=False, pattern=2, n_rot=24, eps=1e-6, conv_std=0.02,
             delta_net=DeltaNetConfig(3, 6, 64, 3), experts=ExpertsConfig(5, 2, 48, 56),
         ),
+        # Keys that are values, in global layers; a mixture beside the network of every layer; embeddings of layers and a tail
+        # without keys and values.
+        Case(
+            "gemma4", "gemma4", 6, 80, 6, 1, 48, 136, 1e5, window=24, softcap=4.0,
+            gemma4=Gemma4Shape(3, 32, 2, k_is_v=True),
+        ),
+        Case(
+            "gemma4-moe", "gemma4", 4, 72, 6, 2, 40, 88, 1e6, window=70, softcap=30.0, eps=1e-6,
+            gemma4=Gemma4Shape(2, 32, 3, k_is_v=True), experts=ExpertsConfig(7, 3, 40, 0),
+        ),
+        Case(
+            "gemma4-e", "gemma4", 8, 64, 4, 2, 64, 96, 1e6, window=24, softcap=30.0,
+            gemma4=Gemma4Shape(4, 32, 2, n_shared=4, wide_tail=True, n_per_layer=24),
+        ),
+        Case(
+            "gemma4-assistant", "gemma4-assistant", 3, 56, 6, 1, 48, 104, 1e5, window=24, target="gemma4",
+            gemma4=Gemma4Shape(3, 32, 2, n_shared=3, n_embd_out=80),
+        ),
+        Case(
+            "gemma4-e-assistant", "gemma4-assistant", 2, 40, 2, 2, 64, 72, 1e6, window=24, target="gemma4-e",
+            gemma4=Gemma4Shape(2, 32, 2, n_shared=2, n_embd_out=64),
+        ),
     )
 }
 # fmt: on
@@ -130,8 +159,11 @@ def checkpoint(case: Case) -> dict[str, np.ndarray]:
     """Weights by their names in ``transformers`` (those of the MTP layer, which it does not have, as in Qwen's checkpoints):
     float32, matrices [.., outputs, inputs] of variance 1 / inputs, norms around 1 (gemma3, and qwen35 but for the norm in a
     delta net, store what is added to 1)."""
+    if case.gemma4:
+        shapes = gemma4.shapes(case, N_VOCAB)
+        return {name: _uniform(case, name, shape, *gemma4.spread(case, name, shape)) for name, shape in shapes.items()}
     e = case.n_embd
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, e), "model.norm.weight": (e,)}
+    shapes = {"model.embed_tokens.weight": (N_VOCAB, e), "model.norm.weight": (e,)}
     if not case.tied:
         shapes["lm_head.weight"] = (N_VOCAB, e)
     for il, recurrent in enumerate(case.recurrent):
@@ -215,13 +247,15 @@ def _mixture(case: Case) -> dict[str, tuple[int, ...]]:
 
 
 def prompts(case: Case) -> list[np.ndarray]:
-    """Token ids int64 [n] of each prompt, any token of the vocabulary."""
+    """Token ids int64 [n] of each prompt, any token of the vocabulary; an assistant's are those of its target."""
+    if case.target:
+        return prompts(CASES[case.target])
     return [(_bits(case, f"prompt {n}").random_raw(n) % N_VOCAB).astype(np.int64) for n in LENGTHS]
 
 
 def fingerprint(case: Case) -> str:
-    """SHA-256 of weights and prompts: differs when golden logits belong to another model."""
-    digest = hashlib.sha256()
+    """SHA-256 of weights and prompts: differs when golden logits belong to another model, or another target."""
+    digest = hashlib.sha256(fingerprint(CASES[case.target]).encode() if case.target else b"")
     for name, weight in sorted(checkpoint(case).items()):
         digest.update(name.encode() + weight.astype("<f4").tobytes())
     for prompt in prompts(case):
@@ -289,6 +323,8 @@ def _converted(case: Case, name: str, weight: np.ndarray) -> np.ndarray:
 
 def _tensors(case: Case) -> dict[str, np.ndarray]:
     """The checkpoint under GGUF names and conventions."""
+    if case.gemma4:
+        return gemma4.tensors(case, checkpoint(case))
     arch = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[case.architecture]
     names = gguf.get_tensor_name_map(arch, case.n_layer + case.n_mtp)
     tensors = {}
@@ -326,10 +362,13 @@ def write_gguf(case: Case, path: Path) -> Path:
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(case.n_embd)
     writer.add_block_count(case.n_layer + case.n_mtp)
-    if case.n_ff:
-        writer.add_feed_forward_length(case.n_ff)
+    if case.gemma4:
+        add_gemma4(writer, case.gemma4, case.n_layer, case.n_head_kv, case.n_ff)
+    else:
+        writer.add_head_count_kv(case.n_head_kv)
+        if case.n_ff:
+            writer.add_feed_forward_length(case.n_ff)
     writer.add_head_count(case.n_head)
-    writer.add_head_count_kv(case.n_head_kv)
     if case.head_dim * case.n_head != case.n_embd:
         writer.add_key_length(case.head_dim)
         writer.add_value_length(case.head_dim)
@@ -343,7 +382,7 @@ def write_gguf(case: Case, path: Path) -> Path:
         writer.add_rope_scaling_orig_ctx_len(case.rope_scaling["original_max_position_embeddings"])
     if case.window:
         writer.add_sliding_window(case.window)
-        if case.pattern != 6:
+        if case.pattern != 6 and not case.gemma4:
             writer.add_sliding_window_pattern(case.pattern)
         if case.rope_base_sliding != 10000.0:
             writer.add_float32(f"{case.architecture}.rope.freq_base_swa", case.rope_base_sliding)

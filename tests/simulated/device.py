@@ -69,6 +69,10 @@ class SimulatedDevice:
         self.allocated += n_bytes
         return Buffer(address, n_bytes, self._free)
 
+    def allocate_host(self, n_bytes: int, what: str) -> Buffer:
+        """The same for memory of the host, which nobody counts."""
+        return Buffer(self._map(np.full(n_bytes, 0xFF, np.uint8)), n_bytes, self._free_host)
+
     def _map(self, memory: np.ndarray) -> int:
         address = self._next
         self._next += -(-memory.size // GAP) * GAP + GAP
@@ -78,6 +82,9 @@ class SimulatedDevice:
     def _free(self, address: int, n_bytes: int) -> None:
         del self._memory[address]
         self.allocated -= n_bytes
+
+    def _free_host(self, address: int, n_bytes: int) -> None:
+        del self._memory[address]
 
     def at(self, address: int, n_bytes: int = 0) -> np.ndarray:
         """The memory from an address to the end of its allocation, uint8, or the first ``n_bytes`` of it."""

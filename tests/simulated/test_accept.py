@@ -302,7 +302,10 @@ def test_begin_draft(rows: int, at: int) -> None:
     history = np.arange(100, 100 + N_CTX, dtype=np.int32)
     tokens, positions = np.full(MOST_ROWS, -99, np.int32), np.full(MOST_ROWS, -99, np.int32)
     target_positions = np.arange(at, at + MOST_ROWS, dtype=np.int32)
-    run(accept.begin_draft(rows), 1, 32, [target_positions, history, tokens, positions])
+    anchor = np.full(2, -99, np.int32)
+    arguments = [target_positions, history, tokens, positions, anchor]
+    run(accept.begin_draft(rows, rows == 1), 1, 32, arguments)
+    assert anchor.tolist() == ([at, at - 1] if rows == 1 else [-99, -99])
     expected = list(range(at - rows + 1, at + 1))
     assert positions.tolist() == expected + [-99] * (MOST_ROWS - rows)
     assert tokens[:rows].tolist() == history[expected].tolist() and (tokens[rows:] == -99).all()

@@ -39,6 +39,7 @@ from engine.cuda.intrinsics import (
     mma16,
     mma32,
     pick_bytes,
+    prefetch,
     round_product,
     silu,
     stream1,
@@ -354,6 +355,17 @@ def test_hold() -> None:
     hold((u32(1), (F(2.0),)), np.int32(0))
     with pytest.raises(RuntimeError, match="never is not 0"):
         hold((u32(1),), np.int32(1))
+
+
+def test_prefetch() -> None:
+    """It changes nothing, so only what would fail on a GPU is seen."""
+    p = Pointer(np.arange(16, dtype=u32), name="p")
+    prefetch(p, 4, np.int32(48))
+    for i, n_bytes in ((1, 16), (4, 24)):
+        with pytest.raises(ValueError, match=f"p: a prefetch of {n_bytes} bytes at byte {4 * i} is not aligned"):
+            prefetch(p, i, n_bytes)
+    with pytest.raises(IndexError, match="p: elements 4 to 19 of an array of 16"):
+        prefetch(p, 4, 64)
 
 
 def test_loads_that_are_not_allowed() -> None:

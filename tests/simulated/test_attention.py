@@ -11,15 +11,17 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import CHUNK, LayerCache, LayerShape
+from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.types import CHUNK, F16, F32, Types, cache_type
 from engine.cpu import attention as mirror
 from engine.cpu import glu
 from engine.cpu.backend import Backend as CPU
 from engine.cpu.matmul import quantize_rows
+from engine.cpu.quantized_cache import rotate_rows
 from engine.cuda import attention, backend, combine, quantize
 from engine.cuda.simulator import run
 from engine.errors import DeviceError
-from engine.lockstep import activations
+from engine.layout import activations
 from engine.models.heads import Heads
 from tests.simulated.device import SimulatedDevice
 
@@ -36,7 +38,8 @@ def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.ran
     at = np.arange(first, positions, dtype=np.int32)
     k, v = (rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32) for d in (shape.d_k, shape.d_v))
     v[rng.random(v.shape) < 0.1] = -0.0
-    mirror.append(k, v, at, half, keys, values)
+    mirror.append(k, at, half, False, keys)
+    mirror.append(v, at, half, True, values)
     return keys, values
 
 
@@ -165,25 +168,26 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "n_head", "d_v", "unit", "window", "gated"),
+    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated"),
     [
-        ([130], 8, 32, 256, 0, True),
-        ([5, 64, 2080], 2, 128, 256, 0, False),
-        ([0], 4, 64, 32, 0, True),
-        ([70 * CHUNK], 3, 96, 32, 0, False),
-        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False),
-        ([1000], 1, 256, 256, 70, True),
-        ([300, 301], 17, 32, 32, 3, True),
+        ([130], 8, 32, 256, 0, True, False),
+        ([5, 64, 2080], 2, 128, 256, 0, False, True),
+        ([0], 4, 64, 32, 0, True, True),
+        ([70 * CHUNK], 3, 96, 32, 0, False, False),
+        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False),
+        ([1000], 1, 512, 256, 70, True, False),
+        ([300, 301], 17, 32, 32, 3, True, False),
     ],
 )
 def test_chunks_joined_and_quantized(
-    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool
+    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool
 ) -> None:
     """... are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
     n_slots = attention.slots(max(positions) + 1, window)
-    plan = attention.geometry(rows, n_head, 1, 2, d_v, True, n_slots, 3, True, gated=gated)
+    plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated)
+    plan = replace(plan, d_v=d_v, combine=combine.combine(d_v, True, gated), combine_grid=(n_head, rows, d_v // 32))
     assert plan.quantizes
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
@@ -196,8 +200,16 @@ def test_chunks_joined_and_quantized(
         weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
     out = np.full((rows, columns), np.nan, np.float32)
-    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, gate, out, n_slots, window])
-    assert np.isfinite(out).all()
+    arguments = [weights, sums, at, gate, out, n_slots, window]
+    if rotated:
+        # Rotated back by the CPU before the gates, if there are any.
+        run(combine.combine(d_v, True, False), plan.combine_grid, plan.combine_block, arguments)
+        rotate_rows(out.reshape(-1, d_v))
+        if gate is not None:
+            glu.sigmoid_gate(out.reshape(rows, n_head, d_v), gate[:, :, 1])
+        expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True))
+    run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
+    assert np.isfinite(out).all() and (not rotated or out.tobytes() == expected.tobytes())
 
     words = quantize.activation_words(unit, rows, columns)
     q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
@@ -232,31 +244,74 @@ def test_heads_that_the_kernels_cannot_take() -> None:
 # --- through the backend ---------------------------------------------------------------------------------------
 
 
-def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and values of earlier positions by ``remember``, then attention of two rows; n_rot is less than d_k."""
+def same_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    types: Types,
+    heads: Heads,
+    *,
+    n_rot: int = 0,
+    window: int = 0,
+    one: bool = False,
+    past: int = 0,
+) -> None:
+    """Keys and values of earlier positions by ``remember``, then attention of two rows, then queries at a later position, or
+    within ``past``, over what is there; ``one``: values are the keys."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
-    n_head, d, n_rot, start, rows = 2, 32, 8, 2, 2
-    cos, sin = np.cos(angles := rng.uniform(-3, 3, (8, n_rot // 2))), np.sin(angles)
+    start, rows, d = 2, 2, heads.d_k
+    cos, sin = np.cos(angles := rng.uniform(-3, 3, (8, (n_rot or d) // 2))), np.sin(angles)
     table = np.stack([cos, sin], axis=1).astype(np.float32)
-    norms = [rng.normal(size=d).astype(np.float32) for _ in range(2)]
-    heads = Heads(n_head, 1, d, d, True, 0.25, 1e-6, norms[0], norms[1], gated=True)
-    caches = [LayerShape(1, d, d).layer(8, 16, True, ops.zeros) for ops in (cpu, gpu)]
-    positions = np.arange(start + rows, dtype=np.int32)
-    q = rng.normal(size=(rows, n_head * 2 * d)).astype(np.float32)
-    k, v = (rng.normal(size=(positions.size, d)).astype(np.float32) for _ in range(2))
+    caches = [LayerShape(heads.n_head_kv, d, heads.d_v, window).layer(8, 16, types, ops.zeros) for ops in (cpu, gpu)]
+    positions = np.arange(start + rows + 1, dtype=np.int32)
+    q = rng.normal(size=(rows, heads.n_head * d * (2 if heads.gated else 1))).astype(np.float32)
+    k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))
 
     def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
         q, k, v, places, angles = arrays
-        ops.remember(heads, k[:start], v[:start], cache, places[:start], angles)
-        return ops.attention(heads, q, k[start:], v[start:], cache, places[start:], angles)
+        ops.remember(heads, k[:start], k[:start] if one else v[:start], cache, places[:start], angles)
+        of_rows, now = slice(start, start + rows), places[start : start + rows]
+        k, v = k[of_rows], v[of_rows]
+        found = [ops.attention(heads, q, k, k if one else v, cache, now, angles)]
+        if not heads.gated:
+            last = places[start : start + rows] if past == 0 else places[:rows]
+            found.append(ops.attend_past(heads, q, cache, places[-rows:], last, angles, past))
+        return found
 
     expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
-    upload = gpu.upload
-    device_heads = replace(heads, q_norm=upload(norms[0]), k_norm=upload(norms[1]))
-    arrays = [upload(array) for array in (q, k, v, positions, table)]
-    plan: Any = gpu.record(lambda: gpu._plain(both(gpu, caches[1], device_heads, *arrays)))
+    on_device: Any = {name: gpu.upload(w) for name in ("q_norm", "k_norm") if (w := getattr(heads, name)) is not None}
+    device_heads = replace(heads, **on_device)
+    arrays = [gpu.upload(array) for array in (q, k, v, positions, table)]
+    everything: Any = lambda: [gpu._plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
+    plan: Any = gpu.record(everything)
     gpu.start(plan)
-    assert gpu.download(plan.result).tobytes() == expected.tobytes()
-    assert gpu.download(caches[1].keys).tobytes() == caches[0].keys.tobytes()
-    assert gpu.download(caches[1].values).tobytes() == caches[0].values.tobytes()
+    for mine, theirs in zip(plan.result, expected, strict=True):
+        assert gpu.download(mine).tobytes() == theirs.tobytes()
+    for ring in ("keys", "values"):
+        assert gpu.download(getattr(caches[1], ring)).tobytes() == getattr(caches[0], ring).tobytes()
+
+
+def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n_rot is less than d_k."""
+    norms = [np.random.default_rng(1).normal(size=32).astype(np.float32) for _ in range(2)]
+    heads = Heads(2, 1, 32, 32, True, 0.25, 1e-6, norms[0], norms[1], gated=True)
+    same_operations(monkeypatch, F16, heads, n_rot=8)
+    same_operations(monkeypatch, Types(cache_type("q4_0"), cache_type("q8_0")), heads, n_rot=8)
+
+
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "past"),
+    [("f16", "f16", 0), ("f32", "f32", 1), ("q8_0", "q8_0", 0), ("q4_0", "f16", 2), ("f32", "q4_0", 0)],
+)
+def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, past: int) -> None:
+    norm = np.random.default_rng(1).normal(size=32).astype(np.float32)
+    heads = Heads(4, 2, 32, 32, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
+    types = Types(cache_type(k_type), cache_type(v_type))
+    same_operations(monkeypatch, types, heads, past=past, window=2 if past else 0, one=k_type == "q8_0")
+
+
+def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... whatever the type; of a layer whose queries alone are normalized."""
+    norm = np.random.default_rng(1).normal(size=288).astype(np.float32)
+    heads = Heads(2, 1, 288, 288, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
+    same_operations(monkeypatch, F16, heads, one=True)
+    same_operations(monkeypatch, F32, heads, one=True)

@@ -31,7 +31,15 @@ def other(entry: Format, rows: int, columns: int) -> Weight:
 
 
 def mixture(
-    formats: str, n_expert: int, n_used: int, n_embd: int, n_ff: int, shared: str = "", n_shared: int = 0
+    formats: str,
+    n_expert: int,
+    n_used: int,
+    n_embd: int,
+    n_ff: int,
+    shared: str = "",
+    n_shared: int = 0,
+    activation: str = "swiglu",
+    scales: np.ndarray | None = None,
 ) -> Experts:
     """Random experts, gate, up and down of ``formats``; a shared network of formats ``shared``, n_shared or n_ff wide."""
     gate, up, down = (FORMATS_BY_NAME[name] for name in formats.split())
@@ -40,17 +48,22 @@ def mixture(
         others = [FORMATS_BY_NAME[name] for name in shared.split()]
         n = n_shared or n_ff
         common = other(others[0], n, n_embd), other(others[1], n, n_embd), other(others[2], n_embd, n)
-    matrices = (weight(gate, n_expert * n_ff, n_embd), weight(up, n_expert * n_ff, n_embd))
+    if gate == up and activation == "geglu":
+        matrices = weight(gate, 2 * n_expert * n_ff, n_embd).halves(2 * n_ff)
+    else:
+        matrices = (weight(gate, n_expert * n_ff, n_embd), weight(up, n_expert * n_ff, n_embd))
     routing = weight(FORMATS_BY_NAME["F32"], n_expert + bool(shared), n_embd)
     # Two experts are always equal, so which of them comes first is a matter of their numbers.
     routing.data[n_expert - 1] = routing.data[0]
-    return Experts(n_expert, n_used, routing, *matrices, weight(down, n_expert * n_embd, n_ff), common)
+    last = weight(down, n_expert * n_embd, n_ff)
+    return Experts(n_expert, n_used, routing, *matrices, last, common, activation, scales)
 
 
 def on_device(gpu: Any, experts: Experts) -> Experts:
     router, gate, up, down = (gpu.weight(w) for w in (experts.router, experts.gate, experts.up, experts.down))
     shared = experts.shared and tuple(map(gpu.weight, experts.shared))
-    return Experts(experts.n_expert, experts.n_used, router, gate, up, down, shared)
+    scales = None if experts.scales is None else gpu.upload(experts.scales)
+    return replace(experts, router=router, gate=gate, up=up, down=down, shared=shared, scales=scales)
 
 
 def launched(gpu: Any, experts: Experts, rows: int, normalized: bool = True) -> list[str]:
@@ -68,7 +81,8 @@ def launched(gpu: Any, experts: Experts, rows: int, normalized: bool = True) -> 
 
 def test_a_single_row(gpu: backend.Backend) -> None:
     names = ["rms_norm_router", "matmul_experts", "matmul_join"]
-    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256), 1) == names
+    scales = np.array([0.5, 2.0, -1.0], F)
+    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, scales=scales), 1) == names
 
 
 def test_several_rows(gpu: backend.Backend) -> None:
@@ -99,6 +113,35 @@ def test_a_shared_network_of_another_size(gpu: backend.Backend) -> None:
             "join",
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "n_embd", "n_ff", "rows"), [("Q4_0 Q4_0 Q5_0", 64, 32, 1), ("Q8_0 Q8_0 Q8_0", 32, 32, 3)]
+)
+def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_embd: int, n_ff: int, rows: int) -> None:
+    """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
+    experts = mixture(formats, 5, 2, n_embd, n_ff, activation="geglu", scales=activations(1, 5)[0])
+    assert experts.gate.pitch == 2 * n_ff
+    x, norms = activations(rows, n_embd), activations(2, n_embd)
+    theirs = cpu.experts(experts, None, *(cpu.rms_norm(x, norm, 1e-6) for norm in norms))
+    given, a, (w, v) = on_device(gpu, experts), gpu.upload(x), [gpu.upload(norm) for norm in norms]
+    plan: Any = gpu.record(lambda: gpu.experts(given, None, gpu.rms_norm(a, w, 1e-6), gpu.rms_norm(a, v, 1e-6)))
+    gpu.start(plan)
+    same(gpu.download(plan.result), theirs)
+    names = ["rms_norm_router", "route", "matmul_experts", "quantize", "matmul_experts", "join"]
+    assert [launch.kernel.kernel.name for launch in plan.launches] == [n for n in names if rows > 1 or n != "route"]
+    if rows > 1:
+        return
+    # What the router sees need not be a norm of what the experts see.
+    plan = gpu.record(lambda: gpu.experts(given, None, gpu.rms_norm(a, w, 1e-6), a))
+    gpu.start(plan)
+    same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
+
+
+def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
+    """... has no kernel of its own for what follows gate and up."""
+    names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
+    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation="geglu"), 1) == names
 
 
 def test_a_row_does_not_depend_on_others() -> None:
@@ -162,7 +205,7 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
     others = [repack.repack_rows(w.format, w.data) for w in commons]
     kernel = matmul_experts(tuple(e.name for e in entries), 1 if rows == 1 else -(-rows // 8) * 8, n_used, shared, down)
     sizes = (rows, tiles(n_rows), n_rows, units)
-    arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, None, None, *sizes]
+    arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, None, None, None, *sizes]
     grid = (len(entries) * tiles(n_rows), pairs + shared)
     run(kernel, grid, 32 * matmul.warps(units, False), [*arguments, *packed(entries[0].unit, x)])
     for stack, common, out in zip(stacks, commons, outs, strict=True):
@@ -178,18 +221,19 @@ def test_a_product_that_chooses() -> None:
     n_expert, n_used, n_rows = 37, 3, 16
     logits = activations(1, n_expert + 1)
     stack, x = weight(FORMATS_BY_NAME["Q8_0"], n_expert * n_rows, 32), activations(1, 32)
+    scales = activations(1, n_expert)[0]
     ids, weights, out = (
         np.full((1, n_used), -1, np.int32),
         np.full((1, n_used), np.nan, F),
         np.empty((n_used, n_rows), F),
     )
     records = repack.repack_rows(stack.format, stack.data)
-    arguments = [records, records, None, None, out, out, ids, weights, logits, 1, 1, n_rows, 1, *packed(32, x)]
-    run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert), (1, n_used), 32, arguments)
+    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, 1, 1, n_rows, 1, *packed(32, x)]
+    run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert, True), (1, n_used), 32, arguments)
     theirs, shares = np.empty_like(ids), np.empty_like(weights)
     mirror.route(logits, n_expert, theirs, shares)
     assert ids.tolist() == theirs.tolist()
-    same(weights, shares)
+    same(weights, shares * scales[theirs])
     for e, row in zip(ids[0], out, strict=True):
         own = Weight("w", stack.format, 32, stack.data[e * n_rows : (e + 1) * n_rows])
         same(row, cpu.matmul(x, own)[0][0])
@@ -248,16 +292,17 @@ def test_route(n_expert: int, n_used: int) -> None:
     logits = rng.choice(np.array([-1.5, -0.0, 0.0, 0.25, 2.0, -np.inf], F), (rows, stride)).astype(F)
     logits[:, 0] = 1.0
     ids, weights = np.full((rows, n_used), -1, np.int32), np.full((rows, n_used), np.nan, F)
-    run(router.route(n_expert, n_used), rows, 32, [logits, stride, ids, weights])
     other_ids, other_weights = np.empty_like(ids), np.empty_like(weights)
     mirror.route(logits, n_expert, other_ids, other_weights)
+    scales = activations(1, n_expert)[0] if n_expert % 3 else None
+    run(router.route(n_expert, n_used, scales is not None), rows, 32, [logits, stride, scales, ids, weights])
     assert ids.tolist() == other_ids.tolist()
-    same(weights, other_weights)
+    same(weights, other_weights if scales is None else other_weights * scales[ids])
 
 
 def test_no_numbers_give_experts_all_the_same() -> None:
     ids, weights = np.full((1, 4), -1, np.int32), np.empty((1, 4), F)
-    run(router.route(40, 4), 1, 32, [np.full(40, np.nan, F), 40, ids, weights])
+    run(router.route(40, 4), 1, 32, [np.full(40, np.nan, F), 40, None, ids, weights])
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
@@ -267,12 +312,13 @@ def test_norm_and_router(gpu: backend.Backend, unit: int, n: int, held: int, mon
     monkeypatch.setattr(router, "HELD", held)
     rows, n_rows = 1 + (n < 256), 11
     x, norm, matrix = activations(rows, n), activations(1, n)[0], weight(FORMATS_BY_NAME["F32"], n_rows, n)
+    seen = norm[::-1].copy()
     q, d, s = (np.full_like(array, -1) for array in packed(unit, x))
     logits = np.empty((rows, n_rows), F)
     grid = (-(-n // 256) + 2, rows)
-    run(router.rms_norm_router(unit, n), grid, 256, [x, norm, 1e-6, matrix.data, n_rows, q, d, s, logits])
+    run(router.rms_norm_router(unit, n), grid, 256, [x, norm, seen, 1e-6, matrix.data, n_rows, q, d, s, logits])
     normed = cpu.rms_norm(x, norm, 1e-6)
-    same(logits, cpu.matmul(normed, matrix)[0])
+    same(logits, cpu.matmul(cpu.rms_norm(x, seen, 1e-6), matrix)[0])
     theirs = lockstep.activations(unit, rows, n, *packed(unit, normed))
     for ours, other in zip(lockstep.activations(unit, rows, n, q, d, s), theirs, strict=True):
         same(ours, other)

@@ -43,6 +43,17 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     same(theirs, np.hstack([cpu.rms_norm(e, norms[0], 1e-6), cpu.rms_norm(h, norms[1], 1e-6)]))
 
 
+@pytest.mark.parametrize(("rows", "first"), [(1, 1), (3, 4)])
+def test_a_row_beside_the_one_before(gpu: backend.Backend, rows: int, first: int) -> None:
+    e, ring = activations(rows, 40), activations(5, 24)
+    positions = np.arange(first, first + rows, dtype=np.int32)
+    a, b, p = (gpu.upload(x) for x in (e, ring, positions))
+    (ours,) = computed(gpu, lambda: gpu.beside(a, b, p))
+    theirs = cpu.beside(e, ring, positions)
+    same(ours, theirs)
+    same(theirs, np.hstack([e, ring[[(p - 1) % 5 for p in positions]]]))
+
+
 def test_a_plain_value(gpu: backend.Backend) -> None:
     x, norm = activations(2, 24), activations(1, 24)[0]
     a, w = gpu.upload(x), gpu.upload(norm)

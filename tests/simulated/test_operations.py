@@ -2,6 +2,7 @@
 the mirrors."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,11 +142,39 @@ def test_embed(gpu: backend.Backend, entry: Format) -> None:
 
 
 @pytest.mark.parametrize("n", [24, 96, 576])
-def test_norms(gpu: backend.Backend, n: int) -> None:
+@pytest.mark.parametrize("scale", [1.0, -0.37])
+def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
     x, residual, norm = activations(2, n), activations(2, n)[::-1].copy(), activations(1, n)[0]
     a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
     same(computed(gpu, lambda: gpu._plain(gpu.rms_norm(a, w, 1e-6)))[0], cpu.rms_norm(x, norm, 1e-6))
-    same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6))[0], cpu.rms_norm_add(residual, x, norm, 1e-6))
+    expected = cpu.rms_norm_add(residual, x, norm, 1e-6, scale)
+    same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6, scale))[0], expected)
+
+
+@pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")])
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, normed: bool) -> None:
+    """One kernel gives the sum and its int8, of the same bits as the two kernels that others take."""
+    x, residual = activations(3, n), activations(3, n)[::-1].copy()
+    norms = activations(2, n) * F(0.1)
+    matrices = [weight(FORMATS_BY_NAME[name], 3, n) for _ in range(2)]
+    a, r, (v, w) = gpu.upload(x), gpu.upload(residual), [gpu.upload(norm.copy()) for norm in norms]
+    on_device = [gpu.weight(matrix) for matrix in matrices]
+
+    def operation(ops: Any, r: Any, a: Any, v: Any, w: Any, matrices: Any, between: bool) -> Any:
+        y = ops.rms_norm_add(r, a, v, 1e-6, 0.7)
+        others = [ops.add(y, y)] if between else []
+        results = ops.matmul(ops.rms_norm(y, w, 1e-5) if normed else y, *matrices)
+        return [y, *results, *others]
+
+    theirs = operation(cpu, residual, x, norms[0], norms[1], matrices, True)
+    for between in (False, True):
+        plan: Any = gpu.record(partial(operation, gpu, r, a, v, w, on_device, between))
+        names = [launch.kernel.kernel.name for launch in plan.launches]
+        assert ("rms_norm_add_quantize" in names) != between and len(names) == (4 if between else 2)
+        gpu.start(plan)
+        for one, other in zip(plan.result, theirs, strict=False):
+            same(gpu.download(one), other)
 
 
 def test_sums_and_softcap(gpu: backend.Backend) -> None:

@@ -18,7 +18,7 @@ import engine
 from engine import parity
 from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.cuda import backend, device, sample
-from engine.lockstep import Check, Difference, Lockstep, Site
+from engine.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from engine.shapes import Shape
 from engine.synthetic import make_model
 from tests.simulated.device import SimulatedDevice
@@ -86,6 +86,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     [
         ("llama", "Q4_K_M", "f16", [2]),
         ("qwen2", "Q4_1", "f32", [1]),
+        ("qwen3", "Q8_0", "q8_0", [2]),
         ("gemma3", "Q8_0", "f16", [2]),
         ("qwen35moe", "Q8_0", "f16", [1, 2]),
     ],
@@ -104,7 +105,10 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert {"kept state", "kept input", "kept row", "stored key"} <= {check.what for _, check in noted}
         return
     assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
-    assert {"attend_chunks", "combine", "combine_quantize"} <= kernels
+    attend = "attend_in_place" if cache_type == "q8_0" else "attend_chunks"
+    assert {attend, "combine", "combine_quantize"} <= kernels
+    if attend == "attend_in_place":
+        assert {"rotated query as int8", *CHUNK_PARTS} <= {check.what for _, check in noted}
 
 
 def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +123,7 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert {line[-1] for line in lines} == {"0"}
     assert sum(int(line[-2]) for line in lines) == total
     for words in (
-        "attention rope_float rotated query, stored key, stored value",
+        "attention rope rotated query, stored key, stored value",
         "matmul_add ffn_down matmul_quantized result",
         "logits of the prompt",
         "cache what is visible",
@@ -204,7 +208,7 @@ def test_a_wrong_kernel(models: Any) -> None:
         ("rms_norm_quantize", 0, "x as int8"),
         ("rms_norm_quantize", 1, "its scales"),
         ("rms_norm_quantize", 2, "its sums"),
-        ("rope_half", 0, "rotated query"),
+        ("rope", 0, "rotated query"),
         ("attend_chunks", 0, "largest score and sum"),
         ("attend_chunks", 1, "weighted values"),
         ("combine_quantize", 0, "x as int8"),

@@ -1,0 +1,118 @@
+"""gemma4-assistant: a small model that drafts for a gemma4 model from its outputs, its keys and its values.
+
+For token t at position p, with h the trunk's output (normalized) at position p - 1, and P the position of the certain token
+that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
+
+    x = [embed(t), h] Wpre                          the trunk's own embedding
+    x = layer(x)                                    as in engine/models/gemma4.py, but of queries only: they stand at P
+                                                    and see what the trunk's last layer of their kind stored before P
+    y = rms_norm(x, output_norm);  h' = y Wpost;  logits = y Whead, for position p + 1
+
+A chain of drafts goes on with h' in place of the trunk's h, at the same P: what is drafted has no keys, so the assistant
+never sees it but through h'.  It keeps nothing of its own.  The outputs h lie in a ring by position, as those of
+``engine/models/mtp.py`` do: every pass of the trunk writes over what drafts had left there.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from engine.config import ModelConfig
+from engine.errors import ModelError
+from engine.gguf import GGUF
+from engine.models.base import Model
+from engine.models.gemma4 import Gemma4Loader
+from engine.weights import bytes_read
+
+HIDDEN_ROWS = 64
+"""Positions whose outputs are kept: more than the steps under way can write behind the last one that stays."""
+
+IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
+"""Tensors that say which logits may be left out; all are computed here."""
+
+
+class Assistant(Gemma4Loader):
+    """The assistant of ``target``, on the same device or on another GPU that can read its memory.
+
+    ModelError where it is that of another model.
+    """
+
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any, target: Model) -> None:
+        super().__init__(config, gguf, ops)
+        c, n_ctx = config, target.cache.n_ctx
+        self._target = target
+        self._memories = [self._memory_of(il) for il in range(c.n_layer)]
+        self.token_embd = self._matrix("token_embd.weight", c.n_vocab, c.n_embd)
+        self.output_norm = self._vector("output_norm.weight", c.n_embd)
+        self.pre_projection = self._matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
+        self.post_projection = self._matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
+        self.layers = [self.load_layer(il) for il in range(c.n_layer)]
+        self.rotary = self._rotary(c.rope, n_ctx)
+        self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
+        self._taken.update(IGNORED)
+        self.check_complete()
+        #: Where a pass of its own has its inputs.
+        self.inputs = ops.inputs()
+        #: int32 [2]: P and P - 1.
+        self.anchor = ops.zeros((2,), np.int32)
+        #: float32 [HIDDEN_ROWS, n_embd_out]: h of position p in row p % HIDDEN_ROWS.
+        self.hidden = target.ops.zeros((HIDDEN_ROWS, c.n_embd_out), np.float32)
+
+    def _memory_of(self, il: int) -> int:
+        """The layer of the trunk that stores what layer ``il`` sees."""
+        c, t = self.config, self._target.config
+        if t.architecture != "gemma4" or t.n_embd != c.n_embd_out or t.n_vocab != c.n_vocab:
+            raise ModelError(
+                f"{self.gguf.path} drafts for gemma4 models of {c.n_embd_out} dimensions and {c.n_vocab} tokens, and "
+                f"{self._target.gguf.path} is {t.architecture} of {t.n_embd} and {t.n_vocab}; use that model's assistant."
+            )
+        alike = [n for n in range(t.n_layer) if t.sliding[n] == c.sliding[il]]
+        if not alike or t.heads(alike[-1]) != c.heads(il) or (c.sliding[il] and t.window < 2):
+            raise ModelError(
+                f"layer {il} of {self.gguf.path} asks for keys that {self._target.gguf.path} does not have; "
+                "use the assistant of that model."
+            )
+        return t.memory(alike[-1])
+
+    def belong(self, target: Model) -> None:
+        """Draft for ``target``, of the same weights, from now on."""
+        self._target = target
+        self.ops = target.ops
+
+    @property
+    def n_bytes(self) -> int:
+        """Weights that a draft reads."""
+        return bytes_read(self.gguf.tensors.values(), self.config)
+
+    def follow(self, tokens: Any, positions: Any, hidden: Any) -> None:
+        """The trunk has made ``hidden`` [rows, n_embd_out] of ``tokens``: keep it."""
+        self._target.ops.keep_rows(self.hidden, hidden, positions)
+
+    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+        """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
+        trunk's until that comes."""
+        ops, c, target = self.ops, self.config, self._target
+        e = ops.embed(target.token_embd, tokens, target.config.embedding_scale)
+        (x,) = ops.matmul(ops.beside(e, self.hidden, positions), self.pre_projection)
+        place, last = self.anchor[0:1], self.anchor[1:2]
+        for il, layer in enumerate(self.layers):
+            memory = target.cache.layers[self._memories[il]]
+            rotary, window = (self.rotary_sliding, memory.window - 1) if c.sliding[il] else (self.rotary, 0)
+            (q,) = ops.matmul(ops.rms_norm(x, layer.attn_norm, c.norm_eps), layer.attn_q)
+            o = ops.attend_past(layer.heads, q, memory, place, last, rotary.table, window)
+            x = self.finish(layer, x, o, None)
+        y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
+        logits, hidden = ops.matmul(y, self.token_embd, self.post_projection)
+        ops.keep_rows(self.hidden, hidden, positions)
+        return logits
+
+    def stand(self, position: int) -> None:
+        """The drafts to come follow the token at ``position``, at least 1."""
+        self.ops.store(self.anchor, 0, np.array([position, position - 1], np.int32))
+
+    def forward(self, token: int, position: int) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
+        self.reserve(position + 1)
+        tokens, positions = np.array([token], np.int32), np.array([position], np.int32)
+        logits: np.ndarray = self.ops.run(self.compute, tokens, positions, 1, self.inputs)
+        return logits[0]

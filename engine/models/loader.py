@@ -1,0 +1,117 @@
+"""Tensors of a file, as what a forward pass is made of: matrices, vectors, heads, feed-forward networks, angles."""
+
+from typing import Any
+
+import numpy as np
+
+from engine.config import ModelConfig, RopeConfig
+from engine.errors import ModelError
+from engine.gguf import GGUF
+from engine.gguf_header import shown
+from engine.models.experts import Experts
+from engine.models.feed_forward import FeedForward
+from engine.models.heads import Heads
+from engine.models.rotary import Rotary
+from engine.weights import Weight, join_rows, load_vector, load_weight
+
+
+class Loader:
+    """Takes tensors of ``gguf`` to where the operations of ``ops`` can read them, and knows which it has taken."""
+
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any) -> None:
+        self.config = config
+        self.gguf = gguf
+        self.ops = ops
+        self._taken: set[str] = set()
+        self._rotaries: list[Rotary] = []
+
+    def _weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
+        """A matrix of the file, or ``count`` of one tensor."""
+        self._taken.add(name)
+        return load_weight(self.gguf, name, rows, columns, count)
+
+    def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
+        """The same, where the operations can read it."""
+        weight: Weight = self.ops.weight(self._weight(name, rows, columns, count))
+        return weight
+
+    def _array(self, name: str, *shape: int) -> np.ndarray:
+        """Small float32 values of the file."""
+        self._taken.add(name)
+        return load_vector(self.gguf, name, *shape)
+
+    def _vector(self, name: str, *shape: int) -> Any:
+        """The same, where the operations can read them."""
+        return self.ops.upload(self._array(name, *shape))
+
+    def _heads(self, blk: str, il: int, *, normed: bool, neox: bool = True, **others: Any) -> Heads:
+        """The heads of an attention layer; others: further fields of ``Heads``."""
+        c, (n_head_kv, d_k, d_v) = self.config, self.config.heads(il)
+        norms = {"q_norm": None, "k_norm": None}
+        if normed:
+            norms = {f"{name}_norm": self._vector(f"{blk}attn_{name}_norm.weight", d_k) for name in ("q", "k")}
+        given: dict[str, Any] = {"neox": neox, "scale": c.attention_scale, "eps": c.norm_eps} | norms | others
+        return Heads(c.n_head, n_head_kv, d_k, d_v, **given)
+
+    def _feed_forward(self, blk: str) -> FeedForward | Experts:
+        """The feed-forward network of a layer."""
+        c, e = self.config, self.config.experts
+        if e is None:
+            return FeedForward(
+                self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
+                self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
+                self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
+            )
+        router = [self._array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
+        shared = None
+        if e.n_ff_shared:
+            router.append(self._array(blk + "ffn_gate_inp_shexp.weight", c.n_embd))
+            shared = (
+                self._matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, c.n_embd),
+                self._matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, c.n_embd),
+                self._matrix(blk + "ffn_down_shexp.weight", c.n_embd, e.n_ff_shared),
+            )
+        return Experts(
+            e.n_expert,
+            e.n_used,
+            self.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
+            self._matrix(blk + "ffn_gate_exps.weight", e.n_ff, c.n_embd, e.n_expert),
+            self._matrix(blk + "ffn_up_exps.weight", e.n_ff, c.n_embd, e.n_expert),
+            self._matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
+            shared,
+        )
+
+    def _optional(self, name: str, size: int) -> Any:
+        return self._vector(name, size) if name in self.gguf.tensors else None
+
+    def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True) -> Rotary:
+        """Angles of one kind of layer, which may be ``factored``: files of Llama 3 and Gemma 4 bring a factor per
+        frequency."""
+        factors = None
+        if factored and "rope_freqs.weight" in self.gguf.tensors:
+            factors = self._array("rope_freqs.weight", rope.n_rot // 2)
+            if not np.all(np.isfinite(factors) & (factors > 0)):
+                raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
+        self._rotaries.append(Rotary(self.ops, rope, factors, n_ctx))
+        return self._rotaries[-1]
+
+    def reserve(self, length: int) -> None:
+        """Have the angles of positions [0, length) ready."""
+        for rotary in self._rotaries:
+            rotary.reserve(length)
+
+    def check_complete(self) -> None:
+        """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
+        c = self.config
+        rest = sorted(set(self.gguf.tensors) - self._taken)
+        if c.n_mtp_in_file > c.n_mtp:
+            # The layer that drafts may be left in the file.
+            rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]
+        if rest:
+            names = ", ".join(shown(name) for name in rest[:4]) + (
+                f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+            )
+            raise ModelError(
+                f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; "
+                "this variant is not supported."
+            )

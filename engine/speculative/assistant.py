@@ -1,0 +1,38 @@
+"""An assistant of the target as a source of drafts (``engine/models/assistant.py``)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.sampler import Sampler
+from engine.speculative.mtp import MTPDraft
+from engine.speculative.proposal import Proposal
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+
+class AssistantDraft(MTPDraft):
+    """A chain of drafts as that of :class:`MTPDraft`, by a model of its own that reads what the target remembers."""
+
+    name = "assistant"
+    behind = 1
+
+    def __init__(self, llm: "LLM") -> None:
+        super().__init__(llm)
+        self.ops = llm.model.mtp.ops
+
+    def propose(
+        self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
+    ) -> Proposal:
+        """Up to ``count`` tokens that may follow ``known``, at least two, of which the cache holds all but the last."""
+        self.llm.model.mtp.stand(len(known) - 1)
+        return super().propose(known, count, sampler, p_min, with_distributions)
+
+    def reserve(self, length: int) -> None:
+        """Have the angles of positions [0, length) ready."""
+        self.llm.model.mtp.reserve(length)
+
+    @property
+    def anchor(self) -> Any:
+        """Where the position is kept that drafts stand at: int32 [2]."""
+        return self.llm.model.mtp.anchor
