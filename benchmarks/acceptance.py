@@ -44,12 +44,13 @@ def main() -> None:
     parser.add_argument("--prompt", action="append", default=[])
     parser.add_argument("--chat", action="append", default=[], help="a message to the model's chat template")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--cache-type", default="f16", help="of keys and values (f16)")
     parser.add_argument("-n", type=int, default=128, help="tokens of an answer (128)")
     parser.add_argument("--draft-max", type=int, nargs="+", default=[3])
     parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--seeds", type=int, default=1, help="answers to each prompt where they are drawn (1)")
     args = parser.parse_args()
-    llm = engine.load(args.target, device=args.device, draft_model=args.draft)
+    llm = engine.load(args.target, device=args.device, draft_model=args.draft, cache_type=args.cache_type)
     loop.Costs = NoCosts  # type: ignore[misc]
     for temperature in args.temp:
         for most in args.draft_max:

@@ -16,6 +16,7 @@ import engine
 from benchmarks.operations import random_weight
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
 from engine.models.heads import Heads
@@ -91,7 +92,9 @@ class Attention:
         self.ops = ops = backend()
         n_head, n_head_kv, width = 32, 8, 128
         shapes = [LayerShape(n_head_kv, width, width)] * self.layers
-        self.caches = KVCache(shapes, depth + rows, ops.max_rows, cache_type == "f16", ops.zeros).layers
+        self.caches = KVCache(
+            shapes, depth + rows, ops.max_rows, Types(*[CACHE_TYPES[cache_type]] * 2), ops.zeros
+        ).layers
         rng = np.random.default_rng(0)
         self.q, self.k, self.v = (
             ops.upload(rng.standard_normal((rows, heads * width), np.float32))

@@ -9,6 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 from engine.quants import FORMATS
 from engine.synthetic import random_blocks
@@ -124,7 +125,8 @@ class Attend(Operation):
     def setup(self, cache_type: str, depth: int, rows: int) -> None:
         self.ops = self.backend()
         shape = LayerShape(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
-        self.cache = KVCache([shape], depth + rows, max(ROWS), cache_type == "f16", self.ops.zeros).layers[0]
+        types = Types(*[CACHE_TYPES[cache_type]] * 2)
+        self.cache = KVCache([shape], depth + rows, max(ROWS), types, self.ops.zeros).layers[0]
         whole = np.arange(depth + rows, dtype=np.int32)
         keys, values = (self.normal(whole.size, N_HEAD_KV, HEAD_DIM) for _ in range(2))
         self.ops.append(self.cache, keys, values, whole)

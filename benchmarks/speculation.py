@@ -21,7 +21,7 @@ from engine.speculative import loop
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 
-SOURCES = {"model": "draft model", "mtp": "own layer"}
+SOURCES = {"model": "draft model", "mtp": "own layer", "assistant": "assistant"}
 
 OFF = SpeculationParams(enabled=False)
 
@@ -70,11 +70,14 @@ def main() -> None:
     parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.75, 0.9, 0.0, 1.0])
     parser.add_argument("--draft-max", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5, 7])
+    parser.add_argument("--cache-type", default="f16", help="of keys and values (f16)")
+    parser.add_argument("-c", "--ctx-size", type=int, default=0, help="context; 0: as much as is needed")
     parser.add_argument("--no-lookup", action="store_true", help="leave out drafts that are looked up")
     args = parser.parse_args()
-    n_ctx = args.prompt + 2 * args.n + 64
+    n_ctx = args.ctx_size or args.prompt + 2 * args.n + 64
     draft_max = max(*args.draft_max, 0 if args.no_lookup else 7)
-    llm = engine.load(args.target, device=args.device, n_ctx=n_ctx, draft_model=args.draft, draft_max=draft_max)
+    opened = {"device": args.device, "n_ctx": n_ctx, "draft_model": args.draft, "draft_max": draft_max}
+    llm = engine.load(args.target, cache_type=args.cache_type, **opened)
     draft = llm.draft
     assert draft is not None, "the model brings no layer that drafts: name a draft model"
     llm.compile()
