@@ -36,27 +36,33 @@ def bytes_per_second(llm: "LLM", timings: "Timings") -> float:
     passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
     if passes < 1 or timings.predicted_s <= 0:
         return 0.0
-    trunk = llm.cache.layers[: llm.config.n_layer]
-    read = llm.n_bytes_read + cache_bytes_per_token(trunk, first, passes)
+    read = llm.n_bytes_read + cache_bytes_per_token(memories(llm), first, passes)
     return read * passes / timings.predicted_s
 
 
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads: all but an embedding that is not the output matrix as well, of
-    which it reads one row; of experts, as many as a token uses; of a layer that drafts, nothing."""
+    which it reads one row, as of per-layer embeddings; of experts, as many as a token uses; of a layer that drafts, and of
+    keys and values that a layer does not use, nothing."""
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
-    drafting = f"blk.{config.n_layer}."
-    total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(drafting)), config)
-    if "output.weight" in tensors:
-        embedding = tensors["token_embd.weight"]
-        total -= embedding.nbytes - embedding.nbytes // embedding.shape[0]
+    idle = [f"blk.{config.n_layer}."]
+    idle += [f"blk.{il}.attn_{name}" for il in range(config.n_kv_layer, config.n_layer) for name in ("k", "v")]
+    total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
+    for name in ("token_embd.weight",) * ("output.weight" in tensors) + ("per_layer_token_embd.weight",):
+        if name in tensors:
+            total -= tensors[name].nbytes - tensors[name].nbytes // tensors[name].shape[0]
     return total
+
+
+def memories(llm: "LLM") -> list[Any]:
+    """What each layer of the trunk reads of the tokens before: its own memory, or another layer's."""
+    return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 
 
 def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
     """Mean bytes of keys and values that tokens at positions ``first`` ... ``first + count - 1`` read in ``layers``,
-    and of states that recurrent layers read and write; layers that have no memory of their own are not counted."""
+    and of states that recurrent layers read and write."""
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:

@@ -205,7 +205,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         for p, g, d in tests:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             samples = measure(llm, p, g, d, args.repetitions, not args.no_warmup)
-            read = weights + bandwidth.cache_bytes_per_token(llm.cache.layers, d, g) if g else 0.0
+            read = weights + bandwidth.cache_bytes_per_token(bandwidth.memories(llm), d, g) if g else 0.0
             yield Result(
                 model=name,
                 model_size=llm.n_bytes,

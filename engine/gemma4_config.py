@@ -73,7 +73,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
         n_ctx_train=n_ctx_train,
         norm_eps=gguf.require(f"{a}.attention.layer_norm_rms_epsilon", "f32", 0.0, 1.0),
         rope=rope,
-        rope_sliding=RopeConfig(n_rot_sliding, base_sliding, rope.scale),
+        rope_sliding=RopeConfig(n_rot_sliding, base_sliding),
         window=window,
         sliding=sliding,
         attention_scale=1.0,

@@ -196,7 +196,7 @@ class LLM:
         params = speculation.params if speculation is not None else SpeculationParams()
         history = list(ids)
         while count > 0:
-            self._interrupt()
+            self._settle()
             if self._cached != history[:-1]:
                 self.read(history[:-1])
             self._user = mine = object()

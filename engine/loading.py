@@ -75,10 +75,20 @@ def load(
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
-    options = _Options(types, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes)
-    llm = _load(path_or_name, open_device(device, n_threads), n_ctx, options, progress)
-    if draft_model is not None and is_assistant(draft_model, progress):
-        llm.draft = _assistant(draft_model, llm, open_device(device_draft or device, n_threads, llm.model.ops), options)
+    assistant = _read_assistant(draft_model, check_tensors, progress) if draft_model is not None else None
+    ops = open_device(device, n_threads)
+    if assistant is not None and device_draft is not None:
+        own = open_device(device_draft, n_threads, ops)
+        if own.name != ops.name:
+            raise UsageError(
+                f"{assistant.path} reads the keys and values of the model, so it cannot run on another kind of device: "
+                "leave out --device-draft."
+            )
+    beside = assistant.n_bytes if assistant is not None and device_draft is None else 0
+    options = _Options(types, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes, beside)
+    llm = _load(path_or_name, ops, n_ctx, options, progress)
+    if assistant is not None:
+        llm.draft = _assistant(assistant, llm, open_device(device_draft or device, n_threads, llm.model.ops))
     elif draft_model is not None:
         # On one GPU both models share what is open of it, so that drafts need not leave it.
         ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
@@ -87,28 +97,24 @@ def load(
     return llm
 
 
-def is_assistant(path_or_name: str | os.PathLike[str], progress: Progress | None = None) -> bool:
-    """Whether a model can only draft, for the model whose outputs, keys and values it reads."""
-    gguf = read_gguf(catalog.resolve(path_or_name, progress))
-    return gguf.metadata.get("general.architecture") == ASSISTANT
+def _read_assistant(
+    path_or_name: str | os.PathLike[str], check_tensors: bool, progress: Progress | None
+) -> GGUF | None:
+    """The file of a draft model, if that can only draft for the model whose outputs, keys and values it reads."""
+    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
+    return gguf if gguf.require("general.architecture", "str") == ASSISTANT else None
 
 
-def _assistant(path_or_name: str | os.PathLike[str], llm: LLM, ops: Any, options: "_Options") -> AssistantDraft:
+def _assistant(gguf: GGUF, llm: LLM, ops: Any) -> AssistantDraft:
     """The assistant of a model as its draft source, on the device of ``ops``."""
-    gguf = read_gguf(catalog.resolve(path_or_name), check_tensors=options.check_tensors)
     target = llm.model
-    if ops.name != target.ops.name:
-        raise UsageError(
-            f"{gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: leave out "
-            "--device-draft."
-        )
+    if "tokenizer.ggml.tokens" in gguf.metadata:
+        check_tokens(gguf.path, gguf.require("tokenizer.ggml.tokens", "str[]"), llm)
     if ops.name == "cpu" or ops.device is target.ops.device:
         ops = target.ops
     else:
         ops.device.reach(target.ops.device)
     target.mtp = Assistant(read_gemma4(gguf, ASSISTANT), gguf, ops, target)
-    if "tokenizer.ggml.tokens" in gguf.metadata:
-        check_tokens(gguf.path, gguf.require("tokenizer.ggml.tokens", "str[]"), llm)
     ops.loaded()
     return AssistantDraft(llm)
 
@@ -122,6 +128,8 @@ class _Options:
     mtp: bool
     draft_max: int
     snapshot_bytes: int | None
+    #: Bytes of weights that will lie on the model's device beside its own.
+    beside: int = 0
 
 
 def _load(
@@ -134,7 +142,8 @@ def _load(
         config = without_mtp(config)
     notes: list[str] = []
     # Per-layer embeddings stay in host memory.
-    n_bytes = gguf.n_bytes - sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
+    in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
+    n_bytes = gguf.n_bytes + options.beside - in_host
     slots = _slots(config, options.draft_max, ops, n_bytes, notes)
     _check_types(config, options.types, gguf)
     n_ctx = _context(config, n_ctx, options.types, slots, ops, n_bytes)
@@ -151,8 +160,8 @@ def _load(
 
 def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
     """ModelError where heads cannot be cut into the blocks of a quantized type."""
-    widths = {d for il in range(config.n_kv_layer) if not config.recurrent[il] for d in config.heads(il)[1:]}
-    for kind in (types.k, types.v):
+    heads = [config.heads(il) for il in range(config.n_kv_layer) if not config.recurrent[il]]
+    for kind, widths in ((types.k, {h[1] for h in heads}), (types.v, {h[2] for h in heads})):
         if kind.quantized and any(d % BLOCK for d in widths):
             raise ModelError(
                 f"{gguf.path}: heads of {max(d for d in widths if d % BLOCK)} elements do not fit into blocks of {BLOCK}, as "
@@ -188,7 +197,9 @@ def _context(config: ModelConfig, n_ctx: int, types: Types, slots: int, ops: Any
 
     def size(positions: int) -> int:
         cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), types) for s in layer_shapes(config, slots))
-        return int(cache + ops.scratch_bytes(config.n_head, config.d_v, positions))
+        # Angles: a cosine and a sine for each pair, of one kind of layer or two.
+        angles = 4 * positions * (config.rope.n_rot + config.rope_sliding.n_rot * any(config.sliding))
+        return int(cache + angles + ops.scratch_bytes(config.n_head, config.d_v, positions))
 
     free = ops.free_memory(weights)
     if n_ctx:

@@ -216,6 +216,9 @@ class Report:
         ops = llm.model.ops
         if ops.name == "cpu":
             return
+        if llm.draft is not None and llm.draft.name == "assistant" and llm.draft.ops is not ops:
+            other = llm.draft.ops
+            self.line(f"memory of {device_label(other)}: {_bytes(other.device.allocated)} for the assistant")
         used = ops.device.allocated
         rest = used - ops.weight_bytes - llm.cache_bytes
         parts = f"weights {_bytes(ops.weight_bytes)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"

@@ -244,6 +244,8 @@ class _Reader:
         ids = frozenset() if values is None else frozenset(values.tolist())
         if outside := [id for id in sorted(ids) if not 0 <= id < n]:
             raise self.refuse("suppress_tokens", f"has {outside[0]}, outside the vocabulary of {n} tokens")
+        if len(set(ids)) == n:
+            raise self.refuse("suppress_tokens", f"has every one of the {n} tokens, so that none can follow")
         return ids
 
 

@@ -100,7 +100,7 @@ def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
         (["--top-p", "inf"], "'inf' is not a number"),
         (["-l", "15043*2"], "TOKEN_ID"),
         (["-l", "15043+nan"], "TOKEN_ID"),
-        (["--cache-type", "q4_0"], "q4_0"),
+        (["--cache-type", "q5_0"], "q5_0"),
         (["--spec-accept", "always"], "'exact', 'ratio', 'p-min'"),
         (["--draft-max", "x"], "'x' is not a whole number"),
         (["-p"], "expected one argument"),

@@ -54,6 +54,9 @@ Progress = Callable[[str, int, int], None]
 STAGING = 64 << 20
 """Bytes of packed rows that are copied to the device at a time."""
 
+LARGE = 1 << 20
+"""Bytes from which on intermediate results share memory whatever their sizes."""
+
 RESERVED = 512 << 20
 """Bytes of device memory that a context leaves for intermediate results."""
 
@@ -177,8 +180,11 @@ class Pool:
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def take(self, n_bytes: int) -> "Loan":
-        """Some memory; it returns when the loan is forgotten."""
-        size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < 1 << 20 else -(-n_bytes // (1 << 20)) << 20
+        """Some memory; it returns when the loan is forgotten.  What is large may be up to eight times what was asked for, so
+        that passes of fewer rows use that of the one of most."""
+        size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
+        if size >= LARGE:
+            size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
         free = self._free[size]
         if not free:
             self._owned.append(self._device.allocate(size, "intermediate results"))
@@ -335,14 +341,21 @@ class Backend:
     def warm_up(self, model: Any, progress: Progress | None) -> None:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
-        for rows in (1, 2, 4, 8, MAX_ROWS):
+        drafts = model.mtp.ops if model.mtp is not None else self
+        for rows in (MAX_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt asks for the last row's logits, a step with drafts for those of all.
             for n_logits in {1, rows}:
                 plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.mtp is not None:
-            plan = self.record(partial(model.mtp.compute, self.tokens[:1], self.positions[:1], 1))
-            kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+            plan = drafts.record(partial(model.mtp.compute, drafts.tokens[:1], drafts.positions[:1], 1))
+            drafting = dict.fromkeys(launch.kernel for launch in plan.launches)
+            if drafts is self:
+                kernels.update(drafting)
+            else:
+                # An assistant on another GPU.
+                for kernel in drafting:
+                    drafts.device.load(kernel)
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         kernels.update(dict.fromkeys(drafting_kernels()))

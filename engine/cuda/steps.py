@@ -267,4 +267,5 @@ class DeviceDrafts:
 
 def drafting_kernels() -> list[Any]:
     """What steps with drafts launch, beside passes and the choice of tokens."""
-    return [accept.place(), accept.begin_draft(1, False), accept.begin_draft(2, False), accept.propose(False)]
+    first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
+    return [accept.place(), *first, accept.propose(False)]

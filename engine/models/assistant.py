@@ -21,7 +21,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.gguf import GGUF
 from engine.models.base import Model
-from engine.models.gemma4 import Gemma4Loader
+from engine.models.gemma4 import Gemma4, Gemma4Loader
 from engine.weights import bytes_read
 
 HIDDEN_ROWS = 64
@@ -47,8 +47,11 @@ class Assistant(Gemma4Loader):
         self.pre_projection = self._matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
         self.post_projection = self._matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
         self.layers = [self.load_layer(il) for il in range(c.n_layer)]
-        self.rotary = self._rotary(c.rope, n_ctx)
-        self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
+        # The target's own tables where they are near and the same.
+        near = target if isinstance(target, Gemma4) and ops is target.ops else None
+        self.rotary = self._rotary(c.rope, n_ctx, like=near.rotary if near else None)
+        sliding = near.rotary_sliding if near else None
+        self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False, like=sliding)
         self._taken.update(IGNORED)
         self.check_complete()
         #: Where a pass of its own has its inputs.
@@ -73,11 +76,6 @@ class Assistant(Gemma4Loader):
                 "use the assistant of that model."
             )
         return t.memory(alike[-1])
-
-    def belong(self, target: Model) -> None:
-        """Draft for ``target``, of the same weights, from now on."""
-        self._target = target
-        self.ops = target.ops
 
     @property
     def n_bytes(self) -> int:

@@ -195,9 +195,10 @@ class Gemma4(Gemma4Loader, Model):
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary = self._rotary(c.rope, n_ctx)
         self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
-        self.operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu", "softcap")
-        if c.experts is not None:
-            self.operations += ("experts",)
+        self.operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu")
+        self.operations += ("attend_past",) if c.n_kv_layer < c.n_layer else ()
+        self.operations += ("softcap",) if c.final_softcap else ()
+        self.operations += ("experts",) if c.experts is not None else ()
         #: What each layer is told of the tokens of a pass: float32 [n_layer, rows, n_per_layer].
         self._told: Any = None
         if c.n_per_layer:

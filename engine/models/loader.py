@@ -84,7 +84,7 @@ class Loader:
     def _optional(self, name: str, size: int) -> Any:
         return self._vector(name, size) if name in self.gguf.tensors else None
 
-    def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True) -> Rotary:
+    def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True, like: Rotary | None = None) -> Rotary:
         """Angles of one kind of layer, which may be ``factored``: files of Llama 3 and Gemma 4 bring a factor per
         frequency."""
         factors = None
@@ -92,6 +92,8 @@ class Loader:
             factors = self._array("rope_freqs.weight", rope.n_rot // 2)
             if not np.all(np.isfinite(factors) & (factors > 0)):
                 raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
+        if like is not None and like.turns_as(rope, factors):
+            return like
         self._rotaries.append(Rotary(self.ops, rope, factors, n_ctx))
         return self._rotaries[-1]
 

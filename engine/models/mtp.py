@@ -45,6 +45,11 @@ class MTP:
         #: float32 [length, n_embd]: h of position p in row p % length.
         self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.slots).capacity, c.n_embd), np.float32)
 
+    @property
+    def ops(self) -> Any:
+        """The backend that computes it."""
+        return self._model.ops
+
     def belong(self, model: "Qwen35") -> None:
         """Compute for ``model``, of the same weights, from now on."""
         self._model = model

@@ -57,6 +57,11 @@ class Rotary:
         self._filled = 0
         self.table = ops.zeros((n_ctx, 2, rope.n_rot // 2), np.float32)
 
+    def turns_as(self, rope: RopeConfig, factors: np.ndarray | None) -> bool:
+        """Whether these angles are those of another layer."""
+        own = self._frequencies
+        return self._magnitude == magnitude(rope) and np.array_equal(own, frequencies(rope, factors))
+
     def reserve(self, positions: int) -> None:
         """Fill the table for positions 0 ... positions - 1, in blocks."""
         if positions > self._filled:

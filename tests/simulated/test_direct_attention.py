@@ -70,7 +70,7 @@ def agree(
         scaled = q.reshape(-1, d_k) * SCALE
         quantized_cache.quantize_queries(scaled, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK))
     expected = np.empty((rows, n_head, d_v), np.float32)
-    flat = [ring.reshape(n_head_kv, cache.chunks, -1) for ring in (cache.keys, cache.values)]
+    flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
     if k == v and not k.quantized:
         mirror.attend(q, cache.keys, cache.values, at, SCALE, window, k.bits == 16, 1, expected)
     else:
