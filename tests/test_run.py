@@ -69,7 +69,8 @@ def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeL
 
 
 def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
-    words = "-p x -n 3 -c 32 -t 3 --cache-type f32 -ctk q8_0 --cache-type-v q4_0 --temp 0.5 --top-k 7 --top-p 0.5 --min-p 0.25 --typical 0.75 -s 9 "
+    words = "-p x -n 3 -c 32 -t 3 --cache-type f32 -ctk q8_0 --cache-type-v q4_0 --temp 0.5 --top-k 7 --top-p 0.5 "
+    words += "--min-p 0.25 --typical 0.75 -s 9 "
     words += "--repeat-penalty 1.5 --repeat-last-n 32 --presence-penalty 0.5 --frequency-penalty 0.25 --ignore-eos "
     words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu"
     assert main(words.split()) == 0
