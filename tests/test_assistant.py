@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine.cache.types import BLOCK
-from engine.errors import ModelError, UsageError
+from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf import GGUF, read_gguf
 from engine.models.assistant import HIDDEN_ROWS
 from engine.sampler import Sampler, SamplingParams
@@ -381,6 +381,26 @@ def test_other_tokens_are_refused(tiny: dict[str, Path], tmp_path: Path) -> None
     path.write_bytes(data.replace(b"<|im_end|>", b"<|im_mid|>"))
     said = refused(tiny["tiny-gemma4"], path)
     assert "cannot draft for" in said and "'<|im_mid|>' in it and '<|im_end|>' in the model" in said
+
+
+def test_a_draft_file_whose_architecture_is_no_text(tiny: dict[str, Path], tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "gemma4-assistant")
+    writer.kv_data[0].clear()
+    writer.add_array("general.architecture", [1, 2])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with pytest.raises(GGUFError, match="general.architecture"):
+        engine.load(tiny["tiny-gemma4"], device="cpu", n_ctx=64, draft_model=tmp_path / "odd.gguf")
+
+
+def test_tables_of_angles_are_the_targets_own_where_they_are_the_same(tiny: dict[str, Path]) -> None:
+    llm = engine.load(
+        tiny["tiny-gemma4"], device="cpu", n_ctx=64, n_threads=1, draft_model=tiny["tiny-gemma4-assistant"]
+    )
+    assistant = llm.model.mtp
+    assert assistant.rotary is llm.model.rotary and assistant.rotary_sliding is llm.model.rotary_sliding
 
 
 def test_an_assistant_without_a_tensor(tiny: dict[str, Path], tmp_path: Path) -> None:

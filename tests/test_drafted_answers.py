@@ -242,6 +242,20 @@ def test_other_ways_to_accept_are_repeatable(llm: engine.LLM, drafts: dict[str, 
     assert llm.complete(PROMPTS[1], speculation=params, **given).ids == exact
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_two_answers_to_one_prompt_take_turns(llm: engine.LLM, drafts: dict[str, DraftModel], n: int) -> None:
+    """One stops where the other goes on, in the middle of a step that gave several tokens."""
+    llm.draft = drafts["perfect"]
+    given: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0.0, "ignore_eos": True}
+    expected = llm.complete(PROMPTS[1], **given).ids
+    answers = [llm.generate(PROMPTS[1], **given) for _ in range(2)]
+    for answer in answers:
+        while len(answer.ids) < n:
+            next(answer)
+    for answer in answers:
+        assert [*answer] and answer.ids == expected
+
+
 def test_a_named_draft_model_is_loaded_beside_the_model() -> None:
     llm = engine.load(device="cpu", n_ctx=64, n_threads=1, cache_type="f32", draft_model="pycoder-draft")
     assert llm.draft is not None

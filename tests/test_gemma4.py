@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
+from engine.bandwidth import weight_bytes_per_token
 from engine.config import ASSISTANT, ModelConfig, read_config
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gemma4_config import read_gemma4
@@ -341,3 +342,10 @@ def test_one_type_for_both_and_one_for_each(files: Files) -> None:
     assert types(cache_type="q8_0") == ("q8_0", "q8_0")
     assert types(cache_type="q8_0", cache_type_v="q4_0") == ("q8_0", "q4_0")
     assert types(cache_type_k="q4_0") == ("q4_0", "f16")
+
+
+def test_a_token_reads_one_row_of_the_per_layer_table(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "e.gguf", "tiny-gemma4-e", "Q8_0")
+    file = read_gguf(path)
+    table = file.tensors["per_layer_token_embd.weight"]
+    assert weight_bytes_per_token(path) == file.n_bytes - table.nbytes + table.nbytes // table.shape[0]
