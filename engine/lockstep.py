@@ -17,7 +17,7 @@ import numpy as np
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
-from engine.cuda.backend import Attended, Deferred, Launch
+from engine.cuda.tensor import Attended, Deferred, Launch
 from engine.layout import (
     activations,
     chunk_of,

@@ -351,7 +351,7 @@ def passes(ids: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[np.ndarr
 
 def first_of_graph(ops: Any, plan: Any) -> str:
     """Which launch of a pass writes something else in a captured graph than when each waits for the one before it."""
-    from engine.cuda.backend import Plan
+    from engine.cuda.tensor import Plan
     from engine.lockstep import Check, Difference, Site
 
     alone = []

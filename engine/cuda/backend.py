@@ -10,7 +10,6 @@ attention's chunks usually feed a matrix product, which wants them as int8, so o
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,9 +35,11 @@ from engine.cuda import (
     softcap,
 )
 from engine.cuda.compiler import Specialization
-from engine.cuda.device import Buffer, Device, Graph
+from engine.cuda.device import Buffer, Device
 from engine.cuda.mixture import Mixture
+from engine.cuda.pool import Pool
 from engine.cuda.steps import DeviceSteps, drafting_kernels
+from engine.cuda.tensor import Attended, Deferred, DeviceWeight, Launch, Plan, Tensor
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
@@ -54,9 +55,6 @@ Progress = Callable[[str, int, int], None]
 STAGING = 64 << 20
 """Bytes of packed rows that are copied to the device at a time."""
 
-LARGE = 1 << 20
-"""Bytes from which on intermediate results share memory whatever their sizes."""
-
 RESERVED = 512 << 20
 """Bytes of device memory that a context leaves for intermediate results."""
 
@@ -65,142 +63,6 @@ DEEP_TILES = 2
 
 MAX_ROWS = 16
 """Rows of one pass: two tiles of the tensor cores; a step with the most drafts fills them."""
-
-
-@dataclass
-class Tensor:
-    """An array on the device: where it begins, its shape and element type, and the memory it keeps alive."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: Any
-    memory: Any
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape))
-
-    def reshape(self, *shape: int) -> "Tensor":
-        """The same elements under another shape."""
-        return Tensor(self.address, shape, self.dtype, self.memory)
-
-    def __getitem__(self, rows: slice) -> "Tensor":
-        """Some rows: a contiguous slice of the first axis."""
-        first, last, _ = rows.indices(self.shape[0])
-        step = self.size // self.shape[0] * np.dtype(self.dtype).itemsize
-        return Tensor(self.address + first * step, (last - first, *self.shape[1:]), self.dtype, self.memory)
-
-
-@dataclass
-class Deferred:
-    """A value that is computed where it is used: ``kind`` "rms_norm" of (x, weight) with eps, "gated_norm" of these and
-    ``gate``, "swiglu" or "geglu" of (gate, up)."""
-
-    kind: str
-    first: Tensor
-    second: Tensor
-    eps: float = 0.0
-    gate: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        return self.first.shape
-
-
-@dataclass(kw_only=True)
-class Attended(Deferred):
-    """The result of attention, whose chunks have yet to be joined: ``kind`` "combine" of (weights, sums), with ``gate`` where
-    heads are gated (``engine/cuda/combine.py``)."""
-
-    positions: Tensor
-    geometry: attention.Geometry
-    slots: int
-    window: int
-    columns: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        return self.positions.size, self.columns
-
-
-@dataclass(frozen=True)
-class DeviceWeight:
-    """A weight matrix in memory the device reads: records (``engine/cuda/repack.py``), or the rows of a float format."""
-
-    name: str
-    format: Format
-    rows: int
-    columns: int
-    memory: Buffer
-
-    @property
-    def address(self) -> int:
-        """Where it begins."""
-        return self.memory.address
-
-    @property
-    def tiles(self) -> int:
-        """Number of tiles of 16 rows."""
-        return -(-self.rows // repack.TILE)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel of a recorded pass; ``outputs`` are the arrays it writes, there until a later launch uses their memory."""
-
-    kernel: Specialization
-    grid: tuple[int, ...]
-    block: int
-    arguments: tuple[Any, ...]
-    outputs: tuple[Tensor, ...]
-
-
-class Plan:
-    """A recorded pass: its launches, the graph made of them, and where its inputs and results lie."""
-
-    def __init__(self, launches: list[Launch], result: Tensor | None) -> None:
-        self.launches = launches
-        self.result = result
-        self.graph: Graph | None = None
-
-
-class Pool:
-    """Device memory for intermediate results, used again as soon as nothing refers to it.
-
-    Kernels run in the order in which they were recorded, so a later one may write where an earlier one has read.  Memory is
-    never given back before the pool is: recorded graphs hold its addresses.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._owned: list[Buffer] = []
-        self._free: dict[int, list[int]] = defaultdict(list)
-
-    def take(self, n_bytes: int) -> "Loan":
-        """Some memory; it returns when the loan is forgotten.  What is large may be up to eight times what was asked for, so
-        that passes of fewer rows use that of the one of most."""
-        size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
-        if size >= LARGE:
-            size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
-        free = self._free[size]
-        if not free:
-            self._owned.append(self._device.allocate(size, "intermediate results"))
-            free.append(self._owned[-1].address)
-        return Loan(free.pop(), free)
-
-
-class Loan:
-    """Memory of a pool: an address."""
-
-    def __init__(self, address: int, home: list[int]) -> None:
-        self.address = address
-        self._home = home
-
-    def __del__(self) -> None:
-        self._home.append(self.address)
 
 
 class Backend:

@@ -19,7 +19,8 @@ from engine.models.experts import Experts
 f32 = np.float32
 
 if TYPE_CHECKING:
-    from engine.cuda.backend import Backend, Deferred, DeviceWeight, Tensor
+    from engine.cuda.backend import Backend
+    from engine.cuda.tensor import Deferred, DeviceWeight, Tensor
 
 
 class Mixture:

@@ -9,6 +9,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cuda import backend
+from engine.cuda.tensor import Tensor
 from tests.simulated.test_operations import F, activations, computed, cpu, gpu, same
 
 assert gpu
@@ -30,7 +31,7 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     on_device, p = gpu.upload(before), gpu.upload(positions)
     a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
 
-    def both() -> backend.Tensor:
+    def both() -> Tensor:
         gpu.keep_rows(on_device, a, p)
         return gpu.mtp_input(b, weights[0], on_device, weights[1], p, 1e-6)
 
