@@ -38,3 +38,28 @@ def model_path(name: str) -> Path:
         return catalog.resolve(name)
     except FetchError as error:
         pytest.skip(f"model {name} is not available: {error}")
+
+
+def _simulations(items: list[pytest.Item]) -> list[Any]:
+    """Tests that wait for a simulation (``tests/test_cuda_simulator.py``)."""
+    return [item for item in items if getattr(item, "originalname", "") == "test_in_the_simulator"]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Simulations of a GPU take long, and one core: they begin before the first test, the longest first."""
+    wanted = _simulations(session.items)
+    if wanted and not session.config.option.collectonly and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        files = [item.callspec.params["file"] for item in wanted]
+        longest = ("test_parity.py", "test_operations.py", "test_attention.py", "test_direct_attention.py")
+        wanted[0].module.begin(sorted(files, key=lambda file: file not in longest))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """None of them goes on when nobody wants to know."""
+    for item in _simulations(session.items)[:1]:
+        item.module.POOL.shutdown(wait=False, cancel_futures=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """... and are asked for last."""
+    items.sort(key=lambda item: getattr(item, "originalname", "") == "test_in_the_simulator")

@@ -1,11 +1,10 @@
-"""Runs the tests of ``tests/simulated`` in processes where Numba simulates a GPU, two at a time."""
+"""Runs the tests of ``tests/simulated`` in processes where Numba simulates a GPU, beside all other tests."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -29,19 +28,17 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Run]]:
-    """All files that this run of pytest wants, on their way: a simulation keeps one core busy."""
-    items: list[Any] = request.session.items
-    mine = test_in_the_simulator.__name__
-    wanted = [item.callspec.params["file"] for item in items if getattr(item, "originalname", "") == mine]
-    with ThreadPoolExecutor(2) as pool:
-        yield {file: pool.submit(run, file) for file in wanted}
-        pool.shutdown(cancel_futures=True)
+RUNS: dict[str, Run] = {}
+POOL = ThreadPoolExecutor(1)
+
+
+def begin(files: Iterable[str]) -> None:
+    """Have these files on their way: a simulation keeps one core busy, and other tests another."""
+    RUNS.update({file: POOL.submit(run, file) for file in files})
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")
 @pytest.mark.parametrize("file", FILES)
-def test_in_the_simulator(runs: dict[str, Run], file: str) -> None:
-    done = runs[file].result()
+def test_in_the_simulator(file: str) -> None:
+    done = RUNS[file].result()
     assert done.returncode == 0, done.stdout + done.stderr
