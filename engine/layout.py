@@ -1,5 +1,6 @@
 """What the CPU and a GPU hold of the same model, laid out alike: activations, chunks of attention, rings, weights."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -114,7 +115,7 @@ def stored(ring: np.ndarray, kind: CacheType, by_position: bool, chunks: np.ndar
     """What lies at some places of a NumPy ring: [places, n_head_kv, d], or where it is quantized words and scales, one behind
     the other."""
     parts = [part[:, chunks, lanes].swapaxes(0, 1) for part in by_lane(ring, kind, by_position)]
-    flat = [part.reshape(*part.shape[:2], -1) for part in parts]
+    flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
     return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
 
 

@@ -96,7 +96,7 @@ def in_batches(llm: engine.LLM, tokens: np.ndarray, batches: list[int]) -> np.nd
     return np.concatenate(rows)
 
 
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(0, 1000))
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 1000))
 @settings(deadline=None, max_examples=6)
 def test_chunks_of_a_prompt_do_not_show(tiny: tuple[Path, engine.LLM], batches: list[int], seed: int) -> None:
     _, llm = tiny

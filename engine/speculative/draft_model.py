@@ -40,7 +40,6 @@ class DraftModel:
     def __init__(self, llm: "LLM", target: "LLM") -> None:
         """ModelError where the vocabularies differ."""
         self.llm = llm
-        self.ops = llm.model.ops
         check_vocabulary(llm, target)
         self.n_vocab = min(llm.config.n_vocab, target.config.n_vocab)
         #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
@@ -84,6 +83,11 @@ class DraftModel:
         return self.llm.extend(history)[: self.n_vocab]
 
     # --- passes on the target's own device -------------------------------------------------------------------------
+
+    @property
+    def ops(self) -> Any:
+        """The backend that computes them."""
+        return self.llm.model.ops
 
     @property
     def compute(self) -> Callable[..., Any]:
