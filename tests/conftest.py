@@ -50,7 +50,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     wanted = _simulations(session.items)
     if wanted and not session.config.option.collectonly and os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
         files = [item.callspec.params["file"] for item in wanted]
-        longest = ("test_parity.py", "test_operations.py", "test_attention.py", "test_direct_attention.py")
+        longest = (
+            "test_speculation.py",
+            "test_parity.py",
+            "test_operations.py",
+            "test_attention.py",
+            "test_direct_attention.py",
+        )
         wanted[0].module.begin(sorted(files, key=lambda file: file not in longest))
 
 

@@ -29,11 +29,11 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
 
 
 RUNS: dict[str, Run] = {}
-POOL = ThreadPoolExecutor(1)
+POOL = ThreadPoolExecutor(2)
 
 
 def begin(files: Iterable[str]) -> None:
-    """Have these files on their way: a simulation keeps one core busy, and other tests another."""
+    """Have these files on their way, two at a time."""
     RUNS.update({file: POOL.submit(run, file) for file in files})
 
 

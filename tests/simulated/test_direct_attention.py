@@ -93,10 +93,12 @@ def agree(
     assert out.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("v_type", CACHE_TYPES)
-@pytest.mark.parametrize("k_type", CACHE_TYPES)
-def test_types(k_type: str, v_type: str) -> None:
-    agree(f"{k_type} {v_type}", [70], 2, 1, 32)
+PAIRS = ("f32 f32", "f32 q4_0", "f16 f16", "f16 q8_0", "q8_0 f32", "q8_0 q8_0", "q4_0 f16", "q4_0 q4_0")
+
+
+@pytest.mark.parametrize("types", PAIRS)
+def test_types(types: str) -> None:
+    agree(types, [70], 2, 1, 32)
 
 
 @pytest.mark.parametrize("position", [0, 5, 62, 63, 64, 143])
@@ -131,7 +133,7 @@ def test_groups(group: int, rows: int) -> None:
     agree("q8_0 q8_0", [*range(62, 62 + rows)], 2 * group, 2, 32, splits=1)
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 4, 8])
+@pytest.mark.parametrize("tasks", [1, 8])
 def test_pairs_of_a_block(tasks: int) -> None:
     agree("q4_0 q8_0", [63, 64], 5, 1, 32, tasks=tasks)
     agree("f16 q8_0", [3, 17], 5, 1, 32, tasks=tasks)
@@ -146,8 +148,8 @@ def test_positions_that_do_not_follow_one_another() -> None:
     agree("q8_0 q8_0", [130, 7, 64], 2, 1, 32)
 
 
-@pytest.mark.parametrize("window", [1, 3, 21, 64, 70])
-@pytest.mark.parametrize("positions", [[2, 3], [191, 192], [250]])
+@pytest.mark.parametrize("window", [1, 21, 64, 70])
+@pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
 def test_windows_and_rings(window: int, positions: list[int]) -> None:
     """The ring has wrapped where the positions are larger than the window."""
     agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
