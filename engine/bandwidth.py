@@ -49,9 +49,11 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     idle = [f"blk.{config.n_layer}."]
     idle += [f"blk.{il}.attn_{name}" for il in range(config.n_kv_layer, config.n_layer) for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
-    for name in ("token_embd.weight",) * ("output.weight" in tensors) + ("per_layer_token_embd.weight",):
-        if name in tensors:
-            total -= tensors[name].nbytes - tensors[name].nbytes // tensors[name].shape[0]
+    tables = ["per_layer_token_embd.weight"]
+    if "output.weight" in tensors:
+        tables.append("token_embd.weight")
+    for table in (tensors[name] for name in tables if name in tensors):
+        total -= table.nbytes - table.nbytes // table.shape[0]
     return total
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from engine import catalog
 from engine.devices import parse_device
 from engine.errors import EngineError, UsageError
-from engine.flags import Parser
+from engine.flags import CACHE_TYPES, Parser
 from engine.report import Report
 from engine.shapes import parse_shape
 from engine.synthetic import make_model
@@ -339,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "-ct",
         "--cache-type",
-        choices=("f32", "f16", "q8_0", "q4_0"),
+        choices=CACHE_TYPES,
         default="f16",
         help="type of keys and values (f16)",
     )

@@ -66,6 +66,10 @@ Exit status: 0 answered, 2 something to mend (one sentence on stderr says what),
 Ctrl-C, 1 a bug. `python -m engine.models` lists the named models."""
 
 
+CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0")
+"""Names of ``engine/cache/types.py``, which imports more than a command line that is wrong needs."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose complaints are one UsageError, and which takes a value that begins with a dash."""
 
@@ -155,7 +159,7 @@ def parser() -> Parser:
     add = top.add_argument_group("model").add_argument
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
-    types: dict[str, Any] = {"choices": ("f32", "f16", "q8_0", "q4_0"), "metavar": "TYPE"}
+    types: dict[str, Any] = {"choices": CACHE_TYPES, "metavar": "TYPE"}
     add("--cache-type", **types, default="f16", help="the key-value cache: f32, f16, q8_0 or q4_0")
     add("-ctk", "--cache-type-k", **types, help="the same for keys alone")
     add("-ctv", "--cache-type-v", **types, help="the same for values alone")

@@ -9,9 +9,8 @@ import numpy as np
 from numba import njit
 
 from engine.cache.kv import LayerCache
-from engine.cache.types import BLOCK, CHUNK, CacheType
-from engine.cpu import quantized_cache
-from engine.cpu.attention import first_visible, floats, weigh, weighted_sum
+from engine.cache.types import CHUNK, CacheType
+from engine.cpu.attention import first_visible, score, unpack, weigh, weighted_sum
 from engine.cpu.fold import fold
 from engine.cuda.repack import TILE, repack_rows
 
@@ -40,27 +39,19 @@ def activations(
     return by_row(q), by_row(scales), by_row(totals)
 
 
-def int8_queries(ops: Any, queries: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Queries [rows, n_head, d_k] as quantized keys want them: int8, and float32 [rows, n_head, d_k / 32]; ops: the CPU's."""
-    d = queries.shape[2]
-    q, scales = np.empty(queries.shape, np.int8), np.empty((*queries.shape[:2], d // BLOCK), np.float32)
-    rotated = (ops._rotated(queries) * np.float32(scale)).reshape(-1, d)
-    quantized_cache.quantize_queries(rotated, q.reshape(-1, d), scales.reshape(-1, d // BLOCK))
-    return q, scales
-
-
 @njit(cache=True, error_model="numpy")
 def chunk_parts(  # type: ignore[no-untyped-def]
     q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, mass, sums, seen
 ):
     """``engine/cpu/attention.py`` without the joining of chunks: for each chunk that a row sees, counted from the first,
     maximum and sum in mass [rows, n_head, slots, 2], weighted values in sums [rows, n_head, slots, d_v], and seen
-    [rows, slots]; keys and values are flat, [n_head_kv, chunks, ...], other arguments as for ``attend_quantized``."""
+    [rows, slots]; arguments as for ``attend_quantized``."""
     rows, n_head, d_k = q.shape
     group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
     key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
     key_floats, value_floats = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
-    p, dots = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int32)
+    unpacked = (key_integers, key_floats)
+    p, dots, scaled = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int32), np.empty(d_k, np.float32)
     for t in range(rows):
         position = positions[t]
         low = first_visible(position, window)
@@ -70,18 +61,9 @@ def chunk_parts(  # type: ignore[no-untyped-def]
             first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
             for h in range(n_head):
                 own_keys, own_values = keys[h // group, chunk % chunks], values[h // group, chunk % chunks]
-                if h % group == 0 and k_bits < 16:
-                    quantized_cache.integers(own_keys, d_k, k_bits, False, key_integers)
-                elif h % group == 0:
-                    floats(own_keys, k_bits, key_floats)
-                if h % group == 0 and v_bits < 16:
-                    quantized_cache.values(own_values, d_v, v_bits, value_integers, value_floats)
-                elif h % group == 0:
-                    floats(own_values, v_bits, value_floats)
-                if k_bits < 16:
-                    quantized_cache.scores(key_integers, own_keys, k_bits, integers[t, h], scales[t, h], dots, p)
-                else:
-                    weighted_sum(q[t, h] * scale, 0, d_k, key_floats, False, p)
+                if h % group == 0:
+                    unpack(own_keys, own_values, k_bits, v_bits, *unpacked, value_integers, value_floats)
+                score(q[t, h], integers[t, h], scales[t, h], scale, own_keys, k_bits, *unpacked, dots, scaled, p)
                 mass[t, h, slot, 0] = weigh(p, first, last)
                 weighted_sum(p, first, last, value_floats, False, sums[t, h, slot])
                 mass[t, h, slot, 1] = fold(p, CHUNK)

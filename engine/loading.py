@@ -75,34 +75,42 @@ def load(
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
-    assistant = _read_assistant(draft_model, check_tensors, progress) if draft_model is not None else None
     ops = open_device(device, n_threads)
-    if assistant is not None and device_draft is not None:
-        own = open_device(device_draft, n_threads, ops)
-        if own.name != ops.name:
-            raise UsageError(
-                f"{assistant.path} reads the keys and values of the model, so it cannot run on another kind of device: "
-                "leave out --device-draft."
-            )
-    beside = assistant.n_bytes if assistant is not None and device_draft is None else 0
-    options = _Options(types, check_tensors, mtp and draft_model is None, draft_max, snapshot_bytes, beside)
-    llm = _load(path_or_name, ops, n_ctx, options, progress)
-    if assistant is not None:
-        llm.draft = _assistant(assistant, llm, open_device(device_draft or device, n_threads, llm.model.ops))
-    elif draft_model is not None:
+    drafter, draft_ops = None, ops
+    if draft_model is not None:
+        drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share what is open of it, so that drafts need not leave it.
-        ops = open_device(device_draft or device, n_threads, beside=llm.model.ops)
-        draft = _load(draft_model, ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
+        draft_ops = open_device(device_draft or device, n_threads, beside=ops)
+    # What can only draft for the model whose outputs, keys and values it reads.
+    assists = drafter is not None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
+    if drafter is not None and assists and draft_ops.name != ops.name:
+        raise UsageError(
+            f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
+            "leave out --device-draft."
+        )
+    beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
+    options = _Options(types, mtp and drafter is None, draft_max, snapshot_bytes, beside)
+    llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
+    if drafter is not None and assists:
+        llm.draft = _assistant(drafter.gguf, llm, draft_ops)
+    elif drafter is not None:
+        draft = _load(drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
         llm.draft = DraftModel(draft, llm)
     return llm
 
 
-def _read_assistant(
-    path_or_name: str | os.PathLike[str], check_tensors: bool, progress: Progress | None
-) -> GGUF | None:
-    """The file of a draft model, if that can only draft for the model whose outputs, keys and values it reads."""
+@dataclass(frozen=True)
+class _File:
+    """An open file, and the seconds that it took to open."""
+
+    gguf: GGUF
+    seconds: float
+
+
+def _open(path_or_name: str | os.PathLike[str] | None, check_tensors: bool, progress: Progress | None) -> _File:
+    started = time.perf_counter()
     gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
-    return gguf if gguf.require("general.architecture", "str") == ASSISTANT else None
+    return _File(gguf, time.perf_counter() - started)
 
 
 def _assistant(gguf: GGUF, llm: LLM, ops: Any) -> AssistantDraft:
@@ -124,7 +132,6 @@ class _Options:
     """What :func:`load` was asked for beside the model and its place."""
 
     types: Types
-    check_tensors: bool
     mtp: bool
     draft_max: int
     snapshot_bytes: int | None
@@ -132,11 +139,8 @@ class _Options:
     beside: int = 0
 
 
-def _load(
-    path_or_name: str | os.PathLike[str] | None, ops: Any, n_ctx: int, options: _Options, progress: Progress | None
-) -> LLM:
-    started = time.perf_counter()
-    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=options.check_tensors)
+def _load(file: _File, ops: Any, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
+    started, gguf = time.perf_counter(), file.gguf
     config = read_config(gguf)
     if not options.mtp:
         config = without_mtp(config)
@@ -155,7 +159,7 @@ def _load(
     if budget is None:
         # A snapshot is of no use where it makes the system swap.
         budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
-    return LLM(gguf, tokenizer, model, time.perf_counter() - started, notes, budget)
+    return LLM(gguf, tokenizer, model, file.seconds + time.perf_counter() - started, notes, budget)
 
 
 def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:

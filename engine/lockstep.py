@@ -22,7 +22,6 @@ from engine.layout import (
     activations,
     chunk_of,
     chunk_parts,
-    int8_queries,
     kept_rows,
     moved_ring,
     moved_rings,
@@ -361,9 +360,7 @@ class Lockstep:
         """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
         gpu, outputs = self._gpu.ops, launch.outputs
         heads, cache, positions = attended.heads, attended.cache, attended.last.cpu
-        integers, scales = np.empty((*queries.shape[:2], 0), np.int8), np.empty((*queries.shape[:2], 0), f32)
-        if cache.k_type.quantized:
-            integers, scales = int8_queries(self._cpu.ops, queries, heads.scale)
+        integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
         if launch.kernel.kernel.name == "rope":
             checks = [("rotated query", queries)]
             if cache.k_type.quantized:
@@ -382,7 +379,7 @@ class Lockstep:
         mass = np.zeros((rows, heads.n_head, slots, 2), f32)
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
-        rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1) for ring in (cache.keys, cache.values))
+        rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
         mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
         chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(outputs[0]).reshape(mass.shape)

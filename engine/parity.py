@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.devices import device_label, parse_device
 from engine.errors import EngineError, UsageError
-from engine.flags import Document, Parser, whole
+from engine.flags import CACHE_TYPES, Document, Parser, whole
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -65,7 +65,7 @@ def parser() -> Parser:
     add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")
     add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="context, 0: as much as is needed")
-    add("-ct", "--cache-type", choices=("f32", "f16", "q8_0", "q4_0"), default="f16", help="type of keys and values")
+    add("-ct", "--cache-type", choices=CACHE_TYPES, default="f16", help="type of keys and values")
     add("-s", "--seed", type=whole, default=0, metavar="N", help="of the prompt's tokens and of sampling")
     add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
     add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")

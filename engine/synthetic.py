@@ -200,12 +200,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
     writer.add_block_count(shape.n_block)
-    if shape.gemma4:
-        add_gemma4(writer, shape.gemma4, shape.n_layer, shape.n_head_kv, shape.n_ff)
-    else:
-        writer.add_head_count_kv(shape.n_head_kv)
-        if shape.n_ff:
-            writer.add_feed_forward_length(shape.n_ff)
+    add_widths(writer, shape.gemma4, shape.n_layer, shape.n_head_kv, shape.n_ff)
     writer.add_head_count(shape.n_head)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
@@ -238,6 +233,16 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_add_bos_token(False)
     writer.add_chat_template(_CHAT_TEMPLATE)
+
+
+def add_widths(writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int, n_head_kv: int, n_ff: int) -> None:
+    """Heads of keys and feed-forward networks, which in gemma4 and its assistants differ from layer to layer."""
+    if gemma:
+        add_gemma4(writer, gemma, n_layer, n_head_kv, n_ff)
+        return
+    writer.add_head_count_kv(n_head_kv)
+    if n_ff:
+        writer.add_feed_forward_length(n_ff)
 
 
 def add_gemma4(writer: gguf.GGUFWriter, gemma: Gemma4Shape, n_layer: int, n_head_kv: int, n_ff: int) -> None:

@@ -19,7 +19,7 @@ from engine.speculative.assistant import AssistantDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic import make_model
 from tests.conftest import golden, shared_model
-from tests.test_drafted_answers import PROMPTS
+from tests.test_drafted_answers import PROMPTS, options_do_not_show
 from tests.test_quantized_cache import contents, rotated
 
 N_CTX = 320
@@ -104,18 +104,7 @@ def test_drafts_do_not_show(llms: dict[str, engine.LLM], kind: str, temperature:
     "params", [{"sequential": True}, {"draft_p_min": 0.5}, {"accept": "ratio"}, {"accept": "p-min"}, {"draft_min": 2}]
 )
 def test_options(llms: dict[str, engine.LLM], params: dict[str, Any], kind: str) -> None:
-    llm = llms[kind]
-    given: dict[str, Any] = {"max_tokens": COUNT, "seed": 4, "ignore_eos": True}
-    for temperature in (0.0, 0.9):
-        plain = llm.complete(PROMPTS[6], temperature=temperature, speculation=PLAIN, **given).ids
-        found = [
-            llm.complete(PROMPTS[6], temperature=temperature, speculation=SpeculationParams(**params), **given)
-            for _ in range(2)
-        ]
-        assert found[0].ids == found[1].ids
-        if "accept" not in params or temperature == 0:
-            assert found[0].ids == plain
-        assert found[0].speculation is not None and found[0].speculation.accepted > 0
+    options_do_not_show(llms[kind], params, COUNT)
 
 
 def test_drafting_ends_where_it_is_unsure(llm: engine.LLM) -> None:

@@ -9,6 +9,8 @@ from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import F16, F32
 from engine.cpu.backend import Backend
 
+SCALE = 0.125
+
 
 def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, scale: float, window: int) -> np.ndarray:
     """Softmax attention in float64: q [rows, H, d_k] at positions first.., k [n, Hk, d_k], v [n, Hk, d_v]."""
@@ -25,22 +27,29 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, scale: fl
     return out.reshape(rows, -1)
 
 
-def run(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, half: bool, threads: int = 2
+def in_batches(
+    ops: Backend, cache: KVCache, q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int]
 ) -> np.ndarray:
     """Append and attend batch by batch, as a forward pass does."""
-    ops = Backend(threads)
-    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
-    cache = KVCache([shape], len(k), max(batches), F16 if half else F32, ops.zeros)
     rows, first = [], 0
     for n in batches:
         positions = np.arange(first, first + n, dtype=np.int32)
         cache.advance(first, n)
         span = slice(first, first + n)
         ops.append(cache.layers[0], k[span], v[span], positions)
-        rows.append(ops.attend(q[span], cache.layers[0], positions, 0.125))
+        rows.append(ops.attend(q[span], cache.layers[0], positions, SCALE))
         first += n
     return np.concatenate(rows)
+
+
+def run(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, half: bool, threads: int = 2
+) -> np.ndarray:
+    """The same with a cache of one type."""
+    ops = Backend(threads)
+    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
+    cache = KVCache([shape], len(k), max(batches), F16 if half else F32, ops.zeros)
+    return in_batches(ops, cache, q, k, v, batches)
 
 
 def inputs(n: int, heads: int, kv_heads: int, d_k: int, d_v: int, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -54,7 +63,7 @@ def inputs(n: int, heads: int, kv_heads: int, d_k: int, d_v: int, seed: int = 0)
 def test_against_float64(window: int, heads: int, kv_heads: int, d_k: int, d_v: int) -> None:
     q, k, v = inputs(200, heads, kv_heads, d_k, d_v)
     actual = run(q, k, v, [130, 1, 69], window, half=False)
-    expected = reference(q, k, v, 0, 0.125, window)
+    expected = reference(q, k, v, 0, SCALE, window)
     # Scores of size ~10 with d_k roundings each, then a weighted mean of values of size ~2.
     assert np.abs(actual - expected).max() < 5e-5
 
@@ -79,7 +88,7 @@ def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
     k[7] *= 1e4
     actual = run(q, k, v, [130], 0, half=False)
     assert np.isfinite(actual).all()
-    assert np.allclose(actual, reference(q, k, v, 0, 0.125, 0), atol=1e-4)
+    assert np.allclose(actual, reference(q, k, v, 0, SCALE, 0), atol=1e-4)
 
 
 @pytest.mark.parametrize("window", [0, 20])
@@ -95,7 +104,7 @@ def test_hidden_lanes_never_show(window: int, poison: float) -> None:
         cache.layers[0].values[:] = fill
         positions = np.arange(100, dtype=np.int32)
         ops.append(cache.layers[0], k, v, positions)
-        outputs.append(ops.attend(q, cache.layers[0], positions, 0.125).tobytes())
+        outputs.append(ops.attend(q, cache.layers[0], positions, SCALE).tobytes())
     assert outputs[0] == outputs[1]
     v[70] = poison
     later = run(q, k, v, [100], window, half=False)

@@ -47,6 +47,24 @@ N_CTX = 256
 COUNT = 24
 
 
+def options_do_not_show(llm: engine.LLM, params: dict[str, Any], count: int) -> None:
+    """Answers of ``count`` tokens with these options of speculation are repeatable, and where they must be the plain ones
+    they are."""
+    given: dict[str, Any] = {"max_tokens": count, "seed": 4, "ignore_eos": True}
+    for temperature in (0.0, 0.9):
+        plain = llm.complete(
+            PROMPTS[6], temperature=temperature, speculation=SpeculationParams(enabled=False), **given
+        ).ids
+        found = [
+            llm.complete(PROMPTS[6], temperature=temperature, speculation=SpeculationParams(**params), **given)
+            for _ in range(2)
+        ]
+        assert found[0].ids == found[1].ids
+        if "accept" not in params or temperature == 0:
+            assert found[0].ids == plain
+        assert found[0].speculation is not None and found[0].speculation.accepted > 0
+
+
 @pytest.fixture(scope="module")
 def llm() -> engine.LLM:
     return engine.load(device="cpu", n_ctx=N_CTX, n_threads=1)

@@ -11,7 +11,7 @@ from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic import make_model
 from tests.conftest import golden, shared_model
-from tests.test_drafted_answers import PROMPTS
+from tests.test_drafted_answers import PROMPTS, options_do_not_show
 
 N_CTX = 256
 COUNT = 24
@@ -61,17 +61,7 @@ def test_drafts_do_not_show(llm: engine.LLM, temperature: float, useless: bool) 
     "params", [{"sequential": True}, {"draft_p_min": 0.5}, {"accept": "ratio"}, {"accept": "p-min"}]
 )
 def test_options(llm: engine.LLM, params: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"max_tokens": COUNT, "seed": 4, "ignore_eos": True}
-    for temperature in (0.0, 0.9):
-        plain = llm.complete(PROMPTS[6], temperature=temperature, speculation=PLAIN, **given).ids
-        found = [
-            llm.complete(PROMPTS[6], temperature=temperature, speculation=SpeculationParams(**params), **given)
-            for _ in range(2)
-        ]
-        assert found[0].ids == found[1].ids
-        if "accept" not in params or temperature == 0:
-            assert found[0].ids == plain
-        assert found[0].speculation is not None and found[0].speculation.accepted > 0
+    options_do_not_show(llm, params, COUNT)
 
 
 def test_log_probabilities_are_the_same(llm: engine.LLM) -> None:

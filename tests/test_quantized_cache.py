@@ -17,7 +17,7 @@ from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType, Types
 from engine.cpu import quantized_cache
 from engine.cpu.backend import Backend
 from engine.numerics import fma
-from tests.test_attention import inputs, reference
+from tests.test_attention import SCALE, in_batches, inputs, reference
 
 QUANTIZED = ("q8_0", "q4_0")
 PAIRS = [pair for pair in product(CACHE_TYPES, CACHE_TYPES) if pair[0] in QUANTIZED or pair[1] in QUANTIZED]
@@ -329,21 +329,10 @@ def run(
     kinds: tuple[str, str],
     threads: int = 2,
 ) -> tuple[np.ndarray, LayerCache]:
-    """Append and attend batch by batch, as a forward pass does."""
+    """Attention batch by batch with a cache of two types, and that cache."""
     ops = Backend(threads)
     cache = new(k.shape[1], k.shape[2], v.shape[2], kinds, len(k), window, max(batches))
-    rows, first = [], 0
-    for n in batches:
-        positions = np.arange(first, first + n, dtype=np.int32)
-        cache.advance(first, n)
-        span = slice(first, first + n)
-        ops.append(cache.layers[0], k[span], v[span], positions)
-        rows.append(ops.attend(q[span], cache.layers[0], positions, SCALE))
-        first += n
-    return np.concatenate(rows), cache.layers[0]
-
-
-SCALE = 0.125
+    return in_batches(ops, cache, q, k, v, batches), cache.layers[0]
 
 
 def as_scored(q: np.ndarray, kind: str) -> np.ndarray:

@@ -41,6 +41,14 @@ class CacheType:
         """Bytes of a key or value of d elements."""
         return d * self.bits // 8 + (2 * d // BLOCK if self.quantized else 0)
 
+    def integer_words(self, d: int) -> int:
+        """Words of the elements of a chunk of a head, without scales."""
+        return CHUNK * d * self.bits // 32
+
+    def chunk_words(self, d: int) -> int:
+        """Words of a chunk of a head."""
+        return CHUNK * self.row_bytes(d) // 4
+
     @property
     def dtype(self) -> type:
         """Of the array that holds them: float32, the bits of float16, or words."""

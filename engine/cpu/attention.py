@@ -167,6 +167,32 @@ def floats(chunk, bits, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
+def unpack(keys, values, k_bits, v_bits, key_integers, key_floats, value_integers, value_floats):  # type: ignore[no-untyped-def]
+    """A chunk of keys and of values, given as words: the keys' integers int16 [64, d_k] where they are quantized, else
+    key_floats float32 [d_k, 64]; value_floats float32 [64, d_v]; value_integers int8 [64, d_v] is scratch."""
+    if k_bits < 16:
+        quantized_cache.integers(keys, key_integers.shape[1], k_bits, False, key_integers)
+    else:
+        floats(keys, k_bits, key_floats)
+    if v_bits < 16:
+        quantized_cache.values(values, value_integers.shape[1], v_bits, value_integers, value_floats)
+    else:
+        floats(values, v_bits, value_floats)
+
+
+@njit(cache=True, error_model="numpy")
+def score(q, integers, scales, scale, keys, k_bits, key_integers, key_floats, dots, scaled, p):  # type: ignore[no-untyped-def]
+    """p [64] = scores of one query with the keys that ``unpack`` has left; integers and scales are those of the query where
+    keys are quantized; dots int32 [64] and scaled float32 [d_k] are scratch."""
+    if k_bits < 16:
+        quantized_cache.scores(key_integers, keys, k_bits, integers, scales, dots, p)
+    else:
+        for d in range(q.size):
+            scaled[d] = q[d] * scale
+        weighted_sum(scaled, 0, q.size, key_floats, False, p)
+
+
+@njit(cache=True, error_model="numpy")
 def attend_share(  # type: ignore[no-untyped-def]
     q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, begin, end, out
 ):
@@ -189,27 +215,15 @@ def attend_share(  # type: ignore[no-untyped-def]
             maxima[task - begin], totals[task - begin] = f32(-np.inf), f32(0.0)
             out[task % rows, task // rows, :] = f32(0.0)
         for chunk in range(low // CHUNK, high // CHUNK + 1):
-            own = keys[g, chunk % chunks]
-            if k_bits < 16:
-                quantized_cache.integers(own, d_k, k_bits, False, key_integers)
-            else:
-                floats(own, k_bits, key_floats)
-            if v_bits < 16:
-                quantized_cache.values(values[g, chunk % chunks], d_v, v_bits, value_integers, value_floats)
-            else:
-                floats(values[g, chunk % chunks], v_bits, value_floats)
+            own, unpacked = keys[g, chunk % chunks], (key_integers, key_floats)
+            unpack(own, values[g, chunk % chunks], k_bits, v_bits, *unpacked, value_integers, value_floats)
             for task in range(begin, stop):
                 t, h = task % rows, task // rows
                 lowest = first_visible(positions[t], window)
                 first, last = max(0, lowest - chunk * CHUNK), min(CHUNK, positions[t] - chunk * CHUNK + 1)
                 if first >= last:
                     continue
-                if k_bits < 16:
-                    quantized_cache.scores(key_integers, own, k_bits, integers[t, h], scales[t, h], dots, p)
-                else:
-                    for d in range(d_k):
-                        scaled[d] = q[t, h, d] * scale
-                    weighted_sum(scaled, 0, d_k, key_floats, False, p)
+                score(q[t, h], integers[t, h], scales[t, h], scale, own, k_bits, *unpacked, dots, scaled, p)
                 m = weigh(p, first, last)
                 weighted_sum(p, first, last, value_floats, False, o)
                 joined = join(maxima[task - begin], totals[task - begin], m, fold(p, CHUNK), o, out[t, h])

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
+from engine.cache.types import BLOCK, CacheType
 from engine.cpu import (
     attention,
     delta_net,
@@ -277,12 +278,22 @@ class Backend:
         quantized_cache.rotate_rows(out.reshape(-1, x.shape[-1]))
         return out
 
+    def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
+        """Queries [rows, n_head, d_k] as quantized keys want them: int8, and float32 [rows, n_head, d_k / 32]; for other keys
+        none of their elements."""
+        d = q.shape[2] if k_type.quantized else 0
+        integers, scales = np.empty((*q.shape[:2], d), np.int8), np.empty((*q.shape[:2], d // BLOCK), f32)
+        if d:
+            rotated = (self._rotated(q) * f32(scale)).reshape(-1, d)
+            quantized_cache.quantize_queries(rotated, integers.reshape(-1, d), scales.reshape(-1, d // BLOCK))
+        return integers, scales
+
     def attend(
         self, q: np.ndarray, cache: LayerCache, positions: np.ndarray, scale: float, window: int | None = None
     ) -> np.ndarray:
         """Attention of q [rows, n_head, d_k] over the cache, as far back as its window or another one; float32 [rows,
         n_head * d_v]."""
-        rows, n_head, d_k = q.shape
+        rows, n_head, _ = q.shape
         out = np.empty((rows, n_head, cache.d_v), f32)
         numba.set_num_threads(self.n_threads)
         window = cache.window if window is None else window
@@ -291,14 +302,10 @@ class Backend:
             given = (q, cache.keys, cache.values, positions, f32(scale), window)
             attention.attend(*given, k.bits == 16, self.n_threads, out)
             return out.reshape(rows, -1)
-        integers, scales = np.empty((rows, n_head, d_k), np.int8), np.empty((rows, n_head, d_k // 32), f32)
-        if k.quantized:
-            rotated = (self._rotated(q) * f32(scale)).reshape(-1, d_k)
-            quantized_cache.quantize_queries(rotated, integers.reshape(-1, d_k), scales.reshape(-1, d_k // 32))
         keys, values = (
             ring.reshape(cache.n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)
         )
-        query = (q, integers, scales)
+        query = (q, *self.int8_queries(q, scale, k))
         attention.attend_quantized(
             *query, keys, values, positions, f32(scale), window, k.bits, v.bits, self.n_threads, out
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK
 from engine.cuda.attention import MAX_ROWS, Geometry, _make_copies, make_weigh, visible
 from engine.cuda.combine import COMBINE_THREADS, PART, combine, first_visible, padded
 from engine.cuda.compiler import F32P, I32P, U32P, f32, i32, kernel
@@ -107,14 +107,6 @@ def geometry(
     )
 
 
-def _chunk_words(of: CacheType, d: int) -> int:
-    return CHUNK * of.row_bytes(d) // 4
-
-
-def _integer_words(of: CacheType, d: int) -> int:
-    return CHUNK * d * of.bits // 32
-
-
 # --- the kernel ------------------------------------------------------------------------------------------------
 
 
@@ -132,8 +124,8 @@ def attend_in_place(
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
     quantized, half, key_bits = of_keys.quantized, of_keys.bits == 16, of_keys.bits
-    key_words, value_words = _chunk_words(of_keys, d_k), _chunk_words(of_values, d_v)
-    key_integers, value_integers = _integer_words(of_keys, d_k), _integer_words(of_values, d_v)
+    key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_v)
+    key_integers, value_integers = of_keys.integer_words(d_k), of_values.integer_words(d_v)
     of_warp = -(-tasks // WARPS)
     blocks = d_k // BLOCK
     row_words, row_scales, dimension_words = d_v * of_values.bits // 32, d_v // BLOCK, CHUNK * of_keys.bits // 32

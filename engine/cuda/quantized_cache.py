@@ -70,11 +70,6 @@ def store_query(x, b, words, scales):  # type: ignore[no-untyped-def]
         scales[b] = amax / F(127.0)
 
 
-def chunk_words(d: int, bits: int) -> int:
-    """Words of a chunk of a head: integers and scales."""
-    return CHUNK * d * bits // 32 + CHUNK * d // BLOCK // 2
-
-
 def make_store(d: int, bits: int, by_position: bool) -> Any:
     """The device function ``store(chunk, j, b, x)``: block b, rotated, of position j to a chunk of keys, or of values
     (``by_position``)."""

@@ -37,7 +37,7 @@ from engine.cuda.intrinsics import (
     pointer,
     wait_for_inputs,
 )
-from engine.cuda.quantized_cache import chunk_words, make_store, rotate, store_query
+from engine.cuda.quantized_cache import make_store, rotate, store_query
 from engine.cuda.unpack import device
 
 F = np.float32
@@ -83,7 +83,7 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Any
     n_x = -(-d // 32)
 
     if kind.quantized:
-        n_words = chunk_words(d, kind.bits)
+        n_words = kind.chunk_words(d)
         store = make_store(d, kind.bits, by_position)
 
         @device
@@ -94,7 +94,7 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Any
 
         return append_blocks
 
-    put, n_words = put_half if kind.bits == 16 else put_float, CHUNK * d * kind.bits // 32
+    put, n_words = put_half if kind.bits == 16 else put_float, kind.integer_words(d)
 
     @device
     def append(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ class Gemma3(Model):
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=self._heads(blk, il, normed=True),
+            heads=self._heads(blk, il, normed="qk"),
             post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
             ffn_gate=self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),

@@ -78,16 +78,6 @@ class Gemma4Loader(Loader):
         c, blk = self.config, f"blk.{il}."
         n_head_kv, d, _ = c.heads(il)
         own = il < c.n_kv_layer and not c.n_embd_out
-        n_ff = c.n_ff if il < c.n_kv_layer else c.n_ff_tail
-        heads = Heads(
-            *(c.n_head, n_head_kv, d, d),
-            neox=True,
-            scale=c.attention_scale,
-            eps=c.norm_eps,
-            q_norm=self._vector(blk + "attn_q_norm.weight", d),
-            k_norm=self._vector(blk + "attn_k_norm.weight", d) if own else None,
-            v_normed=True,
-        )
         if not own:
             # Some files keep what nobody reads.
             self._taken.update(blk + name for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"))
@@ -97,14 +87,10 @@ class Gemma4Loader(Loader):
             attn_k=self._matrix(blk + "attn_k.weight", n_head_kv * d, c.n_embd) if own else None,
             attn_v=None,
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * d),
-            heads=heads,
+            heads=self._heads(blk, il, normed="qk" if own else "q", v_normed=True),
             post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
             ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
-            ffn=FeedForward(
-                self._matrix(blk + "ffn_gate.weight", n_ff, c.n_embd),
-                self._matrix(blk + "ffn_up.weight", n_ff, c.n_embd),
-                self._matrix(blk + "ffn_down.weight", c.n_embd, n_ff),
-            ),
+            ffn=self._dense(blk, c.n_ff if il < c.n_kv_layer else c.n_ff_tail),
             post_ffw_norm=self._vector(blk + "post_ffw_norm.weight", c.n_embd),
             scale=self._scalar(blk + "layer_output_scale.weight"),
         )

@@ -59,7 +59,7 @@ class Llama(Model):
             heads=self._heads(
                 blk,
                 il,
-                normed=c.architecture in ("qwen3", "qwen3moe"),
+                normed="qk" if c.architecture in ("qwen3", "qwen3moe") else "",
                 neox=c.architecture != "llama",
                 biases=self._biases(blk, q_rows, k_rows, v_rows),
             ),

@@ -44,24 +44,28 @@ class Loader:
         """The same, where the operations can read them."""
         return self.ops.upload(self._array(name, *shape))
 
-    def _heads(self, blk: str, il: int, *, normed: bool, neox: bool = True, **others: Any) -> Heads:
-        """The heads of an attention layer; others: further fields of ``Heads``."""
+    def _heads(self, blk: str, il: int, *, normed: str, neox: bool = True, **others: Any) -> Heads:
+        """The heads of an attention layer; normed: "qk" where both are normalized, "q" where there are no keys, or "";
+        others: further fields of ``Heads``."""
         c, (n_head_kv, d_k, d_v) = self.config, self.config.heads(il)
-        norms = {"q_norm": None, "k_norm": None}
-        if normed:
-            norms = {f"{name}_norm": self._vector(f"{blk}attn_{name}_norm.weight", d_k) for name in ("q", "k")}
+        norms = {f"{name}_norm": self._vector(f"{blk}attn_{name}_norm.weight", d_k) for name in normed}
         given: dict[str, Any] = {"neox": neox, "scale": c.attention_scale, "eps": c.norm_eps} | norms | others
         return Heads(c.n_head, n_head_kv, d_k, d_v, **given)
+
+    def _dense(self, blk: str, n_ff: int) -> FeedForward:
+        """A feed-forward network for every row."""
+        n_embd = self.config.n_embd
+        return FeedForward(
+            self._matrix(blk + "ffn_gate.weight", n_ff, n_embd),
+            self._matrix(blk + "ffn_up.weight", n_ff, n_embd),
+            self._matrix(blk + "ffn_down.weight", n_embd, n_ff),
+        )
 
     def _feed_forward(self, blk: str) -> FeedForward | Experts:
         """The feed-forward network of a layer."""
         c, e = self.config, self.config.experts
         if e is None:
-            return FeedForward(
-                self._matrix(blk + "ffn_gate.weight", c.n_ff, c.n_embd),
-                self._matrix(blk + "ffn_up.weight", c.n_ff, c.n_embd),
-                self._matrix(blk + "ffn_down.weight", c.n_embd, c.n_ff),
-            )
+            return self._dense(blk, c.n_ff)
         router = [self._array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
         shared = None
         if e.n_ff_shared:

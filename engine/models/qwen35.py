@@ -88,7 +88,7 @@ class Qwen35(Model):
             attn_k=self._matrix(blk + "attn_k.weight", c.n_head_kv * c.d_k, c.n_embd),
             attn_v=self._matrix(blk + "attn_v.weight", c.n_head_kv * c.d_v, c.n_embd),
             attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * c.d_v),
-            heads=self._heads(blk, il, normed=True, gated=True),
+            heads=self._heads(blk, il, normed="qk", gated=True),
         )
 
     def _recurrent(self, blk: str) -> Recurrent:

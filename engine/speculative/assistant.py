@@ -1,14 +1,11 @@
 """An assistant of the target as a source of drafts (``engine/models/assistant.py``)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.proposal import Proposal
-
-if TYPE_CHECKING:
-    from engine.llm import LLM
 
 
 class AssistantDraft(MTPDraft):
@@ -17,9 +14,10 @@ class AssistantDraft(MTPDraft):
     name = "assistant"
     behind = 1
 
-    def __init__(self, llm: "LLM") -> None:
-        super().__init__(llm)
-        self.ops = llm.model.mtp.ops
+    @property
+    def ops(self) -> Any:
+        """The backend that computes them, perhaps of another GPU."""
+        return self.llm.model.mtp.ops
 
     def propose(
         self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
@@ -34,5 +32,5 @@ class AssistantDraft(MTPDraft):
 
     @property
     def anchor(self) -> Any:
-        """Where the position is kept that drafts stand at: int32 [2]."""
+        """Where the position is kept that drafts stand at."""
         return self.llm.model.mtp.anchor

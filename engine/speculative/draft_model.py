@@ -11,6 +11,7 @@ from engine.errors import ModelError
 from engine.sampler import Sampler
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
+from engine.speculative.source import Source
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -22,15 +23,11 @@ CONFIDENCE = 10
 """Likeliest tokens among which ``draft_p_min`` looks at the probability of a draft, as llama.cpp does."""
 
 
-class DraftModel:
+class DraftModel(Source):
     """A loaded model as a draft source.  It has a cache of its own, which follows the answer: tokens that were accepted are
     read once, those that were not are forgotten."""
 
     name = "model"
-    behind = 0
-    """Tokens that must come before the certain one."""
-    anchor: Any = None
-    """Where the position of the certain token is kept, for sources that want to know it."""
 
     reads = 2
     """Tokens that the first pass of a step reads where drafts are made on the target's device.  After a step whose
@@ -85,19 +82,10 @@ class DraftModel:
     # --- passes on the target's own device -------------------------------------------------------------------------
 
     @property
-    def ops(self) -> Any:
-        """The backend that computes them."""
-        return self.llm.model.ops
-
-    @property
     def compute(self) -> Callable[..., Any]:
         """A pass."""
         compute: Callable[..., Any] = self.llm.model.compute
         return compute
-
-    def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
-        self.llm.model.reserve(length)
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
         """Have the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""

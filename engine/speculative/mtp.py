@@ -8,12 +8,13 @@ import numpy as np
 from engine.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
+from engine.speculative.source import Source
 
 if TYPE_CHECKING:
     from engine.llm import LLM
 
 
-class MTPDraft:
+class MTPDraft(Source):
     """A chain of drafts: the layer goes on from the trunk's output before the certain token, then from its own.
 
     It has nothing to catch up with and nothing to take back: every pass of the trunk leaves in its memory what the next draft
@@ -24,13 +25,9 @@ class MTPDraft:
     reads = 1
     reads_all = True
     cache = None
-    behind = 0
-    """Tokens that must come before the certain one."""
-    anchor: Any = None
 
     def __init__(self, llm: "LLM") -> None:
         self.llm = llm
-        self.ops = llm.model.ops
         self.n_vocab = llm.config.n_vocab
         #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
         self.script: np.ndarray | None = None
@@ -62,10 +59,6 @@ class MTPDraft:
         """A pass."""
         compute: Callable[..., Any] = self.llm.model.mtp.compute
         return compute
-
-    def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
-        self.llm.model.reserve(length)
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
         """Nothing: the trunk has done it."""

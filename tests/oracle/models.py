@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.config import DeltaNetConfig, ExpertsConfig
 from engine.shapes import Gemma4Shape
-from engine.synthetic import add_delta_net, add_gemma4, vocabulary
+from engine.synthetic import add_delta_net, add_widths, vocabulary
 from tests.oracle import gemma4
 
 N_VOCAB = 289
@@ -362,12 +362,7 @@ def write_gguf(case: Case, path: Path) -> Path:
     writer.add_context_length(N_CTX)
     writer.add_embedding_length(case.n_embd)
     writer.add_block_count(case.n_layer + case.n_mtp)
-    if case.gemma4:
-        add_gemma4(writer, case.gemma4, case.n_layer, case.n_head_kv, case.n_ff)
-    else:
-        writer.add_head_count_kv(case.n_head_kv)
-        if case.n_ff:
-            writer.add_feed_forward_length(case.n_ff)
+    add_widths(writer, case.gemma4, case.n_layer, case.n_head_kv, case.n_ff)
     writer.add_head_count(case.n_head)
     if case.head_dim * case.n_head != case.n_embd:
         writer.add_key_length(case.head_dim)

@@ -15,7 +15,6 @@ from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu.backend import Backend
 from engine.cuda import rope
 from engine.cuda.simulator import run
-from engine.layout import int8_queries
 from engine.models.heads import Heads
 
 EPS = np.float32(1e-6)
@@ -74,7 +73,7 @@ def agree(
     q = ops._queries(heads, q, POSITIONS, table) if n_head else np.empty((rows, 0, d_k), np.float32)
     expected = [q]
     if cache.k_type.quantized:
-        expected = [*int8_queries(ops, q, float(SCALE))]
+        expected = [*ops.int8_queries(q, float(SCALE), cache.k_type)]
 
     found = [np.full(x.shape, 0x55, x.dtype) for x in expected]
     new = np.full((rows, n_head_kv, d_k + d_v), 0xFFFFFFFF, np.uint32)
