@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.svg import COLORS, TEXT, label
+
 ROWS = (1, 2, 4, 8, 16)
 PASS = (1.0, 1.07, 1.10, 1.13, 1.49)
 """v: seconds of a pass of so many rows, relative to one row: Qwen3-8B in Q4_K_M on an H200 (docs/performance.md)."""
@@ -28,10 +30,6 @@ TOP, BOTTOM = 62, 344
 LEFT = {"model": 52, "lookup": 416}
 PLOT = 280
 LOWEST, HIGHEST = 0.4, 8.0
-
-# Middle tones, which can be read on white and on black.
-TEXT = "#808080"
-COLORS = ("#8a6fd1", "#3f86d6", "#2a9d8f", "#c98a1b", "#d1605e")
 
 
 def tokens(a: float, n: int) -> float:
@@ -57,11 +55,6 @@ def x(left: float, n: float) -> float:
 def y(gain: float) -> float:
     """Where a gain is, in pixels: twice as much is as far everywhere."""
     return BOTTOM - (BOTTOM - TOP) * math.log(gain / LOWEST) / math.log(HIGHEST / LOWEST)
-
-
-def label(at_x: float, at_y: float, text: str, anchor: str = "start", fill: str = TEXT, extra: str = "") -> str:
-    """A piece of text."""
-    return f'<text x="{at_x:.1f}" y="{at_y:.1f}" text-anchor="{anchor}" fill="{fill}"{extra}>{text}</text>'
 
 
 def panel(left: float, title: str, c: float) -> Iterator[str]:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine import catalog
-from engine.devices import parse_device
+from engine.devices import check_batch_size, parse_device
 from engine.errors import EngineError, UsageError
 from engine.flags import CACHE_TYPES, Parser
 from engine.report import Report
@@ -130,8 +130,8 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
 
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
-    """Read a prompt, in batches as large as the cache takes; logits for its last token only."""
-    first, step = llm.cache.length, llm.cache.max_rows
+    """Read a prompt, in batches; logits for its last token only."""
+    first, step = llm.cache.length, llm.batch_size
     for start in range(0, tokens.size, step):
         batch = tokens[start : start + step]
         positions = np.arange(first + start, first + start + batch.size, dtype=np.int32)
@@ -192,6 +192,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             device=args.device,
             n_ctx=n_ctx,
             n_threads=n_threads,
+            batch_size=args.batch_size,
             cache_type=args.cache_type,
             mtp=False,  # what is measured are plain steps
             progress=report.progress,
@@ -336,6 +337,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens in the cache before (0)")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (5)")
     add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="threads of the CPU, 0: all cores (0)")
+    add("-b", "--batch-size", type=int, default=0, metavar="N", help="prompt tokens of a pass, 0: the device's own (0)")
     add(
         "-ct",
         "--cache-type",
@@ -387,6 +389,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"-r must be at least 1, not {args.repetitions}.")
         if not any(args.n_prompt + args.n_gen):
             raise UsageError("There is nothing to measure: give -p or -n a number above 0.")
+        check_batch_size(args.batch_size)
         parse_device(args.device)
         for line in _OUTPUTS[args.output](results_of(args)):
             print(line, flush=True)

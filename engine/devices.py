@@ -5,6 +5,9 @@ from typing import Any
 
 from engine.errors import DeviceError, UsageError
 
+MOST_BATCH = 4096
+"""Rows of the largest pass that a prompt is read in."""
+
 
 def parse_device(name: str) -> int | None:
     """The number of the GPU that a name asks for: "cuda" for 0, "cuda:1" for 1 and so on, "auto" for 0; None for "cpu" and,
@@ -17,21 +20,28 @@ def parse_device(name: str) -> int | None:
     return 0 if name == "auto" else None
 
 
-def open_device(name: str, n_threads: int = 0, beside: Any = None) -> Any:
+def check_batch_size(rows: int) -> None:
+    """UsageError unless prompts can be read in passes of so many rows; 0 leaves it to the device."""
+    if not 0 <= rows <= MOST_BATCH:
+        raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's own, not {rows}.")
+
+
+def open_device(name: str, n_threads: int = 0, beside: Any = None, max_rows: int = 0) -> Any:
     """The backend of a device, by a name of ``parse_device``; "auto" means the first GPU if it can be used, else the CPU.
 
     beside: the backend of another model; if it is on the same GPU, both queue their work there together.
+    max_rows: of a pass that reads a prompt; 0: the device's own.
     UsageError for a name that means nothing, DeviceError, one sentence, for a GPU that is not there or cannot be used.
     """
     index = parse_device(name)
     if index is None:
-        return _cpu(n_threads)
+        return _cpu(n_threads, max_rows)
     try:
-        return _gpu(index, beside)
+        return _gpu(index, beside, max_rows)
     except DeviceError:
         if name != "auto":
             raise
-        return _cpu(n_threads)
+        return _cpu(n_threads, max_rows)
 
 
 def why_no_gpu() -> str:
@@ -68,13 +78,13 @@ def device_label(ops: Any) -> str:
     return f"cuda:{ops.device.info.index} {ops.device.info.name}" if ops.name == "cuda" else str(ops.name)
 
 
-def _cpu(n_threads: int) -> Any:
+def _cpu(n_threads: int, max_rows: int) -> Any:
     from engine.cpu.backend import Backend
 
-    return Backend(n_threads)
+    return Backend(n_threads, max_rows)
 
 
-def _gpu(index: int, beside: Any = None) -> Any:
+def _gpu(index: int, beside: Any = None, max_rows: int = 0) -> Any:
     try:
         from engine.cuda.device import require_gpu
 
@@ -85,4 +95,4 @@ def _gpu(index: int, beside: Any = None) -> Any:
             "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
         ) from None
     shared = beside is not None and beside.name == "cuda" and beside.device.info.index == index
-    return Backend(index, beside.device if shared else None)
+    return Backend(index, beside.device if shared else None, max_rows)

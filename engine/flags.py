@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from engine.chat_templates import TEMPLATES
-from engine.devices import parse_device
+from engine.devices import check_batch_size, parse_device
 from engine.errors import UsageError
 from engine.speculative.params import MODES, SpeculationParams
 
@@ -40,6 +40,10 @@ is taken up there; -1 = up to 2048, less where memory is short"""
 DEVICE = """\
 cpu (or none), cuda, cuda:1 and so on, or auto: the first GPU if there is one that can be used,
 else the CPU; the answer is the same"""
+
+BATCH_SIZE = """\
+tokens of a prompt that are read at once; 0 = 1024 on a GPU, less where memory is short, and 128 on the CPU; the answer is the
+same"""
 
 DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts tokens for this one, named as for -m; the
@@ -159,6 +163,7 @@ def parser() -> Parser:
     add = top.add_argument_group("model").add_argument
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
+    add("-b", "--batch-size", **n, default=0, help=BATCH_SIZE)
     types: dict[str, Any] = {"choices": CACHE_TYPES, "metavar": "TYPE"}
     add("--cache-type", **types, default="f16", help="the key-value cache: f32, f16, q8_0 or q4_0")
     add("-ctk", "--cache-type-k", **types, help="the same for keys alone")
@@ -246,6 +251,7 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
     ):
         if value < least:
             raise UsageError(f"{name} {value} is too small: the least is {least}")
+    check_batch_size(args.batch_size)
     parse_device(args.device)
     if args.device_draft:
         if not args.draft_model:

@@ -12,14 +12,17 @@ from engine.cache.kv import LayerCache
 from engine.cache.types import CHUNK, CacheType
 from engine.cpu.attention import first_visible, score, unpack, weigh, weighted_sum
 from engine.cpu.fold import fold
+from engine.cuda.quantize import is_wide
 from engine.cuda.repack import TILE, repack_rows
+from engine.numerics import exp, sigmoid, softplus
 
 
 def activations(
     unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What the kernels of ``engine/cuda/quantize.py`` leave, row by row: q int8 [rows, columns], scales float32
-    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each."""
+    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each, in
+    a wide pass float16, 16 sums of 16."""
     tiles, units = -(-rows // 8), columns // unit
     scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
     q = q.view(np.int8)
@@ -28,6 +31,8 @@ def activations(
         # tile, unit, v, column, i, h, k, byte: position 64 v + 32 h + 16 k + 4 i + byte
         q = q.reshape(tiles, units, 4, 8, 4, 2, 2, 4).transpose(0, 3, 1, 2, 5, 6, 4, 7)
         totals = sums.view(np.int16).reshape(tiles, units, 8, 24).transpose(0, 2, 1, 3)
+        if is_wide(unit, rows):
+            totals = np.ascontiguousarray(totals[..., :16]).view(np.float16)
     else:
         # tile, unit, column, i, k, byte: position 16 k + 4 i + byte
         q = q.reshape(tiles, units, 8, 4, 2, 4).transpose(0, 2, 1, 4, 3, 5)
@@ -67,6 +72,18 @@ def chunk_parts(  # type: ignore[no-untyped-def]
                 mass[t, h, slot, 0] = weigh(p, first, last)
                 weighted_sum(p, first, last, value_floats, False, sums[t, h, slot])
                 mass[t, h, slot, 1] = fold(p, CHUNK)
+
+
+@njit(cache=True, error_model="numpy")
+def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
+    """How much of a state stays at each token, and how much of it is learnt (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
+    rows, n_v = alpha.shape
+    out = np.empty((n_v, rows, 2), np.float32)
+    for t in range(rows):
+        for h in range(n_v):
+            out[h, t, 0] = exp(a[h] * softplus(alpha[t, h] + dt[h]))
+            out[h, t, 1] = sigmoid(beta[t, h])
+    return out
 
 
 def chunk_of(gpu: Any, ring: Any, chunk: int) -> np.ndarray:

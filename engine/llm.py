@@ -29,18 +29,21 @@ Progress = Callable[[str, int, int], None]
 MOST_SNAPSHOTS = 8
 """Snapshots that the reading of one prompt takes at most: each is a stop, and a copy from the device."""
 
+MOST_LOGITS = 128
+"""Rows of a pass whose logits are all wanted: a vocabulary is wide."""
+
 log = logging.getLogger(__name__)
 
 
 class LLM:
     """A loaded model with one key-value cache; not for use from several threads at once.
 
-    Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``n_threads``,
-    ``n_params``, ``n_bytes`` (of weights), ``n_bytes_read`` (of those, by a token), ``cache_bytes`` (of the cache when
-    full), ``load_seconds``, ``compile_seconds``, ``model`` (the forward pass), ``cache``, ``draft`` (None without a
-    draft model or a layer that drafts), ``notes`` (sentences about what was asked for and could not be), ``snapshots``
-    (states along the text, for recurrent models) and ``reread`` (a sentence where the latest prompt had been read before
-    and had to be read again; else None).
+    Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``batch_size``
+    (rows of a pass that reads a prompt), ``n_threads``, ``n_params``, ``n_bytes`` (of weights), ``n_bytes_read`` (of those,
+    by a token), ``cache_bytes`` (of the cache when full), ``load_seconds``, ``compile_seconds``, ``model`` (the forward
+    pass), ``cache``, ``draft`` (None without a draft model or a layer that drafts), ``notes`` (sentences about what was asked
+    for and could not be), ``snapshots`` (states along the text, for recurrent models) and ``reread`` (a sentence where the
+    latest prompt had been read before and had to be read again; else None).
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LLM:
         self.model = model
         self.cache = model.cache
         self.n_ctx: int = model.cache.n_ctx
+        self.batch_size: int = min(model.ops.max_rows, self.n_ctx)
         self.n_threads: int = model.ops.n_threads
         self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
         self.n_bytes = gguf.n_bytes
@@ -121,8 +125,9 @@ class LLM:
         tokens = self._checked(ids)
         self.reset()
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
-        for first in range(0, tokens.size, self.cache.max_rows):
-            batch = tokens[first : first + self.cache.max_rows]
+        most = min(self.batch_size, MOST_LOGITS)
+        for first in range(0, tokens.size, most):
+            batch = tokens[first : first + most]
             rows[first : first + batch.size] = self._forward(batch, batch.size)
         return rows
 
@@ -152,7 +157,7 @@ class LLM:
         while first < tokens.size:
             if on_prefill:
                 on_prefill(first, tokens.size)
-            end = min(first + self.cache.max_rows, *(stop for stop in stops if stop > first), tokens.size)
+            end = min(first + self.batch_size, *(stop for stop in stops if stop > first), tokens.size)
             logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
             first = end
             if first in stops:

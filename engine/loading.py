@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine import catalog
+from engine.cache.kv import STEP_ROWS, pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.config import ASSISTANT, ModelConfig, read_config
-from engine.devices import open_device
+from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gemma4_config import read_gemma4
 from engine.gguf import GGUF, read_gguf
@@ -17,7 +18,7 @@ from engine.llm import LLM, Progress
 from engine.memory import available_memory
 from engine.models import build, without_mtp
 from engine.models.assistant import Assistant
-from engine.models.base import layer_shapes, slot_bytes
+from engine.models.base import hidden_ring, layer_shapes, row_bytes, slot_bytes
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS
@@ -33,6 +34,7 @@ def load(
     device: str = "auto",
     n_ctx: int = 0,
     n_threads: int = 0,
+    batch_size: int = 0,
     cache_type: str = "f16",
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
@@ -52,6 +54,8 @@ def load(
         the same, bit for bit.
     n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
     n_threads: 0: all cores.  The answer does not depend on it.
+    batch_size: tokens of a prompt that are read in one pass, at most 4096; 0: 1024 on a GPU, fewer where the context leaves
+        too little memory, 128 on the CPU.  The answer does not depend on it.  A GPU of compute capability 7.5 reads 16.
     cache_type: element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".  cache_type_k, cache_type_v: of keys
         and of values, where they differ.
     check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
@@ -75,12 +79,13 @@ def load(
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
-    ops = open_device(device, n_threads)
+    check_batch_size(batch_size)
+    ops = open_device(device, n_threads, max_rows=batch_size)
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share what is open of it, so that drafts need not leave it.
-        draft_ops = open_device(device_draft or device, n_threads, beside=ops)
+        draft_ops = open_device(device_draft or device, n_threads, ops, batch_size)
     # What can only draft for the model whose outputs, keys and values it reads.
     assists = drafter is not None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
     if drafter is not None and assists and draft_ops.name != ops.name:
@@ -89,7 +94,7 @@ def load(
             "leave out --device-draft."
         )
     beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
-    options = _Options(types, mtp and drafter is None, draft_max, snapshot_bytes, beside)
+    options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
@@ -132,6 +137,8 @@ class _Options:
     """What :func:`load` was asked for beside the model and its place."""
 
     types: Types
+    #: Whether the batch size was asked for.
+    batched: bool
     mtp: bool
     draft_max: int
     snapshot_bytes: int | None
@@ -150,7 +157,7 @@ def _load(file: _File, ops: Any, n_ctx: int, options: _Options, progress: Progre
     n_bytes = gguf.n_bytes + options.beside - in_host
     slots = _slots(config, options.draft_max, ops, n_bytes, notes)
     _check_types(config, options.types, gguf)
-    n_ctx = _context(config, n_ctx, options.types, slots, ops, n_bytes)
+    n_ctx, ops.max_rows = _context(config, n_ctx, options, slots, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     _read_ahead(gguf, progress)
     model = build(config, gguf, ops, n_ctx, options.types, slots)
@@ -194,34 +201,41 @@ def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: l
     return min(int(slots), wanted)
 
 
-def _context(config: ModelConfig, n_ctx: int, types: Types, slots: int, ops: Any, weights: int) -> int:
-    """The number of positions to make room for; ContextError if they cannot fit into the device's memory."""
+def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Any, weights: int) -> tuple[int, int]:
+    """The number of positions to make room for, and how many tokens of a prompt are read at once; ContextError if that cannot
+    fit into the device's memory."""
     if n_ctx < 0:
         raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
+    free, rows = ops.free_memory(weights), ops.max_rows
 
-    def size(positions: int) -> int:
-        cache = sum(s.n_bytes(positions, min(ops.max_rows, positions), types) for s in layer_shapes(config, slots))
+    def size(positions: int, rows: int) -> int:
+        most = pass_rows(rows, positions)
+        cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, slots))
+        if config.n_mtp:
+            cache += 4 * config.n_embd * hidden_ring(most, slots).capacity
         # Angles: a cosine and a sine for each pair, of one kind of layer or two.
         angles = 4 * positions * (config.rope.n_rot + config.rope_sliding.n_rot * any(config.sliding))
-        return int(cache + angles + ops.scratch_bytes(config.n_head, config.d_v, positions))
+        beside = ops.scratch_bytes(config.n_head, config.d_v, positions) + most * row_bytes(config)
+        return int(cache + angles + beside)
 
-    free = ops.free_memory(weights)
-    if n_ctx:
-        if free and size(n_ctx) > free:
-            raise ContextError(
-                f"a context of {n_ctx} needs {size(n_ctx) / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free; "
-                "choose a smaller context (-c)."
-            )
-        return n_ctx
-    positions = config.n_ctx_train
-    while free and positions > 1024 and size(positions) > free // 2:
+    positions = n_ctx or config.n_ctx_train
+    while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
         positions //= 2
-    if free and size(positions) > free:
+    # Prompts that are read in smaller pieces are better than none.
+    while free and size(positions, rows) > free and rows > STEP_ROWS and not options.batched:
+        rows = max(STEP_ROWS, rows // 2)
+    if free and size(positions, rows) > free:
+        needed = f"{size(positions, rows) / 2**20:.0f} MiB"
+        smaller = f"a smaller context (-c){' or batch (-b)' if options.batched and rows > STEP_ROWS else ''}"
+        if n_ctx:
+            raise ContextError(
+                f"a context of {n_ctx} needs {needed} and {free / 2**20:.0f} MiB are free; choose {smaller}."
+            )
         raise ContextError(
-            f"this model needs {size(positions) / 2**20:.0f} MiB for a context of {positions} and {free / 2**20:.0f} MiB "
-            "are free; choose a smaller model, or a smaller context (-c)."
+            f"this model needs {needed} for a context of {positions} and {free / 2**20:.0f} MiB are free; choose a smaller "
+            f"model, or {smaller}."
         )
-    return positions
+    return positions, rows
 
 
 def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import KVCache, LayerCache
+from engine.cache.kv import STEP_ROWS, KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
+from engine.cuda.quantize import is_wide
 from engine.cuda.tensor import Attended, Deferred, Launch
 from engine.layout import (
     activations,
     chunk_of,
     chunk_parts,
+    delta_gates,
     kept_rows,
     moved_ring,
     moved_rings,
@@ -240,13 +242,19 @@ class Lockstep:
 
     def _operate(self, name: str, *args: Any) -> Any:
         """An operation on both devices: a pair, or a list of pairs."""
-        mirror, queries = copy.copy(self._cpu.ops), []
+        mirror, inner = copy.copy(self._cpu.ops), []
 
         def attend(q: np.ndarray, *rest: Any) -> np.ndarray:
-            queries.append(q)
+            inner.append(q)
             return type(mirror).attend(mirror, q, *rest)
 
-        mirror.attend = attend
+        def convolved(net: Any, x: np.ndarray, *rest: Any) -> Any:
+            parts = type(mirror).convolved(mirror, net, x, *rest)
+            inner.append(np.concatenate([part.reshape(len(x), -1) for part in parts], 1))
+            return parts
+
+        mirror.attend, mirror.convolved = attend, convolved
+        before = self._remembered(args) if name == "delta_net" else None
         returned = getattr(mirror, name)(*take(args, _cpu_side))
         expected = _as_list(returned)
         given = take(args, lambda pair: pair.gpu)
@@ -254,14 +262,14 @@ class Lockstep:
         results, _ = plan.result
         tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not Attention.of(name, args))
         compared: list[Check] = []
-        for launch, checks in self._run(name, args, given, plan, expected, queries):
+        for launch, checks in self._run(name, args, given, plan, expected, inner):
             kernel = launch.kernel
             compared += checks
             site = Site(self._layer, name, tensors, kernel.kernel.name, kernel.name)
             for check in checks:
                 self._note(site, check)
                 if check.differing.any():
-                    raise Difference(site, check, self._judge(name, args, expected, queries, check))
+                    raise Difference(site, check, self._judge(name, args, expected, inner, check, before))
         if returned is None:
             return None
         pairs = [
@@ -308,15 +316,21 @@ class Lockstep:
         given: Sequence[Any],
         plan: Any,
         expected: list[np.ndarray],
-        queries: list[np.ndarray],
+        inner: list[np.ndarray],
     ) -> Iterator[tuple[Launch, list[Check]]]:
-        """Start the launches one by one; after each, what it wrote beside what it should have written."""
+        """Start the launches one by one; after each, what it wrote beside what it should have written.
+
+        inner: what the CPU has inside an operation: rotated queries, or what a delta net makes of its inputs.
+        """
         gpu, attended = self._gpu.ops, Attention.of(name, args)
-        arrays = {tensor.address: array for tensor, array in zip(plan.result[1], expected, strict=True)}
-        # What lies at the address of a result may first have been something else.
-        last = {out.address: i for i, launch in enumerate(plan.launches) for out in launch.outputs}
+        pairs = list(zip(plan.result[1], expected, strict=True))
+        # A result may be written in parts, and what lies in its place may first have been something else.
+        places = [range(tensor.address, tensor.address + array.nbytes) for tensor, array in pairs]
+        written = [(i, out.address) for i, launch in enumerate(plan.launches) for out in launch.outputs]
+        last = [max((i for i, address in written if address in place), default=-1) for place in places]
         for i, launch in enumerate(plan.launches):
-            results = {address: array for address, array in arrays.items() if last[address] == i}
+            done = [pair for pair, end in zip(pairs, last, strict=True) if end == i]
+            results = {tensor.address for tensor, _ in done}
             gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
             layer = "" if self._layer is None else f" of layer {self._layer}"
             gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
@@ -324,11 +338,13 @@ class Lockstep:
             kind = launch.kernel.kernel.name
             if name == "remember":
                 checks = self._appended(args[3], args[4].cpu, given[3], launch)
+            elif kind == "convolve":
+                checks = self._convolved(args, launch, inner[0])
             elif name in ("delta_net", "keep_rows"):
-                checks = self._kept(name, args)
+                checks = self._kept(name, kind, args)
             elif any(out.address not in results for out in launch.outputs):
                 if attended:
-                    checks = self._inside_attention(attended, given, launch, queries[0])
+                    checks = self._inside_attention(attended, given, launch, inner[0])
                 elif name.startswith("matmul"):
                     x = args[1 if name == "matmul_add" else 0].cpu
                     if len(launch.outputs) == 3:
@@ -336,17 +352,16 @@ class Lockstep:
                         checks = self._quantized(unit, x, [gpu.download(out) for out in launch.outputs])
                     else:
                         checks = [Check(f"{kind} of x", x, gpu.download(launch.outputs[0]))]
-            for out in launch.outputs:
-                if out.address in results:
-                    array = results[out.address]
-                    checks.append(Check("result", array, gpu.download(out).reshape(array.shape)))
+            checks += [Check("result", array, gpu.download(tensor).reshape(array.shape)) for tensor, array in done]
             yield launch, checks
 
     def _quantized(self, unit: int, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
         rows, columns = x.shape
         names = ("x as int8", "its scales", "its sums")
         q, d, s = self._cpu.ops._quantize(x, unit)
-        if unit == 256:
+        if is_wide(unit, rows):
+            s = s.astype(np.float16)
+        elif unit == 256:
             wide = s.reshape(rows, -1, 8, 2).sum(3)
             s = np.concatenate([s.reshape(rows, -1, 16), wide], 2).reshape(rows, -1).astype(np.int16)
         else:
@@ -372,6 +387,8 @@ class Lockstep:
             ]
             return [*query, *self._appended(cache, positions, given[4], launch)] if attended.stores else query
         rows, d_v = positions.size, cache.d_v
+        if rows > STEP_ROWS:
+            return []  # the rows of several launches, of which each leaves its own
         slots = outputs[0].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
         if [out.size for out in outputs] != [2 * rows * heads.n_head * slots, rows * heads.n_head * slots * padded]:
@@ -412,10 +429,25 @@ class Lockstep:
             checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
         return checks
 
-    def _kept(self, name: str, args: Sequence[Any]) -> list[Check]:
-        """What an operation leaves in rings by position."""
+    def _convolved(self, args: Sequence[Any], launch: Launch, y: np.ndarray) -> list[Check]:
+        """What a delta net has ready of all tokens before its state goes from one to the next."""
+        net, _, gates, _, positions = args
+        y_found, gates_found = (self._gpu.ops.download(out) for out in launch.outputs)
+        alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
+        opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
+        return [
+            Check("convolved and normalized", y, y_found),
+            Check("decay and rate", opened, gates_found[:, : positions.size]),
+        ]
+
+    def _kept(self, name: str, kind: str, args: Sequence[Any]) -> list[Check]:
+        """What a kernel of an operation leaves in rings by position."""
         positions = args[-1].cpu
-        rings = [("row", args[0])] if name == "keep_rows" else [("input", args[3].conv), ("state", args[3].states)]
+        if name == "keep_rows":
+            rings = [("row", args[0])]
+        else:
+            conv, states = ("input", args[3].conv), ("state", args[3].states)
+            rings = {"delta_rule": [states], "keep_rows": [conv]}.get(kind, [conv, states])
         return [
             Check(f"kept {what}", *kept_rows(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
             for what, ring in rings
@@ -423,8 +455,21 @@ class Lockstep:
 
     # --- a second look -----------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _remembered(args: Sequence[Any]) -> list[np.ndarray]:
+        """What a delta net begins with, in rings of the GPU's lengths: a long pass overwrites it."""
+        net, _, _, memory, positions = args
+        needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
+        return [moved_ring(ring.cpu, ring.gpu.shape, int(positions.cpu[0]), n) for ring, n in needed]
+
     def _judge(
-        self, name: str, args: Sequence[Any], expected: list[np.ndarray], queries: list[np.ndarray], first: Check
+        self,
+        name: str,
+        args: Sequence[Any],
+        expected: list[np.ndarray],
+        inner: list[np.ndarray],
+        first: Check,
+        before: list[np.ndarray] | None,
     ) -> str:
         """Whether the kernel itself is at fault: the operation again, with the CPU's inputs in memory of their own."""
         gpu = self._gpu.ops
@@ -440,12 +485,8 @@ class Lockstep:
         def fresh(value: Any) -> Any:
             """The CPU's value, in new device memory."""
             if isinstance(value, RecurrentLayer):
-                # By position, so what the operation began with is still there.
-                first = int(args[4].cpu[0])
-                needed = ((value.conv, args[0].n_conv - 1), (value.states, 1))
-                return RecurrentLayer(
-                    *(gpu.upload(moved_ring(ring.cpu, ring.gpu.shape, first, n)) for ring, n in needed)
-                )
+                assert before is not None
+                return RecurrentLayer(*map(gpu.upload, before))
             if isinstance(value, LayerCache):
                 chunks, both = value.keys.gpu.shape[1], {"keys": value.keys.cpu, "values": value.values.cpu}
                 moved = moved_rings(replace(value, **both), chunks, end)
@@ -459,7 +500,7 @@ class Lockstep:
             return take(value, fresh)
 
         given = [fresh(a) for a in args]
-        for launch, checks in self._run(name, args, given, self._record(name, given), expected, queries):
+        for launch, checks in self._run(name, args, given, self._record(name, given), expected, inner):
             for check in checks:
                 if check.differing.any():
                     same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))

@@ -2,7 +2,8 @@
 
 Three questions, each answered by counting bits that differ:
 
-* every kernel: the prompt is read operation by operation on both (``engine/lockstep.py``), in passes of 1 to 16 rows;
+* every kernel: the prompt is read operation by operation on both (``engine/lockstep.py``), in passes of 1 to 16 rows, and in
+  few passes of many;
 * whole passes, as they run in use: the logits of the prompt, the cache it leaves, the logits of greedy tokens, passes of k
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
 * where a whole pass differs although every kernel is right by itself: which launch of the captured graph is the first.
@@ -12,24 +13,27 @@ import argparse
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.devices import device_label, parse_device
+from engine.cache.kv import STEP_ROWS
+from engine.devices import check_batch_size, device_label, parse_device
 from engine.errors import EngineError, UsageError
 from engine.flags import CACHE_TYPES, Document, Parser, whole
+from engine.tally import Tally
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-    from engine.lockstep import Check, Site
+    from engine.lockstep import Check
     from engine.report import Report
 
 DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
-logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows."""
+logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows and of
+as many as a prompt is read in."""
 
 EPILOG = """\
 Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values),
@@ -65,69 +69,13 @@ def parser() -> Parser:
     add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")
     add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="context, 0: as much as is needed")
+    add("-b", "--batch-size", type=whole, default=0, metavar="N", help="rows of the largest pass, 0: the GPU's own")
     add("-ct", "--cache-type", choices=CACHE_TYPES, default="f16", help="type of keys and values")
     add("-s", "--seed", type=whole, default=0, metavar="N", help="of the prompt's tokens and of sampling")
     add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
     add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")
     add("-v", "--verbose", action="store_true", help="a line per layer, and the traceback of an error")
     return top
-
-
-@dataclass
-class Line:
-    """A line of the table: what was compared, shapes and layers (each once, in order), values, and bits that differ."""
-
-    compared: dict[str, None] = field(default_factory=dict)
-    shapes: dict[str, None] = field(default_factory=dict)
-    layers: dict[str, None] = field(default_factory=dict)
-    values: int = 0
-    bits: int = 0
-
-
-class Tally:
-    """What was compared: lines of a table, in order, alike ones added up."""
-
-    HEAD = ("operation", "tensors", "kernel", "compared", "shape of a row", "layers", "values", "differing bits")
-
-    def __init__(self, verbose: bool = False) -> None:
-        self.values = 0
-        self._verbose = verbose
-        self._lines: dict[tuple[str, ...], Line] = {}
-
-    def note(self, site: "Site", check: "Check") -> None:
-        """Adds one comparison of a kernel's output."""
-        layer = "-" if site.layer is None else str(site.layer)
-        key = (
-            site.operation,
-            site.tensors,
-            site.variant if self._verbose else site.kernel,
-            layer if self._verbose else "",
-        )
-        self._add(key, check, check.what, " x ".join(map(str, check.cpu.shape[1:])), layer)
-
-    def whole(self, what: str, how: str, check: "Check") -> None:
-        """Adds a comparison of whole passes."""
-        self._add((what, "", "", ""), check, how, "", "-")
-
-    def _add(self, key: tuple[str, ...], check: "Check", what: str, shape: str, layer: str) -> None:
-        line = self._lines.setdefault(key, Line())
-        line.compared[what] = line.shapes[shape] = line.layers[layer] = None
-        values, bits = check.values, int(check.differing.sum())
-        line.values += values
-        line.bits += bits
-        self.values += values
-
-    def table(self) -> Iterator[str]:
-        """The lines, aligned."""
-        rows = [self.HEAD]
-        for (operation, tensors, kernel, _), line in self._lines.items():
-            layers = next(iter(line.layers)) if self._verbose or "-" in line.layers else str(len(line.layers))
-            words = (operation, tensors, kernel, ", ".join(line.compared), ", ".join(line.shapes))
-            rows.append((*words, layers, str(line.values), str(line.bits)))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(self.HEAD))]
-        for row in rows:
-            cells = (t.rjust(w) if i >= 5 else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
-            yield "  ".join(cells).rstrip()
 
 
 def sizes(n: int) -> list[int]:
@@ -137,6 +85,16 @@ def sizes(n: int) -> list[int]:
     while sum(found) < n:
         found.append(min(counts[len(found) % 16], n - sum(found)))
     return found
+
+
+def wide_sizes(most: int, n: int) -> list[int]:
+    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one just beyond a step, and the rest;
+    nothing where no pass has more rows than a step."""
+    if min(most, n) <= STEP_ROWS:
+        return []
+    first = min(most, max(STEP_ROWS + 1, 3 * n // 5))
+    second = min(STEP_ROWS + 1, most, n - first)
+    return [count for count in (first, second, *in_steps_of(most, n - first - second)) if count]
 
 
 def in_steps_of(most: int, n: int) -> list[int]:
@@ -157,23 +115,37 @@ class Comparison:
         """Every operation of every pass over ``ids``."""
         from engine.lockstep import Lockstep
 
-        self._reset()
         both = Lockstep(self.cpu.model, self.gpu.model, note)
-        for tokens, positions in passes(ids, sizes(len(ids))):
-            both.forward(tokens, positions, tokens.size)
+        for _, counts in self._readings(len(ids)):
+            self._reset()
+            for tokens, positions in passes(ids, counts):
+                both.forward(tokens, positions, min(tokens.size, STEP_ROWS))
         if self.cpu.model.mtp is not None:
             for position in range(len(ids), min(len(ids) + 2, self.cpu.n_ctx)):
                 both.draft(ids[-1], position)
 
     # --- whole passes ------------------------------------------------------------------------------------------
 
+    def _readings(self, n: int) -> list[tuple[str, list[int]]]:
+        """Ways to read n tokens on the GPU, each with the rows of its passes; that of few passes, if it can be, first."""
+        few = wide_sizes(self.gpu.batch_size, n)
+        return [*([("passes of many rows", few)] if few else []), ("passes of 1 to 16 rows", sizes(n))]
+
     def prompt(self) -> None:
-        """Logits of every row of the prompt: the GPU in passes of 1 to 16 rows, the CPU in large ones."""
+        """Logits of rows of the prompt, and the cache it leaves: the GPU in passes of many rows, and of 1 to 16, the CPU in
+        large ones."""
+        from engine.llm import MOST_LOGITS
+
         self._reset()
         expected = self.cpu.logits(self.ids)
-        for tokens, positions in passes(self.ids, sizes(len(self.ids))):
-            logits = self.gpu.model.forward(tokens, positions, tokens.size)
-            self._same("logits of the prompt", "passes of 1 to 16 rows", expected[positions], logits, tokens, positions)
+        for how, counts in self._readings(len(self.ids)):
+            self.gpu.reset()
+            for tokens, positions in passes(self.ids, counts):
+                n_logits = min(tokens.size, MOST_LOGITS)
+                logits = self.gpu.model.forward(tokens, positions, n_logits)
+                found = expected[positions[-n_logits:]]
+                self._same("logits of the prompt", how, found, logits, tokens, positions)
+            self.caches()
 
     def caches(self) -> None:
         """Keys, values and states that the next token could see."""
@@ -267,20 +239,20 @@ class Comparison:
         ops, model = self.gpu.model.ops, self.gpu.model
         model.cache.truncate(first)
         self.cpu.reset()
-        for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.cache.max_rows, first)):
+        for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
             self.cpu.model.forward(batch, positions, 0)
         for check in self._cache_checks():
             if check.differing.any():
                 return f"the cache that the pass begins with differs already: {check.show()}"
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
+        n, n_logits = tokens.size, min(tokens.size, STEP_ROWS)
         try:
-            Lockstep(self.cpu.model, model, lambda site, check: None).forward(tokens, positions, tokens.size)
+            Lockstep(self.cpu.model, model, lambda site, check: None).forward(tokens, positions, n_logits)
         except Difference as difference:
             return f"operation by operation the first that differs is:\n{difference}"
         ops.device.write(ops.tokens.address, tokens)
         ops.device.write(ops.positions.address, positions)
-        n = tokens.size
-        return first_of_graph(ops, ops.record(partial(model.compute, ops.tokens[:n], ops.positions[:n], n)))
+        return first_of_graph(ops, ops.record(partial(model.compute, ops.tokens[:n], ops.positions[:n], n_logits)))
 
     # --- choosing ----------------------------------------------------------------------------------------------
 
@@ -399,6 +371,7 @@ def run(args: argparse.Namespace) -> int:
     """The comparison that the flags ask for: 0 or 1.  Raises EngineError for what the user can mend."""
     if args.n_prompt < 1 or args.n_gen < 0:
         raise UsageError(f"-p must be at least 1 and -n at least 0, not {args.n_prompt} and {args.n_gen}.")
+    check_batch_size(args.batch_size)
     index = parse_device(args.device)
     if index is None:
         raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}.")
@@ -439,8 +412,9 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         "draft_max": MOST_DRAFTS,  # so that a state from before any pass is still there after it
         "progress": report.progress,
     }
-    gpu = load(path, device=args.device, **options)
-    cpu = load(path, device="cpu", n_threads=max(args.threads, 0), **options)
+    gpu = load(path, device=args.device, batch_size=args.batch_size, **options)
+    # Both can make the same passes.
+    cpu = load(path, device="cpu", n_threads=max(args.threads, 0), batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
         llm.compile(report.progress)
     config = cpu.config
@@ -456,7 +430,6 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         both.kernels(ids, tally.note)
         report.line("the prompt in whole passes ...")
         both.prompt()
-        both.caches()
         if args.n_gen:
             report.line("greedy tokens ...")
             tokens, logits = both.greedy(args.n_gen)

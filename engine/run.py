@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             device=args.device,
             n_ctx=args.ctx_size,
             n_threads=max(args.threads, 0),
+            batch_size=args.batch_size,
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,

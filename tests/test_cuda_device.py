@@ -38,6 +38,8 @@ pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     pytest.skip("needs a real GPU", allow_module_level=True)
 
+from engine.cuda import tiled_attention
+
 F = np.float32
 EPS = 1e-6
 BY_NAME = {entry.name: entry for entry in FORMATS.values()}
@@ -121,7 +123,25 @@ def test_matmul(gpu: Any, cpu: Any, name: str) -> None:
             same(found, expected, f"{name} {rows} x {columns}, {k} rows: ")
 
 
-@pytest.mark.parametrize("k", [1, 7, 16])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
+    """More rows than a step has, of activations and of weights; tiles that are not full in both."""
+    entry = BY_NAME[name]
+    for rows, units, counts in ((17, 3, (17, 40, 128, 129)), (300, 8, (31, 257)), (128, 17, (64,))):
+        columns = entry.unit * units if entry.quantized else 111 * units
+        weight = matrix(entry, rows, columns)
+        held = gpu.weight(weight)
+        for k in counts:
+            x, residual = activations(k, columns), activations(k, rows, 1)
+            (expected,) = cpu.matmul(x, weight)
+            given, before = gpu.upload(x), gpu.upload(residual)
+            (found,) = computed(gpu, gpu.matmul, given, held)
+            same(found, expected, f"{name} {rows} x {columns}, {k} rows: ")
+            (found,) = computed(gpu, gpu.matmul_add, before, given, held)
+            same(found, cpu.matmul_add(residual, x, weight), f"{name} {rows} x {columns}, {k} rows, added: ")
+
+
+@pytest.mark.parametrize("k", [1, 7, 16, 40])
 def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: int) -> None:
     """Four matrices of three formats and both units, on activations that are computed on the way."""
     columns = 2304
@@ -168,7 +188,7 @@ def test_embed(gpu: Any, cpu: Any, name: str) -> None:
     columns = entry.unit * 9 if entry.quantized else 333
     table = matrix(entry, 37, columns)
     held = gpu.weight(table)
-    for tokens in ([36], [0, 15, 16, 31, 32, 36, 7, 7], list(range(16))):
+    for tokens in ([36], [0, 15, 16, 31, 32, 36, 7, 7], list(range(16)), list(range(36, 0, -1))):
         ids = np.array(tokens, np.int32)
         given = gpu.upload(ids)
         for scale in (1.0, 1.7):
@@ -191,7 +211,7 @@ def test_a_table_in_host_memory(gpu: Any, cpu: Any, name: str) -> None:
 
 @pytest.mark.parametrize(("layers", "n"), [(35, 256), (2, 96), (3, 32)])
 def test_inputs_of_layers(gpu: Any, cpu: Any, layers: int, n: int) -> None:
-    for rows in (1, 3, 16):
+    for rows in (1, 3, 16, 50):
         given = activations(rows, layers * n), activations(rows, layers * n, 1), activations(1, n, 2)[0]
         (found,) = computed(gpu, gpu.per_layer_inputs, *(gpu.upload(array) for array in given), 0.025, EPS)
         same(found, cpu.per_layer_inputs(*given, 0.025, EPS))
@@ -208,7 +228,7 @@ def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> Non
     experts = Experts(n_expert, n_used, router, gate, up, down, None, "geglu", scales)
     stacks = {name: gpu.weight(getattr(experts, name)) for name in ("router", "gate", "up", "down")}
     held, norms = replace(experts, **stacks, scales=gpu.upload(scales)), activations(2, n_embd, 4)
-    for rows in (1, 2, 16):
+    for rows in (1, 2, 16, 17, 100):
         x = activations(rows, n_embd)
         given, (w, v) = gpu.upload(x), [gpu.upload(norm) for norm in norms]
 
@@ -229,7 +249,7 @@ def plain(gpu: Any, name: str, *args: Any) -> Any:
 
 @pytest.mark.parametrize("n", [1, 7, 64, 80, 128, 129, 255, 256, 257, 576, 1152, 4096, 5120])
 def test_norms(gpu: Any, cpu: Any, n: int) -> None:
-    for rows in (1, 3, 16):
+    for rows in (1, 3, 16, 50):
         x, y = activations(rows, n), activations(rows, n, 1)
         weight = activations(1, n, 2)[0]
         gx, gy, gw = (gpu.upload(a) for a in (x, y, weight))
@@ -249,7 +269,7 @@ def test_a_norm_that_is_added_on_the_way_to_int8(gpu: Any, cpu: Any, n: int, nam
         z = ops.rms_norm_add(x, y, first, EPS, 0.7)
         return [z, *ops.matmul(ops.rms_norm(z, second, EPS) if normed else z, matrix)]
 
-    for rows in (1, 9):
+    for rows in (1, 9, 50):
         given = activations(rows, n), activations(rows, n, 1), *activations(2, n, 2)
         found = computed(gpu, summed, gpu, held, *(gpu.upload(a) for a in given))
         for what, one, other in zip(("sum", "product"), found, summed(cpu, w, *given), strict=True):
@@ -294,10 +314,17 @@ LAYERS: dict[str, dict[str, Any]] = {
 CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0")
 
 
+@pytest.mark.parametrize("kind", ["steps", "wide", "tiled"])
 @pytest.mark.parametrize("cache_type", CACHES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
+def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
+    counts = (16, 1, 3, 7, 2) if kind == "steps" else (40, 1, 100, 17, 64)
+    if kind != "steps":
+        # By tiles also where there are few rows, or never.
+        monkeypatch.setattr(tiled_attention, "fills", lambda *given: kind == "tiled")
+    if kind == "tiled" and cache_type not in ("f16", "f32"):
+        pytest.skip("these caches have no tiles")
     given = {
         "window": 0,
         "normed": False,
@@ -311,7 +338,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
     types = Types(*(CACHE_TYPES[name] for name in (cache_type.split("/") * 2)[:2]))
     if d % 32 and (types.k.quantized or types.v.quantized):
         pytest.skip("heads of this size have no blocks of 32")
-    n_ctx, rng = 320, np.random.default_rng(d + n_head)
+    n_ctx, rng = 400, np.random.default_rng(d + n_head)
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(F)
@@ -330,7 +357,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
     angles = rng.uniform(-np.pi, np.pi, (n_ctx, (given["n_rot"] or d) // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     shape = LayerShape(n_head_kv, d, d, given["window"])
-    mine = shape.layer(n_ctx, 16, types, np.zeros)
+    mine = shape.layer(n_ctx, max(counts), types, np.zeros)
     # Lanes that nobody has written yet are not numbers: they must not show.
     poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
     poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
@@ -338,7 +365,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str) -> None:
     gtable = gpu.upload(table)
     first = 0
     while first < 300:
-        rows = (16, 1, 3, 7, 2)[first % 5]
+        rows = counts[first % 5]
         positions = np.arange(first, first + rows, dtype=np.int32)
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
         v = k if given["keys_only"] else v
@@ -464,6 +491,54 @@ def test_parity_of_tiny_models(tiny: Any, shape: str, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     assert status == 0, out + err
     assert "equal, bit for bit" in out
+
+
+WIDE = [
+    ("tiny-llama", "Q4_K_M", "f16"),
+    ("tiny-llama", "MXFP4", "f32"),
+    ("tiny-llama", "Q8_0", "q8_0"),
+    ("tiny-qwen2", "Q5_K_M", "f16"),
+    ("tiny-qwen3", "IQ4_XS", "q4_0"),
+    ("tiny-qwen3", "BF16", "f16"),
+    ("tiny-gemma3", "Q4_0", "f16"),
+    ("tiny-qwen3moe", "Q4_K_M", "f16"),
+    ("tiny-qwen35", "Q4_K_M", "f16"),
+    ("tiny-qwen35", "Q8_0", "q8_0"),
+    ("tiny-qwen35moe", "Q4_K_M", "f16"),
+    ("tiny-qwen35moe", "BF16", "f32"),
+    ("tiny-gemma4", "Q4_K_M", "f16"),
+    ("tiny-gemma4", "Q8_0", "q8_0"),
+    ("tiny-gemma4-moe", "Q4_K_M", "f16"),
+    ("tiny-gemma4-e", "Q4_K_M", "f16"),
+]
+
+
+@pytest.mark.parametrize(("shape", "quant", "cache_type"), WIDE)
+@pytest.mark.usefixtures("gpu")
+def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, keys, values and states after a prompt are those of the CPU, whatever the passes it was read in; so are the
+    logits of every row, and of the tokens that follow."""
+    options: dict[str, Any] = {"n_ctx": 768, "cache_type": cache_type}
+    cpu = engine.load(tiny(shape, quant), device="cpu", **options)
+    rng = np.random.default_rng(9)
+    ids, following = (rng.integers(0, cpu.config.n_vocab, n).tolist() for n in (700, 20))
+    every = cpu.logits(ids)
+    expected = np.array([cpu.prefill(ids)[0], *(cpu.step(token) for token in following)])
+    for size in (512, 100, 16, 1):
+        monkeypatch.setattr(tiled_attention, "fills", lambda *given, size=size: size == 512)
+        gpu = engine.load(tiny(shape, quant), device="cuda", batch_size=size, **options)
+        what = f"{shape} {quant}, passes of {size} rows: "
+        if size > 1:
+            same(gpu.logits(ids), every, f"{what}logits of all rows")
+        for _ in range(2):  # the kernels one by one, and as a graph
+            gpu.reset()
+            cpu.prefill(ids)
+            same(gpu.prefill(ids)[0], expected[0], f"{what}logits")
+            parity.Comparison(cpu, gpu, ids, 0, parity.Tally()).caches()
+        found = np.array([gpu.prefill(ids)[0], *(gpu.step(token) for token in following)])
+        same(found, expected, f"{what}logits of what follows")
+        prompt = [*ids[:650], *following]
+        same(gpu.prefill(prompt)[0], cpu.prefill(prompt)[0], f"{what}logits where the prompt goes another way")
 
 
 SHARED = ("dense", "draft", "gemma4", "gemma4-assistant", "hybrid-mtp", "moe-mtp")
@@ -647,6 +722,26 @@ def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None
     assert kept > 100
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> None:
+    """... read in one pass of many rows: what the layer that drafts goes on from is there."""
+    cpu, on_gpu = hybrids
+    assert on_gpu.batch_size == on_gpu.n_ctx == 256
+    ids = cpu.tokenize("".join(PROMPTS))[:180]
+    assert len(ids) > 100
+    for n in (17, 100, len(ids)):
+        options = {"max_tokens": 40, "temperature": temperature, "seed": n, "ignore_eos": True}
+        expected = cpu.complete(ids[:n], speculation=PLAIN, **options)
+        on_gpu.reset()
+        found = on_gpu.complete(ids[:n], speculation=SpeculationParams(), **options)
+        assert found.ids == expected.ids
+        for llm in hybrids:
+            llm.reset()
+            llm.prefill(ids[:n])
+        drafted = [llm.model.mtp.forward(ids[n - 1], n) for llm in hybrids]
+        same(drafted[1], drafted[0], "logits of a draft")
+
+
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_its_own_drafts_accepted_otherwise_give_the_text_of_the_cpu(hybrids: Any, accept: str) -> None:
     for seed, prompt in enumerate(PROMPTS[:8]):
@@ -789,9 +884,11 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
                 found = on_gpu.complete(prompt, speculation=params, **options)
                 assert (found.ids, found.text) == (expected.ids, expected.text), (prompt, params, found.speculation)
                 kept += found.speculation.accepted if found.speculation is not None else 0
-        history = cpu.tokenize(prompt)
+        # Read in one pass, the first one longer than what is kept for the assistant.
+        history = cpu.tokenize(prompt if seed else "".join(PROMPTS))[:200]
         proposals = []
         for llm in (cpu, on_gpu):
+            llm.reset()
             llm.prefill(history[:-1])
             assert llm.draft is not None
             sampler = Sampler(SamplingParams(temperature=0), llm.config.n_vocab)

@@ -19,7 +19,7 @@ import numba
 from numba import cuda
 
 import engine.cuda
-from engine.cuda import attention, direct_attention, sample
+from engine.cuda import attention, direct_attention, sample, tiled_attention
 from engine.cuda.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.ptx import check, instructions, statements
@@ -84,6 +84,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
+    "attend_tiles": [
+        tiled_attention.geometry(1024, 8, 4, 256, 256, half=False, gated=True)[0].constants,
+        tiled_attention.geometry(1024, 32, 8, 128, 128, half=True, gated=False)[0].constants,
+    ],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
     "combine": [*(geometry.combine.constants for geometry in _ATTENTION[1:6]), (512, True, False, True)],
@@ -95,7 +99,9 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 512, True, False, True),
         (32, 64, True, True, True),
     ],
+    "convolve": [(128, 4), (96, 3), (32, 1)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1)],
+    "delta_rule": [(128,), (96,), (32,)],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
@@ -118,7 +124,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS)),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
-    "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False)],
+    "matmul_experts_wide": [("Q4_K", 8), ("IQ4_XS", 1), ("Q8_0", 1), ("Q2_K", 8), ("Q6_K", 1)],
+    "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
     "matmul_join": [
         ("Q6_K", 2, 8, True),
         ("Q4_K", 3, 8, False),
@@ -135,12 +142,13 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:])),
         *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
     ],
+    "matmul_wide": [("Q4_K",), ("Q6_K",), ("Q8_0",)],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [()],
     "per_layer_inputs": [(256,), (96,)],
     "place": [()],
     "propose": [(False,), (True,)],
-    "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu")],
+    "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu"), (256, "plain", True)],
     "read_sum": [()],
     "repack": [(144,), (17,)],
     "rms_norm": [()],
@@ -153,11 +161,12 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 96, True),
         (32, 96, False),
     ],
-    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96)],
+    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True)],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
     "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True)],
     "softcap": [()],
+    "sort_pairs": [()],
     "swiglu": [()],
 }
 """Constants of each kernel: the first is the most usual case."""
@@ -167,16 +176,21 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "accept": ("membar.sys", "bar.warp.sync"),
     "matmul_experts": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_join": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v4"),
+    "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
+    "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
 }
 """How instructions begin that a kernel must have, whatever its constants."""
+
+WIDE = {"delta_rule", "matmul_experts_wide", "matmul_wide"}
+"""Kernels of passes of more rows than a step, which copy to shared memory while they compute: not for 7.5."""
 
 CASES = [
     pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}")
     for name, examples in EXAMPLES.items()
     for k, constants in enumerate(examples)
     for target in (TUNED, *(t for t in TARGETS if t != TUNED))
-    if k == 0 or target == TUNED
+    if (k == 0 and (target >= (8, 0) or name not in WIDE)) or target == TUNED
 ]
 
 

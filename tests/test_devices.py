@@ -188,12 +188,12 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
 
 
 def test_other_errors_are_not_hidden_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(index: int, beside: Any = None) -> None:
+    def broken(*given: Any) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(devices, "_gpu", broken)
     with pytest.raises(ZeroDivisionError):
         open_device("auto")
-    monkeypatch.setattr(devices, "_gpu", lambda index, beside=None: (_ for _ in ()).throw(DeviceError("none.")))
+    monkeypatch.setattr(devices, "_gpu", lambda *given: (_ for _ in ()).throw(DeviceError("none.")))
     with pytest.raises(DeviceError):
         open_device("cuda")

@@ -39,6 +39,7 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         ("-f --file", "-", "file", "-"),
         ("-n --predict --n-predict", "-1", "predict", -1),
         ("-c --ctx-size", "4096", "ctx_size", 4096),
+        ("-b --batch-size", "512", "batch_size", 512),
         ("-t --threads", "-1", "threads", -1),
         ("-s --seed", "42", "seed", 42),
         ("--temp --temperature", "1e-1", "temp", 0.1),

@@ -31,6 +31,7 @@ def sentence(capsys: Capture) -> str:
         (["--sed", "1"], "did you mean --seed?"),
         (["a.gguf", "b.gguf"], "unexpected argument 'b.gguf'"),
         (["-ct", "f8"], "invalid choice: 'f8'"),
+        (["-b", "4097"], "the batch size must be 1 to 4096"),
     ],
 )
 def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
@@ -39,7 +40,7 @@ def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    def missing(index: int, beside: Any = None) -> Any:
+    def missing(index: int, *given: Any) -> Any:
         raise DeviceError(f"there is no cuda:{index}.")
 
     monkeypatch.setattr(devices, "_gpu", missing)
@@ -49,7 +50,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 
 
 def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(devices, "_gpu", lambda index, beside: None)
+    monkeypatch.setattr(devices, "_gpu", lambda *given: None)
     assert parity.main(["/no/such/model.gguf"]) == 2
     assert "/no/such/model.gguf" in sentence(capsys)
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
@@ -67,6 +68,21 @@ def test_sizes(n: int) -> None:
     batches = list(parity.passes(ids, found))
     assert [len(tokens) for tokens, _ in batches] == found
     assert [int(t) for tokens, _ in batches for t in tokens] == [int(p) for _, places in batches for p in places] == ids
+
+
+@pytest.mark.parametrize(
+    ("most", "n", "expected"),
+    [
+        (16, 100, []),
+        (1024, 16, []),
+        (1024, 17, [17]),
+        (1024, 20, [17, 3]),
+        (1024, 700, [420, 17, 263]),
+        (100, 700, [100, 17, 100, 100, 100, 100, 100, 83]),
+    ],
+)
+def test_sizes_of_few_passes(most: int, n: int, expected: list[int]) -> None:
+    assert parity.wide_sizes(most, n) == expected
 
 
 # --- what needs the GPU's packages, but no GPU -------------------------------------------------------------------

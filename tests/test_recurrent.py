@@ -29,6 +29,18 @@ def test_memory_does_not_grow_with_the_context() -> None:
     assert layer.conv.shape == (16 + 3, 10)
 
 
+def test_memory_does_not_grow_with_the_batch() -> None:
+    """... beyond a step; what the ring of inputs holds of a long pass is enough to take tokens back as far as there are
+    states."""
+    assert SHAPE.length(4) == 5 + 3 and SHAPE.length(16) == SHAPE.length(4096) == 16 + 3
+    cache = KVCache([SHAPE], 640, 400, F32, np.zeros)
+    cache.advance(0, 400)
+    assert cache.rewind == 4 and [length for length in range(401) if cache.can_truncate(length)] == [
+        0,
+        *range(396, 401),
+    ]
+
+
 def test_how_far_tokens_can_be_taken_back() -> None:
     cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
     assert cache.rewind == 4
@@ -70,7 +82,7 @@ def states(llm: engine.LLM) -> list[bytes]:
     return [array.tobytes() for array in llm.model.save().arrays]
 
 
-@given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 1000))
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000))
 @settings(deadline=None, max_examples=10)
 def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int, rows: int, seed: int) -> None:
     tokens = np.random.default_rng(seed).integers(0, llm.config.n_vocab, first + rows + 3).astype(np.int32)

@@ -72,12 +72,13 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     words = "-p x -n 3 -c 32 -t 3 --cache-type f32 -ctk q8_0 --cache-type-v q4_0 --temp 0.5 --top-k 7 --top-p 0.5 "
     words += "--min-p 0.25 --typical 0.75 -s 9 "
     words += "--repeat-penalty 1.5 --repeat-last-n 32 --presence-penalty 0.5 --frequency-penalty 0.25 --ignore-eos "
-    words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu"
+    words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96"
     assert main(words.split()) == 0
     capsys.readouterr()
     (llm,) = fake
     types = {"cache_type": "f32", "cache_type_k": "q8_0", "cache_type_v": "q4_0"}
-    assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu", "n_ctx": 32, "n_threads": 3} | types
+    sizes = {"n_ctx": 32, "n_threads": 3, "batch_size": 96}
+    assert llm.options == fake_llm.NO_DRAFT | {"device": "cpu"} | sizes | types
     assert not llm.compiled
     (asked,) = llm.asked
     del asked["on_prefill"]
@@ -267,6 +268,8 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--device", "abacus"], "device 'abacus' is unknown"),
         (["-p", "x", "-dev", "cuda:one"], "device 'cuda:one' is unknown"),
         (["-p", "x", "-n", "-3"], "-n -3 is too small"),
+        (["-p", "x", "-b", "-1"], "the batch size must be 1 to 4096, or 0 for the device's own, not -1"),
+        (["-p", "x", "--batch-size", "4097"], "the batch size must be 1 to 4096"),
         (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
         (["-p", "x", "--top-p", "-1"], "top_p"),
         (["-p", "x", "-devd", "cpu"], "give one with --draft-model"),

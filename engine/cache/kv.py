@@ -12,6 +12,11 @@ from typing import Any, Protocol
 
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.errors import ContextError
+from engine.speculative.params import MOST_DRAFTS
+
+STEP_ROWS = MOST_DRAFTS + 1
+"""Rows that a step of an answer has at most: the certain token and the most drafts.  Passes that read a prompt may have more,
+and fewer where that is asked for."""
 
 SPARE = 64
 """Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their
@@ -29,6 +34,11 @@ class Ring:
 
     back: int
     capacity: int
+
+
+def pass_rows(batch_size: int, n_ctx: int) -> int:
+    """Rows of the largest pass where prompts are read ``batch_size`` at a time."""
+    return min(max(batch_size, STEP_ROWS), n_ctx)
 
 
 class Shape(Protocol):
@@ -104,7 +114,7 @@ class KVCache:
         zeros: Zeros,
         others: Iterable[Ring] = (),
     ) -> None:
-        """others: rings that a model keeps beside those of its layers."""
+        """max_rows: of any pass (``pass_rows``); others: rings that a model keeps beside those of its layers."""
         self.n_ctx = n_ctx
         self.max_rows = max_rows
         self.length = 0

@@ -5,7 +5,8 @@ begins at p reads slot (p - 1) % slots, and taking tokens back means no more tha
 pass of k rows leaves k states, one per boundary between tokens, as long as there are slots; a longer one leaves those of
 its last rows.
 
-The convolution before the state looks a few positions back; its inputs lie in a ring by position, too.
+The convolution before the state looks a few positions back; its inputs lie in a ring by position, too.  It has room for a
+step of an answer and what that looks back at: a longer pass has its own inputs at hand, and leaves the last of them there.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import Ring, Zeros
+from engine.cache.kv import STEP_ROWS, Ring, Zeros
 from engine.cache.types import Types
 
 
@@ -38,8 +39,8 @@ class RecurrentShape:
     slots: int
 
     def length(self, max_rows: int) -> int:
-        """Rows of the ring of inputs: a pass never overwrites what it reads, nor what an earlier state needs."""
-        return max(max_rows, self.slots) + self.n_conv - 1
+        """Rows of the ring of inputs: a step never overwrites what it reads, nor any pass what an earlier state needs."""
+        return max(min(max_rows, STEP_ROWS), self.slots) + self.n_conv - 1
 
     @property
     def slot_bytes(self) -> int:

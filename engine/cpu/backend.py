@@ -42,21 +42,24 @@ Forward = Callable[[np.ndarray, np.ndarray, int], np.ndarray | None]
 
 Progress = Callable[[str, int, int], None]
 
+BATCH_SIZE = 128
+"""Rows of a pass that reads a prompt, unless something else is asked for: more are not faster."""
+
 
 class Backend:
     """Operations on ``n_threads`` threads (0: as many as the machine offers).  The thread count never shows in a bit."""
 
     name = "cpu"
-    max_rows = 128
-    """Rows of one pass; longer prompts go in batches of this size.  No bit depends on it."""
     ahead_drafted = 1
     """Steps with drafts that are under way at once."""
 
-    def __init__(self, n_threads: int = 0) -> None:
+    def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
+        """max_rows: of a pass that reads a prompt, 0: 128; longer prompts take several.  No bit depends on it."""
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
             raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
         self.n_threads = n_threads or available
+        self.max_rows = max_rows or BATCH_SIZE
         numba.set_num_threads(self.n_threads)
 
     # --- memory ------------------------------------------------------------------------------------------------
@@ -324,19 +327,26 @@ class Backend:
         gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
         """
         rows, d = positions.size, net.state_size
-        y = np.empty_like(x)
-        delta_net.causal_conv(x, positions, net.conv1d, memory.conv, y)
-        qk, v = y[:, : 2 * net.n_k * d], y[:, 2 * net.n_k * d :]
-        q, k = (np.ascontiguousarray(part).reshape(rows, net.n_k, d) for part in np.split(qk, 2, axis=1))
-        delta_net.l2_norm(q.reshape(-1, d), f32(net.eps), f32(1.0 / d**0.5))
-        delta_net.l2_norm(k.reshape(-1, d), f32(net.eps), f32(1.0))
-        v = np.ascontiguousarray(v).reshape(rows, net.n_v, d)
+        q, k, v = self.convolved(net, x, memory, positions)
         out = np.empty((rows, net.n_v, d), f32)
         numba.set_num_threads(self.n_threads)
         alpha, beta = gates if len(gates) == 2 else np.split(gates[0], 2, axis=1)
         given = (alpha, beta, net.a, net.dt, positions, self.n_threads)
         delta_net.delta_rule(q, k, v, *given, memory.states, out)
         return out.reshape(rows, -1)
+
+    def convolved(
+        self, net: DeltaNet, x: np.ndarray, memory: RecurrentLayer, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the rule takes of x: q, k [rows, n_k, state_size], normalized, and v [rows, n_v, state_size]."""
+        rows, d = positions.size, net.state_size
+        y = np.empty_like(x)
+        delta_net.causal_conv(x, positions, net.conv1d, memory.conv, y)
+        qk, v = y[:, : 2 * net.n_k * d], y[:, 2 * net.n_k * d :]
+        q, k = (np.ascontiguousarray(part).reshape(rows, net.n_k, d) for part in np.split(qk, 2, axis=1))
+        delta_net.l2_norm(q.reshape(-1, d), f32(net.eps), f32(1.0 / d**0.5))
+        delta_net.l2_norm(k.reshape(-1, d), f32(net.eps), f32(1.0))
+        return q, k, np.ascontiguousarray(v).reshape(rows, net.n_v, d)
 
     def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
         """x [rows, n], each run of weight.size normalized, times silu(gate)."""

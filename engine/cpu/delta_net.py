@@ -35,18 +35,24 @@ def causal_conv(x, positions, weight, ring, y):  # type: ignore[no-untyped-def]
     """y = silu of the convolution of x with the rows before it, which lie in ``ring``; then x goes there too."""
     rows, channels = x.shape
     taps, length = weight.shape[1], ring.shape[0]
+    nothing = np.zeros(channels, np.float32)
+    # Channels side by side in memory, for each tap and token.
+    by_tap = weight.T.copy()
     for t in range(rows):
+        out = y[t]
+        out[:] = f32(0.0)
+        for j in range(taps):
+            back = taps - 1 - j
+            row = nothing
+            if t >= back:
+                row = x[t - back]
+            elif positions[t] >= back:
+                row = ring[(positions[t] - back) % length]
+            w = by_tap[j]
+            for c in range(channels):
+                out[c] = fma(row[c], w[c], out[c])
         for c in range(channels):
-            total = f32(0.0)
-            for j in range(taps):
-                back = taps - 1 - j
-                value = f32(0.0)
-                if t >= back:
-                    value = x[t - back, c]
-                elif positions[t] >= back:
-                    value = ring[(positions[t] - back) % length, c]
-                total = fma(value, weight[c, j], total)
-            y[t, c] = silu(total)
+            out[c] = silu(out[c])
     for t in range(max(0, rows - length), rows):
         ring[positions[t] % length] = x[t]
 
@@ -75,18 +81,22 @@ def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped
     """One token of one head: state [d, d] in place, q, k, v, out [d]; chains [32] is scratch."""
     d = k.size
     for j in range(d):
-        row = state[j]
+        # Runs of a length that the compiler knows become vector operations.
         chains[:] = f32(0.0)
         for i in range(0, d, DOT_CHAINS):
+            row, keys = state[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS]
             for c in range(DOT_CHAINS):
-                row[i + c] = row[i + c] * e
-                chains[c] = fma(row[i + c], k[i + c], chains[c])
+                x = row[c] * e
+                row[c] = x
+                chains[c] = fma(x, keys[c], chains[c])
         delta = (v[j] - _fold_dot(chains)) * beta
         chains[:] = f32(0.0)
         for i in range(0, d, DOT_CHAINS):
+            row, keys, query = state[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS], q[i : i + DOT_CHAINS]
             for c in range(DOT_CHAINS):
-                row[i + c] = fma(delta, k[i + c], row[i + c])
-                chains[c] = fma(row[i + c], q[i + c], chains[c])
+                x = fma(delta, keys[c], row[c])
+                row[c] = x
+                chains[c] = fma(x, query[c], chains[c])
         out[j] = _fold_dot(chains)
 
 

@@ -28,15 +28,15 @@ i16 = np.int16
 i32 = np.int32
 
 
-@njit(cache=True, error_model="numpy")
-def quantize_unit(x, q, s, start, unit):  # type: ignore[no-untyped-def]
-    """One unit of float32 x to int8 q and the int16 sums s of each 16; returns the scale.
+@njit(forceinline=True, error_model="numpy")
+def quantize_unit(x, unit, q, s):  # type: ignore[no-untyped-def]
+    """One unit of float32 x [unit] to int8 q [unit] and the int16 sums s of each 16; returns the scale.
 
     scale = amax / 127; q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero, because
     127 / amax would overflow for subnormal ones.
     """
     bits = i32(0)
-    for i in range(start, start + unit):
+    for i in range(unit):
         # The magnitudes of floats order as their bits do, so the maximum is one of integers: exact in any order.
         bits = max(bits, i32(float_bits(x[i]) & i32(0x7FFFFFFF)))
     amax = bits_float(bits)
@@ -45,13 +45,13 @@ def quantize_unit(x, q, s, start, unit):  # type: ignore[no-untyped-def]
         inverse = f32(0.0)
     else:
         inverse = f32(127.0) / amax
-    for g in range(start // 16, (start + unit) // 16):
-        total = i32(0)
+    for i in range(unit):
+        q[i] = i8(round_product(x[i], inverse))
+    for g in range(unit // 16):
+        total = i16(0)
         for i in range(16 * g, 16 * g + 16):
-            v = round_product(x[i], inverse)
-            q[i] = i8(v)
-            total += v
-        s[g] = i16(total)
+            total = i16(total + i16(q[i]))
+        s[g] = total
     return amax / f32(127.0)
 
 
@@ -60,7 +60,12 @@ def quantize_rows(x, unit, q, d, s):  # type: ignore[no-untyped-def]
     """float32 x [n, K] to int8 q [n, K], scales d [n, K / unit] and sums s int16 [n, K / 16]."""
     for t in range(x.shape[0]):
         for u in range(d.shape[1]):
-            d[t, u] = quantize_unit(x[t], q[t], s[t], u * unit, unit)
+            a, g = u * unit, u * unit // 16
+            # Loops of a length that the compiler knows become vector operations.
+            if unit == 256:
+                d[t, u] = quantize_unit(x[t, a : a + 256], 256, q[t, a : a + 256], s[t, g : g + 16])
+            else:
+                d[t, u] = quantize_unit(x[t, a : a + 32], 32, q[t, a : a + 32], s[t, g : g + 2])
 
 
 @njit(forceinline=True, error_model="numpy")

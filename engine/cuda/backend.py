@@ -11,11 +11,12 @@ attention's chunks usually feed a matrix product, which wants them as int8, so o
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import CHUNK, LayerCache
+from engine.cache.kv import CHUNK, STEP_ROWS, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cuda import (
     add,
@@ -33,6 +34,9 @@ from engine.cuda import (
     rope,
     sample,
     softcap,
+    tiled_attention,
+    wide_delta_net,
+    wide_matmul,
 )
 from engine.cuda.compiler import Specialization
 from engine.cuda.device import Buffer, Device
@@ -61,31 +65,43 @@ RESERVED = 512 << 20
 DEEP_TILES = 2
 """Tiles per multiprocessor up to which a warp of a matrix product keeps two records under way."""
 
-MAX_ROWS = 16
-"""Rows of one pass: two tiles of the tensor cores; a step with the most drafts fills them."""
+BATCH_SIZE = 1024
+"""Rows of a pass that reads a prompt, unless something else is asked for."""
+
+WIDE = (8, 0)
+"""The least compute capability for passes of more rows than a step, whose kernels compute while they copy on."""
+
+WIDE_FLOATS = 4
+"""Weight rows of float formats that a warp multiplies at a time with 16 rows of such a pass."""
+
+WIDE_PLANS = 4
+"""Passes of more rows than a step that are kept: the latest, since no two prompts need be of one length."""
 
 
 class Backend:
     """Operations on one GPU."""
 
     name = "cuda"
-    max_rows = MAX_ROWS
     ahead_drafted = DeviceSteps.ahead_drafted
 
-    def __init__(self, index: int = 0, device: Device | None = None) -> None:
-        """device: that of another backend, to queue work together with it."""
+    def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
+        """device: that of another backend, to queue work together with it; max_rows: of a pass that reads a prompt, 0:
+        ``BATCH_SIZE``.  Below compute capability 8.0 it has at most as many as a step, 16."""
         self.device = device or Device(index)
         self.n_threads = 0
         self.weight_bytes = 0
         self._pool = Pool(self.device)
+        self.max_rows = max_rows or BATCH_SIZE
+        if self.device.compute_capability < WIDE:
+            self.max_rows = min(self.max_rows, STEP_ROWS)
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._wide_plans: dict[tuple[Any, ...], Plan] = {}
         self._launches: list[Launch] | None = None
         self._added: tuple[Any, ...] | None = None
         self._staging: Buffer | None = None
         self._orders: dict[Any, Buffer] = {}
         self._steps: DeviceSteps | None = None
-        self.tokens = self.zeros((MAX_ROWS,), np.int32)
-        self.positions = self.zeros((MAX_ROWS,), np.int32)
+        self.tokens, self.positions = self.inputs()
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -96,7 +112,7 @@ class Backend:
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
         """Bytes that attention over ``n_ctx`` positions needs beside the cache."""
         slots = attention.slots(n_ctx, 0)
-        return 4 * sum(attention.scratch(MAX_ROWS, n_head, d_v, slots))
+        return 4 * sum(attention.scratch(STEP_ROWS, n_head, d_v, slots))
 
     def upload(self, array: np.ndarray) -> Tensor:
         """An array the operations can read."""
@@ -174,14 +190,17 @@ class Backend:
         plan = self.plan(forward, tokens.size, n_logits, inputs)
         for place, values in zip(inputs or (self.tokens, self.positions), (tokens, positions), strict=True):
             self.device.write(place.address, values)
-        assert plan.graph
-        plan.graph.launch()
+        if plan.graph:
+            plan.graph.launch()
+        else:
+            self.start(plan)
         return None if plan.result is None else self.download(plan.result)
 
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Memory for the tokens and positions of passes between the steps of an answer, which have theirs in ``tokens`` and
         ``positions`` all along."""
-        return self.zeros((MAX_ROWS,), np.int32), self.zeros((MAX_ROWS,), np.int32)
+        rows = max(self.max_rows, STEP_ROWS)
+        return self.zeros((rows,), np.int32), self.zeros((rows,), np.int32)
 
     def plan(
         self,
@@ -191,22 +210,35 @@ class Backend:
         inputs: tuple[Tensor, Tensor] | None = None,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``; inputs: where its tokens and
-        positions lie, if not in ``tokens`` and ``positions``."""
+        positions lie, if not in ``tokens`` and ``positions``.
+
+        One of as many rows as a step may have is captured, and stays.  Of the others only the latest are kept, and captured
+        when they come again: a prompt of a new length had better start its kernels one by one, while the first of them run.
+        """
         tokens, positions = inputs or (self.tokens, self.positions)
-        key = (forward, rows, n_logits, tokens.address)
-        if key not in self._plans:
+        key, wide = (forward, rows, n_logits, tokens.address), rows > STEP_ROWS
+        plan = self._wide_plans.pop(key, None) if wide else self._plans.get(key)
+        if plan is None:
             plan = self.record(lambda: forward(tokens[:rows], positions[:rows], n_logits))
-            self._plans[key] = plan
+            if not wide:
+                self.capture(plan)
+        elif plan.graph is None:
             self.capture(plan)
-        return self._plans[key]
+        if wide and len(self._wide_plans) >= WIDE_PLANS:
+            self.device.synchronize()  # it may be under way
+            del self._wide_plans[next(iter(self._wide_plans))]
+        (self._wide_plans if wide else self._plans)[key] = plan
+        return plan
 
     def warm_up(self, model: Any, progress: Progress | None) -> None:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
         drafts = model.mtp.ops if model.mtp is not None else self
-        for rows in (MAX_ROWS, 8, 4, 2, 1):  # the most memory first
+        most = min(self.max_rows, model.cache.n_ctx)
+        wide = [most >> k for k in range(most.bit_length()) if most >> k > STEP_ROWS]
+        for rows in (*wide, *([STEP_ROWS + 1] if wide else []), STEP_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt asks for the last row's logits, a step with drafts for those of all.
-            for n_logits in {1, rows}:
+            for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.mtp is not None:
@@ -324,10 +356,15 @@ class Backend:
             quantized = self._quantize(x, unit)
             # Matrices of one format side by side: a launch then holds the code of each format once.
             members.sort(key=lambda i: weights[i].format.name)
-            for first in range(0, len(members), 3):
-                group = members[first : first + 3]
+            if rows > STEP_ROWS:
+                # A launch holds the code of one format.
+                runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
+            else:
+                runs = [members]
+            for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
                 chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
-                self._matmul_quantized(quantized, rows, chosen, residual, outs)
+                multiply = self._matmul_wide if rows > STEP_ROWS else self._matmul_quantized
+                multiply(quantized, rows, chosen, residual, outs)
         return outputs
 
     def _matmul_quantized(
@@ -361,16 +398,50 @@ class Backend:
         kernel = matmul.matmul_quantized(formats, most, residual is not None, deep, single)
         self._launch(kernel, (tiles[-1],), 32 * matmul.warps(units, single > 0), arguments, *outputs)
 
-    def _matmul_float(self, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
-        rows = x.shape[0]
-        kernel = matmul.matmul_float(weight.format.name, 1 if rows == 1 else MAX_ROWS, residual is not None)
-        arguments = (weight, x, rows, weight.columns, weight.rows, residual or 0, out)
-        self._launch(kernel, (-(-weight.rows // 8),), 256, arguments, out)
+    def _matmul_wide(
+        self,
+        x: Sequence[Tensor],
+        rows: int,
+        weights: list[DeviceWeight],
+        residual: Tensor | None,
+        outputs: list[Tensor],
+    ) -> None:
+        entry = weights[0].format
+        tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+        spare = 3 - len(weights)
+        arguments = (
+            *(weights + weights[:1] * spare),
+            *(outputs + outputs[:1] * spare),
+            *(residual or 0, residual is not None),
+            *(tiles + [tiles[-1]] * spare),
+            *([weight.rows for weight in weights] + [0] * spare),
+            weights[0].columns // entry.unit,
+            *x,
+            rows,
+        )
+        self._launch(
+            wide_matmul.matmul_wide(entry.name),
+            wide_matmul.grid(rows, tiles[-1]),
+            wide_matmul.THREADS,
+            arguments,
+            *outputs,
+        )
 
-    def _quantize(self, x: Tensor | Deferred, unit: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x as int8 for the tensor cores: q, scales, sums."""
+    def _matmul_float(self, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
+        rows, most, each = x.shape[0], 1 if x.shape[0] == 1 else STEP_ROWS, 1
+        grid: tuple[int, ...] = (-(-weight.rows // 8),)
+        if rows > STEP_ROWS:
+            each = WIDE_FLOATS
+            grid = matmul.wide_grid(rows, weight.rows, most, each)
+        kernel = matmul.matmul_float(weight.format.name, most, residual is not None, each)
+        arguments = (weight, x, rows, weight.columns, weight.rows, residual or 0, out)
+        self._launch(kernel, grid, 256, arguments, out)
+
+    def _quantize(self, x: Tensor | Deferred, unit: int, pass_rows: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """x as int8 for the tensor cores: q, scales, sums; pass_rows: of the pass, if x has others."""
         rows, columns = x.shape
-        if isinstance(x, Attended) and not x.geometry.quantizes:
+        wide = quantize.is_wide(unit, pass_rows or rows)
+        if isinstance(x, Attended) and (wide or not x.geometry.quantizes):
             x = self._plain(x)
         q, d, sums = self._int8(unit, rows, columns)
         grid = (-(-columns // quantize.RUN), rows)
@@ -381,22 +452,23 @@ class Backend:
             assert self._launches
             self._launches.pop()
             second = (x.second, x.eps) if isinstance(x, Deferred) else (0, 0.0)
-            kernel = rms_norm.rms_norm_add_quantize(unit, columns, normed)
+            kernel = rms_norm.rms_norm_add_quantize(unit, columns, normed, wide)
             self._launch(kernel, grid, quantize.RUN, (*added[:-1], *second, y, q, d, sums), y, q, d, sums)
         elif isinstance(x, Attended):
             joined = (x.first, x.second, x.positions, x.gate or 0, q, d, sums, columns, x.slots, x.window)
             self._launch(x.geometry.quantized(unit), grid, quantize.RUN, joined, q, d, sums)
         elif isinstance(x, Deferred) and x.kind == "rms_norm":
             arguments: tuple[Any, ...] = (x.first, x.second, x.eps, q, d, sums)
-            self._launch(rms_norm.rms_norm_quantize(unit, columns), grid, quantize.RUN, arguments, q, d, sums)
+            kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
+            self._launch(kernel, grid, quantize.RUN, arguments, q, d, sums)
         elif isinstance(x, Deferred) and x.kind == "gated_norm":
             arguments = (x.first, x.second, x.gate, x.eps, columns, q, d, sums)
-            kernel = delta_net.gated_norm_quantize(unit, x.second.size)
+            kernel = delta_net.gated_norm_quantize(unit, x.second.size, wide)
             self._launch(kernel, grid, quantize.RUN, arguments, q, d, sums)
         else:
             source, gate, up = (x.kind, x.first, x.second) if isinstance(x, Deferred) else ("plain", x, x)
-            kernel = quantize.quantize(unit, source)
-            self._launch(kernel, grid, quantize.RUN, (gate, up, columns, q, d, sums), q, d, sums)
+            kernel = quantize.quantize(unit, source, wide)
+            self._launch(kernel, grid[::-1], quantize.RUN, (gate, up, columns, q, d, sums), q, d, sums)
         return q, d, sums
 
     def _plain(self, x: Tensor | Deferred) -> Tensor:
@@ -406,8 +478,7 @@ class Backend:
         out = self._empty(x.shape)
         rows, columns = x.shape
         if isinstance(x, Attended):
-            shape, joined = x.geometry, (x.first, x.second, x.positions, x.gate or 0, out, x.slots, x.window)
-            self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
+            self._join(x, out)
         elif x.kind == "rms_norm":
             arguments = (x.first, x.second, x.eps, columns, out)
             self._launch(rms_norm.rms_norm(), (1, rows), 256, arguments, out)
@@ -418,6 +489,10 @@ class Backend:
             kernel = glu.swiglu() if x.kind == "swiglu" else glu.geglu()
             self._launch(kernel, (-(-out.size // 256),), 256, (x.first, x.second, out.size, out), out)
         return out
+
+    def _join(self, x: Attended, out: Tensor) -> None:
+        shape, joined = x.geometry, (x.first, x.second, x.positions, x.gate or 0, out, x.slots, x.window)
+        self._launch(shape.combine, shape.combine_grid, shape.combine_block, joined, out)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y; y may be a bias [n] for every row."""
@@ -440,7 +515,7 @@ class Backend:
 
     def attention(
         self, heads: Heads, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor
-    ) -> Attended:
+    ) -> Tensor | Attended:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
         Before that: biases, normalization of each head of q, k and v where the layer has it, and rotation by ``table``; v may
@@ -448,14 +523,19 @@ class Backend:
         the gates.
         """
         query, new = self._rope(heads, q, k, v, cache, positions, table)
-        return self._attend(heads, query, new, cache, positions, cache.window, q if heads.gated else None)
+        gate = q if heads.gated else None
+        if positions.size > STEP_ROWS:
+            return self._attend_wide(heads, query, cache, positions, cache.window, gate)
+        return self._attend(heads, query, new, cache, positions, cache.window, gate)
 
     def attend_past(
         self, heads: Heads, q: Tensor, cache: LayerCache, positions: Tensor, last: Tensor, table: Tensor, window: int
-    ) -> Attended:
+    ) -> Tensor | Attended:
         """Attention of queries q [rows, n_head * d_k] at ``positions`` over what lies in the cache up to position ``last``
         int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
         query, _ = self._rope(heads, q, None, None, cache, positions, table)
+        if positions.size > STEP_ROWS:
+            return self._attend_wide(heads, query, cache, last, window, None)
         return self._attend(heads, query, None, cache, last, window)
 
     def _attend(
@@ -497,6 +577,32 @@ class Backend:
             columns=heads.n_head * cache.d_v,
         )
 
+    def _attend_wide(
+        self,
+        heads: Heads,
+        query: tuple[Tensor, ...],
+        cache: LayerCache,
+        positions: Tensor,
+        window: int,
+        gate: Tensor | None,
+    ) -> Tensor:
+        """The same for more rows than a step has, all of which are in the cache; finished."""
+        rows, k, v = positions.size, cache.k_type, cache.v_type
+        sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
+        out = self._empty((rows, heads.n_head * cache.d_v))
+        tiled = tiled_attention.takes(k, v, cache.d_k, cache.d_v)
+        if tiled and tiled_attention.fills(*sizes, self.device.multiprocessors):
+            kernel, grid, block = tiled_attention.geometry(*sizes, k.bits == 16, heads.gated)
+            places = query[0], cache.keys, cache.values, positions, gate or 0, out
+            self._launch(kernel, grid, block, (*places, rows, cache.keys.shape[1], window, heads.scale), out)
+            return out
+        # As many as a step at a time.  The last begin where they fit, so that one kernel is for all.
+        for first in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
+            part = slice(first, first + STEP_ROWS)
+            of_part = tuple(x[part] for x in query), None, cache, positions[part], window, gate[part] if gate else None
+            self._join(self._attend(heads, *of_part), out[part])
+        return out
+
     def remember(self, heads: Heads, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor) -> None:
         """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
         self._rope(heads, None, k, v, cache, positions, table)
@@ -519,10 +625,10 @@ class Backend:
             query = self._empty((rows, n_head, d_k // 4), np.uint32), self._empty((rows, n_head, d_k // 32))
         else:
             query = (self._empty((rows, n_head, d_k)),)
-        noted = rope.notes(*kinds) and n_head_kv > 0
+        noted = rope.notes(*kinds) and n_head_kv > 0 and rows <= STEP_ROWS
         new = self._empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
         biased, normed = heads.biases is not None, heads.q_norm is not None
-        how = heads.neox, normed, biased, True, heads.gated, heads.v_normed
+        how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS
         kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2], *how)
         given = (
             *(q or 0, k or 0, v or 0),
@@ -543,11 +649,23 @@ class Backend:
         gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
         """
         rows, d, stride = positions.size, net.state_size, gates[0].shape[1]
+        length, slots = memory.conv.shape[0], memory.states.shape[0]
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self._empty((rows, net.n_v * d))
-        sizes = (net.n_k, rows, memory.conv.shape[0], memory.states.shape[0])
-        given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, *sizes)
-        arguments = (*given, memory.conv, memory.states, out)
+        given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, net.n_k)
+        if rows > STEP_ROWS:
+            padded = wide_delta_net.padded(rows)
+            y, shares = self._empty(x.shape), self._empty((net.n_v, padded, 2))
+            arguments: tuple[Any, ...] = (*given, net.n_v, rows, padded, length, memory.conv, y, shares)
+            grid = wide_delta_net.convolve_grid(net.n_k, net.n_v, rows)
+            self._launch(wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, y, shares)
+            arguments = (y, shares, positions, net.n_k, rows, padded, slots, memory.states, out)
+            kernel = wide_delta_net.delta_rule(d)
+            self._launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, out)
+            last = slice(max(0, rows - length), rows)
+            self.keep_rows(memory.conv, x[last], positions[last])
+            return out
+        arguments = (*given, rows, length, slots, memory.conv, memory.states, out)
         kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows))
         self._launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, out)
         return out

@@ -36,7 +36,8 @@ class Kernel:
 
     ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block it is launched with;
     ``blocks``: blocks that should fit on a multiprocessor at once (bounds the registers), 0 for no wish.  Either may be a
-    function of the constants.
+    function of the constants.  ``shared``: bytes of shared memory that a launch brings with it, for arrays of shape 0; more
+    than the 48 KiB of other shared arrays.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Kernel:
     build: Callable[..., Any]
     threads: int | Callable[..., int] = 0
     blocks: int | Callable[..., int] = 0
+    shared: int | Callable[..., int] = 0
 
     def __call__(self, *constants: Any) -> "Specialization":
         return Specialization(self, constants)
@@ -63,6 +65,12 @@ class Specialization:
         return f"{self.kernel.name}[{inside}]" if inside else self.kernel.name
 
     @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a launch brings with it."""
+        wish = self.kernel.shared
+        return wish(*self.constants) if callable(wish) else wish
+
+    @property
     def function(self) -> Any:
         """The ``@cuda.jit`` function."""
         return self.kernel.build(*self.constants)
@@ -73,12 +81,15 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(
-    *arguments: Any, threads: int | Callable[..., int] = 0, blocks: int | Callable[..., int] = 0
+    *arguments: Any,
+    threads: int | Callable[..., int] = 0,
+    blocks: int | Callable[..., int] = 0,
+    shared: int | Callable[..., int] = 0,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares a factory as a kernel with these argument types."""
 
     def declare(build: Callable[..., Any]) -> Kernel:
-        declared = Kernel(build.__name__, arguments, build, threads, blocks)
+        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared)
         KERNELS[declared.name] = declared
         return declared
 

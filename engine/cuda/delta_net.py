@@ -338,13 +338,13 @@ def gated_norm(d: int) -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
-def gated_norm_quantize(unit: int, d: int) -> Any:
+def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> Any:
     """The same for rows of ``columns`` elements, as int8 of ``unit`` values a scale (``engine/cuda/quantize.py``).
 
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """
     normalize = _make_gated_norm(d)
-    store = make_store(unit)
+    store = make_store(unit, wide)
 
     @cuda.jit
     def gated_norm_quantize(x, weight, gate, eps, columns, q, scales, sums):  # type: ignore[no-untyped-def]

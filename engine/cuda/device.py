@@ -311,6 +311,9 @@ class Device:
             function = self._check(self._driver.cuModuleGetFunction(module, entry.encode()), what)
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
             self._check(self._driver.cuFuncSetAttribute(function, attribute, SHARED_PERCENT), what)
+            if specialization.shared:
+                attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._check(self._driver.cuFuncSetAttribute(function, attribute, specialization.shared), what)
             self._functions[specialization] = function
             if was_compiled:
                 self.compiled.append(specialization.name)
@@ -329,6 +332,7 @@ class Device:
         sizes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
         config.gridDimX, config.gridDimY, config.gridDimZ = sizes
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = specialization.shared
         config.hStream = self._stream
         if self._overlap and not self._first:
             attribute = driver.CUlaunchAttribute()

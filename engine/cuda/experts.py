@@ -211,15 +211,15 @@ def matmul_experts(
 def matmul_experts_float(format: str, n_used: int, down: bool) -> Any:
     """A matrix of a float format of every expert, times float32 activations.
 
-    Who owns what, and the order: ``matmul_float`` of ``engine/cuda/matmul.py``.  Grid: (ceil(R / 8), pairs), of 8 warps.
+    Who owns what, and the order: ``matmul_float`` of ``engine/cuda/matmul.py``.  Grid: (pairs, ceil(R / 8)), of 8 warps.
     """
     load_float = make_load_float(T[format])
 
     @cuda.jit
     def matmul_experts_float(weight, x, ids, columns, n_rows, out):  # type: ignore[no-untyped-def]
         let_next_begin()
-        lane, pair = I(cuda.threadIdx.x & 31), I(cuda.blockIdx.y)
-        r = I(cuda.blockIdx.x * 8 + (cuda.threadIdx.x >> 5))
+        lane, pair = I(cuda.threadIdx.x & 31), I(cuda.blockIdx.x)
+        r = I(cuda.blockIdx.y * 8 + (cuda.threadIdx.x >> 5))
         wait_for_inputs()
         if r < n_rows:
             base = np.int64(I(ids[pair] * n_rows + r)) * columns

@@ -156,6 +156,98 @@ def store4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
     return types.void(p, i, *[types.float32] * 4), codegen
 
 
+# --- shared memory ---------------------------------------------------------------------------------------------
+
+
+def _shared_place(builder: Any, p: Any, i: Any) -> Any:
+    """The address of p[i] within shared memory, 32 bits."""
+    shared = builder.addrspacecast(builder.gep(p, [i]), _I32.as_pointer(3))
+    return builder.trunc(builder.ptrtoint(shared, ir.IntType(64)), _I32)
+
+
+def _make_vector(n: int) -> Any:
+    @intrinsic
+    def vector(typingctx, p, i):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.VectorType(_I32, n).as_pointer())
+            vector = builder.load(address, align=4 * n)
+            parts = [builder.extract_element(vector, ir.Constant(_I32, k)) for k in range(n)]
+            return context.make_tuple(builder, sig.return_type, parts)
+
+        return types.UniTuple(types.uint32, n)(p, i), codegen
+
+    return vector
+
+
+vector4 = _make_vector(4)
+"""vector4(p, i): the words p[i : i + 4] of shared memory, 16 bytes aligned, at once."""
+vector2 = _make_vector(2)
+"""vector2(p, i): the words p[i : i + 2] of shared memory, 8 bytes aligned, at once."""
+
+
+@intrinsic
+def keep4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
+    """p[i : i + 4] = a, b, c, d, 32 bits each, in shared memory, 16 bytes aligned, at once."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.VectorType(_I32, 4).as_pointer())
+        vector = ir.Constant(ir.VectorType(_I32, 4), ir.Undefined)
+        for k in range(4):
+            vector = builder.insert_element(vector, builder.bitcast(args[2 + k], _I32), ir.Constant(_I32, k))
+        builder.store(vector, address, align=16)
+        return context.get_dummy_value()
+
+    return types.void(p, i, a, b, c, d), codegen
+
+
+def _make_copy(n: int, way: str) -> Any:
+    @intrinsic
+    def copy(typingctx, to, i, p, j, there):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            shared = builder.addrspacecast(builder.gep(args[0], [args[1]]), _I32.as_pointer(3))
+            place = builder.trunc(builder.ptrtoint(shared, ir.IntType(64)), _I32)
+            known = builder.icmp_signed("!=", args[4], ir.Constant(_I32, 0))
+            size = builder.select(known, ir.Constant(_I32, 4 * n), ir.Constant(_I32, 0))
+            text = f"cp.async.{way}.shared.global [$0], [$1], {4 * n}, $2;"
+            operands = [place, builder.gep(args[2], [args[3]]), size]
+            _asm(builder, text, operands, 0, "rlr", effect=True, memory=True)
+            return context.get_dummy_value()
+
+        return types.void(to, i, p, j, types.int32), codegen
+
+    return copy
+
+
+copy4 = _make_copy(4, "cg")
+"""copy4(to, i, p, j, there): to[i : i + 4] = p[j : j + 4], words, 16 bytes aligned, from global to shared memory, or zeros
+if the int32 ``there`` is 0 (then p[j] need not exist), while the thread goes on; see ``copies_wait``.  Compute capability
+8.0."""
+copy1 = _make_copy(1, "ca")
+"""copy1(to, i, p, j, there): the same for one word."""
+
+
+def _make_copies(instruction: str) -> Any:
+    @intrinsic
+    def copies(typingctx):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return copies
+
+
+copies_commit = _make_copies("cp.async.commit_group")
+"""copies_commit(): the thread's copies since the last call are a group."""
+copies_wait = _make_copies("cp.async.wait_group 0")
+"""copies_wait(): wait until all groups of the thread are there; those of other threads are after ``syncthreads``."""
+copies_wait_but_one = _make_copies("cp.async.wait_group 1")
+"""copies_wait_but_one(): the same for all but the latest group."""
+copies_wait_but_two = _make_copies("cp.async.wait_group 2")
+"""copies_wait_but_two(): the same for all but the latest two."""
+
+
 # --- integers --------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +332,27 @@ def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
         return context.make_tuple(builder, sig.return_type, sums)
 
     return _SUMS4(*[types.uint32] * 3), codegen
+
+
+@intrinsic
+def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
+    """One tensor-core product of a warp: 16 rows times 8 columns over 16 positions, two float16 to a word, sums in float32;
+    exact as long as everything is an integer and no sum of magnitudes exceeds 2**24.  Compute capability 8.0.
+
+    Lane 4 g + t gives positions 2 t, 2 t + 1 of rows g (a0) and g + 8 (a1), positions 2 t + 8, 2 t + 9 of these (a2, a3),
+    and the same positions of column g (b0, b1).  It gets the sums of rows g, g, g + 8, g + 8 with columns 2 t, 2 t + 1, 2 t,
+    2 t + 1 (PTX ISA, mma.m16n8k16).
+    """
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        text = (
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0,$1,$2,$3},{$4,$5,$6,$7},{$8,$9},{$10,$10,$10,$10};"
+        )
+        sums = _asm(builder, text, [*args, ir.Constant(_I32, 0)], 4, effect=True)
+        parts = [builder.bitcast(builder.extract_value(sums, k), ir.FloatType()) for k in range(4)]
+        return context.make_tuple(builder, sig.return_type, parts)
+
+    return types.UniTuple(types.float32, 4)(*[types.uint32] * 6), codegen
 
 
 # --- exchanges within a warp -----------------------------------------------------------------------------------

@@ -186,36 +186,55 @@ def make_load_float(type_: T) -> Any:
 
 
 @kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
-def matmul_float(format: str, most: int, add: bool) -> Any:
-    """A matrix of a float format times float32 activations, up to ``most`` rows.
+def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
+    """A matrix of a float format times float32 activations, up to ``most`` rows, or with ``each`` > 1 any number from there.
 
-    Who owns what: a warp owns a weight row, lane c the chain of k % 32 == c.  Grid: ceil(R / 8) blocks of 8 warps.
+    Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.
+    Grid: ceil(R / 8) blocks of 8 warps; with ``each`` > 1 ``wide_grid``.
     Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
     """
     load_float = make_load_float(T[format])
+    wide = each > 1
+    n_sums = most * each
 
     @cuda.jit
     def matmul_float(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
-        r = I(cuda.blockIdx.x * 8 + (cuda.threadIdx.x >> 5))
-        acc = cuda.local.array(most, np.float32)
-        for t in range(most):
-            acc[t] = f32(0.0)
+        block = cuda.blockIdx.y if wide else cuda.blockIdx.x
+        r = I(I(block * 8 + (cuda.threadIdx.x >> 5)) * each)
+        # The last rows are a whole block, too: some are computed twice, with the same result.
+        first = I(min(I(cuda.blockIdx.x * most), I(rows - most))) if wide else I(0)
+        x = advance(x, np.int64(first) * columns)
+        sums = cuda.local.array(n_sums, np.float32)
+        begins = cuda.local.array(each, np.int64)
+        weights = cuda.local.array(each, np.float32)
+        for i in range(n_sums):
+            sums[i] = f32(0.0)
         wait_for_inputs()
         if r < n_rows:
-            base = np.int64(r) * columns
+            for j in range(each):
+                begins[j] = np.int64(min(I(r + j), I(n_rows - 1))) * columns
             for k in range(lane, columns, 32):
-                w = load_float(weight, base + k)
+                for j in range(each):
+                    weights[j] = load_float(weight, begins[j] + k)
                 for t in range(most):
-                    if t < rows:
-                        acc[t] = fma(w, x[t * columns + k], acc[t])
+                    if wide or t < rows:
+                        value = x[t * columns + k]
+                        for j in range(each):
+                            sums[t * each + j] = fma(weights[j], value, sums[t * each + j])
             for t in range(most):
-                total = fold32(acc[t])
-                if lane == 0 and t < rows:
-                    at = np.int64(t) * n_rows + r
-                    if add:
-                        total = total + residual[at]
-                    out[at] = total
+                for j in range(each):
+                    total = fold32(sums[t * each + j])
+                    if lane == 0 and (wide or t < rows) and r + j < n_rows:
+                        at = np.int64(first + t) * n_rows + (r + j)
+                        if add:
+                            total = total + residual[at]
+                        out[at] = total
 
     return matmul_float
+
+
+def wide_grid(rows: int, n_rows: int, most: int, each: int) -> tuple[int, int]:
+    """Blocks of ``matmul_float`` with ``each`` > 1: those that share weight rows are neighbours."""
+    return -(-rows // most), -(-n_rows // (8 * each))

@@ -5,6 +5,9 @@ router; route, gate and up; then SwiGLU, int8, down and join as one, or where th
 down of 32-wide blocks) as for several.  That is where formats and sizes are the usual ones: the router float32, gate and up
 of one unit, the network that every row uses of the formats and the size of the experts, and what the router sees a norm of
 what is normalized for the experts.  Others take more launches.
+
+A pass of more rows than a step: the router's product and route; pairs sorted by expert; int8; gate and up, which are two
+launches if their formats differ; gate's function and int8; down; what every row uses, as without experts; join.
 """
 
 from collections.abc import Sequence
@@ -12,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.cache.kv import STEP_ROWS
 from engine.cuda import experts as kernels
-from engine.cuda import matmul, quantize, router
+from engine.cuda import matmul, quantize, router, wide_experts
 from engine.models.experts import Experts
 
 f32 = np.float32
@@ -40,13 +44,19 @@ class Mixture:
         self._pairs = self._rows * experts.n_used
         self._quantized: dict[int, Any] = {}
         #: Whether the network that every row uses takes part in the launches of the experts.
-        self._joins = experts.shared is not None and all(
-            own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
-            for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
+        self._wide = self._rows > STEP_ROWS
+        self._joins = (
+            experts.shared is not None
+            and not self._wide
+            and all(
+                own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
+                for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
+            )
         )
         self._ids = ops._empty((self._rows, experts.n_used), np.int32)
         self._weights = ops._empty((self._rows, experts.n_used))
         self._routed = False
+        self._sorted: tuple[Tensor, Tensor] | None = None
 
     def record(self) -> "Tensor":
         """Note the launches; gives the result."""
@@ -67,7 +77,7 @@ class Mixture:
             (common,) = ops._matmul(activation(g, u), experts.shared[2:], None)
 
         def activations(unit: int) -> Any:
-            return ops._quantize(act, unit) if unit else ops._plain(act)
+            return ops._quantize(act, unit, self._rows) if unit else ops._plain(act)
 
         (y,) = self._products([down], others[2:], activations, True, logits)
         out = ops._empty((self._rows, n_rows))
@@ -83,7 +93,8 @@ class Mixture:
         """Of all rows; where one kernel does both, the int8 of x is made, too."""
         ops, matrix, unit = self._ops, self._experts.router, self._experts.gate.format.unit
         n, x, seen = matrix.columns, self._x, self._router_x
-        both = all(getattr(one, "kind", "") == "rms_norm" for one in (x, seen))
+        # Of many rows, products that read the router once for 16 of them save more than the launches cost.
+        both = self._rows <= STEP_ROWS and all(getattr(one, "kind", "") == "rms_norm" for one in (x, seen))
         if both:
             both = (x.first.address, x.eps) == (seen.first.address, seen.eps)  # type: ignore[union-attr]
         if not (both and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
@@ -118,9 +129,15 @@ class Mixture:
         outs = [ops._empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
         units = [w.format.unit if w.format.quantized else 0 for w in stacks]
         together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
+        if self._wide and stacks[0].format != stacks[-1].format:
+            together = False  # a launch holds the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
             x = activations(units[first])
+            if self._wide and units[first]:
+                self._route(logits)
+                self._matmul_wide([stacks[i] for i in members], x, down, n_rows, [outs[i] for i in members])
+                continue
             if units[first]:
                 chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
                 self._matmul_experts(*chosen, x, down, logits, n_rows, [outs[i] for i in members])
@@ -128,7 +145,7 @@ class Mixture:
             self._route(logits)
             kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down)
             arguments = (stacks[first], x, self._ids, stacks[first].columns, n_rows, outs[first])
-            ops._launch(kernel, (-(-n_rows // 8), self._pairs), 256, arguments, outs[first])
+            ops._launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, outs[first])
         return outs
 
     def _route(self, logits: "Tensor") -> None:
@@ -139,6 +156,29 @@ class Mixture:
             arguments = (logits, self._experts.router.rows, scales or 0, self._ids, self._weights)
             self._ops._launch(kernel, (self._rows,), 32, arguments, self._ids, self._weights)
             self._routed = True
+
+    def _sort(self) -> tuple["Tensor", "Tensor"]:
+        """Pairs by expert, and what the blocks of a product have of them."""
+        if self._sorted is None:
+            ops, n_expert = self._ops, self._experts.n_expert
+            listed = ops._empty((self._pairs,), np.int32)
+            items = ops._empty((wide_experts.n_items(self._pairs, n_expert), 4), np.int32)
+            arguments = (self._ids, self._pairs, listed, items)
+            ops._launch(wide_experts.sort_pairs(), (n_expert,), wide_experts.SORTERS, arguments, listed, items)
+            self._sorted = listed, items
+        return self._sorted
+
+    def _matmul_wide(self, stacks: list["DeviceWeight"], x: Any, down: bool, n_rows: int, outs: list["Tensor"]) -> None:
+        listed, items = self._sort()
+        entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
+        end = len(stacks) * n_tiles
+        arguments = (
+            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed),
+            *(n_tiles, end, n_rows, stacks[0].columns // entry.unit, *x),
+        )
+        kernel = wide_experts.matmul_experts_wide(entry.name, 1 if down else self._experts.n_used)
+        grid = wide_experts.grid(items.shape[0], end)
+        self._ops._launch(kernel, grid, wide_experts.THREADS, arguments, *outs)
 
     def _matmul_experts(
         self,

@@ -7,7 +7,8 @@ Shapes: x float32 [rows, K]; rows go in groups of 8, the columns of a tensor-cor
     tile n = t // 8.
     unit 256: q words [tiles, K / 256, 4, 32, 4], d float32 [tiles, K / 256, 8], sums words [tiles, K / 256, 8, 12]:
         word (v, 4 c + i, 2 h + k) of a unit holds positions 64 v + 32 h + 16 k + 4 i .. + 3 of column c;
-        sums: 16 int16 sums of 16 positions each, then 8 of 32.
+        sums: 16 int16 sums of 16 positions each, then 8 of 32; in a wide pass the 16 are float16, which holds them exactly,
+        and the 8 are not there.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
 Who owns what: a block of 256 threads owns a run of 256 positions of a row, a thread each, or several, one after the other:
     while a matrix product before it fills the GPU, there is room for few blocks.
@@ -20,11 +21,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from engine.cache.kv import STEP_ROWS
 from engine.cuda.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
     float_bits,
+    float_to_half,
     gelu,
     lane_xor_int,
     lanes_max,
@@ -53,11 +56,17 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 
-def make_store(unit: int) -> Any:
+def is_wide(unit: int, rows: int) -> bool:
+    """Whether activations of so many rows have their sums as float16, for tensor cores."""
+    return unit == RUN and rows > STEP_ROWS
+
+
+def make_store(unit: int, wide: bool = False) -> Any:
     """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize positions 256 run .. of row t,
     x being the thread's; all threads of the block call it.
 
-    inside: whether there is such a position, the same for a whole warp; tops: shared memory, int32 [8]; sums: as int16.
+    inside: whether there is such a position, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
+    bits; wide: ``is_wide`` of the pass.
     """
 
     @device
@@ -92,8 +101,8 @@ def make_store(unit: int) -> Any:
                 q[at] = u32(word)
             row = I(I(base * 8 + column) * 24)
             if lane & 15 == 0:
-                sums[row + 2 * warp + half] = u16(sum16 & I(0xFFFF))
-            if lane == 0:
+                sums[row + 2 * warp + half] = float_to_half(f32(sum16)) if wide else u16(sum16 & I(0xFFFF))
+            if not wide and lane == 0:
                 sums[row + 16 + warp] = u16(sum32 & I(0xFFFF))
             if thread == 0:
                 d[base * 8 + column] = amax / f32(127.0)
@@ -111,19 +120,20 @@ def make_store(unit: int) -> Any:
 
 
 @kernel(F32P, F32P, i32, U32P, F32P, U16P, threads=RUN)
-def quantize(unit: int, source: str) -> Any:
-    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up.
+def quantize(unit: int, source: str, wide: bool = False) -> Any:
+    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up;
+    wide: ``is_wide`` of the pass, here and in the other kernels that end so.
 
-    Grid: (ceil(K / 256), rows).
+    Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
-    store = make_store(unit)
+    store = make_store(unit, wide)
     swiglu, gated = source == "swiglu", source != "plain"
 
     @cuda.jit
     def quantize(gate, up, columns, q, d, sums):  # type: ignore[no-untyped-def]
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
-        t, run = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
         i = I(run * RUN + cuda.threadIdx.x)
         inside = i < columns
         gate, up = advance(gate, t * columns), advance(up, t * columns)

@@ -109,12 +109,12 @@ def _make_row(n: int) -> tuple[int, Any, Any]:
 
 
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
-def rms_norm_quantize(unit: int, n: int) -> Any:
+def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> Any:
     """Normalized x as int8 of ``unit`` values a scale.
 
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
-    store = make_store(unit)
+    store = make_store(unit, wide)
     n_x, own_of, inverse = _make_row(n)
 
     @cuda.jit
@@ -142,13 +142,13 @@ def rms_norm_quantize(unit: int, n: int) -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, f32_t, F32P, U32P, F32P, U16P, threads=256)
-def rms_norm_add_quantize(unit: int, n: int, normed: bool) -> Any:
+def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -> Any:
     """``rms_norm_add``, and its result y as int8 of ``unit`` values a scale; ``normed``: y normalized.
 
     Arguments: residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums.
     Grid: (ceil(n / 256), rows); a block computes all of a row, and stores and quantizes a run of 256 positions.
     """
-    store = make_store(unit)
+    store = make_store(unit, wide)
     n_x, own_of, inverse = _make_row(n)
 
     @cuda.jit

@@ -123,13 +123,15 @@ def rope(
     early: bool,
     gated: bool,
     v_normed: bool,
+    noted: bool = True,
 ) -> Any:
     """The kernel for a kind of layer.
 
     ``k_type``, ``v_type``: of the cache; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q
     and k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes
     ``positions``, so they and the table are read before its turn has come; ``gated``: gates, which are left alone, lie behind
-    the queries of each head; ``v_normed``: heads of v are normalized, without a weight.
+    the queries of each head; ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended goes to
+    ``new`` as well, if ``notes`` says so.
 
     Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, scale,
     n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
@@ -139,7 +141,7 @@ def rope(
     pairs = n_rot // 2
     n_x, n_pairs, n_v = -(-d_k // 32), -(-pairs // 32), -(-d_v // 32)
     k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
-    quantized, noted = k_kind.quantized, notes(k_kind, v_kind)
+    quantized, noted = k_kind.quantized, noted and notes(k_kind, v_kind)
     append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
     v_squares = make_squares(d_v)
 

@@ -44,6 +44,12 @@ __all__ = [
     "Pointer",
     "advance",
     "bits_float",
+    "copies_commit",
+    "copies_wait",
+    "copies_wait_but_one",
+    "copies_wait_but_two",
+    "copy1",
+    "copy4",
     "dot2_high",
     "dot2_high_signed",
     "dot2_low",
@@ -54,6 +60,7 @@ __all__ = [
     "half_to_float",
     "halves",
     "hold",
+    "keep4",
     "lane_from",
     "lane_xor",
     "lane_xor_int",
@@ -64,6 +71,7 @@ __all__ = [
     "load4",
     "mma16",
     "mma32",
+    "mma_half",
     "pick_bytes",
     "pointer",
     "prefetch",
@@ -71,6 +79,8 @@ __all__ = [
     "stream1",
     "stream2",
     "stream4",
+    "vector2",
+    "vector4",
     "wait_for_inputs",
 ]
 
@@ -164,6 +174,34 @@ def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
 
 
 # --- integers --------------------------------------------------------------------------------------------------
+
+
+vector2, vector4 = load2, load4
+
+
+def keep4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Four numbers of 32 bits."""
+    p.words(i, 4)  # aligned, and inside
+    for k, x in enumerate((a, b, c, d)):
+        p[i + k] = np.array([x]).view(p.array.dtype)[0]
+
+
+def copy4(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+    """Four words, at once: what is read before ``copies_wait`` is not found out here."""
+    keep4(to, i, *(p.words(j, 4) if there else (np.uint32(0),) * 4))
+
+
+def copy1(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+    """One word."""
+    to.words(i, 1)
+    to[i] = np.array([p.words(j, 1)[0] if there else np.uint32(0)]).view(to.array.dtype)[0]
+
+
+def copies_commit() -> None:
+    """Nothing: what is copied is there."""
+
+
+copies_wait = copies_wait_but_one = copies_wait_but_two = copies_commit
 
 
 def _int32(x: Any) -> Any:
@@ -400,6 +438,20 @@ def mma16(a0: Any, a1: Any, b0: Any) -> Any:
     return _meet("mma16", (a0, a1, b0), _mma_law)
 
 
+def _mma_half_law(given: list[Any]) -> list[tuple[Any, ...]]:
+    lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.float16)
+    lanes = lanes.reshape(8, 4, 6, 2).astype(np.float64)  # g, t, register, half
+    a = lanes[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
+    b = lanes[:, :, 4:].transpose(0, 2, 1, 3).reshape(8, 16)
+    c = (a @ b.T + 0.0).astype(np.float32)
+    return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
+
+
+def mma_half(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+    """16 rows times 8 columns over 16 positions of float16, float32."""
+    return _meet("mma_half", (a0, a1, a2, a3, b0, b1), _mma_half_law)
+
+
 def lane_xor(x: Any, lane: Any) -> Any:
     """x, float32, of the lane whose number differs in the bits of ``lane``."""
     return _meet("lane_xor", (np.float32(x), int(lane)), _xor_law)
@@ -599,4 +651,4 @@ def run(
         raise TypeError(f"{specialization.name} takes {len(names)} arguments ({len(declared)} types), not {len(args)}")
     values = [_argument(type_, value, name) for type_, value, name in zip(declared, args, names, strict=True)]
     with _launching(Launch(seed, strict)):
-        function[grid, block](*values)
+        function[grid, block, 0, specialization.shared](*values)

@@ -66,10 +66,12 @@ class Unpack:
         """How many words of a record a lane takes."""
         return sum(n for n, _, _ in self.pieces)
 
-    def make_load(self) -> Any:
-        """The device function load(record, lane, words): the lane's words, on their way to registers."""
+    def make_load(self, streams: Any = None) -> Any:
+        """The device function load(record, lane, words): the lane's words, on their way to registers; streams: loads of 1, 2
+        and 4 words, other than those from memory."""
         before = [sum(n for n, _, _ in self.pieces[:k]) for k in range(len(self.pieces))]
-        return _chain([_make_load(*piece, at) for piece, at in zip(self.pieces, before, strict=True)])
+        streams = streams or {1: stream1, 2: stream2, 4: stream4}
+        return _chain([_make_load(*piece, at, streams) for piece, at in zip(self.pieces, before, strict=True)])
 
 
 _SHIFTS = {"lane": 0, "row": 2, "pair": 3}
@@ -89,9 +91,8 @@ def _chain(functions: list[Any]) -> Any:
     return both
 
 
-def _make_load(n: int, start: int, whose: str, before: int) -> Any:
-    shift = _SHIFTS[whose]
-    stream = {1: stream1, 2: stream2, 4: stream4}[n]
+def _make_load(n: int, start: int, whose: str, before: int, streams: Any) -> Any:
+    shift, stream = _SHIFTS[whose], streams[n]
 
     @device
     def load(p, lane, words):  # type: ignore[no-untyped-def]

@@ -84,7 +84,8 @@ class Assistant(Gemma4Loader):
 
     def follow(self, tokens: Any, positions: Any, hidden: Any) -> None:
         """The trunk has made ``hidden`` [rows, n_embd_out] of ``tokens``: keep it."""
-        self._target.ops.keep_rows(self.hidden, hidden, positions)
+        last = slice(max(0, tokens.size - HIDDEN_ROWS), tokens.size)
+        self._target.ops.keep_rows(self.hidden, hidden[last], positions[last])
 
     def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
         """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the

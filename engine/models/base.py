@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import KVCache, LayerShape, Ring, Shape
+from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape, Snapshot
 from engine.cache.types import Types
 from engine.config import ModelConfig
@@ -35,7 +35,7 @@ class Model(Loader):
         self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         # The cache comes last: by now the tensors have confirmed the sizes that the metadata claims.
-        max_rows = min(ops.max_rows, n_ctx)
+        max_rows = pass_rows(ops.max_rows, n_ctx)
         others = [hidden_ring(max_rows, slots)] if config.n_mtp else []
         self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, types, ops.zeros, others)
 
@@ -138,3 +138,20 @@ def hidden_ring(max_rows: int, slots: int) -> Ring:
 def slot_bytes(config: ModelConfig) -> int:
     """Memory of the states of all recurrent layers after one token; 0 where there are none."""
     return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """About how much memory a row of a pass takes for what one layer has at a time: the residual stream and what is added to
+    it, queries, keys, values, channels and gates, the feed-forward network; float32 and, for products, int8."""
+    net, experts = config.delta_net, config.experts
+    own = max((config.heads(il) for il in range(config.n_layer)), key=lambda heads: heads[1] + heads[2])
+    mixer = config.n_head * (3 * own[1] + own[2]) + own[0] * (own[1] + own[2])
+    if net is not None:
+        mixer = max(mixer, 2 * net.n_channels + 2 * net.n_v * net.state_size)
+    network = 2 * max(config.n_ff, config.n_ff_tail)
+    if experts is not None:
+        network += experts.n_used * (2 * experts.n_ff + config.n_embd) + 2 * experts.n_ff_shared
+    told = 3 * config.n_layer * config.n_per_layer
+    floats = 8 * config.n_embd + mixer + network + told
+    # A third more for int8, and what of the memory lies between results of other sizes.
+    return 4 * floats * 3 // 2

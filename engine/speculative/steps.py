@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.cache.kv import STEP_ROWS
 from engine.sampler import Sampler
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.params import SpeculationParams
@@ -40,7 +41,7 @@ class ModelSteps:
     def room(self, n_known: int) -> int:
         """How many drafts a step can read after ``n_known`` tokens."""
         cache = self._model.cache
-        return int(min(cache.n_ctx - n_known, cache.max_rows - 1))
+        return int(min(cache.n_ctx - n_known, STEP_ROWS - 1, cache.max_rows - 1))
 
 
 class HostSteps(ModelSteps):

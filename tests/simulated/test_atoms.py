@@ -17,6 +17,10 @@ from engine.cuda.compiler import F32P, I32P, U8P, U16P, U32P, U64P, Kernel, f32,
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
+    copies_commit,
+    copies_wait,
+    copy1,
+    copy4,
     dot2_high,
     dot2_high_signed,
     dot2_low,
@@ -28,6 +32,7 @@ from engine.cuda.intrinsics import (
     gumbel,
     half_to_float,
     hold,
+    keep4,
     lane_from,
     lane_xor,
     lane_xor_int,
@@ -38,13 +43,17 @@ from engine.cuda.intrinsics import (
     load4,
     mma16,
     mma32,
+    mma_half,
     pick_bytes,
+    pointer,
     prefetch,
     round_product,
     silu,
     stream1,
     stream2,
     stream4,
+    vector2,
+    vector4,
     wait_for_inputs,
 )
 from engine.cuda.simulator import DivergenceError, Pointer, run
@@ -137,6 +146,35 @@ def test_mma(k: int, extreme: bool) -> None:
     launch(products, (U32P, U32P, I32P, i32), [a, b, sums, k == 32])
     expected = [[sum(int(x) * int(y) for x, y in zip(p, q, strict=True)) for q in b] for p in a]
     assert sums.tolist() == expected
+
+
+def half_products(a, b, sums):  # type: ignore[no-untyped-def]
+    """Fragments as PTX ISA's figures give them, from matrices of float16, two to a word: a [16, 16], b [8, 16]."""
+    let_next_begin()
+    wait_for_inputs()
+    lane = cuda.threadIdx.x
+    g, t = lane >> 2, lane & 3
+    c = mma_half(
+        *(a[8 * g + t], a[8 * (g + 8) + t], a[8 * g + t + 4], a[8 * (g + 8) + t + 4]),
+        *(b[8 * g + t], b[8 * g + t + 4]),
+    )
+    sums[8 * g + 2 * t], sums[8 * g + 2 * t + 1] = c[0], c[1]
+    sums[8 * (g + 8) + 2 * t], sums[8 * (g + 8) + 2 * t + 1] = c[2], c[3]
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_mma_half(extreme: bool) -> None:
+    """Sums of integers, exact, and never -0."""
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(0, 64, (16, 16)), rng.integers(-2032, 2033, (8, 16))
+    if extreme:
+        a[:8], b[::2], b[1::2] = 63, -2032, 2032
+        a[8:] = 0
+    sums = np.full((16, 8), np.nan, F)
+    halves = [np.where(m == 0, -0.0, m).astype(np.float16).view(u32) for m in (a, b)]
+    launch(half_products, (U32P, U32P, F32P), [*halves, sums])
+    expected = [[sum(int(x) * int(y) for x, y in zip(p, q, strict=True)) for q in b] for p in a]
+    assert sums.tolist() == expected and not np.signbit(sums[sums == 0]).any()
 
 
 # --- exchanges -------------------------------------------------------------------------------------------------
@@ -350,6 +388,33 @@ def test_loads() -> None:
     assert y[:, 0].tolist() == [*loaded, 5 << 8, 0xFFFF, 7, 1, 107]
 
 
+def through_shared_memory(x, y, z):  # type: ignore[no-untyped-def]
+    wait_for_inputs()
+    p = pointer(cuda.shared.array(24, u32, 16))
+    q = pointer(cuda.shared.array(4, F, 16))
+    copy4(p, 4, x, 8, np.int32(1))
+    copy4(p, 0, x, 1000, np.int32(0))
+    copy1(p, 9, x, 3, np.int32(1))
+    copy1(advance(p, 8), 0, x, 1000, np.int32(0))
+    copies_commit()
+    copies_wait()
+    keep4(p, np.int32(12), u32(1), np.int32(-1), F(2.0), x[2])
+    keep4(q, 0, F(0.5), F(-0.0), F(1.5), F(3.0))
+    words = vector4(p, 0) + vector4(advance(p, 4), 0) + vector2(p, 8) + vector4(p, 12) + vector2(advance(p, 12), 2)
+    for k in range(16):
+        y[k] = words[k]
+    for k in range(4):
+        z[k] = q[k]
+
+
+def test_shared_memory() -> None:
+    x, y, z = np.arange(100, 116, dtype=u32), np.zeros(16, u32), np.zeros(4, F)
+    launch(through_shared_memory, (U32P, U32P, F32P), [x, y, z], 1, 1)
+    kept = [1, 2**32 - 1, 0x40000000, 102]
+    assert y.tolist() == [0, 0, 0, 0, 108, 109, 110, 111, 0, 103, *kept, *kept[2:]]
+    assert z.view(u32).tolist() == np.array([0.5, -0.0, 1.5, 3.0], F).view(u32).tolist()
+
+
 def test_hold() -> None:
     """It stores nothing, so what would make it store is an error."""
     hold((u32(1), (F(2.0),)), np.int32(0))
@@ -370,7 +435,7 @@ def test_prefetch() -> None:
 
 def test_loads_that_are_not_allowed() -> None:
     p = Pointer(np.arange(16, dtype=u32), name="p")
-    for load, width in ((load4, 16), (stream4, 16), (load2, 8), (stream2, 8)):
+    for load, width in ((load4, 16), (stream4, 16), (load2, 8), (stream2, 8), (vector4, 16), (vector2, 8)):
         with pytest.raises(ValueError, match=f"p: a load of {width} bytes at byte 4 is not aligned"):
             load(p, 1)
         with pytest.raises(IndexError, match=f"p: elements 16 to {15 + width // 4} of an array of 16"):
@@ -379,6 +444,14 @@ def test_loads_that_are_not_allowed() -> None:
             load(advance(p, 3), 2)
     with pytest.raises(IndexError, match="p: elements 12 to 15 of an array of 14"):
         load4(Pointer(np.arange(14, dtype=u32), name="p"), 12)
+    q = Pointer(np.zeros(16, u32), name="q")
+    for i, j, where in ((1, 0, "q"), (0, 1, "p")):
+        with pytest.raises(ValueError, match=f"{where}: a load of 16 bytes at byte 4 is not aligned"):
+            copy4(q, i, p, j, np.int32(1))
+    with pytest.raises(ValueError, match="q: a load of 16 bytes at byte 8 is not aligned"):
+        keep4(q, 2, u32(0), u32(0), u32(0), u32(0))
+    with pytest.raises(IndexError, match="p: element 16 of an array of 16"):
+        copy1(q, 0, p, 16, np.int32(1))
     # Of other elements the words are meant.
     halves = Pointer(np.arange(16, dtype=np.uint16), name="halves")
     assert [int(word) for word in load2(halves, 4)] == [0x00050004, 0x00070006]

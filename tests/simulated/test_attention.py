@@ -253,15 +253,17 @@ def same_operations(
     window: int = 0,
     one: bool = False,
     past: int = 0,
+    rows: int = 2,
 ) -> None:
-    """Keys and values of earlier positions by ``remember``, then attention of two rows, then queries at a later position, or
-    within ``past``, over what is there; ``one``: values are the keys."""
+    """Keys and values of earlier positions by ``remember``, then attention of ``rows`` rows, then queries at a later
+    position, or within ``past``, over what is there; ``one``: values are the keys."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
-    start, rows, d = 2, 2, heads.d_k
-    cos, sin = np.cos(angles := rng.uniform(-3, 3, (8, (n_rot or d) // 2))), np.sin(angles)
+    start, d, n_ctx = 2, heads.d_k, rows + 6
+    cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, (n_rot or d) // 2))), np.sin(angles)
     table = np.stack([cos, sin], axis=1).astype(np.float32)
-    caches = [LayerShape(heads.n_head_kv, d, heads.d_v, window).layer(8, 16, types, ops.zeros) for ops in (cpu, gpu)]
+    shape = LayerShape(heads.n_head_kv, d, heads.d_v, window)
+    caches = [shape.layer(n_ctx, max(rows, 16), types, ops.zeros) for ops in (cpu, gpu)]
     positions = np.arange(start + rows + 1, dtype=np.int32)
     q = rng.normal(size=(rows, heads.n_head * d * (2 if heads.gated else 1))).astype(np.float32)
     k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))

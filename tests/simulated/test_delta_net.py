@@ -11,11 +11,15 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import RecurrentLayer, RecurrentShape
+from engine.cache.types import F32
 from engine.cpu.backend import Backend as CPU
 from engine.cuda import backend, delta_net
 from engine.cuda.simulator import run
+from engine.lockstep import Check, Difference, Lockstep, Pair, join
 from engine.models.delta_net import DeltaNet
 from engine.quants import FORMATS
 from engine.synthetic import _random, random_blocks
@@ -127,6 +131,84 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, positions).tobytes()
     assert gpu.download(device_memory.conv).tobytes() == memory.conv.tobytes()
     assert gpu.download(device_memory.states).tobytes() == memory.states.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "passes", "slots", "start"),
+    [
+        ((1, 2, 32, 4), [21, 2, 19], 3, 0),  # more than the ring holds; from the beginning, and from what a step left
+        ((2, 2, 32, 2), [17], 20, 5),  # fewer rows than slots
+        ((1, 1, 96, 1), [24], 1, 9),  # whole stages; no ring
+    ],
+)
+def test_wide_passes_are_single_steps(
+    gpu: backend.Backend, sizes: tuple[int, int, int, int], passes: list[int], slots: int, start: int
+) -> None:
+    rng = np.random.default_rng(start)
+    net = random_net(*sizes, rng)
+    n_v, d = net.n_v, net.state_size
+    shape = RecurrentShape(net.n_channels, net.n_conv, n_v, d, slots)
+    memory = shape.layer(64, 40, F32, np.zeros)
+    memory.conv[:], memory.states[:] = rng.standard_normal(memory.conv.shape), rng.standard_normal(memory.states.shape)
+    device_memory = RecurrentLayer(gpu.upload(memory.conv), gpu.upload(memory.states))
+    vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
+    device_net = replace(net, **vectors)
+    for rows in passes:
+        positions = np.arange(start, start + rows, dtype=np.int32)
+        x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * n_v))
+        gates[0, 0], gates[-1, -1] = 25.0, -40.0
+        law = [cpu.delta_net(net, x[t : t + 1], [gates[t : t + 1]], memory, positions[t : t + 1]) for t in range(rows)]
+        inputs, places, given = gpu.upload(x), gpu.upload(positions), [gpu.upload(gates)]
+        ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, places))
+        assert ours.tobytes() == np.concatenate(law).tobytes()
+        # Every slot and row that a later pass may read.
+        for ring, mine, count in (
+            (device_memory.conv, memory.conv, net.n_conv - 1 + slots),
+            (device_memory.states, memory.states, slots),
+        ):
+            at = [p % len(mine) for p in range(max(start, start + rows - count), start + rows)]
+            assert gpu.download(ring)[at].tobytes() == mine[at].tobytes()
+        start += rows
+
+
+@pytest.mark.parametrize(
+    ("kernel", "place", "what"),
+    [
+        ("", 0, ""),
+        ("convolve", -2, "convolved and normalized"),
+        ("convolve", -1, "decay and rate"),
+        ("delta_rule", -1, "result"),
+    ],
+)
+def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: int, what: str) -> None:
+    """... kernel by kernel: the one at fault is named, also where the pass has overwritten what it began with."""
+    rng = np.random.default_rng(4)
+    rows, net, shape = 22, random_net(1, 1, 32, 4, rng), RecurrentShape(96, 4, 1, 32, 2)
+    memory = shape.layer(64, 40, F32, np.zeros)
+    memory.conv[:], memory.states[:] = rng.standard_normal(memory.conv.shape), rng.standard_normal(memory.states.shape)
+    vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
+    device_memory = RecurrentLayer(gpu.upload(memory.conv), gpu.upload(memory.states))
+
+    def damage(device: SimulatedDevice, launched: Any, arguments: Any) -> None:
+        if launched.kernel.name == kernel:
+            device.at(arguments[place])[12] ^= 1
+
+    device: Any = gpu.device
+    device.damage = damage
+    notes: list[Check] = []
+    of_cpu, of_gpu = (SimpleNamespace(ops=ops, mtp=None) for ops in (cpu, gpu))
+    both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
+    arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [np.arange(9, 9 + rows, dtype=np.int32)]
+    x, gates, positions = (Pair(array, gpu.upload(array)) for array in arrays)
+    given = join(net, replace(net, **vectors)), x, [gates], join(memory, device_memory), positions
+    if kernel:
+        with pytest.raises(Difference, match=f"the kernel {kernel}.* differs in the same way") as caught:
+            both.delta_net(*given)
+        assert caught.value.check.what == what
+        return
+    both.delta_net(*given)
+    whats = ["convolved and normalized", "decay and rate", "kept state", "result", "kept input"]
+    assert [check.what for check in notes] == whats and notes[-1].cpu.shape == (19, 96)
 
 
 @pytest.mark.parametrize(

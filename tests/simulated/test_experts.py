@@ -13,7 +13,7 @@ if not SIMULATED:
 
 from engine import lockstep
 from engine.cpu import experts as mirror
-from engine.cuda import backend, matmul, repack, router
+from engine.cuda import backend, matmul, repack, router, wide_experts
 from engine.cuda.experts import can_join, join_threads, matmul_experts, matmul_experts_float, matmul_join, tiles
 from engine.cuda.simulator import run
 from engine.models.experts import Experts
@@ -138,6 +138,20 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
     same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
 
 
+@pytest.mark.parametrize(
+    ("formats", "shared"), [("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")]
+)
+def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
+    """Pairs are sorted once, whatever formats there are, and what every row uses has its own launches."""
+    names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)
+    first = ["matmul_float", "quantize", "route", "sort_pairs", "matmul_experts_wide"]
+    common = ["quantize", "matmul_wide", "quantize", "matmul_wide"]
+    if shared:
+        assert names == [*first, *common, "quantize", "matmul_experts_wide", "join"]
+    else:
+        assert names == [*first, "matmul_experts_wide", "swiglu", "matmul_experts_float", "join"]
+
+
 def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
     """... has no kernel of its own for what follows gate and up."""
     names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
@@ -155,8 +169,8 @@ def test_a_row_does_not_depend_on_others() -> None:
 # --- products --------------------------------------------------------------------------------------------------
 
 
-def packed(unit: int, x: np.ndarray) -> list[np.ndarray]:
-    """Rows as the kernels of ``engine/cuda/quantize.py`` leave them."""
+def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
+    """Rows as the kernels of ``engine/cuda/quantize.py`` leave them, perhaps for a wide pass."""
     rows, columns = x.shape
     n, units = -(-rows // 8), columns // unit
     padded = np.zeros((8 * n, columns), F)
@@ -165,7 +179,8 @@ def packed(unit: int, x: np.ndarray) -> list[np.ndarray]:
     d = d.reshape(n, 8, units).transpose(0, 2, 1)
     if unit == 256:
         s = s.reshape(n, 8, units, 16)
-        s = np.concatenate([s, s.reshape(n, 8, units, 8, 2).sum(4, dtype=np.int16)], 3).transpose(0, 2, 1, 3)
+        s16 = s.astype(np.float16).view(np.int16) if wide else s
+        s = np.concatenate([s16, s.reshape(n, 8, units, 8, 2).sum(4, dtype=np.int16)], 3).transpose(0, 2, 1, 3)
         # tile, column, unit, v, h, k, i, byte: position 64 v + 32 h + 16 k + 4 i + byte
         q = q.reshape(n, 8, units, 4, 2, 2, 4, 4).transpose(0, 2, 3, 1, 6, 4, 5, 7)
     else:
@@ -216,6 +231,69 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
             same(out[pair], cpu.matmul(x[at : at + 1], Weight("w", stack.format, columns, own))[0][0])
 
 
+def by_expert(ids: np.ndarray, n_expert: int) -> tuple[np.ndarray, np.ndarray]:
+    """What ``sort_pairs`` makes of the experts of pairs, once it has been found to be right."""
+    listed = np.full(ids.size, -1, np.int32)
+    items = np.full((wide_experts.n_items(ids.size, n_expert), 4), -1, np.int32)
+    run(wide_experts.sort_pairs(), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
+    assert sorted(listed) == list(range(ids.size)) and (np.diff(ids.reshape(-1)[listed]) >= 0).all()
+    found = np.zeros(ids.size, int)
+    for expert, start, count, _ in items[items[:, 2] != 0]:
+        own = listed[start : start + count]
+        assert 0 < count <= wide_experts.COLUMNS and (ids.reshape(-1)[own] == expert).all()
+        found[own] += 1
+    assert (found == 1).all() and (items[:, 2] >= 0).all()
+    return listed, items
+
+
+@pytest.mark.parametrize(("rows", "n_used", "n_expert"), [(17, 1, 1), (90, 8, 12), (64, 2, 2), (4200, 1, 3)])
+def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
+    rng = np.random.default_rng(rows)
+    ids = np.minimum(rng.geometric(0.1, rows * n_used) - 1, n_expert - 1).astype(np.int32)
+    by_expert(np.where(ids == n_expert // 2, 0, ids) if n_expert > 2 else ids, n_expert)
+
+
+@pytest.mark.parametrize(
+    ("formats", "rows", "n_used", "down", "units", "n_rows"),
+    [
+        # Experts begin within a record, and the last one has a record less; two stages.
+        ("Q4_K Q4_K", 18, 2, False, 2, 24),
+        # More columns than a block has, and groups of them of which one has a single column.
+        ("Q6_K", 97, 1, True, 1, 16),
+        # Chains of two units, the last one alone.
+        ("Q2_K", 17, 1, False, 9, 16),
+        # A second stage of a single unit, which also ends the last chain.
+        ("Q4_1", 17, 2, True, 9, 40),
+        ("Q8_0 Q8_0", 20, 1, False, 3, 8),
+    ],
+)
+def test_products_of_many_rows(formats: str, rows: int, n_used: int, down: bool, units: int, n_rows: int) -> None:
+    """Most rows use expert 0, and none uses expert 2."""
+    n_expert, pairs = 5, rows * n_used
+    ids = np.array([(0, (1, 3, 4)[t % 3])[s] for t in range(rows) for s in range(n_used)], np.int32)
+    ids[-1] = 4
+    listed, items = by_expert(ids, n_expert)
+    entries = [FORMATS_BY_NAME[name] for name in formats.split()]
+    unit = entries[0].unit
+    stacks = [weight(entries[0], n_expert * n_rows, units * unit), other(entries[0], n_expert * n_rows, units * unit)]
+    x = activations(pairs if down else rows, units * unit)
+    outs = [np.full((pairs, n_rows), np.nan, F) for _ in entries]
+    records = [repack.repack_rows(w.format, w.data) for w in stacks[: len(entries)]]
+    end = len(entries) * tiles(n_rows)
+    arguments = [
+        *(records[0], records[-1], outs[0], outs[-1], items, listed, tiles(n_rows), end, n_rows, units),
+        *packed(unit, x, True),
+    ]
+    kernel = wide_experts.matmul_experts_wide(entries[0].name, 1 if down else n_used)
+    run(kernel, wide_experts.grid(len(items), end), wide_experts.THREADS, arguments)
+    for stack, out in zip(stacks, outs, strict=False):
+        for e in range(n_expert):
+            own = Weight("w", stack.format, units * unit, stack.data[e * n_rows : (e + 1) * n_rows])
+            at = np.flatnonzero(ids == e)
+            if at.size:
+                same(out[at], cpu.matmul(x[at if down else at // n_used], own)[0])
+
+
 def test_a_product_that_chooses() -> None:
     """A single row: the experts are those of its logits, and the kernel leaves them."""
     n_expert, n_used, n_rows = 37, 3, 16
@@ -245,7 +323,7 @@ def test_float_products(down: bool) -> None:
     stack, x = weight(FORMATS_BY_NAME["BF16"], 3 * n_rows, columns), activations(4 if down else 2, columns)
     out = np.empty((4, n_rows), F)
     kernel = matmul_experts_float("BF16", n_used, down)
-    run(kernel, (2, 4), 256, [stack.data.reshape(-1).view(np.uint32), x, ids, columns, n_rows, out])
+    run(kernel, (4, 2), 256, [stack.data.reshape(-1).view(np.uint32), x, ids, columns, n_rows, out])
     for pair, e in enumerate(ids.reshape(-1)):
         own = Weight("w", stack.format, columns, stack.data[e * n_rows : (e + 1) * n_rows])
         at = pair if down else pair // n_used

@@ -13,8 +13,11 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
+from engine.cache.kv import STEP_ROWS
 from engine.cpu.backend import Backend as CPU
 from engine.cuda import backend, matmul, repack
+from engine.cuda.quantize import activation_words
+from engine.layout import activations as by_row
 from engine.quants import FORMATS, Format
 from engine.synthetic import _random, random_blocks
 from engine.weights import Weight
@@ -126,9 +129,9 @@ def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
 
 
 @floats
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 3, STEP_ROWS + 3])
 def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
-    w, x = weight(entry, 3, 44), activations(k, 44)
+    w, x = weight(entry, 6, 44), activations(k, 44)
     on_device, device_weight = gpu.upload(x), gpu.weight(w)
     same(computed(gpu, lambda: gpu.matmul(on_device, device_weight))[0], cpu.matmul(x, w)[0])
 
@@ -175,6 +178,34 @@ def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, n
         gpu.start(plan)
         for one, other in zip(plan.result, theirs, strict=False):
             same(gpu.download(one), other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "swiglu", "rms_norm", "rms_norm_add", "gated_norm"])
+def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> None:
+    rows, n = STEP_ROWS + 1, 256
+    x, other, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
+
+    def operation(ops: Any, x: Any, other: Any, norm: Any) -> Any:
+        if kind == "plain":
+            return x
+        if kind == "swiglu":
+            return ops.swiglu(x, other)
+        if kind == "gated_norm":
+            return ops.gated_norm(x, norm, other, 1e-6)
+        return ops.rms_norm(x if kind == "rms_norm" else ops.rms_norm_add(other, x, norm, 1e-6, 0.7), norm, 1e-6)
+
+    a, o, w = gpu.upload(x), gpu.upload(other), gpu.upload(norm)
+
+    def quantized() -> Any:
+        return list(gpu._quantize(operation(gpu, a, o, w), n))
+
+    plan: Any = gpu.record(quantized)
+    assert len(plan.launches) == 1 and tuple(t.size for t in plan.result) == activation_words(n, rows, n)
+    gpu.start(plan)
+    q, d, s = cpu._quantize(operation(cpu, x, other, norm), n)
+    ours = by_row(n, rows, n, *map(gpu.download, plan.result))
+    for one, theirs in zip(ours, (q, d, s.astype(np.float16)), strict=True):
+        same(one, theirs)
 
 
 def test_sums_and_softcap(gpu: backend.Backend) -> None:

@@ -1,0 +1,358 @@
+"""Causal attention for many rows at once: keys and values are read once for a tile of queries, and the result is finished.
+
+Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1),
+    times sigmoid(gate) where heads are gated (``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
+Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
+    float32 or two float16; gate float32 [rows, n_head, 2, d_v], of which [:, :, 1] is read; positions int32 [rows], none
+    smaller than the one before; out float32 [rows, n_head, d_v].
+Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
+    For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
+    owns 8 pairs and 4 or 8 elements.  The longest tiles begin first.  No grid depends on a position.
+Reduction order: that of the mirror: one chain per score and per element of a chunk's weighted sum, the halving tree of 64 for
+    the sum of weights, chunks joined in rising order.
+Bytes moved: per tile 4 d_k per pair in for every few chunks, 4 d_v out, and (d_k + d_v) * element size per position.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cache.types import CHUNK, CacheType
+from engine.cuda.attention import visible
+from engine.cuda.combine import first_visible
+from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    exp,
+    fma,
+    keep4,
+    let_next_begin,
+    load2,
+    load4,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.quantize import ALIGNED
+from engine.cuda.tile import DIMENSIONS, Tile, make_finish, make_join, make_steps, make_sum_run, make_weigh
+from engine.cuda.unpack import device, high_half, low_half
+
+F = np.float32
+I = np.int32  # noqa: E741
+U = np.uint32
+
+MAX_HEAD = 512
+"""The largest d_k and d_v."""
+THREADS = 256
+UNROLLED = 8
+"""Dimensions, or positions, that are taken without a loop."""
+FILLED = 3
+"""A pass is for this kernel if it has a tile for every so many multiprocessors: with fewer, kernels that share the chunks of
+a tile among blocks are faster where many positions are seen."""
+
+
+# --- launch geometry -------------------------------------------------------------------------------------------
+
+
+def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
+    """Whether the kernel of this file is for such a cache."""
+    fits = max(d_k, d_v) <= MAX_HEAD and d_k % DIMENSIONS == 0 and d_v % 8 == 0
+    return k_type == v_type and not k_type.quantized and fits
+
+
+def _pairs(d_v: int) -> int:
+    """(row, head) pairs of a tile: the threads of a block hold its weighted sum in registers."""
+    return 128 if d_v <= 128 else 64 if d_v <= 256 else 32
+
+
+def fills(rows: int, n_head: int, n_head_kv: int, d_k: int, d_v: int, multiprocessors: int) -> bool:
+    """Whether the kernel of this file is for so many rows."""
+    tiles = n_head_kv * -(-rows * n_head // n_head_kv // _pairs(d_v))
+    return tiles * FILLED >= multiprocessors
+
+
+def geometry(
+    rows: int, n_head: int, n_head_kv: int, d_k: int, d_v: int, half: bool, gated: bool
+) -> tuple[Specialization, tuple[int, int], int]:
+    """(kernel, grid, threads per block) for ``rows`` rows over a cache of float16 (``half``) or float32."""
+    pairs, group = _pairs(d_v), n_head // n_head_kv
+    grid = (n_head_kv, -(-rows * group // pairs))
+    return attend_tiles(half, d_k, d_v, group, pairs, 8 if pairs == 128 else 4, THREADS, gated), grid, THREADS
+
+
+# --- the kernel ------------------------------------------------------------------------------------------------
+
+
+def _bytes(half: bool, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool) -> int:
+    return 4 * Tile(d_k, d_v, pairs, own, threads).size
+
+
+@kernel(U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, f32, threads=lambda *constants: constants[6], shared=_bytes)
+def attend_tiles(half: bool, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool) -> Any:
+    """Attention of the rows of a pass, or of queries over what earlier passes have left.
+
+    Arguments: q, keys, values, positions, gate (not read unless ``gated``), out, rows, chunks (of the ring), window, scale.
+    ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``: of a ``Tile``; d_k: a multiple of 16, d_v: of 8.
+    Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
+    """
+    tile = Tile(d_k, d_v, pairs, own, threads)
+    per = 8 if half else 4  # elements of a vector
+    key_words, value_words = CHUNK * d_k * 4 // per, CHUNK * d_v * 4 // per
+    at_once, apart, columns, pitch = tile.at_once, tile.warps_apart, tile.columns, tile.pitch
+    width, keys_at, slice_size = at_once * CHUNK, DIMENSIONS * pairs, tile.slice
+    weights_at, tops_at = tile.weights, tile.factors
+    masses_at = tops_at + at_once * pairs
+
+    # Queries: a thread brings ``n_query`` dimensions of one pair.
+    n_query = DIMENSIONS * pairs // threads
+    # Keys: vectors thread, thread + threads, ... of the slices of all chunks.
+    of_chunk = DIMENSIONS * CHUNK // per
+    key_rounds = at_once * of_chunk // threads
+    n_key, slice_words = 4 * key_rounds, of_chunk * 4
+    n_slices = d_k // DIMENSIONS
+    # Values: the same of one slice of a chunk.
+    of_position = d_v // per
+    n_vectors = tile.positions * of_position
+    value_rounds = -(-n_vectors // threads)
+    n_value, value_slice_words = 4 * value_rounds, 4 * n_vectors
+    value_slices = CHUNK // tile.positions
+
+    n_scores, n_sums, n_elements = 8 * own, 4 * own, 8 * columns
+    runs, value_runs = DIMENSIONS // UNROLLED, tile.positions // UNROLLED
+    q_further, k_further = UNROLLED * pairs, UNROLLED * width
+    score_run = make_steps(own, 8, pairs, width, CHUNK // 2, False, UNROLLED)
+    full_run, masked_run = (make_sum_run(tile, masked) for masked in (False, True))
+    a_further, b_further, positions = UNROLLED * pairs, UNROLLED * pitch, tile.positions
+    hide, weigh, total, mark = make_weigh(tile)
+    join, finish = make_join(tile), make_finish(tile, group, gated)
+
+    @device
+    def put(to, at, words, k):  # type: ignore[no-untyped-def]
+        """The vector words[k : k + 4] of elements, as float32, to ``to``."""
+        a, b, c, d = words[k], words[k + 1], words[k + 2], words[k + 3]
+        if half:
+            keep4(to, at, low_half(a), high_half(a), low_half(b), high_half(b))
+            keep4(to, I(at + 4), low_half(c), high_half(c), low_half(d), high_half(d))
+        else:
+            keep4(to, at, a, b, c, d)
+
+    @device
+    def fetch_scores(q, keys, starts, step, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
+        """Slice ``step`` of queries and of keys on its way into registers."""
+        q = advance(q, I(step * DIMENSIONS))
+        if n_query == 2:
+            two = load2(q, I(0))
+            query[0], query[1] = two[0], two[1]
+        else:
+            for k in range(n_query // 4):
+                vector = load4(q, I(4 * k))
+                for e in range(4):
+                    query[4 * k + e] = vector[e]
+        keys = advance(keys, I(step * slice_words))
+        for k in range(key_rounds):
+            if chunk + I(thread + k * threads) // of_chunk <= last_chunk:
+                vector = load4(keys, starts[k])
+                for e in range(4):
+                    key[4 * k + e] = vector[e]
+
+    @device
+    def store_scores(to, scale, thread, query, key):  # type: ignore[no-untyped-def]
+        """... and from there to shared memory: queries times ``scale`` [16, pairs], keys [16, at_once, 64]."""
+        own_query = advance(to, I(I(thread // pairs * n_query) * pairs + thread % pairs))
+        for k in range(n_query):
+            own_query[k * pairs] = bits_float(I(query[k])) * scale
+        for k in range(key_rounds):
+            i = I(thread + k * threads)
+            c, v = I(i // of_chunk), I(i % of_chunk)
+            dimension, column = I(v // (CHUNK // per)), I(v % (CHUNK // per) * per)
+            put(to, I(keys_at + I(dimension * width) + I(c * CHUNK + column)), key, 4 * k)
+
+    @device
+    def fetch_values(values, step, thread, value):  # type: ignore[no-untyped-def]
+        """Slice ``step`` of a chunk's values on its way into registers."""
+        values = advance(values, I(step * value_slice_words))
+        for k in range(value_rounds):
+            i = I(thread + k * threads)
+            if n_vectors % threads == 0 or i < n_vectors:
+                vector = load4(values, I(4 * i))
+                for e in range(4):
+                    value[4 * k + e] = vector[e]
+
+    @device
+    def store_values(to, thread, value):  # type: ignore[no-untyped-def]
+        """... and from there to shared memory: [positions, pitch]."""
+        for k in range(value_rounds):
+            i = I(thread + k * threads)
+            if n_vectors % threads == 0 or i < n_vectors:
+                put(to, I(I(i // of_position * pitch) + i % of_position * per), value, 4 * k)
+
+    @device
+    def keep_weights(s, to, row, quad):  # type: ignore[no-untyped-def]
+        """A thread's weights to [64, pairs], from its position on.
+
+        Of eight quads of pairs, number q of positions 4 k .. 4 k + 3 lies where number q ^ (2 k & 6) would: then no two of
+        eight lanes meet in a bank.
+        """
+        for e in range(8):
+            at = I(row + (e if e < 4 else e + 28) * pairs)
+            keep4(to, I(at + 4 * quad), s[e], s[8 + e], s[16 + e], s[24 + e])
+            if own == 8:
+                keep4(to, I(at + I(4 * quad ^ 16)), s[32 + e], s[40 + e], s[48 + e], s[56 + e])
+
+    @device
+    def find_factors(tops, masses, place, chunk, last_chunk, window, maximum, mass):  # type: ignore[no-untyped-def]
+        """Maxima and sums of a pair's chunks become the factors that join them, in place; gives maximum and sum of all."""
+        for c in range(at_once):
+            if chunk + c <= last_chunk:
+                first, last = visible(place, window, I(chunk + c))
+                # What joins a chunk that is hidden leaves every sum as it is, also one of -0.
+                a, b = F(1.0), F(-0.0)
+                if first < last:
+                    m = tops[c * pairs]
+                    joined = max(maximum, m)
+                    a, b = exp(maximum - joined), exp(m - joined)
+                    mass = fma(mass, a, b * masses[c * pairs])
+                    maximum = joined
+                tops[c * pairs] = a
+                masses[c * pairs] = b
+        return maximum, mass
+
+    @cuda.jit
+    def attend_tiles(q, keys, values, at, gate, out, rows, chunks, window, scale):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        memory = pointer(cuda.shared.array(0, np.float32, ALIGNED))
+        places = pointer(cuda.shared.array(pairs, np.int32, ALIGNED))
+        query = cuda.local.array(n_query, np.uint32)
+        key = cuda.local.array(n_key, np.uint32)
+        value = cuda.local.array(n_value, np.uint32)
+        starts = cuda.local.array(key_rounds, np.int64)
+        s = cuda.local.array(n_scores, np.float32)
+        sums = cuda.local.array(n_sums, np.float32)
+        o = cuda.local.array(n_elements, np.float32)
+        element = cuda.local.array(n_elements, np.float32)
+        # The masks are for the compiler: it sees that nothing is negative.
+        thread = I(cuda.threadIdx.x & (threads - 1))
+        warp, lane = I(thread >> 5), I(thread & 31)
+        head_kv = I(cuda.blockIdx.x & 0xFFFF)
+        n_head, head0 = I(cuda.gridDim.x * group), I(head_kv * group)
+        # Later rows see more.
+        task0 = I(I((cuda.gridDim.y - 1 - cuda.blockIdx.y) & 0xFFFF) * pairs)
+        last_task = I(rows * group - 1)
+        wait_for_inputs()
+        lowest = at[I(U(task0) // U(group))]
+        highest = at[I(U(min(last_task, I(task0 + pairs - 1))) // U(group))]
+        task = min(last_task, I(task0 + thread % pairs))
+        row = I(U(task) // U(group))
+        place = at[row]
+        if thread < pairs:
+            places[thread] = place
+        own_q = advance(
+            q, np.int64(I(I(row * n_head) + I(head0 + I(task - row * group)))) * d_k + thread // pairs * n_query
+        )
+        # Lanes that share four pairs, or eight positions or elements, lie so that a vector for all is two accesses.
+        across, along = I((lane & 1) + ((lane >> 4) << 1)), I((lane >> 1) & 7)
+        chunk_of, pair = I(warp // apart), I(warp % apart * (4 * own) + 4 * across)
+        quad = I((pair >> 2) ^ ((along & 3) << 1))
+        n_across = pairs // 32
+        sum_pair, column = I(warp % n_across * 32), I((warp // n_across * 8 + along) * 4)
+        ring = I(head_kv * chunks)
+        chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
+        inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees a part of
+        maximum, mass = F(-np.inf), F(0.0)
+        for k in range(n_elements):
+            element[k] = F(0.0)
+        here = I(0)
+        for k in range(key_rounds):
+            i = I(thread + k * threads)
+            lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
+            starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
+        fetch_scores(own_q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
+        while chunk <= last_chunk:
+            own_chunk = I(chunk + chunk_of)
+            whole = own_chunk >= inside and I(own_chunk * CHUNK + CHUNK - 1) <= lowest
+            chunk_values = advance(values, np.int64(I(ring + I(U(chunk) % U(chunks)))) * value_words)
+            for k in range(n_scores):
+                s[k] = F(0.0)
+            step = I(0)
+            while step < n_slices:
+                to = advance(memory, here)
+                store_scores(to, scale, thread, query, key)
+                cuda.syncthreads()
+                step = I(step + 1)
+                if step < n_slices:
+                    fetch_scores(own_q, keys, starts, step, chunk, last_chunk, thread, query, key)
+                else:
+                    fetch_values(chunk_values, I(0), thread, value)
+                if own_chunk <= last_chunk:
+                    a, b = advance(to, pair), advance(to, I(keys_at + I(chunk_of * CHUNK + 4 * along)))
+                    left = I(runs)
+                    while left > 0:
+                        score_run(a, advance(a, 16), b, s)
+                        a, b = advance(a, q_further), advance(b, k_further)
+                        left = I(left - 1)
+                here = I(slice_size - here)
+            if own_chunk <= last_chunk:
+                own_places = advance(places, pair)
+                if not whole:
+                    hide(s, own_places, I(4 * along), window, own_chunk)
+                weigh(s, sums, advance(memory, I(tops_at + I(chunk_of * pairs + pair))), lane)
+                total(sums, advance(memory, I(masses_at + I(chunk_of * pairs + pair))), lane)
+                if not whole:
+                    mark(s, own_places, I(4 * along), window, own_chunk)
+                keep_weights(s, memory, I(weights_at + I(I(chunk_of * CHUNK + 4 * along) * pairs)), quad)
+            after = I(chunk + at_once)
+            for c in range(at_once):
+                current = I(chunk + c)
+                if current <= last_chunk:
+                    whole = current >= inside and I(current * CHUNK + CHUNK - 1) <= lowest
+                    for k in range(n_elements):
+                        o[k] = F(0.0)
+                    step = I(0)
+                    while step < value_slices:
+                        to = advance(memory, here)
+                        store_values(to, thread, value)
+                        cuda.syncthreads()
+                        if c == 0 and step == 0 and thread < pairs:
+                            tops, masses = advance(memory, I(tops_at + thread)), advance(memory, I(masses_at + thread))
+                            maximum, mass = find_factors(tops, masses, place, chunk, last_chunk, window, maximum, mass)
+                        step = I(step + 1)
+                        if step < value_slices:
+                            fetch_values(chunk_values, step, thread, value)
+                        elif c + 1 < at_once and current < last_chunk:
+                            lies = I(ring + I(U(current + 1) % U(chunks)))
+                            chunk_values = advance(values, np.int64(lies) * value_words)
+                            fetch_values(chunk_values, I(0), thread, value)
+                        elif after <= last_chunk:
+                            for k in range(key_rounds):
+                                i = I(thread + k * threads)
+                                lies = I(ring + I(U(after + i // of_chunk) % U(chunks)))
+                                starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
+                            fetch_scores(own_q, keys, starts, I(0), after, last_chunk, thread, query, key)
+                        weight = I(weights_at + I(c * CHUNK + (step - 1) * positions) * pairs)
+                        a = advance(memory, I(weight + sum_pair))
+                        b = advance(to, column)
+                        # As ``keep_weights`` has laid them out.
+                        left, of_lane = I(value_runs), I(4 * across ^ ((step - 1) * (2 * positions) & 24))
+                        if whole:
+                            while left > 0:
+                                full_run(a, of_lane, b, o)
+                                a, b = advance(a, a_further), advance(b, b_further)
+                                left, of_lane = I(left - 1), I(of_lane ^ 16)
+                        else:
+                            while left > 0:
+                                masked_run(a, of_lane, b, o)
+                                a, b = advance(a, a_further), advance(b, b_further)
+                                left, of_lane = I(left - 1), I(of_lane ^ 16)
+                        here = I(slice_size - here)
+                    factors = advance(memory, I(I(tops_at + c * pairs) + I(sum_pair + 4 * across)))
+                    join(element, o, factors, advance(factors, at_once * pairs))
+            chunk = after
+        cuda.syncthreads()
+        if thread < pairs:
+            memory[I(tops_at + thread)] = mass
+        cuda.syncthreads()
+        totals = advance(memory, I(tops_at + I(sum_pair + 4 * across)))
+        finish(element, totals, gate, out, I(task0 + I(sum_pair + 4 * across)), last_task, head0, n_head, column)
+
+    return attend_tiles

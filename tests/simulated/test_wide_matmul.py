@@ -1,0 +1,79 @@
+"""Products of many rows in the simulator: the bits of the mirror, whatever formats and sizes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cuda import backend, repack, wide_matmul
+from engine.cuda.simulator import run
+from tests.simulated.test_experts import packed
+from tests.simulated.test_operations import FORMATS_BY_NAME, F, activations, computed, cpu, gpu, same, weight
+
+assert gpu
+
+
+def columns_of(name: str, units: int) -> int:
+    return units * FORMATS_BY_NAME[name].unit
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "units", "n_rows"),
+    [
+        # Two stages, and a tile of weight rows that is not full.
+        ("Q4_K", 17, 2, 21),
+        ("Q6_K", 17, 1, 16),
+        ("Q2_K", 19, 1, 3),
+        # Fewer units than a stage has; one more than it has, which is also the last chain.
+        ("Q8_0", 17, 3, 24),
+        ("Q4_1", 20, 9, 5),
+    ],
+)
+def test_formats(gpu: backend.Backend, name: str, rows: int, units: int, n_rows: int) -> None:
+    columns = columns_of(name, units)
+    w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    plan: Any = gpu.record(lambda: gpu.matmul(on_device, device_weight))
+    assert [launch.kernel.kernel.name for launch in plan.launches] == ["quantize", "matmul_wide"]
+    gpu.start(plan)
+    same(gpu.download(plan.result[0]), cpu.matmul(x, w)[0])
+
+
+def test_matrices_side_by_side(gpu: backend.Backend) -> None:
+    """Of one format in one launch, three at most; of other formats in others.  Rows are those of passes of one row."""
+    matrices = [
+        weight(FORMATS_BY_NAME[name], n_rows, 64)
+        for name, n_rows in (("Q8_0", 8), ("Q4_0", 16), ("Q8_0", 24), ("Q8_0", 1), ("Q8_0", 3))
+    ]
+    x = activations(17, 64)
+    on_device, device_weights = gpu.upload(x), [gpu.weight(w) for w in matrices]
+    plan: Any = gpu.record(lambda: gpu.matmul(on_device, *device_weights))
+    assert [launch.kernel.name for launch in plan.launches[1:]] == [
+        *("matmul_wide[Q4_0]", "matmul_wide[Q8_0]", "matmul_wide[Q8_0]"),
+    ]
+    gpu.start(plan)
+    for ours, theirs in zip(plan.result, cpu.matmul(x, *matrices), strict=True):
+        same(gpu.download(ours), theirs)
+    one = gpu.upload(x[16:])
+    for ours, theirs in zip(plan.result, computed(gpu, lambda: gpu.matmul(one, *device_weights)), strict=True):
+        same(gpu.download(ours)[16:], theirs)
+
+
+def test_more_rows_than_a_block_has() -> None:
+    """Of activations, and of weights, where the second block has a single tile, of a second matrix; with a residual."""
+    n, rows = 16 * wide_matmul.ROW_TILES, 8 * wide_matmul.TILES + 2
+    entry = FORMATS_BY_NAME["Q4_0"]
+    matrices = weight(entry, n, 32), weight(entry, 2, 32)
+    x, residual = activations(rows, 32), activations(rows, n)
+    outs = [np.full((rows, w.rows), np.nan, F) for w in matrices]
+    records = [repack.repack_rows(w.format, w.data) for w in matrices]
+    ends = [wide_matmul.ROW_TILES] + [wide_matmul.ROW_TILES + 1] * 2
+    arguments: list[Any] = [*records, records[0], *outs, outs[0], residual, 1, *ends, n, 2, 0, 1, *packed(32, x), rows]
+    run(wide_matmul.matmul_wide("Q4_0"), wide_matmul.grid(rows, ends[2]), wide_matmul.THREADS, arguments)
+    same(outs[0], cpu.matmul_add(residual, x, matrices[0]))
+    same(outs[1], cpu.matmul_add(residual.reshape(-1)[: 2 * rows].reshape(rows, 2), x, matrices[1]))
