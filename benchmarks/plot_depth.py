@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.svg import Axis, colors, curve, decades, dot, image, label, legend, line, measurements
 
 WIDTH, HEIGHT = 760, 400
-TOP, BOTTOM = 84, 344
+TOP, BOTTOM = 102, 344
 PLOT = 300
 PANELS = (("n_gen", 64, "answers"), ("n_prompt", 442, "prompts"))
 
@@ -63,7 +63,10 @@ def figure(tests: Sequence[Test]) -> str:
     """The whole image."""
     named = colors(list(dict.fromkeys(test["model"] for test in tests)))
     deepest = max((test["n_depth"] for test in tests), default=0) or 4
-    parts = [label(8, 18, "tokens per second, over the tokens that are in the cache before"), *legend(8, 40, named)]
+    parts = [
+        label(8, 18, "tokens per second, over the tokens that are in the cache before"),
+        *legend(8, 40, WIDTH, named),
+    ]
     for count, left, title in PANELS:
         parts += panel(tests, count, left, title, deepest, named)
     return image(WIDTH, HEIGHT, "Tokens per second of answers and prompts, over the depth of the context", parts)

@@ -25,7 +25,7 @@ PRODUCTS = 1258.0
 """10^12 operations per second of an H200's int8 ``mma.sync`` with everything in registers."""
 
 WIDTH, HEIGHT = 760, 460
-LEFT, RIGHT, TOP, BOTTOM = 64, 736, 62, 404
+LEFT, RIGHT, TOP, BOTTOM = 64, 736, 78, 404
 NAMED_ROWS = (1, 16, 128, 2048)
 
 
@@ -103,10 +103,10 @@ def parts(tests: Sequence[dict[str, Any]], bandwidth: float, peak: float) -> Ite
     found = points(tests)
     places = [place for places in found.values() for place in places]
     x_low, x_high = decades([x for _, x, _ in places], 1, 10000)
-    y_low, y_high = decades([y for _, _, y in places], 1, peak)
+    y_low, y_high = decades([y for _, _, y in places], 1, peak)[0], 1.6 * peak
     x, y = Axis(x_low, x_high, LEFT, RIGHT), Axis(y_low, y_high, BOTTOM, TOP)
     yield label(8, 18, "10¹² operations per second, over operations per byte of weights that the pass reads")
-    yield from legend(8, 40, colors(list(found)))
+    yield from legend(8, 40, WIDTH, colors(list(found)))
     for value in powers(y_low, y_high):
         yield line(LEFT, y(value), RIGHT, y(value))
         yield label(LEFT - 8, y(value) + 4, f"{value:g}", "end")

@@ -33,7 +33,7 @@ def colors(models: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Axis:
-    """From numbers to pixels: ``low`` lies at ``start`` and ``high`` at ``end``; ``log``: twice as much is as far everywhere."""
+    """Numbers to pixels, from ``low`` at ``start`` to ``high`` at ``end``; ``log``: twice as much is as far everywhere."""
 
     low: float
     high: float
@@ -56,8 +56,8 @@ def decades(values: Sequence[float], least: float, most: float) -> tuple[float, 
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Powers of ten from low to high."""
-    return [10.0**k for k in range(round(math.log10(low)), round(math.log10(high)) + 1)]
+    """Powers of ten from low, which is one, to high."""
+    return [10.0**k for k in range(round(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)]
 
 
 def label(at_x: float, at_y: float, text: str, anchor: str = "start", fill: str = TEXT, extra: str = "") -> str:
@@ -84,12 +84,16 @@ def dot(x: float, y: float, color: str) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>'
 
 
-def legend(x: float, y: float, named: dict[str, str]) -> Iterator[str]:
-    """Names in their colors, side by side."""
+def legend(left: float, y: float, width: float, named: dict[str, str]) -> Iterator[str]:
+    """Names in their colors, side by side, in lines as long as the image is wide."""
+    x = left
     for name, color in named.items():
+        further = 34 + 7.2 * len(name)
+        if x > left and x + further > width:
+            x, y = left, y + 20
         yield dot(x + 4, y - 4, color)
         yield label(x + 14, y, name, fill=color)
-        x += 34 + 7.2 * len(name)
+        x += further
 
 
 def image(width: int, height: int, title: str, parts: Iterable[str]) -> str:

@@ -142,7 +142,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:])),
         *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
     ],
-    "matmul_wide": [("Q4_K",), ("Q6_K",), ("Q8_0",)],
+    "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",)],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [()],
     "per_layer_inputs": [(256,), (96,)],

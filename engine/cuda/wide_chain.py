@@ -153,8 +153,8 @@ def _make_minimums(fmt: Unpack) -> Any:
 
 
 def _make_quarter(parts: Any, v: int, n: int) -> Any:
-    """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and ``high``,
-    for n tiles, without a loop; x is that of the lane, of the first tile; dots int32 [4 n].
+    """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
+    ``high``, for n tiles, without a loop; x is that of the lane, of the first tile; dots int32 [4 n].
 
     Columns pass by while the weights stay, so that one product need not wait for the other.
     """
@@ -179,8 +179,8 @@ def _make_quarter(parts: Any, v: int, n: int) -> Any:
 
 
 def _make_close(mins: bool, apart: int, n: int) -> Any:
-    """The device function ``close(sums, scales, m, f, dots, acc)``: the float part of a unit, for n tiles, without a loop; sums
-    (in two planes, ``apart``) and scales are those of the lane, of the first tile."""
+    """The device function ``close(sums, scales, m, f, dots, acc)``: the float part of a unit, for n tiles, without a loop;
+    sums (in two planes, ``apart``) and scales are those of the lane, of the first tile."""
     if n > 1:
         part, further = _make_close(mins, apart, n // 2), n // 2
         middle, end = 4 * further, 4 * n

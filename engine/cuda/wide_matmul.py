@@ -1,8 +1,8 @@
 """Matrix products of many activation rows on tensor cores: the prompt pass.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
-Shapes: weights as records (``engine/cuda/repack.py``), activations as ``engine/cuda/quantize.py`` leaves them for a wide pass;
-    out float32 [rows, R].  Up to three matrices of one format with the same activations are multiplied in one launch.
+Shapes: weights as records (``engine/cuda/repack.py``), activations as ``engine/cuda/quantize.py`` leaves them for a wide
+    pass; out float32 [rows, R].  Up to three matrices of one format with the same activations are multiplied in one launch.
 Who owns what: a block owns 128 weight rows and 128 activation rows, a warp 16 of the rows; lane 4 g + t rows g and g + 8
     for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/wide_chain.py``) come to shared
     memory one ahead of the one that is used.

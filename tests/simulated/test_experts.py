@@ -138,9 +138,7 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
     same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
 
 
-@pytest.mark.parametrize(
-    ("formats", "shared"), [("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")]
-)
+@pytest.mark.parametrize(("formats", "shared"), [("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")])
 def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
     """Pairs are sorted once, whatever formats there are, and what every row uses has its own launches."""
     names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)

@@ -12,14 +12,19 @@ if not SIMULATED:
 
 from engine.cuda import backend, repack, wide_matmul
 from engine.cuda.simulator import run
+from engine.weights import Weight
 from tests.simulated.test_experts import packed
-from tests.simulated.test_operations import FORMATS_BY_NAME, F, activations, computed, cpu, gpu, same, weight
+from tests.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
 
 assert gpu
 
 
-def columns_of(name: str, units: int) -> int:
-    return units * FORMATS_BY_NAME[name].unit
+def product(gpu: Any, x: np.ndarray, *matrices: Weight) -> tuple[list[str], list[np.ndarray]]:
+    """The kernels of a product, and its results."""
+    on_device, device_weights = gpu.upload(x), [gpu.weight(w) for w in matrices]
+    plan = gpu.record(lambda: gpu.matmul(on_device, *device_weights))
+    gpu.start(plan)
+    return [launch.kernel.name for launch in plan.launches], [gpu.download(out) for out in plan.result]
 
 
 @pytest.mark.parametrize(
@@ -35,13 +40,11 @@ def columns_of(name: str, units: int) -> int:
     ],
 )
 def test_formats(gpu: backend.Backend, name: str, rows: int, units: int, n_rows: int) -> None:
-    columns = columns_of(name, units)
+    columns = units * FORMATS_BY_NAME[name].unit
     w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
-    on_device, device_weight = gpu.upload(x), gpu.weight(w)
-    plan: Any = gpu.record(lambda: gpu.matmul(on_device, device_weight))
-    assert [launch.kernel.kernel.name for launch in plan.launches] == ["quantize", "matmul_wide"]
-    gpu.start(plan)
-    same(gpu.download(plan.result[0]), cpu.matmul(x, w)[0])
+    names, (ours,) = product(gpu, x, w)
+    assert names[1:] == [f"matmul_wide[{name}]"]
+    same(ours, cpu.matmul(x, w)[0])
 
 
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
@@ -51,17 +54,12 @@ def test_matrices_side_by_side(gpu: backend.Backend) -> None:
         for name, n_rows in (("Q8_0", 8), ("Q4_0", 16), ("Q8_0", 24), ("Q8_0", 1), ("Q8_0", 3))
     ]
     x = activations(17, 64)
-    on_device, device_weights = gpu.upload(x), [gpu.weight(w) for w in matrices]
-    plan: Any = gpu.record(lambda: gpu.matmul(on_device, *device_weights))
-    assert [launch.kernel.name for launch in plan.launches[1:]] == [
-        *("matmul_wide[Q4_0]", "matmul_wide[Q8_0]", "matmul_wide[Q8_0]"),
-    ]
-    gpu.start(plan)
-    for ours, theirs in zip(plan.result, cpu.matmul(x, *matrices), strict=True):
-        same(gpu.download(ours), theirs)
-    one = gpu.upload(x[16:])
-    for ours, theirs in zip(plan.result, computed(gpu, lambda: gpu.matmul(one, *device_weights)), strict=True):
-        same(gpu.download(ours)[16:], theirs)
+    names, together = product(gpu, x, *matrices)
+    assert names[1:] == ["matmul_wide[Q4_0]", "matmul_wide[Q8_0]", "matmul_wide[Q8_0]"]
+    for ours, theirs in zip(together, cpu.matmul(x, *matrices), strict=True):
+        same(ours, theirs)
+    for ours, theirs in zip(together, product(gpu, x[16:], *matrices)[1], strict=True):
+        same(ours[16:], theirs)
 
 
 def test_more_rows_than_a_block_has() -> None:
