@@ -131,11 +131,12 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
     """Read a prompt, in batches; logits for its last token only."""
-    first, step = llm.cache.length, llm.batch_size
-    for start in range(0, tokens.size, step):
-        batch = tokens[start : start + step]
-        positions = np.arange(first + start, first + start + batch.size, dtype=np.int32)
-        llm.model.forward(batch, positions, int(start + step >= tokens.size))
+    first, done = llm.cache.length, 0
+    while done < tokens.size:
+        batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
+        positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
+        done += batch.size
+        llm.model.forward(batch, positions, int(done == tokens.size))
 
 
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:

@@ -157,7 +157,8 @@ class LLM:
         while first < tokens.size:
             if on_prefill:
                 on_prefill(first, tokens.size)
-            end = min(first + self.batch_size, *(stop for stop in stops if stop > first), tokens.size)
+            stop = min((stop for stop in stops if stop > first), default=tokens.size)
+            end = first + self.model.ops.next_rows(stop - first)
             logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
             first = end
             if first in stops:

@@ -57,6 +57,7 @@ class FakeDriver:
             "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": major,
             "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": minor,
             "CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 3,
+            "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 99 << 10,
         }
         return OK, values.get(attribute, 65536)
 

@@ -19,7 +19,7 @@ import numba
 from numba import cuda
 
 import engine.cuda
-from engine.cuda import attention, direct_attention, sample, tiled_attention
+from engine.cuda import attention, direct_attention, sample, tiled_attention, wide_experts, wide_matmul
 from engine.cuda.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.ptx import check, instructions, statements
@@ -192,6 +192,13 @@ CASES = [
     for target in (TUNED, *(t for t in TARGETS if t != TUNED))
     if (k == 0 and (target >= (8, 0) or name not in WIDE)) or target == TUNED
 ]
+CASES += [
+    pytest.param(name, constants, (8, 0), id=f"{name}-small-sm_80")
+    for name, constants in (("matmul_wide", ("Q4_K", True)), ("matmul_experts_wide", ("Q4_K", 8, True)))
+]
+
+LEAST_SHARED = 99 << 10
+"""Bytes of shared memory that a block may have on the smallest GPUs from compute capability 8.0 on: 8.6, 8.9 and 12.0."""
 
 
 def test_every_module_can_be_imported() -> None:
@@ -220,6 +227,36 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     assert spilled
     allowed = 0 if target == TUNED else SPILLED_NEWER if target > TUNED else SPILLED_ELSEWHERE
     assert max(map(int, spilled.groups())) <= allowed
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_wide_products_fit(name: str) -> None:
+    """... into the shared memory of any GPU that has them, in large blocks where these fit."""
+    for most, small in ((227 << 10, 0), (LEAST_SHARED, 1), (0, 1)):
+        kernel, grid, threads = wide_matmul.geometry(name, 129, 65, most)
+        assert kernel.constants == (name, True)[: 1 + small]
+        assert (grid, threads) == (((3, 17), 128) if small else ((2, 9), 256))
+        assert kernel.shared <= (most or LEAST_SHARED)
+        kernel, grid, threads = wide_experts.geometry(name, 8, 77, 65, most)
+        fits = wide_experts.matmul_experts_wide(name, 8).shared <= most
+        assert kernel.constants == (name, 8, True)[: 3 - fits]
+        assert (grid, threads) == (((77, 9), 256) if fits else ((77, 17), 128))
+        assert kernel.shared <= (most or LEAST_SHARED)
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("d", range(64, 513, 16))
+def test_attention_by_tiles_fits(d: int, half: bool) -> None:
+    for gated in (False, True):
+        kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, half, gated)
+        # The kernel's own array has a word for each pair of a tile, at most as many as threads.
+        assert kernel.shared + 4 * tiled_attention.THREADS <= LEAST_SHARED
+
+
+def test_others_bring_no_shared_memory() -> None:
+    """... but have arrays of their own, of which the assembler allows no more than 48 KiB."""
+    with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
+    assert with_it == {"attend_tiles", "matmul_experts_wide", "matmul_wide"}
 
 
 def assembler_report(ptx: str, target: tuple[int, int]) -> str:

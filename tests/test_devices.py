@@ -159,6 +159,7 @@ def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
     use(driver := FakeDriver(), monkeypatch)
     device = Device()
+    assert (device.multiprocessors, device.shared_memory) == (3, 99 << 10)
     table = device.allocate_host(1000, "the weights (per_layer_token_embd.weight)")
     assert (table.n_bytes, device.allocated, len(driver.pinned)) == (1000, 0, 1)
     driver.room = 4 << 20

@@ -104,6 +104,10 @@ class Backend:
         """``forward(tokens, positions, n_logits)``: here every operation computes when it is called."""
         return forward(tokens, positions, n_logits)
 
+    def next_rows(self, left: int) -> int:
+        """How many of the ``left`` tokens of a prompt the next pass had better read."""
+        return min(left, self.max_rows)
+
     def warm_up(self, model: Any, progress: Progress | None) -> None:
         """Compile every kernel of a model by running one token, each operation announced before its first call."""
         if progress:

@@ -74,6 +74,10 @@ WIDE = (8, 0)
 WIDE_FLOATS = 4
 """Weight rows of float formats that a warp multiplies at a time with 16 rows of such a pass."""
 
+FEW_ROWS = 128
+"""Up to so many tokens of a prompt are read in passes of as many rows as a step: the blocks of a wide product have room for
+about as many columns, and multiply them whether they are there or not."""
+
 WIDE_PLANS = 4
 """Passes of more rows than a step that are kept: the latest, since no two prompts need be of one length."""
 
@@ -196,6 +200,11 @@ class Backend:
             self.start(plan)
         return None if plan.result is None else self.download(plan.result)
 
+    def next_rows(self, left: int) -> int:
+        """How many of the ``left`` tokens of a prompt the next pass had better read."""
+        rows = min(left, self.max_rows)
+        return rows if rows > FEW_ROWS else min(rows, STEP_ROWS)
+
     def inputs(self) -> tuple[Tensor, Tensor]:
         """Memory for the tokens and positions of passes between the steps of an answer, which have theirs in ``tokens`` and
         ``positions`` all along."""
@@ -212,22 +221,23 @@ class Backend:
         """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``; inputs: where its tokens and
         positions lie, if not in ``tokens`` and ``positions``.
 
-        One of as many rows as a step may have is captured, and stays.  Of the others only the latest are kept, and captured
-        when they come again: a prompt of a new length had better start its kernels one by one, while the first of them run.
+        One of as many rows as a step may have, or of the most, is captured, and stays.  Of the others only the latest are
+        kept, and captured when they come again: a prompt of a new length had better start its kernels one by one, while the
+        first of them run.
         """
         tokens, positions = inputs or (self.tokens, self.positions)
-        key, wide = (forward, rows, n_logits, tokens.address), rows > STEP_ROWS
-        plan = self._wide_plans.pop(key, None) if wide else self._plans.get(key)
+        key, passing = (forward, rows, n_logits, tokens.address), STEP_ROWS < rows < self.max_rows
+        plan = self._wide_plans.pop(key, None) if passing else self._plans.get(key)
         if plan is None:
             plan = self.record(lambda: forward(tokens[:rows], positions[:rows], n_logits))
-            if not wide:
+            if not passing:
                 self.capture(plan)
         elif plan.graph is None:
             self.capture(plan)
-        if wide and len(self._wide_plans) >= WIDE_PLANS:
+        if passing and len(self._wide_plans) >= WIDE_PLANS:
             self.device.synchronize()  # it may be under way
             del self._wide_plans[next(iter(self._wide_plans))]
-        (self._wide_plans if wide else self._plans)[key] = plan
+        (self._wide_plans if passing else self._plans)[key] = plan
         return plan
 
     def warm_up(self, model: Any, progress: Progress | None) -> None:
@@ -235,8 +245,8 @@ class Backend:
         kernels: dict[Specialization, None] = {}
         drafts = model.mtp.ops if model.mtp is not None else self
         most = min(self.max_rows, model.cache.n_ctx)
-        wide = [most >> k for k in range(most.bit_length()) if most >> k > STEP_ROWS]
-        for rows in (*wide, *([STEP_ROWS + 1] if wide else []), STEP_ROWS, 8, 4, 2, 1):  # the most memory first
+        wide = [most >> k for k in range(most.bit_length()) if most >> k > FEW_ROWS]
+        for rows in (*wide, *([FEW_ROWS + 1] if wide else []), STEP_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt asks for the last row's logits, a step with drafts for those of all.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
@@ -258,6 +268,10 @@ class Backend:
                 progress("compile", done, len(kernels))
             self.device.load(kernel)
         self.plan(model.compute, 1, 1)
+        if most == self.max_rows > FEW_ROWS:
+            # What long prompts consist of.
+            self.plan(model.compute, most, 0)
+            self.plan(model.compute, most, 1)
         if progress:
             progress("compile", len(kernels), len(kernels))
 
@@ -419,13 +433,8 @@ class Backend:
             *x,
             rows,
         )
-        self._launch(
-            wide_matmul.matmul_wide(entry.name),
-            wide_matmul.grid(rows, tiles[-1]),
-            wide_matmul.THREADS,
-            arguments,
-            *outputs,
-        )
+        kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], self.device.shared_memory)
+        self._launch(kernel, grid, threads, arguments, *outputs)
 
     def _matmul_float(self, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
         rows, most, each = x.shape[0], 1 if x.shape[0] == 1 else STEP_ROWS, 1

@@ -31,7 +31,7 @@ _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What the driver says of a GPU; memory in bytes."""
+    """What the driver says of a GPU; memory in bytes, and shared memory is the most that a block may have."""
 
     index: int
     name: str
@@ -39,6 +39,7 @@ class DeviceInfo:
     memory: int
     free: int
     multiprocessors: int
+    shared_memory: int
 
 
 def _driver() -> Any:
@@ -77,12 +78,13 @@ def list_devices() -> list[DeviceInfo]:
 def _describe(driver: Any, index: int) -> DeviceInfo:
     handle = _value(driver.cuDeviceGet(index))
     attribute = driver.CUdevice_attribute
-    major, minor, count = (
+    major, minor, count, shared = (
         int(_value(driver.cuDeviceGetAttribute(a, handle)))
         for a in (
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
         )
     )
     name = _value(driver.cuDeviceGetName(256, handle)).split(b"\0")[0].decode()
@@ -93,7 +95,7 @@ def _describe(driver: Any, index: int) -> DeviceInfo:
         driver.cuCtxPopCurrent()
     finally:
         driver.cuDevicePrimaryCtxRelease(handle)
-    return DeviceInfo(index, name, (major, minor), int(total), int(free), count)
+    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared)
 
 
 def _value(result: tuple[Any, ...]) -> Any:
@@ -178,6 +180,11 @@ class Device:
     def multiprocessors(self) -> int:
         """How many multiprocessors the GPU has."""
         return self.info.multiprocessors
+
+    @property
+    def shared_memory(self) -> int:
+        """How many bytes of shared memory a block may have at most."""
+        return self.info.shared_memory
 
     def _use(self) -> None:
         """Make this device's context the current one of this thread."""

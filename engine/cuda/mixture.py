@@ -176,9 +176,9 @@ class Mixture:
             *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed),
             *(n_tiles, end, n_rows, stacks[0].columns // entry.unit, *x),
         )
-        kernel = wide_experts.matmul_experts_wide(entry.name, 1 if down else self._experts.n_used)
-        grid = wide_experts.grid(items.shape[0], end)
-        self._ops._launch(kernel, grid, wide_experts.THREADS, arguments, *outs)
+        sizes = 1 if down else self._experts.n_used, items.shape[0], end
+        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._ops.device.shared_memory)
+        self._ops._launch(kernel, grid, threads, arguments, *outs)
 
     def _matmul_experts(
         self,

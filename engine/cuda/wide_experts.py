@@ -7,7 +7,8 @@ Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/experts.p
     ``engine/cuda/quantize.py`` leaves them for a wide pass, one row per row or, for down, per pair; out float32 [pairs, R].
 Who owns what: ``sort_pairs``: a block owns an expert, and goes through the ids of all pairs; a thread lists those that it
     has met, behind those of the threads before it.  ``matmul_experts_wide``: a block owns the pairs of an item and 128 weight
-    rows of its expert, a warp 16 of the rows, as in ``engine/cuda/wide_matmul.py``; columns of a stage are gathered.
+    rows of its expert (64 where there is little shared memory), a warp 16 of the rows, as in
+    ``engine/cuda/wide_matmul.py``; columns of a stage are gathered.
 Reduction order: that of ``engine/cuda/matmul.py``.  In which order pairs are listed does not show: each is a column of its
     own.
 Bytes moved: the ids twice per expert, from the L2 cache; the records of an expert once per item, of which neighbours have
@@ -24,7 +25,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
 
-from engine.cuda.compiler import F32P, I32P, U32P, i32, kernel
+from engine.cuda.compiler import F32P, I32P, U32P, Specialization, i32, kernel
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -41,22 +42,20 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.unpack import device
 from engine.cuda.wide_chain import Stage, make_wide, stage_of
+from engine.cuda.wide_matmul import SMALL, STAGES, Block
 from engine.quants import CHAINS
 
 f32 = np.float32
 u32 = np.uint32
 I = np.int32  # noqa: E741
 
-TILES = 8
-"""Tiles of 8 pairs of a block."""
+TILES = SMALL.tiles
+"""Tiles of 8 pairs of a block, large or small."""
 COLUMNS = 8 * TILES
-ROW_TILES = 8
-"""Tiles of 16 weight rows of a block, one a warp."""
-THREADS = 32 * ROW_TILES
+LARGE = Block(TILES, 8)
 GROUP = 4
 """Tiles of pairs that a warp multiplies at a time: there is room for the sums of no more if a multiprocessor is to hold two
 blocks, and an item of few pairs has fewer groups."""
-STAGES = 2
 
 SHARED = 113 << 10
 """Shared memory of a block of which a multiprocessor holds two (compute capability 9.0)."""
@@ -165,29 +164,45 @@ class Group(Stage):
         return Stage(self.tiles, self.units, self.sums, self.record)
 
 
-def shared_bytes(format: str, *others: Any) -> int:
+def block_of(small: bool) -> Block:
+    """The blocks of a kernel."""
+    return SMALL if small else LARGE
+
+
+def threads(format: str, share: int, small: bool = False) -> int:
+    """Threads of a block."""
+    return block_of(small).threads
+
+
+def shared_bytes(format: str, share: int, small: bool = False) -> int:
     """Shared memory of a block: stages, the sums of chains that have ended, and the pairs and activation rows of columns."""
-    return 4 * (STAGES * stage_of(T[format], TILES).words(ROW_TILES) + 4 * TILES * THREADS + 2 * COLUMNS)
+    block = block_of(small)
+    stages = STAGES * stage_of(T[format], TILES).words(block.row_tiles)
+    return 4 * (stages + 4 * TILES * block.threads + 2 * COLUMNS)
 
 
-def resident(format: str, *others: Any) -> int:
+def resident(format: str, share: int, small: bool = False) -> int:
     """Blocks per multiprocessor; IQ4_XS wants more registers than two leave it."""
-    return 2 if shared_bytes(format) <= SHARED and format != "IQ4_XS" else 1
+    return 2 if shared_bytes(format, share) <= SHARED and format != "IQ4_XS" and not small else 1
 
 
-def grid(items: int, tiles: int) -> tuple[int, int]:
-    """Blocks for so many items and tiles of 16 weight rows of an expert."""
-    return items, -(-tiles // ROW_TILES)
+def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
+    """(kernel, grid, threads per block) for so many items and ``tiles`` tiles of 16 weight rows of an expert, where a block
+    may have ``most`` bytes of shared memory."""
+    small = shared_bytes(format, share) > most
+    block = block_of(small)
+    grid = items, -(-tiles // block.row_tiles)
+    return matmul_experts_wide(format, share, *((True,) if small else ())), grid, block.threads
 
 
-def make_gather(shape: Stage) -> Any:
+def make_gather(shape: Stage, threads: int) -> Any:
     """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: units u .. of the activation rows
     ``inputs``, shared memory, one for each column of the stage, on their way into it."""
     large, has_sums = shape.units == 1, shape.sums > 0
     sums_at, scales_at = shape.sums_at, shape.scales_at
-    rounds, step, plane = TILES * 128 // THREADS, THREADS // 128, 32 * TILES
-    sum_rounds, scale_rounds = -(-2 * COLUMNS // THREADS), -(-COLUMNS // THREADS)
-    small_rounds, small_step = 64 * TILES // THREADS, THREADS // 64
+    rounds, step, plane = TILES * 128 // threads, threads // 128, 32 * TILES
+    sum_rounds, scale_rounds = -(-2 * COLUMNS // threads), -(-COLUMNS // threads)
+    small_rounds, small_step = 64 * TILES // threads, threads // 64
 
     @device
     def gather_large(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
@@ -197,18 +212,18 @@ def make_gather(shape: Stage) -> Any:
         for k in range(rounds):
             t = I(inputs[column + 8 * step * k])
             from_ = I(I(I(t >> 3) * units + u) * 512 + I(t & 7) * 16)
-            copy4(to, k * (4 * THREADS), x, np.int64(from_), I(1))
+            copy4(to, k * (4 * threads), x, np.int64(from_), I(1))
         if has_sums:
             # Two vectors of each column, in two planes.
             for k in range(sum_rounds):
-                i = I(thread + k * THREADS)
+                i = I(thread + k * threads)
                 if i < 2 * COLUMNS:
                     half, column = I(i // COLUMNS), I(i % COLUMNS)
                     t = I(inputs[column])
                     from_ = I(I(I(I(t >> 3) * units + u) * 8 + (t & 7)) * 12 + 4 * half)
                     copy4(stage, I(sums_at + half * plane + 4 * column), s, np.int64(from_), I(1))
         for k in range(scale_rounds):
-            column = I(thread + k * THREADS)
+            column = I(thread + k * threads)
             if column < COLUMNS:
                 t = I(inputs[column])
                 copy1(stage, I(scales_at + column), d, np.int64(I(I(I(t >> 3) * units + u) * 8 + (t & 7))), I(1))
@@ -223,7 +238,7 @@ def make_gather(shape: Stage) -> Any:
         column = I(I(thread >> 7) * 8 + (I(part >> 1) & I(7)))
         for k in range(rounds):
             t = I(inputs[column + 8 * step * k])
-            copy4(to, k * (4 * THREADS), x, np.int64(I(I(I(t >> 3) * units) * 64 + I(t & 7) * 8)), here)
+            copy4(to, k * (4 * threads), x, np.int64(I(I(I(t >> 3) * units) * 64 + I(t & 7) * 8)), here)
         part = I(thread & 63)
         own = I(u + (part >> 3))
         here = I(1) if own < units else I(0)
@@ -232,8 +247,8 @@ def make_gather(shape: Stage) -> Any:
             t = I(inputs[column + 8 * small_step * k])
             from_ = np.int64(I(I(I(t >> 3) * units + own) * 8 + (t & 7)))
             if has_sums:
-                copy1(stage, I(sums_at + thread + k * THREADS), s, from_, here)
-            copy1(stage, I(scales_at + thread + k * THREADS), d, from_, here)
+                copy1(stage, I(sums_at + thread + k * threads), s, from_, here)
+            copy1(stage, I(scales_at + thread + k * threads), d, from_, here)
 
     return gather_large if large else gather_small
 
@@ -257,9 +272,9 @@ def make_fetch_records(shape: Stage) -> Any:
 
 
 @device
-def find(n_tiles, end, warp):  # type: ignore[no-untyped-def]
-    """The warp's tile of rows, and whether it is one of the second matrix; behind the last it is the last again."""
-    tile = min(I(cuda.blockIdx.y * ROW_TILES + warp), I(end - 1))
+def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
+    """Which tile of rows this is, and whether it is one of the second matrix; behind the last it is the last again."""
+    tile = min(tile, I(end - 1))
     second = tile >= n_tiles
     return I(tile - n_tiles) if second else tile, second
 
@@ -285,25 +300,26 @@ def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
 
 @kernel(
     *(U32P, U32P, F32P, F32P, I32P, I32P, i32, i32, i32, i32, U32P, F32P, U32P),
-    threads=THREADS,
+    threads=threads,
     blocks=resident,
     shared=shared_bytes,
 )
-def matmul_experts_wide(format: str, share: int) -> Any:
+def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
     """One or two matrices of every expert, w0 and w1 of one format, times the activations of all pairs.
 
     share: pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one matrix of an
     expert touches (``experts.tiles``); end: of the one or two of them.
-    Grid: ``grid(n_items, end)``, blocks of ``THREADS``.
+    ``small``: whether blocks are ``SMALL``.  Grid and threads: ``geometry``, for ``n_items`` and ``end``.
     """
-    shape = stage_of(T[format], TILES)
+    block, shape = block_of(small), stage_of(T[format], TILES)
+    row_tiles, threads = block.row_tiles, block.threads
     per_stage, record, records_at = shape.units, shape.record, shape.records_at
-    n_stage, own_words, n_acc = shape.words(ROW_TILES), shape.units * shape.record, 4 * TILES
-    apart = 4 * THREADS
+    n_stage, own_words, n_acc = shape.words(row_tiles), shape.units * shape.record, 4 * TILES
+    apart = 4 * threads
     total_at = STAGES * n_stage
-    pairs_at = total_at + n_acc * THREADS
+    pairs_at = total_at + n_acc * threads
     inputs_at = pairs_at + COLUMNS
-    gather, fetch_records = make_gather(shape), make_fetch_records(shape)
+    gather, fetch_records = make_gather(shape, threads), make_fetch_records(shape)
     multiply = _make_groups(format, shape, apart, 0)
 
     @cuda.jit
@@ -313,7 +329,7 @@ def matmul_experts_wide(format: str, share: int) -> Any:
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 16))
         acc = cuda.local.array(n_acc, np.float32)
-        thread = I(cuda.threadIdx.x & (THREADS - 1))
+        thread = I(cuda.threadIdx.x & (threads - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
         wait_for_inputs()
         item = advance(items, I(4 * cuda.blockIdx.x))
@@ -326,7 +342,7 @@ def matmul_experts_wide(format: str, share: int) -> Any:
             pair = listed[start + min(thread, I(count - 1))]
             pairs[thread] = u32(pair)
             inputs[thread] = u32(pair) // u32(share)
-        tile, second = find(n_tiles, end, warp)
+        tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
         w = w1 if second else w0
         origin = I(expert * n_rows)
         # The expert may have one record less than there is room for.
@@ -356,16 +372,16 @@ def matmul_experts_wide(format: str, share: int) -> Any:
                 copies_commit()
             stage = advance(shared, used)
             mine = advance(stage, own_at)
-            if I(cuda.blockIdx.y * ROW_TILES + warp) < end:
+            if I(cuda.blockIdx.y * row_tiles + warp) < end:
                 multiply(stage, mine, lane, u, units, length, count, acc, total)
             u, used = ahead, free
         # Found once more, for there is no room to keep it.
-        tile, second = find(n_tiles, end, warp)
+        tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
         out = out1 if second else out0
         # Below 0 where the expert begins within a record, whose other rows are another's.
         low = I(16 * tile - (I(item[0] * n_rows) & 15))
         column, row = I(2 * (lane & 3)), I(low + (lane >> 2))
-        if I(cuda.blockIdx.y * ROW_TILES + warp) < end:
+        if I(cuda.blockIdx.y * row_tiles + warp) < end:
             for n in range(TILES):
                 sums = vector4(total, n * apart)
                 for k in range(4):

@@ -5,20 +5,21 @@ Shapes: weights as records (``engine/cuda/repack.py``), activations as ``engine/
     pass; out float32 [rows, R].  Up to three matrices of one format with the same activations are multiplied in one launch.
 Who owns what: a block owns 128 weight rows and 128 activation rows, a warp 16 of the rows; lane 4 g + t rows g and g + 8
     for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/wide_chain.py``) come to shared
-    memory one ahead of the one that is used.
+    memory one ahead of the one that is used.  Where a GPU has too little of it, blocks are 64 by 64.
 Reduction order: that of ``engine/cuda/matmul.py``: a warp goes through the units of its rows from first to last, so it has
     one chain at a time, and adds each to the sum of those before it when it ends.
 Bytes moved: the records once per 128 activation rows, the activations once per 128 weight rows: neighbouring blocks have the
     same records, so these come from memory once, all else from the L2 cache.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
 
-from engine.cuda.compiler import F32P, U32P, i32, kernel
+from engine.cuda.compiler import F32P, U32P, Specialization, i32, kernel
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -38,37 +39,65 @@ from engine.quants import CHAINS
 f32 = np.float32
 I = np.int32  # noqa: E741
 
-TILES = 16
-"""Tiles of 8 activation rows of a block."""
-ROW_TILES = 8
-"""Tiles of 16 weight rows of a block, one a warp."""
-THREADS = 32 * ROW_TILES
 STAGES = 2
 
 
-def shared_bytes(format: str, *others: Any) -> int:
+@dataclass(frozen=True)
+class Block:
+    """What a block owns: tiles of 8 columns, which are activation rows, and tiles of 16 weight rows, one a warp."""
+
+    tiles: int
+    row_tiles: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.row_tiles
+
+
+LARGE = Block(16, 8)
+SMALL = Block(8, 4)
+"""For GPUs whose blocks may have 99 KiB of shared memory, the least there is from compute capability 8.0 on."""
+
+
+def block_of(small: bool) -> Block:
+    """The blocks of a kernel."""
+    return SMALL if small else LARGE
+
+
+def threads(format: str, small: bool = False) -> int:
+    """Threads of a block."""
+    return block_of(small).threads
+
+
+def shared_bytes(format: str, small: bool = False) -> int:
     """Shared memory of a block: stages, and the sums of chains that have ended."""
-    return 4 * (STAGES * stage_of(T[format], TILES).words(ROW_TILES) + 4 * TILES * THREADS)
+    block = block_of(small)
+    return 4 * (STAGES * stage_of(T[format], block.tiles).words(block.row_tiles) + 4 * block.tiles * block.threads)
 
 
-def grid(rows: int, tiles: int) -> tuple[int, int]:
-    """Blocks for so many activation rows and tiles of 16 weight rows."""
-    return -(-rows // (8 * TILES)), -(-tiles // ROW_TILES)
+def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
+    """(kernel, grid, threads per block) for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows, where a block may
+    have ``most`` bytes of shared memory."""
+    small = shared_bytes(format) > most
+    block = block_of(small)
+    grid = -(-rows // (8 * block.tiles)), -(-tiles // block.row_tiles)
+    return matmul_wide(format, *((True,) if small else ())), grid, block.threads
 
 
-def make_fetch(format: str) -> Any:
+def make_fetch(format: str, block: Block) -> Any:
     """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: units u .. of a block's
     activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, on their way into a
     stage.  Tiles behind ``last`` are those of ``last`` again, and nobody looks at what becomes of them."""
-    shape = stage_of(T[format], TILES)
+    tiles, threads = block.tiles, block.threads
+    shape = stage_of(T[format], tiles)
     n_sums, record = shape.sums, shape.record
     sums_at, scales_at, records_at = shape.sums_at, shape.scales_at, shape.records_at
     large = shape.units == 1
-    rounds, step, n_columns = TILES * 128 // THREADS, THREADS // 128, 8 * TILES
+    rounds, step, n_columns = tiles * 128 // threads, threads // 128, 8 * tiles
     unit_words = 512 if large else 64
     own_words = shape.units * record
     record_rounds, record_exact = -(-own_words // 128), own_words % 128 == 0
-    plane = 32 * TILES
+    plane = 32 * tiles
 
     @device
     def fetch(stage, records, q, d, s, tile, last, u, units, thread):  # type: ignore[no-untyped-def]
@@ -77,7 +106,7 @@ def make_fetch(format: str) -> Any:
         x, n = advance(q, I(I(thread & 127) * 4 + u * unit_words)), I(tile + (thread >> 7))
         to, pitch = advance(stage, I(4 * thread)), I(units * unit_words)
         for k in range(rounds):
-            copy4(to, k * (4 * THREADS), x, np.int64(I(min(n, last) * pitch)), here)
+            copy4(to, k * (4 * threads), x, np.int64(I(min(n, last) * pitch)), here)
             n = I(n + step)
         if large:
             if n_sums > 0:
@@ -86,7 +115,7 @@ def make_fetch(format: str) -> Any:
                 n = min(I(tile + (column >> 3)), last)
                 from_ = np.int64(I(I(I(n * units + u) * 8 + (column & 7)) * 12 + 4 * half))
                 copy4(stage, I(sums_at + half * plane + 4 * column), s, from_, I(1))
-            if thread < 2 * TILES:
+            if thread < 2 * tiles:
                 n = min(I(tile + (thread >> 1)), last)
                 copy4(stage, I(scales_at + 4 * thread), d, np.int64(I(I(n * units + u) * 8 + 4 * (thread & 1))), I(1))
         else:
@@ -109,21 +138,23 @@ def make_fetch(format: str) -> Any:
 @kernel(
     *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32, i32, i32),
     *(i32, U32P, F32P, U32P, i32),
-    threads=THREADS,
+    threads=threads,
     blocks=1,
     shared=shared_bytes,
 )
-def matmul_wide(format: str) -> Any:
+def matmul_wide(format: str, small: bool = False) -> Any:
     """Up to three matrices times the same activations: matrix m has tiles of 16 rows up to ends[m] (running over all three),
     rows[m] rows, and its own output; ``add``: whether the residual is added.
 
-    Grid: ``grid(rows, ends[last])``, blocks of ``THREADS``.
+    ``small``: whether blocks are ``SMALL``.  Grid and threads: ``geometry``, for ends[last] tiles.
     """
-    shape = stage_of(T[format], TILES)
+    block = block_of(small)
+    tiles, row_tiles, threads = block.tiles, block.row_tiles, block.threads
+    shape = stage_of(T[format], tiles)
     per_stage, record, records_at = shape.units, shape.record, shape.records_at
-    n_stage, own_words, n_acc = shape.words(ROW_TILES), shape.units * shape.record, 4 * TILES
-    total_at, apart = STAGES * n_stage, 4 * THREADS
-    fetch, wide = make_fetch(format), make_wide(T[format], shape, TILES, apart)
+    n_stage, own_words, n_acc = shape.words(row_tiles), shape.units * shape.record, 4 * tiles
+    total_at, apart = STAGES * n_stage, 4 * threads
+    fetch, wide = make_fetch(format, block), make_wide(T[format], shape, tiles, apart)
 
     @cuda.jit
     def matmul_wide(  # type: ignore[no-untyped-def]
@@ -132,10 +163,10 @@ def matmul_wide(format: str) -> Any:
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 16))
         acc = cuda.local.array(n_acc, np.float32)
-        thread = I(cuda.threadIdx.x & (THREADS - 1))
+        thread = I(cuda.threadIdx.x & (threads - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
-        first, last = I(cuda.blockIdx.x * TILES), I((rows - 1) >> 3)
-        tile = I(cuda.blockIdx.y * ROW_TILES + warp)
+        first, last = I(cuda.blockIdx.x * tiles), I((rows - 1) >> 3)
+        tile = I(cuda.blockIdx.y * row_tiles + warp)
         there = tile < end2
         # Behind the last tile it is the last again.
         tile = min(tile, I(end2 - 1))
@@ -147,7 +178,7 @@ def matmul_wide(format: str) -> Any:
         total = advance(shared, I(total_at + 4 * thread))
         for k in range(n_acc):
             acc[k] = f32(0.0)
-        for n in range(TILES):
+        for n in range(tiles):
             keep4(total, n * apart, f32(0.0), f32(0.0), f32(0.0), f32(0.0))
         length = I((units + CHAINS - 1) // CHAINS)
         records = advance(w, np.int64(I(tile * units)) * record)
@@ -169,7 +200,7 @@ def matmul_wide(format: str) -> Any:
             u, used = ahead, free
         column, row = I(first * 8 + 2 * (lane & 3)), I(16 * tile + (lane >> 2))
         if there:
-            for n in range(TILES):
+            for n in range(tiles):
                 sums = vector4(total, n * apart)
                 for k in range(4):
                     t, r = I(column + 8 * n + (k & 1)), I(row + 8 * (k >> 1))

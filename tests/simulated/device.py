@@ -42,9 +42,12 @@ class SimulatedDevice:
     name = "simulated GPU"
     compute_capability = (9, 0)
     multiprocessors = 1
+    #: That of the smallest GPUs, so that kernels have small blocks, which take less time here.
+    shared_memory = 99 << 10
 
     def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
-        self.info = DeviceInfo(index, self.name, self.compute_capability, memory, memory, self.multiprocessors)
+        sizes = memory, memory, self.multiprocessors, self.shared_memory
+        self.info = DeviceInfo(index, self.name, self.compute_capability, *sizes)
         self.allocated = 0
         self.compiled: list[str] = []
         self.compile_seconds = 0.0
@@ -123,6 +126,7 @@ class SimulatedDevice:
         if self._capturing:
             self._capturing.launches.append((specialization, grid, block, arguments))
             return
+        assert specialization.shared <= self.shared_memory
         if self.on_launch:
             self.on_launch(specialization.name)
         pairs = zip(specialization.kernel.arguments, arguments, strict=True)

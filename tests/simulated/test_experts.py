@@ -252,20 +252,25 @@ def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("formats", "rows", "n_used", "down", "units", "n_rows"),
+    ("formats", "rows", "n_used", "down", "units", "n_rows", "large"),
     [
         # Experts begin within a record, and the last one has a record less; two stages.
-        ("Q4_K Q4_K", 18, 2, False, 2, 24),
+        ("Q4_K Q4_K", 18, 2, False, 2, 24, False),
         # More columns than a block has, and groups of them of which one has a single column.
-        ("Q6_K", 97, 1, True, 1, 16),
+        ("Q6_K", 97, 1, True, 1, 16, False),
+        ("Q6_K", 97, 1, True, 1, 16, True),
         # Chains of two units, the last one alone.
-        ("Q2_K", 17, 1, False, 9, 16),
-        # A second stage of a single unit, which also ends the last chain.
-        ("Q4_1", 17, 2, True, 9, 40),
-        ("Q8_0 Q8_0", 20, 1, False, 3, 8),
+        ("Q2_K", 17, 1, False, 9, 16, True),
+        # A second stage of a single unit, which also ends the last chain; tiles of more rows than a small block has.
+        ("Q4_1", 17, 2, True, 9, 40, True),
+        ("Q4_1", 17, 1, True, 1, 72, False),
+        ("Q8_0 Q8_0", 20, 1, False, 3, 8, True),
+        ("Q8_0 Q8_0", 20, 1, False, 3, 8, False),
     ],
 )
-def test_products_of_many_rows(formats: str, rows: int, n_used: int, down: bool, units: int, n_rows: int) -> None:
+def test_products_of_many_rows(
+    formats: str, rows: int, n_used: int, down: bool, units: int, n_rows: int, large: bool
+) -> None:
     """Most rows use expert 0, and none uses expert 2."""
     n_expert, pairs = 5, rows * n_used
     ids = np.array([(0, (1, 3, 4)[t % 3])[s] for t in range(rows) for s in range(n_used)], np.int32)
@@ -282,8 +287,8 @@ def test_products_of_many_rows(formats: str, rows: int, n_used: int, down: bool,
         *(records[0], records[-1], outs[0], outs[-1], items, listed, tiles(n_rows), end, n_rows, units),
         *packed(unit, x, True),
     ]
-    kernel = wide_experts.matmul_experts_wide(entries[0].name, 1 if down else n_used)
-    run(kernel, wide_experts.grid(len(items), end), wide_experts.THREADS, arguments)
+    sizes = 1 if down else n_used, len(items), end
+    run(*wide_experts.geometry(entries[0].name, *sizes, 227 << 10 if large else 0), arguments)
     for stack, out in zip(stacks, outs, strict=False):
         for e in range(n_expert):
             own = Weight("w", stack.format, units * unit, stack.data[e * n_rows : (e + 1) * n_rows])

@@ -27,23 +27,32 @@ def product(gpu: Any, x: np.ndarray, *matrices: Weight) -> tuple[list[str], list
     return [launch.kernel.name for launch in plan.launches], [gpu.download(out) for out in plan.result]
 
 
+LARGE = 227 << 10
+"""Bytes of shared memory that large blocks may have; the simulated GPU has small ones."""
+
+
 @pytest.mark.parametrize(
-    ("name", "rows", "units", "n_rows"),
+    ("name", "rows", "units", "n_rows", "large"),
     [
         # Two stages, and a tile of weight rows that is not full.
-        ("Q4_K", 17, 2, 21),
-        ("Q6_K", 17, 1, 16),
-        ("Q2_K", 19, 1, 3),
+        ("Q4_K", 17, 2, 21, False),
+        ("Q6_K", 17, 1, 16, False),
+        ("Q6_K", 17, 1, 16, True),
+        ("Q2_K", 19, 1, 3, True),
         # Fewer units than a stage has; one more than it has, which is also the last chain.
-        ("Q8_0", 17, 3, 24),
-        ("Q4_1", 20, 9, 5),
+        ("Q8_0", 17, 3, 24, False),
+        ("Q4_1", 20, 9, 5, False),
+        ("Q8_0", 17, 9, 24, True),
+        ("Q4_1", 17, 3, 5, True),
     ],
 )
-def test_formats(gpu: backend.Backend, name: str, rows: int, units: int, n_rows: int) -> None:
+def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large: bool) -> None:
+    if large:
+        gpu.device.shared_memory = LARGE
     columns = units * FORMATS_BY_NAME[name].unit
     w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
     names, (ours,) = product(gpu, x, w)
-    assert names[1:] == [f"matmul_wide[{name}]"]
+    assert names[1:] == [f"matmul_wide[{name}]" if large else f"matmul_wide[{name}, True]"]
     same(ours, cpu.matmul(x, w)[0])
 
 
@@ -55,23 +64,26 @@ def test_matrices_side_by_side(gpu: backend.Backend) -> None:
     ]
     x = activations(17, 64)
     names, together = product(gpu, x, *matrices)
-    assert names[1:] == ["matmul_wide[Q4_0]", "matmul_wide[Q8_0]", "matmul_wide[Q8_0]"]
+    assert names[1:] == ["matmul_wide[Q4_0, True]", "matmul_wide[Q8_0, True]", "matmul_wide[Q8_0, True]"]
     for ours, theirs in zip(together, cpu.matmul(x, *matrices), strict=True):
         same(ours, theirs)
     for ours, theirs in zip(together, product(gpu, x[16:], *matrices)[1], strict=True):
         same(ours[16:], theirs)
 
 
-def test_more_rows_than_a_block_has() -> None:
+@pytest.mark.parametrize("block", [wide_matmul.SMALL, wide_matmul.LARGE])
+def test_more_rows_than_a_block_has(block: wide_matmul.Block) -> None:
     """Of activations, and of weights, where the second block has a single tile, of a second matrix; with a residual."""
-    n, rows = 16 * wide_matmul.ROW_TILES, 8 * wide_matmul.TILES + 2
+    n, rows = 16 * block.row_tiles, 8 * block.tiles + 2
     entry = FORMATS_BY_NAME["Q4_0"]
     matrices = weight(entry, n, 32), weight(entry, 2, 32)
     x, residual = activations(rows, 32), activations(rows, n)
     outs = [np.full((rows, w.rows), np.nan, F) for w in matrices]
     records = [repack.repack_rows(w.format, w.data) for w in matrices]
-    ends = [wide_matmul.ROW_TILES] + [wide_matmul.ROW_TILES + 1] * 2
+    ends = [block.row_tiles] + [block.row_tiles + 1] * 2
     arguments: list[Any] = [*records, records[0], *outs, outs[0], residual, 1, *ends, n, 2, 0, 1, *packed(32, x), rows]
-    run(wide_matmul.matmul_wide("Q4_0"), wide_matmul.grid(rows, ends[2]), wide_matmul.THREADS, arguments)
+    kernel, grid, threads = wide_matmul.geometry("Q4_0", rows, ends[2], LARGE if block is wide_matmul.LARGE else 0)
+    assert (grid, threads) == ((2, 2), block.threads)
+    run(kernel, grid, threads, arguments)
     same(outs[0], cpu.matmul_add(residual, x, matrices[0]))
     same(outs[1], cpu.matmul_add(residual.reshape(-1)[: 2 * rows].reshape(rows, 2), x, matrices[1]))
