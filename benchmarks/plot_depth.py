@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.svg import Axis, colors, curve, decades, dot, image, label, legend, line, measurements
 
-WIDTH, HEIGHT = 760, 400
+WIDTH, HEIGHT = 780, 400
 TOP, BOTTOM = 102, 344
 PLOT = 300
 PANELS = (("n_gen", 64, "answers"), ("n_prompt", 442, "prompts"))

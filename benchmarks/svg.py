@@ -88,7 +88,7 @@ def legend(left: float, y: float, width: float, named: dict[str, str]) -> Iterat
     """Names in their colors, side by side, in lines as long as the image is wide."""
     x = left
     for name, color in named.items():
-        further = 34 + 7.2 * len(name)
+        further = 36 + 7.8 * len(name)
         if x > left and x + further > width:
             x, y = left, y + 20
         yield dot(x + 4, y - 4, color)

@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,19 @@ class Specialization:
     @property
     def shared(self) -> int:
         """Bytes of shared memory that a launch brings with it."""
-        wish = self.kernel.shared
-        return wish(*self.constants) if callable(wish) else wish
+        return _shared(self)
 
     @property
     def function(self) -> Any:
         """The ``@cuda.jit`` function."""
         return self.kernel.build(*self.constants)
+
+
+@cache
+def _shared(specialization: Specialization) -> int:
+    """Every launch asks for it, and to answer may take longer than to launch."""
+    wish = specialization.kernel.shared
+    return wish(*specialization.constants) if callable(wish) else wish
 
 
 KERNELS: dict[str, Kernel] = {}

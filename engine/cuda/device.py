@@ -7,6 +7,7 @@ dependent launch), which is why every kernel says ``wait_for_inputs`` before it 
 
 import contextlib
 import ctypes
+import functools
 import gc
 import math
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cuda.compiler import Specialization, cubin
+from engine.cuda.compiler import Kernel, Specialization, cubin
 from engine.errors import DeviceError
 
 OLDEST = (7, 5)
@@ -27,6 +28,12 @@ SHARED_PERCENT = 40
 only changed between two that do not overlap.  Enough for two blocks of attention, the largest user, on a multiprocessor."""
 
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
+
+
+@functools.cache
+def _kinds(kernel: Kernel) -> tuple[Any, ...]:
+    """C types of a kernel's arguments."""
+    return tuple(_CTYPES.get(str(type_), ctypes.c_void_p) for type_ in kernel.arguments)
 
 
 @dataclass(frozen=True)
@@ -349,7 +356,7 @@ class Device:
             config.numAttrs = 1
         self._first = False
         self._last = specialization.name
-        kinds = tuple(_CTYPES.get(str(t), ctypes.c_void_p) for t in specialization.kernel.arguments)
+        kinds = _kinds(specialization.kernel)
         values = tuple(
             int(a) if kind is not ctypes.c_float else float(a) for a, kind in zip(arguments, kinds, strict=True)
         )

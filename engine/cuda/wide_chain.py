@@ -10,6 +10,7 @@ The sums and their order are those of ``engine/cuda/matmul.py``.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,7 @@ class Stage:
         return self.records_at + warps * self.units * self.record
 
 
+@cache
 def stage_of(type_: T, tiles: int) -> Stage:
     """The stage of a format."""
     entry, mins = FORMATS[type_], unpack(type_).mins
