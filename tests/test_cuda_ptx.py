@@ -85,8 +85,9 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
     "attend_tiles": [
-        tiled_attention.geometry(1024, 8, 4, 256, 256, half=False, gated=True)[0].constants,
+        tiled_attention.geometry(1024, 16, 8, 256, 256, half=True, gated=False)[0].constants,
         tiled_attention.geometry(1024, 32, 8, 128, 128, half=True, gated=False)[0].constants,
+        tiled_attention.geometry(1024, 8, 4, 256, 256, half=False, gated=True)[0].constants,
     ],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
@@ -182,7 +183,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 }
 """How instructions begin that a kernel must have, whatever its constants."""
 
-WIDE = {"delta_rule", "matmul_experts_wide", "matmul_wide"}
+WIDE = {"attend_tiles", "delta_rule", "matmul_experts_wide", "matmul_wide"}
 """Kernels of passes of more rows than a step, which copy to shared memory while they compute: not for 7.5."""
 
 CASES = [
