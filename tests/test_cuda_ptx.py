@@ -122,7 +122,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q8_0",), 16, 8, True, True),
         (("Q4_K", "Q4_K"), 1, 8, False, False, 128, True),
         (("Q8_0", "Q8_0"), 1, 8, False, False, 128, True),
-        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS)),
+        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2])),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
     "matmul_experts_wide": [("Q4_K", 8), ("IQ4_XS", 1), ("Q8_0", 1), ("Q2_K", 8), ("Q6_K", 1)],
@@ -130,7 +130,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "matmul_join": [
         ("Q6_K", 2, 8, True),
         ("Q4_K", 3, 8, False),
-        *((name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1) for k, name in enumerate(_FORMATS[7:])),
+        *((name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1) for k, name in enumerate(_FORMATS[7::2])),
     ],
     "matmul_quantized": [
         (("Q4_K",), 1, False, False),

@@ -92,18 +92,18 @@ def agree(
 
 
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize("position", [0, 5, 63, 64, 130])
+@pytest.mark.parametrize("position", [0, 63, 130])
 def test_decode(position: int, half: bool) -> None:
     agree([position], 1, 1, 4, 2, half=half, early=half)
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("group", [1, 3, 8])
 def test_groups(group: int) -> None:
     agree([70], 2 * group, 2, 4, 4, splits=1) if group == 3 else agree([3], group, 1, 4, 4)
 
 
 @pytest.mark.parametrize("half", [True, False])
-@pytest.mark.parametrize(("d_k", "d_v"), [(2, 2), (6, 10), (80, 34), (4, 66)])
+@pytest.mark.parametrize(("d_k", "d_v"), [(2, 2), (80, 34)])
 def test_sizes_of_heads(d_k: int, d_v: int, half: bool) -> None:
     agree([66], 1, 1, d_k, d_v, half=half)
 
@@ -114,19 +114,19 @@ def test_rows_on_both_sides_of_a_border(positions: list[int], early: bool) -> No
     agree(positions, 3, 1, 4, 4, early=early, splits=2)
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 4, 8])
+@pytest.mark.parametrize("tasks", [1, 8])
 def test_tasks_of_a_block(tasks: int) -> None:
     agree([63, 64], 5, 1, 4, 4, tasks=tasks)
 
 
-@pytest.mark.parametrize("positions", [[0], [130], [63, 64, 65], [*range(125, 135)], [70, 3, 6]])
+@pytest.mark.parametrize("positions", [[130], [*range(125, 135)], [70, 3, 6]])
 def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) -> None:
     """A block's first chunk is fetched while it is being appended to; what is new is entered afterwards."""
     d_k, d_v = (80, 64) if len(positions) == 1 else (4, 6)
     agree(positions, 2, 2, d_k, d_v, early=True, splits=3, unseen=True)
 
 
-@pytest.mark.parametrize("window", [1, 3, 64, 70])
+@pytest.mark.parametrize("window", [1, 70])
 @pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
 def test_windows_and_rings(window: int, positions: list[int]) -> None:
     """The ring has wrapped where the positions are larger than the window."""

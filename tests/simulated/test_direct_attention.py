@@ -101,7 +101,7 @@ def test_types(types: str) -> None:
     agree(types, [70], 2, 1, 32)
 
 
-@pytest.mark.parametrize("position", [0, 5, 62, 63, 64, 143])
+@pytest.mark.parametrize("position", [0, 63, 143])
 def test_decode(position: int) -> None:
     agree("q8_0 q8_0", [position], 1, 1, 32)
 
@@ -128,7 +128,7 @@ def test_largest_heads(types: str) -> None:
     agree(types, [20], 1, 1, 512)
 
 
-@pytest.mark.parametrize(("group", "rows"), [(1, 3), (3, 1), (3, 3), (8, 1), (5, 2)])
+@pytest.mark.parametrize(("group", "rows"), [(1, 3), (3, 3), (8, 1)])
 def test_groups(group: int, rows: int) -> None:
     agree("q8_0 q8_0", [*range(62, 62 + rows)], 2 * group, 2, 32, splits=1)
 
@@ -148,7 +148,7 @@ def test_positions_that_do_not_follow_one_another() -> None:
     agree("q8_0 q8_0", [130, 7, 64], 2, 1, 32)
 
 
-@pytest.mark.parametrize("window", [1, 21, 64, 70])
+@pytest.mark.parametrize("window", [1, 70])
 @pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
 def test_windows_and_rings(window: int, positions: list[int]) -> None:
     """The ring has wrapped where the positions are larger than the window."""
