@@ -204,8 +204,7 @@ def _make_copy(n: int, way: str) -> Any:
     @intrinsic
     def copy(typingctx, to, i, p, j, there):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            shared = builder.addrspacecast(builder.gep(args[0], [args[1]]), _I32.as_pointer(3))
-            place = builder.trunc(builder.ptrtoint(shared, ir.IntType(64)), _I32)
+            place = _shared_place(builder, args[0], args[1])
             known = builder.icmp_signed("!=", args[4], ir.Constant(_I32, 0))
             size = builder.select(known, ir.Constant(_I32, 4 * n), ir.Constant(_I32, 0))
             text = f"cp.async.{way}.shared.global [$0], [$1], {4 * n}, $2;"
