@@ -245,8 +245,9 @@ class Backend:
         kernels: dict[Specialization, None] = {}
         drafts = model.mtp.ops if model.mtp is not None else self
         most = min(self.max_rows, model.cache.n_ctx)
-        wide = [most >> k for k in range(most.bit_length()) if most >> k > FEW_ROWS]
-        for rows in (*wide, *([FEW_ROWS + 1] if wide else []), STEP_ROWS, 8, 4, 2, 1):  # the most memory first
+        # Where attention takes another kernel for more rows, the least and the most have both.
+        wide = (most, FEW_ROWS + 1) if most > FEW_ROWS else ()
+        for rows in (*wide, STEP_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt asks for the last row's logits, a step with drafts for those of all.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
@@ -370,14 +371,13 @@ class Backend:
             quantized = self._quantize(x, unit)
             # Matrices of one format side by side: a launch then holds the code of each format once.
             members.sort(key=lambda i: weights[i].format.name)
+            runs, multiply = [members], self._matmul_quantized
             if rows > STEP_ROWS:
                 # A launch holds the code of one format.
                 runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
-            else:
-                runs = [members]
+                multiply = self._matmul_wide
             for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
                 chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
-                multiply = self._matmul_wide if rows > STEP_ROWS else self._matmul_quantized
                 multiply(quantized, rows, chosen, residual, outs)
         return outputs
 

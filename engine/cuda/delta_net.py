@@ -62,6 +62,15 @@ BATCH = 4
 """Tokens whose queries and keys are computed at a time; the states of those before are being written meanwhile."""
 
 
+@device
+def join(chains):  # type: ignore[no-untyped-def]
+    """The sum of the 32 chains of a row of the state, in each of its lanes."""
+    total = (chains[0] + chains[2]) + (chains[1] + chains[3])
+    total = total + lane_xor(total, I(4))
+    total = total + lane_xor(total, I(2))
+    return total + lane_xor(total, I(1))
+
+
 def grid(d: int, n_v: int) -> tuple[int, int]:
     """Blocks of ``delta_net``."""
     return d // COLUMNS, n_v
@@ -90,14 +99,6 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
     n_warps = THREADS // 32
     norm_rounds = -(-2 * batch // n_warps)
     squares = make_squares(d)
-
-    @device
-    def join(chains):  # type: ignore[no-untyped-def]
-        """The sum of the 32 chains of a row of the state, in each of its lanes."""
-        total = (chains[0] + chains[2]) + (chains[1] + chains[3])
-        total = total + lane_xor(total, I(4))
-        total = total + lane_xor(total, I(2))
-        return total + lane_xor(total, I(1))
 
     @device
     def around(i, n):  # type: ignore[no-untyped-def]

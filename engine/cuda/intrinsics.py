@@ -243,8 +243,6 @@ copies_wait = _make_copies("cp.async.wait_group 0")
 """copies_wait(): wait until all groups of the thread are there; those of other threads are after ``syncthreads``."""
 copies_wait_but_one = _make_copies("cp.async.wait_group 1")
 """copies_wait_but_one(): the same for all but the latest group."""
-copies_wait_but_two = _make_copies("cp.async.wait_group 2")
-"""copies_wait_but_two(): the same for all but the latest two."""
 
 
 # --- integers --------------------------------------------------------------------------------------------------

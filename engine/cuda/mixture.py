@@ -43,8 +43,8 @@ class Mixture:
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
         self._quantized: dict[int, Any] = {}
-        #: Whether the network that every row uses takes part in the launches of the experts.
         self._wide = self._rows > STEP_ROWS
+        #: Whether the network that every row uses takes part in the launches of the experts.
         self._joins = (
             experts.shared is not None
             and not self._wide

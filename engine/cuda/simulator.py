@@ -47,7 +47,6 @@ __all__ = [
     "copies_commit",
     "copies_wait",
     "copies_wait_but_one",
-    "copies_wait_but_two",
     "copy1",
     "copy4",
     "dot2_high",
@@ -201,7 +200,7 @@ def copies_commit() -> None:
     """Nothing: what is copied is there."""
 
 
-copies_wait = copies_wait_but_one = copies_wait_but_two = copies_commit
+copies_wait = copies_wait_but_one = copies_commit
 
 
 def _int32(x: Any) -> Any:

@@ -22,7 +22,7 @@ from numba import cuda
 
 from engine.cuda.compiler import F32P, I32P, i32, kernel
 from engine.cuda.compiler import f32 as f32_t
-from engine.cuda.delta_net import COLUMNS, LANES, THREADS
+from engine.cuda.delta_net import COLUMNS, LANES, THREADS, join
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
@@ -32,7 +32,6 @@ from engine.cuda.intrinsics import (
     copy4,
     exp,
     fma,
-    lane_xor,
     let_next_begin,
     pointer,
     sigmoid,
@@ -155,14 +154,6 @@ def _make_step(d: int) -> Any:
     one before, and its result, in each lane of a row; key [d / 8], chains [4]: registers."""
     n_runs = d // 32
     values, rates = TOKENS * 2 * d, TOKENS * (2 * d + COLUMNS)
-
-    @device
-    def join(chains):  # type: ignore[no-untyped-def]
-        """The sum of the 32 chains of a row of the state, in each of its lanes."""
-        total = (chains[0] + chains[2]) + (chains[1] + chains[3])
-        total = total + lane_xor(total, I(4))
-        total = total + lane_xor(total, I(2))
-        return total + lane_xor(total, I(1))
 
     @device
     def step(stage, b, own, column, state, key, chains):  # type: ignore[no-untyped-def]

@@ -42,7 +42,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.unpack import device
 from engine.cuda.wide_chain import Stage, make_wide, stage_of
-from engine.cuda.wide_matmul import SMALL, STAGES, Block
+from engine.cuda.wide_matmul import SMALL, STAGES, Block, make_fetch_records
 from engine.quants import CHAINS
 
 f32 = np.float32
@@ -251,24 +251,6 @@ def make_gather(shape: Stage, threads: int) -> Any:
             copy1(stage, I(scales_at + thread + k * threads), d, from_, here)
 
     return gather_large if large else gather_small
-
-
-def make_fetch_records(shape: Stage) -> Any:
-    """The device function ``fetch(own, records, left, lane)``: a warp's records of a stage on their way; left: units that are
-    still to come, this stage's included."""
-    large, record, own_words = shape.units == 1, shape.record, shape.units * shape.record
-    rounds, exact = -(-own_words // 128), own_words % 128 == 0
-
-    @device
-    def fetch(own, records, left, lane):  # type: ignore[no-untyped-def]
-        first = I(4 * lane)
-        own, records = advance(own, first), advance(records, first)
-        length = I(own_words) if large else min(I(own_words), I(left * record))
-        for k in range(rounds):
-            if (large and exact) or first + 128 * k < length:
-                copy4(own, 128 * k, records, 128 * k, I(1))
-
-    return fetch
 
 
 @device

@@ -33,7 +33,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.unpack import device
-from engine.cuda.wide_chain import make_wide, stage_of
+from engine.cuda.wide_chain import Stage, make_wide, stage_of
 from engine.quants import CHAINS
 
 f32 = np.float32
@@ -84,19 +84,36 @@ def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specializat
     return matmul_wide(format, *((True,) if small else ())), grid, block.threads
 
 
+def make_fetch_records(shape: Stage) -> Any:
+    """The device function ``fetch(own, records, left, lane)``: a warp's records of a stage on their way; left: units that are
+    still to come, this stage's included."""
+    large, record, own_words = shape.units == 1, shape.record, shape.units * shape.record
+    rounds, exact = -(-own_words // 128), own_words % 128 == 0
+
+    @device
+    def fetch(own, records, left, lane):  # type: ignore[no-untyped-def]
+        first = I(4 * lane)
+        own, records = advance(own, first), advance(records, first)
+        length = I(own_words) if large else min(I(own_words), I(left * record))
+        for k in range(rounds):
+            if (large and exact) or first + 128 * k < length:
+                copy4(own, 128 * k, records, 128 * k, I(1))
+
+    return fetch
+
+
 def make_fetch(format: str, block: Block) -> Any:
     """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: units u .. of a block's
     activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, on their way into a
     stage.  Tiles behind ``last`` are those of ``last`` again, and nobody looks at what becomes of them."""
     tiles, threads = block.tiles, block.threads
     shape = stage_of(T[format], tiles)
-    n_sums, record = shape.sums, shape.record
+    n_sums = shape.sums
     sums_at, scales_at, records_at = shape.sums_at, shape.scales_at, shape.records_at
     large = shape.units == 1
     rounds, step, n_columns = tiles * 128 // threads, threads // 128, 8 * tiles
     unit_words = 512 if large else 64
-    own_words = shape.units * record
-    record_rounds, record_exact = -(-own_words // 128), own_words % 128 == 0
+    own_words, fetch_records = shape.units * shape.record, make_fetch_records(shape)
     plane = 32 * tiles
 
     @device
@@ -125,12 +142,8 @@ def make_fetch(format: str, block: Block) -> Any:
             if n_sums > 0:
                 copy4(stage, I(sums_at + 4 * thread), s, from_, here)
             copy4(stage, I(scales_at + 4 * thread), d, from_, here)
-        lane = I(4 * (thread & 31))
-        own, records = advance(stage, I(records_at + I(thread >> 5) * own_words + lane)), advance(records, lane)
-        length = I(own_words) if large else min(I(own_words), I((units - u) * record))
-        for k in range(record_rounds):
-            if (large and record_exact) or lane + 128 * k < length:
-                copy4(own, 128 * k, records, 128 * k, I(1))
+        own = advance(stage, I(records_at + I(thread >> 5) * own_words))
+        fetch_records(own, records, I(units - u), I(thread & 31))
 
     return fetch
 
