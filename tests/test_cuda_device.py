@@ -39,6 +39,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     pytest.skip("needs a real GPU", allow_module_level=True)
 
 from engine.cuda import tiled_attention
+from engine.cuda.device import Device
 
 F = np.float32
 EPS = 1e-6
@@ -314,17 +315,18 @@ LAYERS: dict[str, dict[str, Any]] = {
 CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0")
 
 
-@pytest.mark.parametrize("kind", ["steps", "wide", "tiled"])
+@pytest.mark.parametrize("kind", ["steps", "alone", "wide", "tiled"])
 @pytest.mark.parametrize("cache_type", CACHES)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
-    counts = (16, 1, 3, 7, 2) if kind == "steps" else (40, 1, 100, 17, 64)
-    if kind != "steps":
+    counts = (16, 1, 3, 7, 2) if kind in ("steps", "alone") else (40, 1, 100, 17, 64)
+    if kind == "alone":
+        # All chunks of a head to one block: each warp takes its own.
+        monkeypatch.setattr(Device, "multiprocessors", 1)
+    elif kind != "steps":
         # By tiles also where there are few rows, or never.
         monkeypatch.setattr(tiled_attention, "fills", lambda *given: kind == "tiled")
-    if kind == "tiled" and cache_type not in ("f16", "f32"):
-        pytest.skip("these caches have no tiles")
     given = {
         "window": 0,
         "normed": False,

@@ -19,6 +19,7 @@ import numba
 from numba import cuda
 
 import engine.cuda
+from engine.cache.types import BLOCK, CACHE_TYPES
 from engine.cuda import attention, direct_attention, sample, tiled_attention, wide_experts, wide_matmul
 from engine.cuda.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
@@ -69,11 +70,21 @@ _ATTENTION = [
 ]
 
 _DIRECT = [
+    ((1, 32, 8, 128, 128, "q4_0", "q4_0", 513), True),
     ((1, 16, 8, 256, 256, "q8_0", "q8_0", 17), True),
     ((4, 16, 1, 512, 512, "q8_0", "q8_0", 512), True),
     ((1, 16, 1, 512, 512, "f16", "f16", 512), True),
-    ((3, 32, 8, 128, 128, "q4_0", "q4_0", 512), False),
+    ((3, 24, 4, 256, 256, "q4_0", "q4_0", 512), False),
     ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
+]
+
+_TILED = [
+    (16, 8, 256, 256, "f16", "f16", False),
+    (32, 8, 128, 128, "f16", "f16", False),
+    (8, 4, 256, 256, "f32", "f32", True),
+    (24, 4, 256, 256, "q8_0", "q8_0", True),
+    (32, 8, 128, 128, "q8_0", "q8_0", False),
+    (16, 1, 512, 512, "q4_0", "f16", False),
 ]
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
@@ -84,11 +95,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
-    "attend_tiles": [
-        tiled_attention.geometry(1024, 16, 8, 256, 256, half=True, gated=False)[0].constants,
-        tiled_attention.geometry(1024, 32, 8, 128, 128, half=True, gated=False)[0].constants,
-        tiled_attention.geometry(1024, 8, 4, 256, 256, half=False, gated=True)[0].constants,
-    ],
+    "attend_tiles": [tiled_attention.geometry(1024, *sizes, 227 << 10)[0].constants for sizes in _TILED],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
     "combine": [*(geometry.combine.constants for geometry in _ATTENTION[1:6]), (512, True, False, True)],
@@ -197,6 +204,12 @@ CASES += [
     pytest.param(name, constants, (8, 0), id=f"{name}-small-sm_80")
     for name, constants in (("matmul_wide", ("Q4_K", True)), ("matmul_experts_wide", ("Q4_K", 8, True)))
 ]
+CASES += [
+    pytest.param(
+        "attend_tiles", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, False), target, id=f"attend_tiles-q8_0-sm_{name}"
+    )
+    for name, target in (("80", (8, 0)), ("100", (10, 0)))
+]
 
 LEAST_SHARED = 99 << 10
 """Bytes of shared memory that a block may have on the smallest GPUs from compute capability 8.0 on: 8.6, 8.9 and 12.0."""
@@ -245,11 +258,15 @@ def test_wide_products_fit(name: str) -> None:
         assert kernel.shared <= (most or LEAST_SHARED)
 
 
-@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("types", ["f16", "f32", "q8_0", "q4_0"])
 @pytest.mark.parametrize("d", range(64, 513, 16))
-def test_attention_by_tiles_fits(d: int, half: bool) -> None:
+def test_attention_by_tiles_fits(d: int, types: str) -> None:
+    of = CACHE_TYPES[types]
+    assert tiled_attention.takes(of, of, d, d) == (not of.quantized or d % BLOCK == 0)
+    if of.quantized:
+        d = -(-d // BLOCK) * BLOCK
     for gated in (False, True):
-        kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, half, gated)
+        kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, types, types, gated, LEAST_SHARED)
         # The kernel's own array has a word for each pair of a tile, at most as many as threads.
         assert kernel.shared + 4 * tiled_attention.THREADS <= LEAST_SHARED
 

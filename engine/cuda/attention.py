@@ -22,15 +22,11 @@ from numba import cuda
 from engine.cache.types import CHUNK, CacheType
 from engine.cuda.combine import COMBINE_THREADS, PART, combine, combine_quantize, first_visible, padded
 from engine.cuda.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
-from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
-    exp,
-    float_bits,
     fma,
     lane_xor_int,
-    lanes_max,
     let_next_begin,
     load2,
     load4,
@@ -39,6 +35,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.quantize import ALIGNED
 from engine.cuda.unpack import device, high_half, low_half
+from engine.cuda.weigh import make_weigh, visible
 from engine.errors import DeviceError
 
 F = np.float32
@@ -81,8 +78,9 @@ class Geometry:
 
     @property
     def quantizes(self) -> bool:
-        """Whether ``combine_quantize`` takes heads of this size: the elements of a warp must be of one head."""
-        return self.d_v % PART == 0
+        """Whether ``combine_quantize`` is to join the chunks: not those of one row, which the many blocks of ``combine`` read
+        faster, and not where the elements of a warp would be of two heads."""
+        return self.combine_grid[1] > 1 and self.d_v % PART == 0
 
     def quantized(self, unit: int) -> Specialization:
         """What joins chunks and quantizes: its grid is (ceil(n_head * d_v / 256), rows), its blocks have 256 threads."""
@@ -191,14 +189,6 @@ def _shared_words(half: bool, d_k: int, d_v: int, tasks: int) -> int:
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------
-
-
-@device
-def warp_max(x):  # type: ignore[no-untyped-def]
-    """The largest x of a warp, in every lane; as integers with the same order, which there is an instruction for."""
-    bits = float_bits(x)
-    most = lanes_max(I(bits ^ I((bits >> I(31)) & I(0x7FFFFFFF))))
-    return bits_float(I(most ^ I((most >> I(31)) & I(0x7FFFFFFF))))
 
 
 def _make_copies(n_vectors: int, threads: int) -> tuple[int, Any, Any]:
@@ -371,73 +361,6 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
                                 value_tile[I(lane * (d_v // 2) + i - key_pairs)] = words[r]
 
     return amend
-
-
-@device
-def visible(place, window, chunk):  # type: ignore[no-untyped-def]
-    """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
-    low = first_visible(place, window)
-    return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
-
-
-def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: bool) -> tuple[Any, Any, Any, Any]:
-    """(row_of, head_of, weigh, note): which row and head a (row, head) pair is, and from the scores of a chunk to weights,
-    maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
-    n_warps = threads // 32
-    weigh_rounds = -(-tasks // n_warps)
-
-    @device
-    def row_of(task):  # type: ignore[no-untyped-def]
-        return I(0) if single else I(U(task) // U(group))
-
-    @device
-    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
-        """Number of a (row, head) pair, of all heads of all rows."""
-        return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
-
-    @device
-    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
-        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
-        the sum, go to tops and masses."""
-        lane = I(thread & 31)
-        for k in range(weigh_rounds):
-            t = I((thread >> 5) + k * n_warps)
-            if t < n:
-                first, last = visible(places[row_of(I(task0 + t))], window, chunk)
-                if first < last:
-                    own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
-                    s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
-                    if lane < first or lane >= last:
-                        s = F(-np.inf)
-                    if lane + 32 < first or lane + 32 >= last:
-                        u = F(-np.inf)
-                    m = warp_max(max(s, u))
-                    s = exp(s - m)
-                    u = exp(u - m)
-                    own[lane * shared_by] = s
-                    own[(lane + 32) * shared_by] = u
-                    tops[k] = m
-                    masses[k] = s + u
-
-    @device
-    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
-        """Maxima and sums to where ``combine`` finds them."""
-        lane = I(thread & 31)
-        for k in range(weigh_rounds):
-            t = I((thread >> 5) + k * n_warps)
-            if t < n:
-                place = places[row_of(I(task0 + t))]
-                first, last = visible(place, window, chunk)
-                if first < last:
-                    total = fold32(masses[k])
-                    if lane == 0:
-                        head = head_of(I(task0 + t), n_head, head0)
-                        slot = I(chunk - (first_visible(place, window) >> 6))
-                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
-                        at[0] = tops[k]
-                        at[1] = total
-
-    return row_of, head_of, weigh, note
 
 
 @kernel(F32P, U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)

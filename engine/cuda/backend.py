@@ -597,12 +597,13 @@ class Backend:
     ) -> Tensor:
         """The same for more rows than a step has, all of which are in the cache; finished."""
         rows, k, v = positions.size, cache.k_type, cache.v_type
-        sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
+        sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
         out = self._empty((rows, heads.n_head * cache.d_v))
-        tiled = tiled_attention.takes(k, v, cache.d_k, cache.d_v)
-        if tiled and tiled_attention.fills(*sizes, self.device.multiprocessors):
-            kernel, grid, block = tiled_attention.geometry(*sizes, k.bits == 16, heads.gated)
-            places = query[0], cache.keys, cache.values, positions, gate or 0, out
+        tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), self.device.shared_memory
+        if tiled and tiled_attention.fills(*sizes, self.device.multiprocessors, shared):
+            kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared)
+            given: tuple[Any, ...] = query if k.quantized else (query[0], 0)
+            places = *given, cache.keys, cache.values, positions, gate or 0, out
             self._launch(kernel, grid, block, (*places, rows, cache.keys.shape[1], window, heads.scale), out)
             return out
         # As many as a step at a time.  The last begin where they fit, so that one kernel is for all.

@@ -5,8 +5,10 @@ Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quanti
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled,
     and float32 [rows, n_head, d_k / 32]; keys and values by type (``engine/cache/types.py``); weights, sums, slots as there.
 Who owns what: a block of four warps owns every ``splits``-th chunk of a KV head and up to eight of the (row, head) pairs that
-    read it.  Scores of quantized keys: a warp owns 16 positions, which a tensor core multiplies with all pairs; of others: a
-    thread owns two positions, a warp up to two pairs.  Weighted values: a thread owns four elements, of one or more pairs.
+    read it.  Where keys are quantized, a warp takes a chunk by itself (``engine/cuda/warp_chunk.py``), but all four share
+    the last one if it would be the only one.  Of a shared chunk, scores of quantized keys: a warp owns 16 positions, which a
+    tensor core multiplies with all pairs; of others: a thread owns two positions, a warp up to two pairs.  Weighted values: a
+    thread owns four elements, of one or more pairs.
 Reduction order: that of the mirror; integers are exact in any order.
 Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
 """
@@ -17,7 +19,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK
-from engine.cuda.attention import MAX_ROWS, Geometry, _make_copies, make_weigh, visible
+from engine.cuda.attention import MAX_ROWS, Geometry, _make_copies
 from engine.cuda.combine import COMBINE_THREADS, PART, combine, first_visible, padded
 from engine.cuda.compiler import F32P, I32P, U32P, f32, i32, kernel
 from engine.cuda.intrinsics import (
@@ -25,18 +27,19 @@ from engine.cuda.intrinsics import (
     bits_float,
     float_bits,
     halves,
-    lane_xor_int,
+    lanes_max,
     let_next_begin,
     load4,
     pointer,
-    prefetch,
     store4,
     wait_for_inputs,
 )
 from engine.cuda.quantize import ALIGNED
-from engine.cuda.scores import PAIRS, make_float_run, make_quantized_scores
+from engine.cuda.scores import PAIRS, make_float_run, make_own_keys, make_quantized_scores
 from engine.cuda.unpack import device
-from engine.cuda.weighted_values import OWNED, STEP, make_spans, make_sum_run, make_value_load
+from engine.cuda.warp_chunk import make_chunk_of_a_warp, make_prefetch
+from engine.cuda.weigh import make_weigh, visible
+from engine.cuda.weighted_values import OWNED, STEP, make_weighted_sum
 from engine.errors import DeviceError
 
 F = np.float32
@@ -93,7 +96,9 @@ def geometry(
     splits = min(n_slots, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
     rotated = types[1].quantized
     return Geometry(
-        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, rows == 1, early),
+        attend_in_place(
+            k_type, v_type, d_k, d_v, group, tasks, rows == 1, early, types[0].quantized and n_slots > splits
+        ),
         # Blocks begin in this order, x first: those that read the same chunk side by side.
         (n_head_kv, parts, splits),
         THREADS,
@@ -112,20 +117,20 @@ def geometry(
 
 @kernel(U32P, F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=THREADS, blocks=BLOCKS)
 def attend_in_place(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool
+    k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool, apart: bool
 ) -> Any:
     """Maximum, sum and weighted values of each visible chunk.
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,
     weights, sums, rows, chunks (of the ring), slots, window, scale (not used where keys are quantized).
     ``single``: there is one row; ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``early``: see
-    ``geometry``.
+    ``geometry``; ``apart``: a warp takes a chunk by itself where a block has several; keys are quantized.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``THREADS``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
-    quantized, half, key_bits = of_keys.quantized, of_keys.bits == 16, of_keys.bits
+    quantized, half = of_keys.quantized, of_keys.bits == 16
     key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_v)
-    key_integers, value_integers = of_keys.integer_words(d_k), of_values.integer_words(d_v)
+    value_integers = of_values.integer_words(d_v)
     of_warp = -(-tasks // WARPS)
     blocks = d_k // BLOCK
     row_words, row_scales, dimension_words = d_v * of_values.bits // 32, d_v // BLOCK, CHUNK * of_keys.bits // 32
@@ -135,7 +140,7 @@ def attend_in_place(
     n_key, n_key_scales, load_key, score_key = 1, 1, None, None
     tile = step = 1
     if quantized:
-        n_key, n_key_scales, load_key, score_key = make_quantized_scores(of_keys.bits, d_k)
+        n_key, n_key_scales, load_key, score_key = make_quantized_scores(of_keys.bits, d_k, 1)
         n_query, n_scales = blocks * PAIRS * 8, blocks * PAIRS
         n_vectors = tasks * d_k // 16
         query_rounds, scale_rounds = -(-n_vectors // THREADS), -(-tasks * blocks // THREADS)
@@ -157,21 +162,23 @@ def attend_in_place(
     columns = d_v // OWNED
     sets = min(tasks, 1 << ((THREADS // columns).bit_length() - 1))
     shared_by = tasks // sets
-    n_bounds = 1 if group % shared_by == 0 else shared_by
+    n_bounds = 1 if single or group % shared_by == 0 else shared_by
     one_row = n_bounds == 1
     n_total = OWNED * shared_by
     span = 8 if of_values.bits == 32 or shared_by > 2 else 16
-    n_value = span * max(1, of_values.bits // 8)
-    bits = of_values.bits
-    n_step = n_value // span * STEP
-    load_span, load_step = make_value_load(of_values, d_v, 0, span), make_value_load(of_values, d_v, 0, STEP)
-    full_run = make_spans(of_values, d_v, shared_by, n_bounds, 0, span)
-    masked_run = make_sum_run(bits, shared_by, n_bounds, True, 0, STEP)
+    n_value, load_span, weighted_sum = make_weighted_sum(of_values, d_v, shared_by, shared_by, n_bounds, span)
     n_chains = 2 * of_warp
-    d_pad = padded(d_v)
-    n_scores = tasks * CHUNK
     weigh_rounds = -(-tasks // WARPS)
     row_of, head_of, weigh, note = make_weigh(group, tasks, shared_by, THREADS, single)
+    d_pad = padded(d_v)
+    n_scores, take_scores, take_values = tasks * CHUNK, None, None
+    n_limits = 3 * tasks * WARPS if apart else 4
+    if apart:
+        n_scores *= WARPS
+        take_scores, take_values = make_chunk_of_a_warp(of_keys, of_values, d_k, d_v, group, tasks, single)
+
+    own_keys = make_own_keys(of_keys, d_k) if quantized else None
+    prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)
 
     @device
     def fetch_query(q, q_scales, thread, n, task0, head0, n_head, words, scales):  # type: ignore[no-untyped-def]
@@ -217,21 +224,10 @@ def attend_in_place(
     def fetch_keys(keys, thread, words, scales):  # type: ignore[no-untyped-def]
         """The first keys of a chunk on their way into registers."""
         if quantized:
-            own, own_scales = own_keys(keys, thread)
+            own, own_scales = own_keys(keys, I(thread & 31), I(thread >> 5))
             load_key(own, own_scales, words, scales)
         else:
             load_tile(keys, thread, words)
-
-    @device
-    def own_keys(keys, thread):  # type: ignore[no-untyped-def]
-        """The integers and scales of the lane's two positions: 8 dimensions of each block, and all scales."""
-        m, g, t = I(thread >> 5), I((thread >> 2) & 7), I(thread & 3)
-        position = I(16 * m + 2 * g)
-        if key_bits == 8:
-            at = I(((t >> 1) * CHUNK + position) * 4 + 2 * (t & 1))
-        else:
-            at = I(position * 4 + t)
-        return advance(keys, at), advance(keys, I(key_integers + 8 * m + g))
 
     @device
     def put_score(scores, task, position, x):  # type: ignore[no-untyped-def]
@@ -244,7 +240,7 @@ def attend_in_place(
         lane, warp = I(thread & 31), I(thread >> 5)
         if quantized:
             acc = cuda.local.array(4, np.float32)
-            own, own_scales = own_keys(keys, thread)
+            own, own_scales = own_keys(keys, lane, warp)
             pair = I(2 * (lane & 3))
             score_key(own, own_scales, words, scales, advance(query, 2 * lane), advance(d, pair), acc)
             for k in range(4):
@@ -285,31 +281,6 @@ def attend_in_place(
             inner_begin, inner_end = max(inner_begin, firsts[h]), min(inner_end, lasts[h])
         return begin, end, inner_begin, inner_end
 
-    @device
-    def weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts, lasts, words, scales, total):  # type: ignore[no-untyped-def]
-        """Sums over the positions from begin to before end; those from middle to before after, whole spans, are visible to
-        all pairs, and the first span is in registers."""
-        few = cuda.local.array(n_step, np.uint32)
-        few_scales = cuda.local.array(STEP, np.uint16)
-        for k in range(n_total):
-            total[k] = F(0.0)
-        j = I(begin & ~(STEP - 1))
-        while j < end:
-            weight = advance(p, I(j * shared_by))
-            if j >= middle and j < after:
-                following = I(j + span)
-                value_after, scale_after = (
-                    advance(value, I(following * row_words)),
-                    advance(scale, I(following * row_scales)),
-                )
-                more = following < after
-                full_run(value_after, scale_after, words, scales, shift, weight, j, firsts, lasts, more, total)
-                j = following
-            else:
-                load_step(advance(value, I(j * row_words)), advance(scale, I(j * row_scales)), few, few_scales)
-                masked_run(few, few_scales, shift, weight, j, firsts, lasts, total)
-                j = I(j + STEP)
-
     @cuda.jit
     def attend_in_place(  # type: ignore[no-untyped-def]
         q, q_scales, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
@@ -319,6 +290,7 @@ def attend_in_place(
         query_scales = pointer(cuda.shared.array(n_scales, np.float32, ALIGNED))
         tiles = pointer(cuda.shared.array(n_tile_words, np.uint32, ALIGNED))
         scores = pointer(cuda.shared.array(n_scores, np.float32, ALIGNED))
+        limits = pointer(cuda.shared.array(n_limits, np.int32, ALIGNED))
         if single:
             places = cuda.local.array(1, np.int32)
         else:
@@ -348,26 +320,54 @@ def attend_in_place(
         if not early:
             wait_for_inputs()
         place = positions[min(I(thread & 31), I(rows - 1))]
-        lowest, highest = place, place
-        if not single:
-            for k in range(5):
-                lowest = min(lowest, lane_xor_int(lowest, I(1 << k)))
-                highest = max(highest, lane_xor_int(highest, I(1 << k)))
+        # The compiler sees that these are the same in all lanes, and so are the ways that they decide.
+        highest = lanes_max(place)
+        lowest = highest if single else I(-lanes_max(I(-place)))
         ring = I(head_kv * chunks)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
         last_chunk = I(highest >> 6)
         if single:
-            places[0] = place
+            places[0] = highest
         elif thread < 32:
             places[thread] = place
         at = I(ring + I(U(chunk) % U(chunks)))
+        splits = I(cuda.gridDim.z)
+        warp, lane = lanes_max(I(thread >> 5)), I(thread & 31)
+        # The warps of blocks that have fewer chunks than warps are not all of one scheduler.
+        turn = I((warp + cuda.blockIdx.x + cuda.blockIdx.z + (cuda.blockIdx.z >> 2)) & (WARPS - 1))
         if early:
             # Into the L2 cache: whatever is written there meanwhile is not missed.
-            if thread == 0 and chunk <= last_chunk:
-                prefetch(keys, np.int64(at) * key_words, 4 * key_words)
-                prefetch(values, np.int64(at) * value_words, 4 * value_words)
+            if lane == 0 if apart else thread == 0:
+                first = I(chunk + turn * splits) if apart else chunk
+                prefetch_keys(keys, ring, first, last_chunk, chunks)
+                prefetch_values(values, ring, first, last_chunk, chunks)
             wait_for_inputs()
-        if chunk <= last_chunk:
+        if apart and I(chunk + splits) <= last_chunk:
+            fetch_query(q, q_scales, thread, n, task0, head0, n_head, loaded, loaded_scales)
+            place_query(loaded, loaded_scales, thread, scale, query, query_scales)
+            own_scores, own_limits = advance(scores, I(warp * (tasks * CHUNK))), advance(limits, I(warp * (3 * tasks)))
+            cuda.syncthreads()
+            while I(chunk + splits) <= last_chunk:
+                mine = I(chunk + turn * splits)
+                if mine <= last_chunk:
+                    at = I(ring + I(U(mine) % U(chunks)))
+                    if lane == 0:
+                        prefetch_values(values, ring, mine, last_chunk, chunks)
+                    of_keys_at = advance(keys, np.int64(at) * key_words)
+                    take_scores(of_keys_at, query, query_scales, own_scores, lane)
+                    if lane == 0:
+                        # No sooner, or what many warps have asked for pushes itself out of the L2 cache.
+                        prefetch_keys(keys, ring, I(mine + WARPS * splits), last_chunk, chunks)
+                    of_values_at = advance(values, np.int64(at) * value_words)
+                    take_values(
+                        of_values_at, own_scores, own_limits, places, weights, sums, lane, n, task0, head0, n_head, slots,
+                        window, mine,
+                    )  # fmt: skip
+                chunk = I(chunk + WARPS * splits)
+            at = I(ring + I(U(chunk) % U(chunks)))
+            if chunk <= last_chunk:
+                fetch_keys(advance(keys, np.int64(at) * key_words), thread, key, key_scales)
+        elif chunk <= last_chunk:
             fetch_query(q, q_scales, thread, n, task0, head0, n_head, loaded, loaded_scales)
             fetch_keys(advance(keys, np.int64(at) * key_words), thread, key, key_scales)
             place_query(loaded, loaded_scales, thread, scale, query, query_scales)
@@ -375,7 +375,7 @@ def attend_in_place(
             chunk_values = advance(values, np.int64(at) * value_words)
             value = advance(chunk_values, I(column * row_words // columns))
             value_scales = advance(halves(advance(chunk_values, value_integers)), I(column >> 3))
-            after = I(chunk + cuda.gridDim.z)
+            after = I(chunk + splits)
             at_after = I(ring + I(U(after) % U(chunks)))
             cuda.syncthreads()
             begin, end, inner_begin, inner_end = bounds(places, t0, n, task0, window, chunk, firsts, lasts)
@@ -385,9 +385,9 @@ def attend_in_place(
                 load_span(
                     advance(value, I(middle * row_words)), advance(value_scales, I(middle * row_scales)), words, scales
                 )
-            if thread == 0 and after <= last_chunk:
-                prefetch(keys, np.int64(at_after) * key_words, 4 * key_words)
-                prefetch(values, np.int64(at_after) * value_words, 4 * value_words)
+            if not apart and thread == 0:
+                prefetch_keys(keys, ring, after, last_chunk, chunks)
+                prefetch_values(values, ring, after, last_chunk, chunks)
             score(advance(keys, np.int64(at) * key_words), thread, key, key_scales, query, query_scales, tiles, scores)
             cuda.syncthreads()
             weigh(scores, places, tops, masses, thread, n, task0, window, chunk)
@@ -407,6 +407,9 @@ def attend_in_place(
                         k = OWNED * h
                         store4(sums, to, total[k], total[k + 1], total[k + 2], total[k + 3])
             note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk)
+            if apart:
+                # There is no other.
+                break
             if after <= last_chunk:
                 fetch_keys(advance(keys, np.int64(at_after) * key_words), thread, key, key_scales)
             chunk, at = after, at_after

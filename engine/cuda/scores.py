@@ -7,14 +7,14 @@ Formula, order: ``engine/cpu/quantized_cache.py``, and of float keys ``engine/cp
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
-from engine.cache.types import BLOCK, CHUNK
-from engine.cuda.intrinsics import advance, bits_float, fma, load1, load2, mma32
-from engine.cuda.unpack import device, high_half, low_half, minus, nibbles
+from engine.cache.types import BLOCK, CHUNK, CacheType
+from engine.cuda.intrinsics import advance, bits_float, fma, load1, load2, mma32, vector2
+from engine.cuda.unpack import device, high_half, low_half, nibbles
 
 F = np.float32
 I = np.int32  # noqa: E741
+U = np.uint32
 
 PAIRS = 8
 """(row, head) pairs that a tensor core serves: the columns of its tile."""
@@ -23,108 +23,157 @@ PAIRS = 8
 # --- scores of quantized keys ----------------------------------------------------------------------------------
 
 
-def _make_key_load(bits: int, first: int, n: int) -> Any:
-    """The device function ``load(key, scale, words, scales)``: blocks first .. first + n - 1 of two positions side by side,
-    the lane's part: 8 dimensions of each, and the scales of both in a word."""
-    if n > 1:
-        low, high = _make_key_load(bits, first, n // 2), _make_key_load(bits, first + n // 2, n - n // 2)
-
-        @device
-        def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
-            low(key, scale, words, scales)
-            high(key, scale, words, scales)
-
-        return load
-
-    apart = BLOCK * bits // 32 * CHUNK
+def make_own_keys(of: CacheType, d_k: int) -> Any:
+    """The device function ``own(keys, lane, tile)``: pointers to the integers and scales of a lane's two positions of the 16
+    of a tensor core's tile: 8 dimensions of each block, and all scales."""
+    bits, integers = of.bits, of.integer_words(d_k)
 
     @device
-    def load_one(key, scale, words, scales):  # type: ignore[no-untyped-def]
+    def own(keys, lane, tile):  # type: ignore[no-untyped-def]
+        g, t = I((lane >> 2) & 7), I(lane & 3)
+        position = I(16 * tile + 2 * g)
+        at = I(((t >> 1) * CHUNK + position) * 4 + 2 * (t & 1)) if bits == 8 else I(position * 4 + t)
+        return advance(keys, at), advance(keys, I(integers + 8 * tile + g))
+
+    return own
+
+
+def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> Any:
+    """The device function ``load(key, scale, words, scales)``: a block of two positions side by side, the lane's part: 8
+    dimensions of each, and the scales of both in a word; words ``at`` and ``scale_at`` on, as number ``slot``."""
+
+    @device
+    def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
         if bits == 8:
-            a = load2(key, first * apart)
-            b = load2(key, first * apart + 4)
-            words[4 * first], words[4 * first + 1] = a[0], a[1]
-            words[4 * first + 2], words[4 * first + 3] = b[0], b[1]
+            a = load2(key, at)
+            b = load2(key, at + 4)
+            words[4 * slot], words[4 * slot + 1] = a[0], a[1]
+            words[4 * slot + 2], words[4 * slot + 3] = b[0], b[1]
         else:
-            words[2 * first] = load1(key, first * apart)
-            words[2 * first + 1] = load1(key, first * apart + 4)
-        scales[first] = load1(scale, first * (CHUNK // 2))
+            words[2 * slot] = load1(key, at)
+            words[2 * slot + 1] = load1(key, at + 4)
+        scales[slot] = load1(scale, scale_at)
 
-    return load_one
+    return load
 
 
-def _make_key_use(bits: int, first: int, n: int) -> Any:
-    """The device function ``use(words, scales, query, d, acc)``: what they add to the scores of two positions and two pairs.
+def _make_key_use(bits: int, slot: int, acc_at: int) -> Any:
+    """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: what block number ``slot`` adds to the scores
+    of two positions and two pairs, acc[acc_at : acc_at + 4].
 
-    query: words of all pairs as the lane of a tensor core takes them; d: scales of the lane's two pairs.
+    b0, b1: words of all pairs as the lane of a tensor core takes them; d0, d1: scales of the lane's two pairs; z0, z1: eight
+    times the sums of their integers, since integers of four bits are stored plus 8.
     """
-    if n > 1:
-        low, high = _make_key_use(bits, first, n // 2), _make_key_use(bits, first + n // 2, n - n // 2)
-
-        @device
-        def use(words, scales, query, d, acc):  # type: ignore[no-untyped-def]
-            low(words, scales, query, d, acc)
-            high(words, scales, query, d, acc)
-
-        return use
 
     @device
-    def use_one(words, scales, query, d, acc):  # type: ignore[no-untyped-def]
+    def use(words, scales, b0, b1, d0, d1, z0, z1, acc):  # type: ignore[no-untyped-def]
         if bits == 8:
-            a0, a2, a1, a3 = words[4 * first], words[4 * first + 1], words[4 * first + 2], words[4 * first + 3]
+            a0, a2, a1, a3 = words[4 * slot], words[4 * slot + 1], words[4 * slot + 2], words[4 * slot + 3]
+            s0, s1, s2, s3 = mma32(a0, a1, a2, a3, b0, b1)
         else:
-            a, b = words[2 * first], words[2 * first + 1]
-            a0, a2 = minus(nibbles(a, 0), 0x08080808), minus(nibbles(a, 4), 0x08080808)
-            a1, a3 = minus(nibbles(b, 0), 0x08080808), minus(nibbles(b, 4), 0x08080808)
-        at = first * PAIRS
-        sums = mma32(a0, a1, a2, a3, query[8 * at], query[8 * at + 1])
-        x, y = low_half(scales[first]), high_half(scales[first])
-        acc[0] = fma(d[at] * x, F(sums[0]), acc[0])
-        acc[1] = fma(d[at + 1] * x, F(sums[1]), acc[1])
-        acc[2] = fma(d[at] * y, F(sums[2]), acc[2])
-        acc[3] = fma(d[at + 1] * y, F(sums[3]), acc[3])
+            a, b = words[2 * slot], words[2 * slot + 1]
+            sums = mma32(nibbles(a, 0), nibbles(b, 0), nibbles(a, 4), nibbles(b, 4), b0, b1)
+            s0, s1, s2, s3 = I(sums[0] - z0), I(sums[1] - z1), I(sums[2] - z0), I(sums[3] - z1)
+        x, y = low_half(scales[slot]), high_half(scales[slot])
+        acc[acc_at] = fma(d0 * x, F(s0), acc[acc_at])
+        acc[acc_at + 1] = fma(d1 * x, F(s1), acc[acc_at + 1])
+        acc[acc_at + 2] = fma(d0 * y, F(s2), acc[acc_at + 2])
+        acc[acc_at + 3] = fma(d1 * y, F(s3), acc[acc_at + 3])
 
-    return use_one
+    return use
 
 
-def make_quantized_scores(bits: int, d_k: int) -> tuple[int, int, Any, Any]:
-    """(words, scales, load, score): registers of the first blocks of keys, ``load`` to bring them, and the device function
-    ``score(key, scale, words, scales, query, d, acc)``, the whole of two positions.
+def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, Any, Any]:
+    """(words, scales, load, score): registers of the first keys, ``load(key, scale, words, scales)`` to bring them, and the
+    device function ``score(key, scale, words, scales, query, d, acc)``, which leaves scores of 1 or 4 tiles of a tensor core,
+    16 positions each, in acc [4 tiles].
 
-    Blocks of 32 dimensions come a few at a time, and while some are used the next are on their way.
+    Units of a block of 32 dimensions and up to two tiles: where one has been used, the one that is ``ahead`` units further
+    takes its registers.
     """
     blocks = d_k // BLOCK
     n = next(n for n in (4, 3, 2, 1) if blocks % n == 0)
-    n_words, apart, scales_apart = n * bits // 2, n * bits * CHUNK, n * CHUNK // 2
-    load, use = _make_key_load(bits, 0, n), _make_key_use(bits, 0, n)
+    apart, scales_apart = BLOCK * bits // 32 * CHUNK, CHUNK // 2
+    wide = min(2, tiles)
+    per_block = tiles // wide
+    units, rounds = n * per_block, blocks // n
+    ahead = units if bits == 4 or units < 6 else units // 2 if rounds == 1 else per_block
+    n_slots = ahead * wide
+    n_words, n_acc = n_slots * bits // 2, 4 * tiles
 
-    def make_from(first: int) -> Any:
-        more = first + n < blocks
-        rest = make_from(first + n) if more else None
+    def make_load(unit: int, k: int) -> Any:
+        block, tile = unit // per_block, unit % per_block * wide + k
+        return _make_key_load(bits, unit % ahead * wide + k, block * apart + tile * 64, block * scales_apart + tile * 8)
+
+    def make_unit_load(unit: int) -> Any:
+        first, last = make_load(unit, 0), make_load(unit, wide - 1)
 
         @device
-        def step(key, scale, words, scales, others, other_scales, query, d, acc):  # type: ignore[no-untyped-def]
+        def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
+            first(key, scale, words, scales)
+            if wide > 1:
+                last(key, scale, words, scales)
+
+        return load
+
+    def make_first_loads(unit: int) -> Any:
+        load, rest = make_unit_load(unit), make_first_loads(unit + 1) if unit + 1 < ahead else None
+        more = unit + 1 < ahead
+
+        @device
+        def loads(key, scale, words, scales):  # type: ignore[no-untyped-def]
+            load(key, scale, words, scales)
             if more:
-                key, scale = advance(key, apart), advance(scale, scales_apart)
-                load(key, scale, others, other_scales)
-            use(words, scales, query, d, acc)
-            if more:
-                query, d = advance(query, n * PAIRS * 8), advance(d, n * PAIRS)
-                rest(key, scale, others, other_scales, words, scales, query, d, acc)
+                rest(key, scale, words, scales)
+
+        return loads
+
+    def make_from(unit: int) -> Any:
+        """Units from ``unit`` on to the last of this round."""
+        rest = make_from(unit + 1) if unit + 1 < units else None
+        last, opens, within = unit + 1 == units, unit % per_block == 0, unit + ahead < units
+        at, slot, acc_at = unit // per_block * PAIRS, unit % ahead * wide, unit % per_block * wide * 4
+        use0, use1 = (_make_key_use(bits, slot + k, acc_at + 4 * k) for k in (0, wide - 1))
+        load = make_unit_load(unit + ahead)
+
+        @device
+        def step(key, scale, words, scales, query, d, b0, b1, d0, d1, z0, z1, more, acc):  # type: ignore[no-untyped-def]
+            if opens:
+                b0, b1 = vector2(query, 8 * at)
+                low, high = vector2(d, at)
+                d0, d1 = bits_float(I(low)), bits_float(I(high))
+                if bits == 4:
+                    eights = U(0x08080808)
+                    sums = mma32(eights, eights, eights, eights, b0, b1)
+                    z0, z1 = sums[0], sums[1]
+            use0(words, scales, b0, b1, d0, d1, z0, z1, acc)
+            if wide > 1:
+                use1(words, scales, b0, b1, d0, d1, z0, z1, acc)
+            if within or more:
+                load(key, scale, words, scales)
+            if not last:
+                rest(key, scale, words, scales, query, d, b0, b1, d0, d1, z0, z1, more, acc)
 
         return step
 
-    step = make_from(0)
+    load, step = make_first_loads(0), make_from(0)
 
     @device
     def score(key, scale, words, scales, query, d, acc):  # type: ignore[no-untyped-def]
-        others = cuda.local.array(n_words, np.uint32)
-        other_scales = cuda.local.array(n, np.uint32)
-        for k in range(4):
+        for k in range(n_acc):
             acc[k] = F(0.0)
-        step(key, scale, words, scales, others, other_scales, query, d, acc)
+        if rounds == 1:
+            step(key, scale, words, scales, query, d, U(0), U(0), F(0.0), F(0.0), I(0), I(0), False, acc)
+        else:
+            left = I(rounds - 1)
+            while left >= 0:
+                more = left > 0
+                step(key, scale, words, scales, query, d, U(0), U(0), F(0.0), F(0.0), I(0), I(0), more, acc)
+                key, scale = advance(key, n * apart), advance(scale, n * scales_apart)
+                query, d = advance(query, n * PAIRS * 8), advance(d, n * PAIRS)
+                left = I(left - 1)
 
-    return n_words, n, load, score
+    return n_words, n_slots, load, score
 
 
 # --- scores of float keys --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Formula: the pieces of ``engine/cuda/tiled_attention.py``: scores and weighted s
     weights and their sum, chunks joined, the result divided.
 Shapes: a thread's numbers are in registers: scores [own, 8], elements [8, columns] (``Tile``).
 Who owns what: of 8 pairs a thread has four side by side and, 16 further, four; of 8 positions of a chunk four and, 32
-    further, four.
+    further, four, or where keys are quantized every eighth.
 Reduction order: ``engine/cpu/attention.py``; the tree of 64 as exchanges between the eight lanes that share a pair's chunk.
 Bytes moved: 16 of shared memory for every 16 (8 x 8) or 11 (4 x 8) fused multiply-adds of a thread.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import CHUNK
-from engine.cuda.attention import visible
+from engine.cache.types import BLOCK, CHUNK
+from engine.cpu.quantized_cache import UNIT
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -29,6 +29,7 @@ from engine.cuda.intrinsics import (
     vector4,
 )
 from engine.cuda.unpack import device
+from engine.cuda.weigh import visible
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -45,7 +46,8 @@ class Tile:
     """How the threads of a block share its tile, and what lies where in shared memory (float32).
 
     ``own``: pairs of a thread while it computes scores; ``columns``: elements of a thread in the weighted sum; ``at_once``:
-    chunks whose scores are computed side by side; ``positions`` of values that are in shared memory at a time.
+    chunks whose scores are computed side by side; ``positions`` of values that are in shared memory at a time; ``quantized``:
+    keys are, and queries are in shared memory from beginning to end.
     """
 
     d_k: int
@@ -53,6 +55,7 @@ class Tile:
     pairs: int
     own: int
     threads: int
+    quantized: bool = False
 
     @property
     def warps_apart(self) -> int:
@@ -84,7 +87,8 @@ class Tile:
     @property
     def slice(self) -> int:
         """One of the two places for queries and keys, or values, on their way."""
-        return max(DIMENSIONS * (self.pairs + self.at_once * CHUNK), self.positions * self.pitch)
+        of_scores = 0 if self.quantized else DIMENSIONS * (self.pairs + self.at_once * CHUNK)
+        return max(of_scores, self.positions * self.pitch)
 
     @property
     def weights(self) -> int:
@@ -97,8 +101,18 @@ class Tile:
         return self.weights + self.at_once * CHUNK * self.pairs
 
     @property
-    def size(self) -> int:
+    def queries(self) -> int:
+        """Then queries that stay: words [d_k / 4, pairs], scales [d_k / 32, pairs]."""
         return self.factors + 2 * self.at_once * self.pairs
+
+    @property
+    def size(self) -> int:
+        return self.queries + (self.pairs * (self.d_k // 4 + self.d_k // BLOCK) if self.quantized else 0)
+
+    @property
+    def turn(self) -> int:
+        """Weights of four positions and of the next four lie differently (``keep_weights``): the first bit that differs."""
+        return 0 if self.quantized else 8
 
 
 # --- straight-line pieces --------------------------------------------------------------------------------------
@@ -140,21 +154,29 @@ def _make_rows(columns: int, masked: bool, first: int, n: int) -> Any:
     return row
 
 
-def make_steps(own: int, columns: int, a_pitch: int, b_pitch: int, b_apart: int, masked: bool, n: int) -> Any:
+def make_steps(
+    own: int, columns: int, a_pitch: int, b_pitch: int, b_apart: int, masked: bool, n: int, turns: bool = False
+) -> Any:
     """The device function ``steps(a, second, b, acc)``: n steps of a sum of outer products acc [own, columns], without a
     loop; n: a power of two.
 
     a, second: pointers to a thread's rows of the first step, four each (second: where ``own`` is 8), ``a_pitch`` from step to
-    step; b: to its columns, four and, ``b_apart`` further, four, ``b_pitch`` from step to step.
+    step; b: to its columns, four and, ``b_apart`` further, four, ``b_pitch`` from step to step; ``turns``: in every second
+    step the second four rows come first.
     """
     if n > 1:
-        part = make_steps(own, columns, a_pitch, b_pitch, b_apart, masked, n // 2)
+        part = make_steps(own, columns, a_pitch, b_pitch, b_apart, masked, n // 2, turns)
         a_further, b_further = n // 2 * a_pitch, n // 2 * b_pitch
+        turned = turns and n == 2
 
         @device
         def steps(a, second, b, acc):  # type: ignore[no-untyped-def]
             part(a, second, b, acc)
-            part(advance(a, a_further), advance(second, a_further), advance(b, b_further), acc)
+            a, second, b = advance(a, a_further), advance(second, a_further), advance(b, b_further)
+            if turned:
+                part(second, a, b, acc)
+            else:
+                part(a, second, b, acc)
 
         return steps
 
@@ -180,13 +202,13 @@ def make_sum_run(tile: Tile, masked: bool) -> Any:
 
     a: the weights of the warp's 32 pairs, ``of_lane``: where among them the thread's first four lie.
     """
-    part = make_steps(8, tile.columns, tile.pairs, tile.pitch, 4 * tile.quads, masked, 4)
-    a_further, b_further = 4 * tile.pairs, 4 * tile.pitch
+    part = make_steps(8, tile.columns, tile.pairs, tile.pitch, 4 * tile.quads, masked, 4, tile.quantized)
+    a_further, b_further, turn = 4 * tile.pairs, 4 * tile.pitch, tile.turn
 
     @device
     def run(a, of_lane, b, acc):  # type: ignore[no-untyped-def]
         part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
-        a, b, of_lane = advance(a, a_further), advance(b, b_further), I(of_lane ^ 8)
+        a, b, of_lane = advance(a, a_further), advance(b, b_further), I(of_lane ^ turn)
         part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
 
     return run
@@ -211,14 +233,17 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
     """Four device functions for what a thread has of a chunk's scores, s [own, 8], from its position ``key`` on.
 
     ``hide(s, places, key, window, chunk)``: scores of positions that a pair does not see are -inf.
-    ``weigh(s, sums, tops, lane)``: scores become weights exp(score - maximum), sums [own, 4] the first step of the tree;
-    maxima go to tops.
+    ``weigh(s, sums, tops, lane)``: scores become weights exp(score - maximum), sums the first steps of the tree, [own, 4] or,
+    where keys are quantized, [own]; maxima go to tops.
     ``total(sums, masses, lane)``: sums of weights, a pair's or two to a lane, to masses.
     ``mark(s, places, key, window, chunk)``: weights of positions that a pair does not see are ``HIDDEN``.
     places, tops, masses: pointers to the thread's first pair.  The lanes of a chunk differ in bits 1, 2, 3; lane 2 k has
-    positions 4 k .. 4 k + 3 and, 32 further, four.
+    positions 4 k .. 4 k + 3 and, 32 further, four.  Where keys are quantized they differ in bits 2, 3, 4; lane 4 k has every
+    eighth position from k on.
     """
-    own = tile.own
+    own, quantized = tile.own, tile.quantized
+    first_bit, each = (2, 1) if quantized else (1, 4)
+    lanes = 7 << first_bit
 
     def make_hide(i: int, value: Any) -> Any:
         start, pair = 8 * i, i if i < 4 else i + 12
@@ -227,7 +252,7 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
         def hide(s, places, key, window, chunk):  # type: ignore[no-untyped-def]
             first, last = visible(places[pair], window, chunk)
             for e in range(8):
-                position = I(key + (e if e < 4 else e + 28))
+                position = I(key + (8 * e if quantized else e if e < 4 else e + 28))
                 if position < first or position >= last:
                     s[start + e] = value
 
@@ -241,43 +266,47 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
             m = s[start]
             for e in range(1, 8):
                 m = max(m, s[start + e])
-            for k in range(1, 4):
-                m = max(m, lane_xor(m, I(1 << k)))
-            if lane & 14 == 0:
+            for k in range(3):
+                m = max(m, lane_xor(m, I(1 << (first_bit + k))))
+            if lane & lanes == 0:
                 tops[pair] = m
             for e in range(8):
                 s[start + e] = exp(s[start + e] - m)
-            for e in range(4):
-                sums[4 * i + e] = s[start + e] + s[start + 4 + e]
+            if quantized:
+                low, high = s[start] + s[start + 4], s[start + 1] + s[start + 5]
+                low, high = low + (s[start + 2] + s[start + 6]), high + (s[start + 3] + s[start + 7])
+                sums[i] = low + high
+            else:
+                for e in range(4):
+                    sums[4 * i + e] = s[start + e] + s[start + 4 + e]
 
         return weigh
 
     @device
-    def halve(sums, lane, mask, n):  # type: ignore[no-untyped-def]
-        """Of n pairs, a lane keeps half and hands the others to the one that differs in ``mask``."""
-        upper = lane & mask != 0
-        for k in range(4 * n // 2):
-            low, high = sums[k], sums[4 * n // 2 + k]
+    def halve(sums, lane, bit, n):  # type: ignore[no-untyped-def]
+        """Of n pairs, a lane keeps half and hands the others to the one that differs in ``bit``."""
+        upper = (lane >> bit) & 1 != 0
+        for k in range(each * n // 2):
+            low, high = sums[k], sums[each * n // 2 + k]
             given = low if upper else high
             kept = high if upper else low
-            sums[k] = kept + lane_xor(given, I(mask))
+            sums[k] = kept + lane_xor(given, I(1 << bit))
 
     @device
     def total(sums, masses, lane):  # type: ignore[no-untyped-def]
+        halve(sums, lane, first_bit + 2, own)
+        halve(sums, lane, first_bit + 1, own // 2)
         if own == 8:
-            halve(sums, lane, 8, 8)
-            halve(sums, lane, 4, 4)
-            halve(sums, lane, 2, 2)
+            halve(sums, lane, first_bit, 2)
         else:
-            halve(sums, lane, 8, 4)
-            halve(sums, lane, 4, 2)
-            for e in range(4):
-                sums[e] = sums[e] + lane_xor(sums[e], I(2))
-        mass = (sums[0] + sums[2]) + (sums[1] + sums[3])
+            for e in range(each):
+                sums[e] = sums[e] + lane_xor(sums[e], I(1 << first_bit))
+        mass = sums[0] if quantized else (sums[0] + sums[2]) + (sums[1] + sums[3])
+        of_lane = I((lane >> first_bit) & 7)
         if own == 8:
-            masses[I((lane & 8) * 2 + (((lane >> 2) & 1) * 2 + ((lane >> 1) & 1)))] = mass
-        elif lane & 2 == 0:
-            masses[I(((lane >> 3) & 1) * 2 + ((lane >> 2) & 1))] = mass
+            masses[I((of_lane & 4) * 4 + (of_lane & 3))] = mass
+        elif of_lane & 1 == 0:
+            masses[I(of_lane >> 1)] = mass
 
     hide = make_each(0, own, lambda i: make_hide(i, F(-np.inf)))
     mark = make_each(0, own, lambda i: make_hide(i, HIDDEN))
@@ -303,9 +332,26 @@ def make_join(tile: Tile) -> Any:
     return make_each(0, 8, make)
 
 
-def make_finish(tile: Tile, group: int, gated: bool) -> Any:
+@device
+def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
+    """The thread's four elements of a rotated block (``engine/cpu/quantized_cache.py``): elements 4 k and on of lane 2 k."""
+    a, b, c, d = a + b, a - b, c + d, c - d
+    a, b, c, d = a + c, b + d, a - c, b - d
+    lane = I(cuda.threadIdx.x & 31)
+    for k in range(1, 4):
+        # (x + y, x - y), of which the upper lane has the second: y, which is its own, counts with the other sign.
+        upper = (lane >> k) & 1 != 0
+        a = (-a if upper else a) + lane_xor(a, I(1 << k))
+        b = (-b if upper else b) + lane_xor(b, I(1 << k))
+        c = (-c if upper else c) + lane_xor(c, I(1 << k))
+        d = (-d if upper else d) + lane_xor(d, I(1 << k))
+    return a * UNIT, b * UNIT, c * UNIT, d * UNIT
+
+
+def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> Any:
     """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: element [8, columns] by
-    the totals of their pairs, times the gates, to out; ``task``: the number of the thread's first pair, of 0 .. last."""
+    the totals of their pairs, rotated back where values are quantized (``rotated``), times the gates, to out; ``task``: the
+    number of the thread's first pair, of 0 .. last."""
     columns, d_v, quads = tile.columns, tile.d_v, tile.quads
 
     def make(i: int) -> Any:
@@ -313,20 +359,22 @@ def make_finish(tile: Tile, group: int, gated: bool) -> Any:
 
         @device
         def finish(element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
-            own = I(task + pair)
-            if own <= last:
-                row = I(U(own) // U(group))
-                head = I(I(row * n_head) + I(head0 + I(own - row * group)))
-                for k in range(columns // 4):
-                    d, start = I(column + 4 * quads * k), i * columns + 4 * k
-                    if d < d_v:
-                        a, b = element[start] / totals[pair], element[start + 1] / totals[pair]
-                        c, e = element[start + 2] / totals[pair], element[start + 3] / totals[pair]
-                        if gated:
-                            words = load4(gate, np.int64(head) * (2 * d_v) + (d_v + d))
-                            a, b = a * sigmoid(bits_float(I(words[0]))), b * sigmoid(bits_float(I(words[1])))
-                            c, e = c * sigmoid(bits_float(I(words[2]))), e * sigmoid(bits_float(I(words[3])))
-                        store4(out, np.int64(head) * d_v + d, a, b, c, e)
+            own, total = I(task + pair), totals[pair]
+            row = I(U(own) // U(group))
+            head = I(I(row * n_head) + I(head0 + I(own - row * group)))
+            for k in range(columns // 4):
+                d, start = I(column + 4 * quads * k), i * columns + 4 * k
+                a, b = element[start] / total, element[start + 1] / total
+                c, e = element[start + 2] / total, element[start + 3] / total
+                if rotated:
+                    # All lanes, also those of pairs that there are not.
+                    a, b, c, e = rotate4(a, b, c, e)
+                if own <= last and d < d_v:
+                    if gated:
+                        words = load4(gate, np.int64(head) * (2 * d_v) + (d_v + d))
+                        a, b = a * sigmoid(bits_float(I(words[0]))), b * sigmoid(bits_float(I(words[1])))
+                        c, e = c * sigmoid(bits_float(I(words[2]))), e * sigmoid(bits_float(I(words[3])))
+                    store4(out, np.int64(head) * d_v + d, a, b, c, e)
 
         return finish
 

@@ -188,7 +188,7 @@ def test_chunks_joined_and_quantized(
     n_slots = attention.slots(max(positions) + 1, window)
     plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated)
     plan = replace(plan, d_v=d_v, combine=combine.combine(d_v, True, gated), combine_grid=(n_head, rows, d_v // 32))
-    assert plan.quantizes
+    assert plan.quantizes == (rows > 1)
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
     weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
@@ -232,7 +232,7 @@ def test_chunks_joined_and_quantized(
 
 def test_heads_that_are_not_quantized_at_once() -> None:
     """A warp would have elements of two heads."""
-    assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
+    assert not attention.geometry(2, 2, 1, 80, 80, True, 8, 3, True).quantizes
 
 
 def test_heads_that_the_kernels_cannot_take() -> None:

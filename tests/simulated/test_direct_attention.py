@@ -16,6 +16,7 @@ from engine.cpu import attention as mirror
 from engine.cpu import quantized_cache
 from engine.cuda import attention, direct_attention
 from engine.cuda.simulator import run
+from engine.cuda.weighted_values import ZEROS
 from engine.errors import DeviceError
 
 SCALE = np.float32(0.3)
@@ -81,11 +82,13 @@ def agree(
     n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
     plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks)
-    grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
+    grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
+    if splits:
+        attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
     arguments = [*query, *flat, at, weights, sums, rows, cache.chunks, n_slots, window, SCALE]
-    run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
+    run(attend, grid, plan.attend_block, arguments, seed=seed)
     assert plan.rotated == v.quantized
     joined = attention.combine(d_v, early, False)
     out = np.full_like(expected, np.nan)
@@ -158,6 +161,49 @@ def test_windows_and_rings(window: int, positions: list[int]) -> None:
 def test_the_order_of_threads_does_not_show() -> None:
     for seed, types in enumerate(("q8_0 q8_0", "f16 q4_0")):
         agree(types, [64, 65], 2, 1, 32, seed=seed, splits=1)
+
+
+@pytest.mark.parametrize(
+    ("types", "last", "n_head", "d_k", "d_v", "window"),
+    [
+        ("q4_0 q4_0", 64, 4, 32, 128, 0),
+        ("q8_0 q8_0", 200, 1, 160, 32, 0),
+        ("q4_0 q8_0", 300, 6, 256, 160, 100),
+        ("q8_0 q4_0", 130, 8, 64, 192, 0),
+        ("q8_0 f16", 70, 2, 96, 64, 0),
+        ("q4_0 f32", 127, 3, 32, 36, 0),
+    ],
+)
+def test_chunks_of_a_warp(types: str, last: int, n_head: int, d_k: int, d_v: int, window: int) -> None:
+    """A block's chunks by fours, and what is left: two or three of a warp each, or one of all warps."""
+    agree(types, [last], n_head, 1, d_k, d_v, window=window, splits=1)
+
+
+@pytest.mark.parametrize(("group", "rows", "window"), [(1, 3, 0), (3, 2, 65), (4, 2, 0)])
+def test_chunks_of_a_warp_and_rows(group: int, rows: int, window: int) -> None:
+    agree("q4_0 q8_0", [*range(127, 127 + rows)], group, 1, 32, 64, window=window, splits=1, seed=group)
+
+
+def test_more_chunks_than_warps() -> None:
+    agree("q8_0 q4_0", [300], 2, 1, 32, splits=1, seed=1)
+    agree("q4_0 q4_0", [580, 100], 2, 1, 32, splits=2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_values_are_exact(bits: int) -> None:
+    """... for every scale and integer, the sign of a zero aside."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    scales = halves[np.isfinite(halves)].astype(np.float32)
+    half = 1 << (bits - 1)
+    offsets = scales * np.float32(-ZEROS[bits])
+    assert (offsets == scales.astype(np.float64) * -ZEROS[bits]).all()
+    for n in range(-half, half):
+        x = np.uint32(0x47000000 | (n + half) << 8).view(np.float32)
+        assert x == ZEROS[bits] + n
+        # Exact in float64, so this is what an fma rounds.
+        value = scales.astype(np.float64) * x + offsets
+        assert (value.astype(np.float32) == value).all()
+        assert (value == scales * np.float32(n)).all()
 
 
 def test_heads_that_the_kernel_cannot_take() -> None:
