@@ -54,6 +54,8 @@ SPAN = 16
 SHARED_WORDS = 48 * 1024 // 4
 MOST_TASKS = 8
 """(row, head) pairs of a block."""
+FEW_SLOTS = 128
+"""The most chunks of a single row that are joined and quantized in one kernel."""
 AMENDED = 8
 """New positions that a block enters at a time into a chunk that it has fetched before they were there."""
 
@@ -75,12 +77,14 @@ class Geometry:
     early: bool
     gated: bool
     rotated: bool = False
+    n_slots: int = 0
 
     @property
     def quantizes(self) -> bool:
-        """Whether ``combine_quantize`` is to join the chunks: not those of one row, which the many blocks of ``combine`` read
+        """Whether ``combine_quantize`` is to join the chunks: not many of one row, which the many blocks of ``combine`` read
         faster, and not where the elements of a warp would be of two heads."""
-        return self.combine_grid[1] > 1 and self.d_v % PART == 0
+        rows = self.combine_grid[1]
+        return self.d_v % PART == 0 and (rows > 1 or self.n_slots <= FEW_SLOTS)
 
     def quantized(self, unit: int) -> Specialization:
         """What joins chunks and quantizes: its grid is (ceil(n_head * d_v / 256), rows), its blocks have 256 threads."""
@@ -153,6 +157,7 @@ def geometry(
         d_v,
         early,
         gated,
+        n_slots=n_slots,
     )
 
 

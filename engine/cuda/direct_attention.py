@@ -109,6 +109,7 @@ def geometry(
         early,
         gated,
         rotated,
+        n_slots,
     )
 
 

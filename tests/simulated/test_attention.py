@@ -18,7 +18,7 @@ from engine.cpu import glu
 from engine.cpu.backend import Backend as CPU
 from engine.cpu.matmul import quantize_rows
 from engine.cpu.quantized_cache import rotate_rows
-from engine.cuda import attention, backend, combine, quantize
+from engine.cuda import attention, backend, combine, direct_attention, quantize
 from engine.cuda.simulator import run
 from engine.errors import DeviceError
 from engine.layout import activations
@@ -188,7 +188,7 @@ def test_chunks_joined_and_quantized(
     n_slots = attention.slots(max(positions) + 1, window)
     plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated)
     plan = replace(plan, d_v=d_v, combine=combine.combine(d_v, True, gated), combine_grid=(n_head, rows, d_v // 32))
-    assert plan.quantizes == (rows > 1)
+    assert plan.quantizes
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
     weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
@@ -230,9 +230,13 @@ def test_chunks_joined_and_quantized(
         assert np.array_equal(found[2], wide)
 
 
-def test_heads_that_are_not_quantized_at_once() -> None:
-    """A warp would have elements of two heads."""
-    assert not attention.geometry(2, 2, 1, 80, 80, True, 8, 3, True).quantizes
+def test_what_is_not_quantized_at_once() -> None:
+    """Heads where a warp would have elements of two, and many chunks of a single row."""
+    assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
+    for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
+        assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
+        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True
+        assert direct_attention.geometry(*sizes).quantizes == at_once
 
 
 def test_heads_that_the_kernels_cannot_take() -> None:
