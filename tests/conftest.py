@@ -56,6 +56,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "test_operations.py",
             "test_attention.py",
             "test_direct_attention.py",
+            "test_tiled_attention.py",
         )
         wanted[0].module.begin(sorted(files, key=lambda file: file not in longest))
 
@@ -63,7 +64,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """None of them goes on when nobody wants to know."""
     for item in _simulations(session.items)[:1]:
-        item.module.POOL.shutdown(wait=False, cancel_futures=True)
+        item.module.QUEUE.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -70,12 +70,11 @@ _ATTENTION = [
 ]
 
 _DIRECT = [
+    ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
     ((1, 32, 8, 128, 128, "q4_0", "q4_0", 513), True),
     ((1, 16, 8, 256, 256, "q8_0", "q8_0", 17), True),
-    ((4, 16, 1, 512, 512, "q8_0", "q8_0", 512), True),
     ((1, 16, 1, 512, 512, "f16", "f16", 512), True),
     ((3, 24, 4, 256, 256, "q4_0", "q4_0", 512), False),
-    ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
 ]
 
 _TILED = [
@@ -132,7 +131,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2])),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
-    "matmul_experts_wide": [("Q4_K", 8), ("IQ4_XS", 1), ("Q8_0", 1), ("Q2_K", 8), ("Q6_K", 1)],
+    "matmul_experts_wide": [("Q4_K", 8), ("IQ4_XS", 1), ("Q8_0", 1), ("Q6_K", 1)],
     "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
     "matmul_join": [
         ("Q6_K", 2, 8, True),

@@ -3,8 +3,12 @@
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache
+from threading import Thread
 
 import pytest
 
@@ -29,16 +33,35 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
 
 
 RUNS: dict[str, Run] = {}
-POOL = ThreadPoolExecutor(1)
+QUEUE: deque[str] = deque()
+
+
+def work() -> None:
+    """Run one file after the other until there is none left."""
+    with suppress(IndexError):
+        while file := QUEUE.popleft():
+            try:
+                RUNS[file].set_result(run(file))
+            except OSError as error:
+                RUNS[file].set_exception(error)
 
 
 def begin(files: Iterable[str]) -> None:
     """Have these files on their way, one after the other: on two cores, one is left for all other tests."""
-    RUNS.update({file: POOL.submit(run, file) for file in files})
+    RUNS.update({file: Future() for file in files})
+    QUEUE.extend(RUNS)
+    Thread(target=work).start()
+
+
+@cache
+def help_out() -> None:
+    """All other tests have been run, so there is a core for a second one."""
+    Thread(target=work).start()
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")
 @pytest.mark.parametrize("file", FILES)
 def test_in_the_simulator(file: str) -> None:
+    help_out()
     done = RUNS[file].result()
     assert done.returncode == 0, done.stdout + done.stderr
