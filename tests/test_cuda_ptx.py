@@ -112,7 +112,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
-    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS if name != "Q4_K")],
+    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] if name != "Q4_K")],
     "gated_norm": [(128,), (32,)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
     "geglu": [()],
@@ -131,7 +131,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2])),
     ],
     "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
-    "matmul_experts_wide": [("Q4_K", 8), ("IQ4_XS", 1), ("Q8_0", 1), ("Q6_K", 1)],
+    "matmul_experts_wide": [("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)],
     "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
     "matmul_join": [
         ("Q6_K", 2, 8, True),

@@ -96,7 +96,7 @@ def agree(
     assert out.tobytes() == expected.tobytes()
 
 
-PAIRS = ("f32 f32", "f32 q4_0", "f16 f16", "f16 q8_0", "q8_0 f32", "q8_0 q8_0", "q4_0 f16", "q4_0 q4_0")
+PAIRS = ("f32 q4_0", "f16 q8_0", "q8_0 f32", "q8_0 q8_0", "q4_0 f16")
 
 
 @pytest.mark.parametrize("types", PAIRS)
@@ -104,7 +104,7 @@ def test_types(types: str) -> None:
     agree(types, [70], 2, 1, 32)
 
 
-@pytest.mark.parametrize("position", [0, 63, 143])
+@pytest.mark.parametrize("position", [0, 143])
 def test_decode(position: int) -> None:
     agree("q8_0 q8_0", [position], 1, 1, 32)
 
@@ -114,7 +114,6 @@ def test_decode(position: int) -> None:
     [
         ("q8_0 q4_0", 64, 96),
         ("q4_0 q8_0", 96, 64),
-        ("q8_0 q8_0", 160, 32),
         ("q4_0 q4_0", 256, 256),
         ("q8_0 f16", 64, 36),
         ("f16 q8_0", 12, 64),
@@ -142,7 +141,7 @@ def test_pairs_of_a_block(tasks: int) -> None:
     agree("f16 q8_0", [3, 17], 5, 1, 32, tasks=tasks)
 
 
-@pytest.mark.parametrize("positions", [[63, 64], [0, 1, 2], [127, 128, 129]])
+@pytest.mark.parametrize("positions", [[0, 1, 2], [127, 128, 129]])
 def test_rows_on_both_sides_of_a_border(positions: list[int]) -> None:
     agree("q8_0 q4_0", positions, 2, 1, 32, early=False, splits=2)
 
@@ -151,9 +150,8 @@ def test_positions_that_do_not_follow_one_another() -> None:
     agree("q8_0 q8_0", [130, 7, 64], 2, 1, 32)
 
 
-@pytest.mark.parametrize("window", [1, 70])
-@pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
-def test_windows_and_rings(window: int, positions: list[int]) -> None:
+@pytest.mark.parametrize(("positions", "window"), [([2, 3], 1), ([191, 192], 1), ([191, 192], 70)])
+def test_windows_and_rings(positions: list[int], window: int) -> None:
     """The ring has wrapped where the positions are larger than the window."""
     agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
 
@@ -170,7 +168,6 @@ def test_the_order_of_threads_does_not_show() -> None:
         ("q8_0 q8_0", 200, 1, 160, 32, 0),
         ("q4_0 q8_0", 300, 6, 256, 160, 100),
         ("q8_0 q4_0", 130, 8, 64, 192, 0),
-        ("q8_0 f16", 70, 2, 96, 64, 0),
         ("q4_0 f32", 127, 3, 32, 36, 0),
     ],
 )
