@@ -64,7 +64,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """None of them goes on when nobody wants to know."""
     for item in _simulations(session.items)[:1]:
-        item.module.QUEUE.clear()
+        item.module.POOL.shutdown(wait=False, cancel_futures=True)
+        item.module.OTHERS_DONE.set()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,12 +3,9 @@
 import os
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
-from contextlib import suppress
-from functools import cache
-from threading import Thread
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -33,35 +30,19 @@ def run(file: str) -> subprocess.CompletedProcess[str]:
 
 
 RUNS: dict[str, Run] = {}
-QUEUE: deque[str] = deque()
-
-
-def work() -> None:
-    """Run one file after the other until there is none left."""
-    with suppress(IndexError):
-        while file := QUEUE.popleft():
-            try:
-                RUNS[file].set_result(run(file))
-            except OSError as error:
-                RUNS[file].set_exception(error)
+POOL = ThreadPoolExecutor(2)
+OTHERS_DONE = Event()
 
 
 def begin(files: Iterable[str]) -> None:
-    """Have these files on their way, one after the other: on two cores, one is left for all other tests."""
-    RUNS.update({file: Future() for file in files})
-    QUEUE.extend(RUNS)
-    Thread(target=work).start()
-
-
-@cache
-def help_out() -> None:
-    """All other tests have been run, so there is a core for a second one."""
-    Thread(target=work).start()
+    """Have these files on their way, one after the other, since on two cores one is left for other tests until they are done."""
+    POOL.submit(OTHERS_DONE.wait)
+    RUNS.update({file: POOL.submit(run, file) for file in files})
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")
 @pytest.mark.parametrize("file", FILES)
 def test_in_the_simulator(file: str) -> None:
-    help_out()
+    OTHERS_DONE.set()
     done = RUNS[file].result()
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,7 +20,6 @@ from numba import cuda
 from engine.cache.types import BLOCK, CHUNK, CacheType
 from engine.cuda.intrinsics import (
     advance,
-    bits_float,
     fma,
     half_to_float,
     halves,
@@ -28,11 +27,11 @@ from engine.cuda.intrinsics import (
     load1,
     load2,
     mma32,
-    pick_bytes,
     vector4,
 )
 from engine.cuda.tile import Tile, make_each, take4
 from engine.cuda.unpack import device, minus, nibbles
+from engine.cuda.weighted_values import UNSIGNED, ZEROS, unpacked
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -40,8 +39,6 @@ U = np.uint32
 
 EIGHT = 8
 """Elements of a value that a thread unpacks at a time."""
-LEVELS = U(0x80808080)
-"""What makes four int8 unsigned, each plus 128."""
 
 
 # --- queries ---------------------------------------------------------------------------------------------------
@@ -197,19 +194,14 @@ def make_values(tile: Tile, of: CacheType) -> tuple[int, int, Any, Any]:
     n_words, per_position, integers = bits // 4, d_v // EIGHT, of.integer_words(d_v)
     units = tile.positions * per_position
     rounds, whole = -(-units // threads), units % threads == 0
-    zero = F(32768 + (128 if bits == 8 else 8))
+    zero = F(-ZEROS[bits])
 
     @device
     def keep(to, at, word, scale):  # type: ignore[no-untyped-def]
-        """Four elements; their bytes become parts of float32: 32768 and they."""
-        keep4(
-            to,
-            at,
-            scale * (bits_float(I(pick_bytes(word, U(0x47), U(0x4505)))) - zero),
-            scale * (bits_float(I(pick_bytes(word, U(0x47), U(0x4515)))) - zero),
-            scale * (bits_float(I(pick_bytes(word, U(0x47), U(0x4525)))) - zero),
-            scale * (bits_float(I(pick_bytes(word, U(0x47), U(0x4535)))) - zero),
-        )
+        """Four elements."""
+        offset = scale * zero
+        a, b = unpacked(word, 0, scale, offset), unpacked(word, 1, scale, offset)
+        keep4(to, at, a, b, unpacked(word, 2, scale, offset), unpacked(word, 3, scale, offset))
 
     @device
     def fetch(values, step, thread, words, scales):  # type: ignore[no-untyped-def]
@@ -232,8 +224,8 @@ def make_values(tile: Tile, of: CacheType) -> tuple[int, int, Any, Any]:
             if whole or i < units:
                 at, scale = I(I(i // per_position * pitch) + i % per_position * EIGHT), half_to_float(scales[k])
                 if bits == 8:
-                    keep(to, at, U(words[2 * k] ^ LEVELS), scale)
-                    keep(to, I(at + 4), U(words[2 * k + 1] ^ LEVELS), scale)
+                    keep(to, at, U(words[2 * k] ^ UNSIGNED), scale)
+                    keep(to, I(at + 4), U(words[2 * k + 1] ^ UNSIGNED), scale)
                 else:
                     keep(to, at, nibbles(words[k], 0), scale)
                     keep(to, I(at + 4), nibbles(words[k], 4), scale)

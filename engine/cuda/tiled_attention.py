@@ -211,6 +211,23 @@ def attend_tiles(
                     key[4 * k + e] = vector[e]
 
     @device
+    def begin_scores(q, keys, starts, ring, chunk, last_chunk, chunks, thread, query, key):  # type: ignore[no-untyped-def]
+        """Where the thread's keys of the chunks from ``chunk`` on lie, and the first slice."""
+        for k in range(key_rounds):
+            i = I(thread + k * threads)
+            lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
+            starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
+        fetch_scores(q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
+
+    @device
+    def begin_keys(keys, ring, chunk, last_chunk, chunks, lane, key, key_scales):  # type: ignore[no-untyped-def]
+        """The quantized keys of a chunk, the first block of which is on its way into registers."""
+        own = advance(keys, np.int64(I(ring + I(U(chunk) % U(chunks)))) * key_words)
+        if chunk <= last_chunk:
+            fetch_keys(own, lane, key, key_scales)
+        return own
+
+    @device
     def store_scores(to, scale, thread, query, key):  # type: ignore[no-untyped-def]
         """... and from there to shared memory: queries times ``scale`` [16, pairs], keys [16, at_once, 64]."""
         own_query = advance(to, I(I(thread // pairs * n_query) * pairs + thread % pairs))
@@ -324,17 +341,11 @@ def attend_tiles(
             element[k] = F(0.0)
         here = I(0)
         if quantized:
-            own_keys = advance(keys, np.int64(I(ring + I(U(chunk + chunk_of) % U(chunks)))) * key_words)
-            if chunk + chunk_of <= last_chunk:
-                fetch_keys(own_keys, lane, key, key_scales)
+            own_keys = begin_keys(keys, ring, I(chunk + chunk_of), last_chunk, chunks, lane, key, key_scales)
             place_query(q, q_scales, task0, last_task, head0, n_head, thread, advance(memory, queries_at))
             cuda.syncthreads()
         else:
-            for k in range(key_rounds):
-                i = I(thread + k * threads)
-                lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
-                starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
-            fetch_scores(own_q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
+            begin_scores(own_q, keys, starts, ring, chunk, last_chunk, chunks, thread, query, key)
         while chunk <= last_chunk:
             own_chunk = I(chunk + chunk_of)
             whole = own_chunk >= inside and I(own_chunk * CHUNK + CHUNK - 1) <= lowest
@@ -400,16 +411,10 @@ def attend_tiles(
                             fetch_values(chunk_values, I(0), thread, value, value_scales)
                         elif after <= last_chunk:
                             if quantized:
-                                lies = I(ring + I(U(after + chunk_of) % U(chunks)))
-                                own_keys = advance(keys, np.int64(lies) * key_words)
-                                if after + chunk_of <= last_chunk:
-                                    fetch_keys(own_keys, lane, key, key_scales)
+                                following = I(after + chunk_of)
+                                own_keys = begin_keys(keys, ring, following, last_chunk, chunks, lane, key, key_scales)
                             else:
-                                for k in range(key_rounds):
-                                    i = I(thread + k * threads)
-                                    lies = I(ring + I(U(after + i // of_chunk) % U(chunks)))
-                                    starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
-                                fetch_scores(own_q, keys, starts, I(0), after, last_chunk, thread, query, key)
+                                begin_scores(own_q, keys, starts, ring, after, last_chunk, chunks, thread, query, key)
                         weight = I(weights_at + I(c * CHUNK + (step - 1) * positions) * pairs)
                         a = advance(memory, I(weight + sum_pair))
                         b = advance(to, column)

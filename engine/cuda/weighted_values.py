@@ -28,9 +28,17 @@ STEP = 4
 """Positions that the weighted sum takes at a time where some are hidden."""
 ZEROS = {8: 32768 + 128, 4: 32768 + 8}
 """The float32 that an integer of 0 becomes part of, by bits."""
+UNSIGNED = U(0x80808080)
+"""What makes four int8 unsigned, each plus 128."""
 
 
 # --- weighted values -------------------------------------------------------------------------------------------
+
+
+@device
+def unpacked(word, e, scale, offset):  # type: ignore[no-untyped-def]
+    """Byte e of a word of integers n + z as scale * n; offset: -(2**15 + z) * scale."""
+    return fma(bits_float(I(pick_bytes(word, U(0x47), U(0x4505 + 16 * e)))), scale, offset)
 
 
 def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
@@ -82,7 +90,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
     lasts[h] count for pair h.
     """
     one = n_bounds == 1
-    flip, zero = U(0x80808080), F(-ZEROS.get(bits, 0))
+    zero = F(-ZEROS.get(bits, 0))
     together = max(1, 4 // pitch)
     n_vectors = -(-served // 4) if together == 1 else 1
     n_weights = 4 * n_vectors
@@ -99,11 +107,11 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
                 value[2 * e] = low_half(words[2 * at + e])
                 value[2 * e + 1] = high_half(words[2 * at + e])
         else:
-            word = U(words[at] ^ flip) if bits == 8 else nibbles(words[at], shift)
+            word = U(words[at] ^ UNSIGNED) if bits == 8 else nibbles(words[at], shift)
             scale = half_to_float(scales[at])
             offset = scale * zero
             for e in range(OWNED):
-                value[e] = fma(bits_float(I(pick_bytes(word, U(0x47), U(0x4505 + 16 * e)))), scale, offset)
+                value[e] = unpacked(word, e, scale, offset)
         for h in range(served):
             bound = 0 if one else h
             seen = not masked or (j >= firsts[bound] and j < lasts[bound])
