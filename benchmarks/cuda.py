@@ -19,8 +19,8 @@ from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
+from engine.gguf.quants import FORMATS
 from engine.models.heads import Heads
-from engine.quants import FORMATS
 
 SHAPES = ("qwen3-0.6b", "llama3.2-1b", "qwen3-8b")
 DEPTHS = (0, 4096)

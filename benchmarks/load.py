@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import engine.llm  # here, so that no benchmark pays for the import
-from engine import catalog
-from engine.gguf import read_gguf
-from engine.synthetic import make_model
+from engine.gguf.file import read_gguf
+from engine.hub import catalog
+from engine.synthetic.model import make_model
 
 
 class Header:

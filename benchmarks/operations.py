@@ -11,9 +11,9 @@ from gguf import GGMLQuantizationType
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
-from engine.quants import FORMATS
-from engine.synthetic import random_blocks
-from engine.weights import Weight
+from engine.gguf.quants import FORMATS
+from engine.models.weights import Weight
+from engine.synthetic.model import random_blocks
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 1024, 4096, 16, 4, 64
 ROWS = (1, 128)

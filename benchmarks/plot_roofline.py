@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.svg import TEXT, Axis, colors, curve, decades, dot, image, label, legend, line, measurements, powers
 from engine.errors import UsageError
-from engine.quants import FORMATS
-from engine.shapes import quants, shapes, tensor_type
+from engine.gguf.quants import FORMATS
+from engine.synthetic.shapes import quants, shapes, tensor_type
 
 BANDWIDTH = 4.5
 """TB/s of a plain read of an H200's memory (``engine/cuda/bandwidth.py``)."""

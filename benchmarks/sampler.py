@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from engine.sampler import Sampler, SamplingParams, logprobs
+from engine.decode.sampler import Sampler, SamplingParams, logprobs
 
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import engine
-from engine.generation import Generation
+from engine.decode.generation import Generation
 from engine.speculative import loop
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams

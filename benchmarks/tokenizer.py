@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from engine import catalog, tokenizer
-from engine.gguf import read_gguf
-from engine.tokenizer import Tokenizer
+from engine.gguf.file import read_gguf
+from engine.hub import catalog
+from engine.text import tokenizer
+from engine.text.tokenizer import Tokenizer
 
 N_BYTES = 1 << 16
 

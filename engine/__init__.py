@@ -8,7 +8,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.generation import Generation, Timings
+    from engine.decode.generation import Generation, Timings
     from engine.llm import LLM
     from engine.loading import load
 
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     from importlib import import_module
 
-    from engine import kernel_cache
+    from engine.compile import cache as kernel_cache
 
     kernel_cache.use()
     return getattr(import_module(f"engine.{_HOMES[name]}"), name)

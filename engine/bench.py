@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine import catalog
+from engine.cli.flags import CACHE_TYPES, Parser
+from engine.cli.report import Report
 from engine.devices import check_batch_size, parse_device
 from engine.errors import EngineError, UsageError
-from engine.flags import CACHE_TYPES, Parser
-from engine.report import Report
-from engine.shapes import parse_shape
-from engine.synthetic import make_model
+from engine.hub import catalog
+from engine.synthetic.model import make_model
+from engine.synthetic.shapes import parse_shape
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -142,7 +142,7 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """As many steps as there are tokens, the way an answer is made: where the device chooses tokens, each step takes the one
     before, else one forward pass per token, each with its logits."""
-    from engine.sampler import Sampler, SamplingParams
+    from engine.decode.sampler import Sampler, SamplingParams
     from engine.speculative.loop import follow
     from engine.speculative.params import SpeculationParams
 
@@ -181,7 +181,7 @@ def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int,
 def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Result]:
     """Every test of one model file, for each number of threads in turn; a GPU knows none, so there they run once."""
     import engine
-    from engine import bandwidth
+    from engine.models import traffic as bandwidth
 
     tests = [(n, 0, d) for d in args.n_depth for n in args.n_prompt if n]
     tests += [(0, n, d) for d in args.n_depth for n in args.n_gen if n]

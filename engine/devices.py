@@ -57,12 +57,12 @@ def describe_devices() -> list[str]:
     """A line for each device of this machine; where there is no GPU, a line that says why."""
     import numba
 
-    from engine.memory import available_memory
+    from engine.cpu.memory import available_memory
 
     threads = numba.config.NUMBA_NUM_THREADS
     lines = [f"cpu     {threads} thread{'s' * (threads != 1)}, {available_memory() / 1e9:.1f} GB of memory free"]
     try:
-        from engine.cuda.device import list_devices
+        from engine.cuda.runtime.device import list_devices
 
         for gpu in list_devices():
             major, minor = gpu.compute_capability
@@ -86,7 +86,7 @@ def _cpu(n_threads: int, max_rows: int) -> Any:
 
 def _gpu(index: int, beside: Any = None, max_rows: int = 0) -> Any:
     try:
-        from engine.cuda.device import require_gpu
+        from engine.cuda.runtime.device import require_gpu
 
         require_gpu()  # before the kernels are imported: a machine without a GPU need not wait for Numba's CUDA half
         from engine.cuda.backend import Backend

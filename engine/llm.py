@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from engine.bandwidth import weight_bytes_per_token
 from engine.cache.recurrent import Snapshots
-from engine.chat import ChatTemplate
-from engine.config import ModelConfig
+from engine.decode.generation import Generation
+from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ContextError, UsageError
-from engine.generation import Generation
-from engine.gguf import GGUF
+from engine.gguf.file import GGUF
 from engine.models.base import slot_bytes
-from engine.sampler import Sampler, SamplingParams
+from engine.models.config import ModelConfig
+from engine.models.traffic import weight_bytes_per_token
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation, follow
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps
-from engine.tokenizer import Tokenizer
+from engine.text.chat import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
 
@@ -358,7 +358,7 @@ class LLM:
         logprobs: how many of the most probable tokens to record per token.
         on_prefill: called with (tokens done, tokens in all) while the prompt is read.
         speculation: how to draft and what to accept; a model loaded with a draft model uses it unless this says no.
-        The others: ``engine.sampler.SamplingParams``.
+        The others: ``engine.decode.sampler.SamplingParams``.
 
         UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
         """

@@ -5,24 +5,24 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine import catalog
 from engine.cache.kv import STEP_ROWS, pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
-from engine.config import ASSISTANT, ModelConfig, read_config
+from engine.cpu.memory import available_memory
 from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
-from engine.gemma4_config import read_gemma4
-from engine.gguf import GGUF, read_gguf
+from engine.gguf.file import GGUF, read_gguf
+from engine.hub import catalog
 from engine.llm import LLM, Progress
-from engine.memory import available_memory
-from engine.models import build, without_mtp
 from engine.models.assistant import Assistant
 from engine.models.base import hidden_ring, layer_shapes, row_bytes, slot_bytes
+from engine.models.config import ASSISTANT, ModelConfig, read_config
+from engine.models.families import build, without_mtp
+from engine.models.gemma4_config import read_gemma4
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS
-from engine.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 SNAPSHOT_BYTES = 2 << 30
 """Most host memory for snapshots of recurrent models, unless something else is asked for."""

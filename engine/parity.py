@@ -2,7 +2,7 @@
 
 Three questions, each answered by counting bits that differ:
 
-* every kernel: the prompt is read operation by operation on both (``engine/lockstep.py``), in passes of 1 to 16 rows, and in
+* every kernel: the prompt is read operation by operation on both (``engine/verify/lockstep.py``), in passes of 1 to 16 rows, and in
   few passes of many;
 * whole passes, as they run in use: the logits of the prompt, the cache it leaves, the logits of greedy tokens, passes of k
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.cache.kv import STEP_ROWS
+from engine.cli.flags import CACHE_TYPES, Document, Parser, whole
 from engine.devices import check_batch_size, device_label, parse_device
 from engine.errors import EngineError, UsageError
-from engine.flags import CACHE_TYPES, Document, Parser, whole
-from engine.tally import Tally
+from engine.verify.tally import Tally
 
 if TYPE_CHECKING:
+    from engine.cli.report import Report
     from engine.llm import LLM
-    from engine.lockstep import Check
-    from engine.report import Report
+    from engine.verify.lockstep import Check
 
 DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
@@ -113,7 +113,7 @@ class Comparison:
 
     def kernels(self, ids: Sequence[int], note: Callable[[Any, Any], None]) -> None:
         """Every operation of every pass over ``ids``."""
-        from engine.lockstep import Lockstep
+        from engine.verify.lockstep import Lockstep
 
         both = Lockstep(self.cpu.model, self.gpu.model, note)
         for _, counts in self._readings(len(ids)):
@@ -149,7 +149,7 @@ class Comparison:
 
     def caches(self) -> None:
         """Keys, values and states that the next token could see."""
-        from engine.lockstep import Difference
+        from engine.verify.lockstep import Difference
 
         for check in self._cache_checks():
             self.tally.whole("cache", "what is visible after the prompt", check)
@@ -158,8 +158,8 @@ class Comparison:
 
     def _cache_checks(self) -> "Iterator[Check]":
         from engine.cache.recurrent import RecurrentLayer
-        from engine.layout import cached, remembered
-        from engine.lockstep import Check
+        from engine.verify.layout import cached, remembered
+        from engine.verify.lockstep import Check
 
         download = self.gpu.model.ops.download
         both = (remembered(llm.model.ops, llm.model, self.gpu.cache.length) for llm in (self.cpu, self.gpu))
@@ -175,8 +175,8 @@ class Comparison:
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """n tokens, each the CPU's choice: (tokens, the logits after each but the last), after checking the GPU's logits."""
-        from engine.lockstep import Check, Difference
-        from engine.sampler import Sampler, SamplingParams
+        from engine.decode.sampler import Sampler, SamplingParams
+        from engine.verify.lockstep import Check, Difference
 
         sampler = Sampler(SamplingParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
         history = self.sequence = list(self.ids)
@@ -225,7 +225,7 @@ class Comparison:
         self, what: str, how: str, expected: np.ndarray, found: np.ndarray, tokens: np.ndarray, positions: np.ndarray
     ) -> None:
         """Compares the logits of a pass, and where they differ looks for the kernel."""
-        from engine.lockstep import Check, Difference
+        from engine.verify.lockstep import Check, Difference
 
         check = Check(f"{what}, logits of positions {positions[0]} to {positions[-1]}: ", expected, found)
         self.tally.whole(what, how, check)
@@ -234,7 +234,7 @@ class Comparison:
 
     def _search(self, tokens: np.ndarray, first: int) -> str:
         """Which kernel makes a pass of ``tokens`` at position ``first`` differ."""
-        from engine.lockstep import Difference, Lockstep
+        from engine.verify.lockstep import Difference, Lockstep
 
         ops, model = self.gpu.model.ops, self.gpu.model
         model.cache.truncate(first)
@@ -260,7 +260,7 @@ class Comparison:
         """Tokens chosen on the device, without and with noise and penalties, against those of the CPU's sampler."""
         from engine.cuda.accept import MOST_ROWS
         from engine.cuda.sample import DeviceSampler, edits
-        from engine.sampler import Sampler, SamplingParams
+        from engine.decode.sampler import Sampler, SamplingParams
 
         ops, n_vocab = self.gpu.model.ops, self.cpu.config.n_vocab
         machine = DeviceSampler(ops.device, n_vocab, self.gpu.n_ctx)
@@ -293,7 +293,7 @@ class Comparison:
             self._tokens("answer of LLM.generate", f"{how} and drafts", both[0], drafted)
 
     def _tokens(self, what: str, how: str, expected: list[int], found: list[int]) -> None:
-        from engine.lockstep import Check, Difference
+        from engine.verify.lockstep import Check, Difference
 
         n = max(len(expected), len(found))
         a, b = (np.array(ids + [-1] * (n - len(ids)), np.int32) for ids in (expected, found))
@@ -323,8 +323,8 @@ def passes(ids: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[np.ndarr
 
 def first_of_graph(ops: Any, plan: Any) -> str:
     """Which launch of a pass writes something else in a captured graph than when each waits for the one before it."""
-    from engine.cuda.tensor import Plan
-    from engine.lockstep import Check, Difference, Site
+    from engine.cuda.runtime.tensor import Plan
+    from engine.verify.lockstep import Check, Difference, Site
 
     alone = []
     for launch in plan.launches:
@@ -379,8 +379,8 @@ def run(args: argparse.Namespace) -> int:
     import engine
 
     load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
+    from engine.cli.report import Report
     from engine.devices import open_device
-    from engine.report import Report
 
     open_device(args.device)  # that there is no GPU is told before a model is read
     with Report(args.verbose) as report:
@@ -389,12 +389,12 @@ def run(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
     """Loads both models and compares them; prints as it goes."""
-    from engine import catalog
-    from engine.config import read_config
-    from engine.gguf import read_gguf
-    from engine.lockstep import Difference
+    from engine.gguf.file import read_gguf
+    from engine.hub import catalog
+    from engine.models.config import read_config
     from engine.speculative.params import MOST_DRAFTS
-    from engine.tokenizer import Tokenizer
+    from engine.text.tokenizer import Tokenizer
+    from engine.verify.lockstep import Difference
 
     path = catalog.resolve(args.model, report.progress)
     gguf = read_gguf(path)

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.flags import check, generation_options, parser, unescape, valid
 from engine.errors import EngineError, UsageError
-from engine.flags import check, generation_options, parser, unescape, valid
 
 if TYPE_CHECKING:
-    from engine.chat import ChatTemplate
-    from engine.conversation import Answer
+    from engine.cli.conversation import Answer
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
+    from engine.text.chat import ChatTemplate
 
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -62,7 +62,7 @@ def abandon_stdout() -> None:
 
 def fail(sentence: str, status: int, verbose: bool) -> int:
     """Prints why a run ends, and returns its exit status."""
-    from engine.report import printable
+    from engine.cli.report import printable
 
     if verbose:
         traceback.print_exc()
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     import engine
 
     load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
-    from engine import catalog
-    from engine.conversation import Answer, answer, chat
+    from engine.cli.conversation import Answer, answer, chat
+    from engine.cli.report import Report
+    from engine.decode.sampler import SamplingParams
     from engine.devices import why_no_gpu
-    from engine.report import Report
-    from engine.sampler import SamplingParams
+    from engine.hub import catalog
 
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
     SamplingParams(**fields)  # a value out of range is told before a model is loaded for seconds
@@ -184,7 +184,7 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
     if args.no_cnv:
         return None
     if args.chat_template is not None:
-        from engine.chat import ChatTemplate
+        from engine.text.chat import ChatTemplate
 
         return ChatTemplate.load(args.chat_template, llm.tokenizer)
     if llm.chat_template is None and (args.cnv or args.system is not None):
@@ -198,9 +198,9 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
 
     All but the timings is the same on every device.
     """
-    from engine.bandwidth import bytes_per_second
+    from engine.cli.report import peak_memory
     from engine.devices import device_label
-    from engine.report import peak_memory
+    from engine.models.traffic import bytes_per_second
 
     ops = llm.model.ops
     generation, t = reply.generation, reply.generation.timings

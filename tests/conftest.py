@@ -31,8 +31,8 @@ def golden(*parts: str) -> Any:
 
 def model_path(name: str) -> Path:
     """A named model of the catalog, fetched into the user cache; skips when the registry cannot be reached."""
-    from engine import catalog
     from engine.errors import FetchError
+    from engine.hub import catalog
 
     try:
         return catalog.resolve(name)
@@ -41,7 +41,7 @@ def model_path(name: str) -> Path:
 
 
 def _simulations(items: list[pytest.Item]) -> list[Any]:
-    """Tests that wait for a simulation (``tests/test_cuda_simulator.py``)."""
+    """Tests that wait for a simulation (``tests/cuda/test_simulator.py``)."""
     return [item for item in items if getattr(item, "originalname", "") == "test_in_the_simulator"]
 
 

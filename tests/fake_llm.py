@@ -17,9 +17,9 @@ from typing import Any
 
 import engine
 from engine import errors
-from engine.bandwidth import weight_bytes_per_token
 from engine.errors import ContextError
-from engine.gguf import read_gguf
+from engine.gguf.file import read_gguf
+from engine.models.traffic import weight_bytes_per_token
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
 

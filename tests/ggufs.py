@@ -14,7 +14,7 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from engine.errors import GGUFError
-from engine.gguf import read_gguf
+from engine.gguf.file import read_gguf
 
 KINDS = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "str", "array", "u64", "i64", "f64")
 FORMATS = dict(zip(KINDS, ("B", "b", "H", "h", "I", "i", "f", "B", None, None, "Q", "q", "d"), strict=True))

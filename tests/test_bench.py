@@ -17,12 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
-from engine import bandwidth, bench, synthetic
+from engine import bench
 from engine.bench import Result
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.cpu import bandwidth as memory
-from engine.gguf import read_gguf
+from engine.gguf.file import read_gguf
+from engine.models import traffic as bandwidth
+from engine.synthetic import model as synthetic
 
 RESULT = Result(
     model="qwen3-8b Q4_K_M",

@@ -79,7 +79,7 @@ def gpus() -> None:
 
 
 def use(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.cuda import device
+    from engine.cuda.runtime import device
 
     monkeypatch.setattr(device, "_driver", lambda: driver)
 
@@ -155,7 +155,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
 @pytest.mark.usefixtures("gpus")
 def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """... for a table that the GPU reads there; what it gets there is not memory of the GPU."""
-    from engine.cuda.device import Device
+    from engine.cuda.runtime.device import Device
 
     use(driver := FakeDriver(), monkeypatch)
     device = Device()

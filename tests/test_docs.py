@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from engine import bench, catalog, flags, parity, synthetic
+from engine import bench, parity
+from engine.cli import flags
+from engine.hub import catalog
 from engine.models import __main__ as models
+from engine.synthetic import model as synthetic
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import engine
-from engine import bandwidth
-from engine.catalog import CATALOG, model_file
 from engine.errors import DeviceError
+from engine.hub.catalog import CATALOG, model_file
+from engine.models import traffic as bandwidth
 from engine.run import main
 from engine.speculative.params import SpeculationParams
 from tests import fake_llm

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.bpe import byte_alphabet
-from engine.gguf import read_gguf
-from engine.tokenizer import Tokenizer
+from engine.gguf.file import read_gguf
+from engine.text.bpe import byte_alphabet
+from engine.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY, model_path, shared_model
 
 BUNDLED = REPOSITORY / "engine" / "data" / "pycoder-dense-Q4_K_M.gguf"

@@ -26,13 +26,13 @@ from engine.cpu import (
     softcap,
 )
 from engine.cpu import experts as mixture
+from engine.cpu.memory import available_memory
+from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
-from engine.memory import available_memory
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
-from engine.sampler import SamplingParams
-from engine.weights import Weight
+from engine.models.weights import Weight
 
 f32 = np.float32
 

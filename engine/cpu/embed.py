@@ -63,7 +63,7 @@ def embed_rows(fmt, block, block_bytes, table, tokens, scale, out):  # type: ign
 
 def dequantize_blocks(fmt: int, data: np.ndarray, out: np.ndarray) -> None:
     """Packed blocks uint8 [n] into their float32 weights, unscaled."""
-    from engine.quants import FORMATS
+    from engine.gguf.quants import FORMATS
 
     entry = FORMATS[T(fmt)]
     dequantize_row(fmt, entry.block, entry.block_bytes, data, out, f32(1.0))

@@ -19,8 +19,8 @@ from engine.cpu.embed import load_float
 from engine.cpu.fold import fold
 from engine.cpu.intrinsics import dot16, dot32_four, dot256_four
 from engine.cpu.unpack import unpack_row
+from engine.gguf.quants import CHAINS, FLOAT_CHAINS, TINY
 from engine.numerics import bits_float, float_bits, fma, round_product
-from engine.quants import CHAINS, FLOAT_CHAINS, TINY
 
 f32 = np.float32
 i8 = np.int8

@@ -20,8 +20,8 @@ from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK
 from engine.cpu.intrinsics import dot32_four
+from engine.gguf.quants import TINY
 from engine.numerics import bits_float, float_bits, float_to_half, fma, half_to_float, round_product
-from engine.quants import TINY
 
 f32 = np.float32
 i8 = np.int8

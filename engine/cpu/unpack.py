@@ -1,6 +1,6 @@
 """From packed blocks to integers: the one place where the CPU knows how a format lays out its bits.
 
-Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/quants.py`` defines it.
+Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.
 Shapes: ``src`` uint8 [row bytes], block at byte ``o``; ``w`` int16, filled at [j, j + unit); ``m`` int16, one entry per
 16 weights, filled at [j // 16, (j + unit) // 16) by formats that have minimums; returns (d, dm) as float32.
 Layouts: ``ggml-common.h`` of llama.cpp; the byte offsets are those of a block's fields in declaration order.

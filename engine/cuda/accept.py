@@ -25,7 +25,6 @@ from numba import cuda
 
 from engine.cpu.accept import ACCEPT_SEED, RESAMPLE_SEED
 from engine.cpu.sample import pack, place_of
-from engine.cuda.compiler import F32P, I32P, U64P, i32, kernel
 from engine.cuda.intrinsics import (
     bits_float,
     gumbel,
@@ -35,7 +34,8 @@ from engine.cuda.intrinsics import (
     uniform,
     wait_for_inputs,
 )
-from engine.cuda.unpack import device
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U64P, i32, kernel
 from engine.speculative.params import MOST_DRAFTS
 
 f32 = np.float32

@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import cuda
 
-from engine.cuda.compiler import F32P, i32, kernel
 from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, i32, kernel
 
 
 @kernel(F32P, F32P, i32, i32, F32P, threads=256)

@@ -18,39 +18,24 @@ import numpy as np
 
 from engine.cache.kv import CHUNK, STEP_ROWS, LayerCache
 from engine.cache.recurrent import RecurrentLayer
-from engine.cuda import (
-    add,
-    attention,
-    delta_net,
-    direct_attention,
-    embed,
-    glu,
-    matmul,
-    mtp,
-    per_layer,
-    quantize,
-    repack,
-    rms_norm,
-    rope,
-    sample,
-    softcap,
-    tiled_attention,
-    wide_delta_net,
-    wide_matmul,
-)
-from engine.cuda.compiler import Specialization
-from engine.cuda.device import Buffer, Device
-from engine.cuda.mixture import Mixture
-from engine.cuda.pool import Pool
-from engine.cuda.steps import DeviceSteps, drafting_kernels
-from engine.cuda.tensor import Attended, Deferred, DeviceWeight, Launch, Plan, Tensor
+from engine.cuda import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, sample, softcap, wide_delta_net
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.products import matmul, quantize, repack, wide_matmul
+from engine.cuda.products.mixture import Mixture
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Buffer, Device
+from engine.cuda.runtime.pool import Pool
+from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
+from engine.cuda.runtime.tensor import Attended, Deferred, DeviceWeight, Launch, Plan, Tensor
+from engine.decode.sampler import Sampler, SamplingParams
+from engine.gguf.quants import Format
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
-from engine.quants import Format
-from engine.sampler import Sampler, SamplingParams
+from engine.models.weights import Weight
 from engine.speculative.params import SpeculationParams
-from engine.weights import Weight
 
 f32 = np.float32
 

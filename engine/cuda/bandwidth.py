@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numba import cuda
 
-from engine.cuda.compiler import U32P, i32, kernel
-from engine.cuda.device import Device
 from engine.cuda.intrinsics import advance, let_next_begin, stream4, wait_for_inputs
+from engine.cuda.runtime.compiler import U32P, i32, kernel
+from engine.cuda.runtime.device import Device
 
 THREADS = 256
 LOADS = 8

@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cuda.compiler import F32P, I32P, U16P, U32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
@@ -46,8 +44,10 @@ from engine.cuda.intrinsics import (
     stream4,
     wait_for_inputs,
 )
-from engine.cuda.quantize import ALIGNED, RUN, WARPS, make_store
-from engine.cuda.unpack import device
+from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -340,7 +340,7 @@ def gated_norm(d: int) -> Any:
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
 def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> Any:
-    """The same for rows of ``columns`` elements, as int8 of ``unit`` values a scale (``engine/cuda/quantize.py``).
+    """The same for rows of ``columns`` elements, as int8 of ``unit`` values a scale (``engine/cuda/products/quantize.py``).
 
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """

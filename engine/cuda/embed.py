@@ -1,7 +1,7 @@
 """The embedding lookup: rows of the repacked matrix, dequantized.
 
 Formula: out[t, i] = scale * weight[token[t], i], weight[i] = fma(d, w[i], dm * m[i // 16]).
-Shapes: records of ``engine/cuda/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens int32 [rows].
+Shapes: records of ``engine/cuda/products/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens int32 [rows].
 Who owns what: a warp owns one block of a row and reads the record it lies in; the four lanes that hold the row write it.
 Reduction order: none.
 Bytes moved: the records of 16 rows, and 4 n_embd bytes out per token.
@@ -13,12 +13,12 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
 
-from engine.cuda.compiler import F32P, I32P, U32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
-from engine.cuda.matmul import make_load_float
-from engine.cuda.unpack import device, signed_byte, unpack, unsigned_byte
-from engine.quants import FORMATS
+from engine.cuda.products.matmul import make_load_float
+from engine.cuda.products.unpack import device, signed_byte, unpack, unsigned_byte
+from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.gguf.quants import FORMATS
 
 f32 = np.float32
 I = np.int32  # noqa: E741

@@ -10,7 +10,7 @@ from numba import cuda
 
 from engine.cpu.rms_norm import norm_width
 from engine.cuda.intrinsics import fma, lane_from, lane_xor
-from engine.cuda.unpack import device
+from engine.cuda.products.unpack import device
 
 F = np.float32
 I = np.int32  # noqa: E741

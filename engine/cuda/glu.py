@@ -1,4 +1,4 @@
-"""Gated linear units (Shazeer 2020), where what follows wants them as float32; else ``engine/cuda/quantize.py`` does it.
+"""Gated linear units (Shazeer 2020), where what follows wants them as float32; else ``engine/cuda/products/quantize.py`` does it.
 
 Formula: y[i] = act(gate[i]) * up[i], act = silu (SwiGLU) or the tanh form of GELU (GeGLU).
 Shapes: gate, up, y float32 [n].
@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import cuda
 
-from engine.cuda.compiler import F32P, i32, kernel
 from engine.cuda.intrinsics import gelu, let_next_begin, silu, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, i32, kernel
 
 
 @kernel(F32P, F32P, i32, F32P, threads=256)

@@ -5,7 +5,7 @@ bytes, integer instructions that multiply several values at once, and exchanges 
 integer ones are exact, the exchanges move bits, and the scalar float functions are those of ``engine/numerics.py``, so
 none of them can make a result depend on the device.
 
-In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, from ``engine/cuda/simulator.py``: the source
+In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, from ``engine/cuda/runtime/simulator.py``: the source
 of a kernel then runs there unchanged, one Python thread per GPU thread.
 
 Pointers are ``CPointer`` arguments of a kernel: ``p[i]`` is element i.  Words (uint32) hold whatever has been packed
@@ -26,7 +26,7 @@ from engine import numerics
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 TARGET: tuple[int, int] = (7, 5)
-"""Compute capability of the kernel being compiled (set by ``engine/cuda/compiler.py``)."""
+"""Compute capability of the kernel being compiled (set by ``engine/cuda/runtime/compiler.py``)."""
 
 u32 = np.uint32
 
@@ -470,4 +470,4 @@ softplus = numerics.softplus
 uniform = numerics.uniform
 
 if SIMULATED:
-    from engine.cuda.simulator import *  # noqa: F403
+    from engine.cuda.runtime.simulator import *  # noqa: F403

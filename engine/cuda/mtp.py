@@ -15,10 +15,10 @@ import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS
-from engine.cuda.compiler import F32P, I32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.intrinsics import advance, let_next_begin, wait_for_inputs
 from engine.cuda.rms_norm import inverse_rms
+from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 f32 = np.float32
 I = np.int32  # noqa: E741

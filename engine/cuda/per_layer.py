@@ -15,10 +15,10 @@ import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
-from engine.cuda.compiler import F32P, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import fma, let_next_begin, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 f32 = np.float32
 I = np.int32  # noqa: E741

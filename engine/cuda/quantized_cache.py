@@ -22,8 +22,8 @@ from engine.cuda.intrinsics import (
     lanes_max,
     round_product,
 )
-from engine.cuda.unpack import device
-from engine.quants import TINY
+from engine.cuda.products.unpack import device
+from engine.gguf.quants import TINY
 
 F = np.float32
 I = np.int32  # noqa: E741

@@ -2,7 +2,7 @@
 
 Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps); added: y[i] = fma(x[i] * r, weight[i], residual[i])
     * scale.
-Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/quantize.py``.
+Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/products/quantize.py``.
 Who owns what: a block of 256 threads owns a row, or one of several parts of what is done with a row once r is known: each
     part computes r again, which is cheaper than waiting for one another.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
@@ -17,12 +17,12 @@ import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
-from engine.cuda.compiler import F32P, U16P, U32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import advance, fma, let_next_begin, pointer, wait_for_inputs
-from engine.cuda.quantize import ALIGNED, RUN, WARPS, make_store
-from engine.cuda.unpack import device
+from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 f32 = np.float32
 I = np.int32  # noqa: E741

@@ -25,7 +25,6 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, CacheType
-from engine.cuda.compiler import F32P, I32P, U32P, f32, i32, kernel
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
@@ -37,8 +36,9 @@ from engine.cuda.intrinsics import (
     pointer,
     wait_for_inputs,
 )
+from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import make_store, rotate, store_query
-from engine.cuda.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U32P, f32, i32, kernel
 
 F = np.float32
 I = np.int32  # noqa: E741

@@ -1,4 +1,4 @@
-"""Sampling on the GPU: the tokens that ``engine/sampler.py`` chooses, bit for bit, without the host.
+"""Sampling on the GPU: the tokens that ``engine/decode/sampler.py`` chooses, bit for bit, without the host.
 
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
     Order is that of the packed keys there (larger logit, then lower id; NaN above all).  They are all different, so which
@@ -27,15 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, njit
 
-from engine import sampler as host
 from engine.cpu.sample import pack, place_of
 from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, P_ACCEPT, SEED, SLOT, warp_max
 from engine.cuda.accept import accept as end_of_step
-from engine.cuda.compiler import F32P, I32P, U64P, Specialization, i32, kernel
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
-from engine.cuda.unpack import device
-from engine.sampler import Sampler, SamplingParams
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U64P, Specialization, i32, kernel
+from engine.decode import sampler as host
+from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
 
 f32 = np.float32
@@ -479,7 +479,7 @@ class DeviceSampler:
     """
 
     def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
-        """device: an ``engine.cuda.device.Device``; ring_slots: how many steps the host may lag behind, a power of two."""
+        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: how many steps the host may lag behind, a power of two."""
         assert ring_slots & (ring_slots - 1) == 0
         self._device = device
         self.n_vocab = n_vocab

@@ -8,9 +8,9 @@ from typing import Any
 from numba import cuda
 
 from engine.cuda import intrinsics
-from engine.cuda.compiler import F32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 
 @kernel(F32P, f32_t, i32, threads=256)

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cuda.compiler import F32P, I32P, i32, kernel
-from engine.cuda.compiler import f32 as f32_t
 from engine.cuda.delta_net import COLUMNS, LANES, THREADS, join
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
@@ -42,8 +40,10 @@ from engine.cuda.intrinsics import (
     vector4,
     wait_for_inputs,
 )
-from engine.cuda.quantize import ALIGNED
-from engine.cuda.unpack import device
+from engine.cuda.products.quantize import ALIGNED
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 
 F = np.float32
 I = np.int32  # noqa: E741

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Sequence
 
-from engine import catalog
+from engine.cli.report import Report
 from engine.errors import EngineError
-from engine.report import Report
+from engine.hub import catalog
 
 USAGE = """\
 usage: python -m engine.models [list]          the named models, and which of them are on this machine

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.gguf import GGUF
+from engine.gguf.file import GGUF
 from engine.models.base import Model
+from engine.models.config import ModelConfig
 from engine.models.gemma4 import Gemma4, Gemma4Loader
-from engine.weights import bytes_read
+from engine.models.weights import bytes_read
 
 HIDDEN_ROWS = 64
 """Positions whose outputs are kept: more than the steps under way can write behind the last one that stays."""

@@ -8,8 +8,8 @@ import numpy as np
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape, Snapshot
 from engine.cache.types import Types
-from engine.config import ModelConfig
-from engine.gguf import GGUF
+from engine.gguf.file import GGUF
+from engine.models.config import ModelConfig
 from engine.models.loader import Loader
 
 

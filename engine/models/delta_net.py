@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import DeltaNetConfig
+from engine.models.config import DeltaNetConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.models.experts import Experts
-from engine.weights import Weight
+from engine.models.weights import Weight
 
 
 @dataclass

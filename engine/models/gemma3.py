@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.models.base import Model
 from engine.models.heads import Heads
-from engine.weights import Weight
+from engine.models.weights import Weight
 
 
 @dataclass

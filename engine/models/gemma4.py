@@ -28,7 +28,7 @@ from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward
 from engine.models.heads import Heads
 from engine.models.loader import Loader
-from engine.weights import Weight, join_rows
+from engine.models.weights import Weight, join_rows
 
 
 @dataclass

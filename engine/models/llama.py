@@ -19,7 +19,7 @@ from engine.models.base import Model
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
-from engine.weights import Weight
+from engine.models.weights import Weight
 
 
 @dataclass

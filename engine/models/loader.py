@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import ModelConfig, RopeConfig
 from engine.errors import ModelError
-from engine.gguf import GGUF
-from engine.gguf_header import shown
+from engine.gguf.file import GGUF
+from engine.gguf.header import shown
+from engine.models.config import ModelConfig, RopeConfig
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward
 from engine.models.heads import Heads
 from engine.models.rotary import Rotary
-from engine.weights import Weight, join_rows, load_vector, load_weight
+from engine.models.weights import Weight, join_rows, load_vector, load_weight
 
 
 class Loader:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from engine.weights import bytes_read
+from engine.models.weights import bytes_read
 
 if TYPE_CHECKING:
     from engine.models.qwen35 import Attention, Layer, Qwen35

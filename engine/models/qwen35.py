@@ -21,7 +21,7 @@ from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
 from engine.models.mtp import MTP
-from engine.weights import Weight, stacked
+from engine.models.weights import Weight, stacked
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.config import RopeConfig
+from engine.models.config import RopeConfig
 
 BLOCK = 1024
 YARN_BETA_FAST = 32.0

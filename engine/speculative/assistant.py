@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.sampler import Sampler
+from engine.decode.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.proposal import Proposal
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.decode.sampler import Sampler
 from engine.errors import ModelError
-from engine.sampler import Sampler
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
 from engine.speculative.source import Source

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.sampler import Sampler
+from engine.decode.sampler import Sampler
 from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.sampler import Sampler
+from engine.decode.sampler import Sampler
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
 from engine.speculative.source import Source

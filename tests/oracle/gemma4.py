@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 
-from engine.synthetic import proportional_rope
+from engine.synthetic.model import proportional_rope
 
 if TYPE_CHECKING:
     from tests.oracle.models import Case

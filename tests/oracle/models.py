@@ -16,9 +16,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from engine.config import DeltaNetConfig, ExpertsConfig
-from engine.shapes import Gemma4Shape
-from engine.synthetic import add_delta_net, add_widths, vocabulary
+from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.model import add_delta_net, add_widths, vocabulary
+from engine.synthetic.shapes import Gemma4Shape
 from tests.oracle import gemma4
 
 N_VOCAB = 289

@@ -1,0 +1,1 @@
+"""What the command lines share: flags, reports, conversations."""

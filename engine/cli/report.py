@@ -1,0 +1,394 @@
+"""What a run says about itself: bars while something is slow, a live rate, and a report at the start and the end.
+
+Everything here goes to stderr, so that stdout holds the answer and nothing else. On a terminal there are bars and a
+line at the bottom of the screen; anywhere else the same facts are plain lines, few and far between.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from engine.devices import device_label
+from engine.errors import DeviceError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from engine.decode.generation import Generation
+    from engine.llm import LLM
+    from engine.speculative.statistics import Statistics
+
+STAGES = {
+    "fetch": ("fetching the model", "bytes"),
+    "load": ("loading", "bytes"),
+    "compile": ("compiling (kept for the next run)", "kernels"),
+    "prompt": ("reading the prompt", "tokens"),
+}
+
+SOURCES = {
+    "model": "the draft model",
+    "mtp": "the model's own layer",
+    "assistant": "the assistant",
+    "lookup": "lookup",
+}
+
+PLAIN_SECONDS = 2.0
+"""Without a terminal, a stage that takes longer than this says how far it is, this often."""
+
+LIVE_SECONDS = 0.2
+"""How often the line with the live rate is drawn on a terminal."""
+
+
+# A carriage return vanishes, tab and newline stay; ESC and its like would let a model's text drive the terminal.
+_CONTROLS = {c: "\ufffd" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)} | {0x0D: None}
+
+
+def printable(text: str) -> str:
+    """Text from a model or a file without the control characters that could change or fake what a terminal shows."""
+    return text.translate(_CONTROLS)
+
+
+TokenText = Callable[[int], str]
+
+
+class Report:
+    """Writes to one stream, stderr unless told otherwise; a context manager that leaves the terminal as it was."""
+
+    def __init__(self, verbose: bool = False, stream: TextIO | None = None) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.verbose = verbose
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._stage = ""
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._status: StatusLine | None = None
+        self._said = self._started = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends a bar or a live line that is still shown."""
+        self._end_stage()
+        if self._status is not None:
+            self._status.close()
+            self._status = None
+
+    def line(self, text: str = "") -> None:
+        """One line, dim on a terminal."""
+        self.close()
+        text = printable(text)
+        print(f"\x1b[2m{text}\x1b[0m" if self.terminal and text else text, file=self.stream, flush=True)
+
+    def detail(self, text: str) -> None:
+        """One line that only ``--verbose`` shows."""
+        if self.verbose:
+            self.line(text)
+
+    # -- stages: progress(stage, done, total), as engine.load, LLM.compile and the catalog call it
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """How far a stage is; a bar on a terminal, else a line when it takes long. The bar ends at ``done == total``."""
+        if stage != self._stage:
+            self.close()
+            self._stage = stage
+            self._said = self._started = time.perf_counter()
+            if self.terminal and done < total:
+                self._start_bar(stage, total)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total, amount=_amount(stage, done, total))
+        elif not self.terminal:
+            now = time.perf_counter()
+            finished = done >= total and now - self._started >= PLAIN_SECONDS
+            if finished or now - self._said >= PLAIN_SECONDS:
+                self._said = now
+                print(f"{_label(stage)}: {_amount(stage, done, total)}", file=self.stream, flush=True)
+        if done >= total:
+            self._end_stage()
+
+    def _start_bar(self, stage: str, total: int) -> None:
+        # Imported here: a run that shows no bar starts a twentieth of a second sooner.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.fields[amount]}"))
+        console = Console(file=self.stream)
+        # A transient bar leaves no trace; stdout is not rich's to redirect: it is the answer.
+        self._bar = Progress(
+            *columns,
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task(_label(stage), total=total, amount=_amount(stage, 0, total))
+        self._bar.start()
+
+    def _end_stage(self) -> None:
+        self._stage = ""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+
+    # -- the answer
+
+    def live(self, generation: "Generation") -> None:
+        """The rate while an answer is written; call it after each piece, once that has been flushed."""
+        now = time.perf_counter()
+        if self._stage != "answer":
+            self._end_stage()
+            self._stage = "answer"
+            self._said = self._started = now
+        elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
+            self._said = now
+            text = f"{len(generation.ids)} tokens  {_rate(generation.timings.predicted_per_second)}"
+            if not self.terminal:
+                print(f"answering: {text}", file=self.stream, flush=True)
+                return
+            if self._status is None:
+                self._status = StatusLine(self.stream, shared=sys.stdout.isatty())
+            self._status.draw(text)
+
+    def echo(self, prompt: str) -> None:
+        """Shows the text that a completion continues, where answer and report share the screen."""
+        self.close()
+        if self.terminal and sys.stdout.isatty():
+            shown = prompt if len(prompt) <= 2000 else "…" + prompt[-2000:]
+            self.stream.write(f"\x1b[2m{printable(shown)}\x1b[0m")
+            self.stream.flush()
+
+    def answered(self, text: str, *, shown: bool) -> None:
+        """Call once the answer is complete: what follows starts on a line of its own."""
+        self.close()
+        # The line break is the report's, not the answer's: stdout stays exactly what the model wrote.
+        if shown and self.terminal and sys.stdout.isatty() and not text.endswith("\n"):
+            self.stream.write("\n")
+            self.stream.flush()
+
+    # -- the two reports
+
+    def started(self, llm: "LLM") -> None:
+        """What was loaded: model, size, context, cache, threads."""
+        config = llm.config
+        bits = 8 * llm.n_bytes / max(llm.n_params, 1)
+        self.line(
+            f"{config.name or llm.path.stem}  {config.architecture}, {_count(llm.n_params)} parameters, "
+            f"{_bytes(llm.n_bytes)} ({bits:.1f} bits each)"
+        )
+        trained = f" (trained for {config.n_ctx_train})" if llm.n_ctx != config.n_ctx_train else ""
+        where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
+        if llm.model.ops.name != "cpu":
+            where = device_label(llm.model.ops)
+        self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        if llm.slot_bytes:
+            slots = llm.model.slots
+            self.line(
+                f"recurrent states {slots} x {_bytes(llm.slot_bytes)} for tokens that are taken back, and up to "
+                f"{_bytes(llm.snapshots.budget)} of host memory for the ends of messages"
+            )
+        for note in llm.notes:
+            self.line(f"note: {note}")
+        if llm.draft is not None and llm.draft.name == "mtp":
+            self.line(
+                f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
+            )
+        elif llm.draft is not None and llm.draft.name == "assistant":
+            where = "" if llm.draft.ops is llm.model.ops else f", on {device_label(llm.draft.ops)}"
+            self.line(f"drafts by an assistant (gemma4-assistant), which reads {_bytes(int(llm.draft.cost))}{where}")
+        elif llm.draft is not None:
+            draft = llm.draft.llm
+            where = "" if draft.model.ops.name == llm.model.ops.name else f", {device_label(draft.model.ops)}"
+            self.line(
+                f"drafts by {draft.config.name or draft.path.stem}, {_count(draft.n_params)} parameters, "
+                f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
+            )
+            for note in draft.notes:
+                self.line(f"note: {note}")
+
+    def device(self, llm: "LLM") -> None:
+        """What the model takes of a GPU's memory, what is left of it, and how fast it can be read; nothing for the CPU."""
+        ops = llm.model.ops
+        if ops.name == "cpu":
+            return
+        if llm.draft is not None and llm.draft.name == "assistant" and llm.draft.ops is not ops:
+            other = llm.draft.ops
+            self.line(f"memory of {device_label(other)}: {_bytes(other.device.allocated)} for the assistant")
+        used = ops.device.allocated
+        rest = used - ops.weight_bytes - llm.cache_bytes
+        parts = f"weights {_bytes(ops.weight_bytes)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
+        bandwidth = _bandwidth(ops)
+        read = f"; it reads {_speed(bandwidth)}" if bandwidth else ""
+        self.line(f"GPU memory {_bytes(used)} ({parts}), {_bytes(ops.device.free_memory())} free{read}")
+
+    def finished(self, llm: "LLM", generation: "Generation", *, reason: str, seed: int) -> None:
+        """The end report: seconds, tokens, rates, memory."""
+        from engine.models.traffic import bytes_per_second
+
+        t, ops = generation.timings, llm.model.ops
+        peak = peak_memory()  # before the bandwidth of a CPU is measured, which takes memory too
+        cached = f"  ({t.cache_n} more were in the cache)" if t.cache_n else ""
+        rows = [("load", f"{t.load_s:.2f} s")]
+        if t.compile_s:
+            rows.append(("compile", f"{t.compile_s:.2f} s"))
+        rows.append(("prompt", f"{_tokens(t.prompt_n)}  {t.prompt_s:.3f} s  {_rate(t.prompt_per_second)}{cached}"))
+        if t.predicted_n:
+            rows.append(("first token", f"{t.first_token_s:.3f} s"))
+        answer = f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {_rate(t.predicted_per_second)}"
+        if speed := bytes_per_second(llm, t):
+            answer += f"  {_speed(speed)}"
+            # A GPU's is known since the start; a CPU's takes half a second and a gigabyte, for those who want to know more.
+            if bandwidth := _bandwidth(ops) if ops.name != "cpu" or self.verbose else 0.0:
+                answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
+        rows.append(("answer", answer))
+        if generation.speculation is not None:
+            rows += _speculation(generation.speculation, t.predicted_per_second)
+        rows.append(("ended by", f"{reason}  (seed {seed})"))
+        memory = [f"{_bytes(peak)} at most"] if peak is not None else []
+        if ops.name != "cpu":
+            memory.append(f"{_bytes(ops.device.allocated)} on the GPU")
+        if memory:
+            rows.append(("memory", ", ".join(memory)))
+        self.line()
+        for label, value in rows:
+            self.line(f"{label:<12}{value}")
+
+    def turn(self, generation: "Generation", *, reason: str, n_ctx: int) -> None:
+        """The report of one answer in a conversation, on one line."""
+        t = generation.timings
+        used = t.cache_n + t.prompt_n + t.predicted_n
+        end = "" if reason == "stop" else f", {reason}"
+        s = generation.speculation
+        drafts = f"{s.acceptance:.0%} of {s.drafted} drafts kept, " if s is not None and s.drafted else ""
+        self.line(
+            f"[{_tokens(t.predicted_n)}, {_rate(t.predicted_per_second)}, first after {t.first_token_s:.2f} s, {drafts}"
+            f"context {used} of {n_ctx}{end}]"
+        )
+
+    def logprobs(self, generation: "Generation", token_text: "TokenText") -> None:
+        """One line per generated token: its log-probability (natural), then the most likely tokens of that place."""
+        self.line()
+        for entry in generation.logprobs:
+            top = "  ".join(f"{token_text(id)!r} {value:.4f}" for id, value in entry["top"])
+            self.line(f"{entry['logprob']:9.4f}  {token_text(entry['id'])!r:<16} {top}")
+
+
+class StatusLine:
+    """One line of a terminal that is drawn again and again.
+
+    Where the answer goes to the same terminal (``shared``), the line is the bottom row, kept out of the part that
+    scrolls (DECSTBM), so that text streams above it undisturbed; else it is simply the current line.
+    """
+
+    def __init__(self, stream: TextIO, *, shared: bool) -> None:
+        self.stream = stream
+        self.shared = shared
+        self.rows = 0
+
+    def draw(self, text: str) -> None:
+        """Replaces the text; a terminal of fewer than five rows has no row to spare and shows nothing."""
+        size = _terminal_size(self.stream)
+        text = f"\x1b[2m{text[: size.columns - 1]}\x1b[0m"
+        if not self.shared:
+            self.stream.write(f"\r\x1b[2K{text}")
+            self.rows = size.lines
+        elif size.lines >= 5:
+            if size.lines != self.rows:
+                # Index and cursor-up make sure the cursor is above the bottom row, in the same column.
+                self.stream.write(f"\x1bD\x1b[A\x1b7\x1b[1;{size.lines - 1}r\x1b8")
+                self.rows = size.lines
+            self.stream.write(f"\x1b7\x1b[{self.rows};1H\x1b[2K{text}\x1b8")
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Clears the line and gives the whole screen back to scrolling."""
+        if self.rows:
+            self.stream.write(f"\x1b7\x1b[r\x1b[{self.rows};1H\x1b[2K\x1b8" if self.shared else "\r\x1b[2K")
+            self.stream.flush()
+            self.rows = 0
+
+
+def peak_memory() -> int | None:
+    """The most physical memory this process ever held, in bytes, mapped weights included; None where unknown."""
+    try:
+        # getrusage would inherit the peak of the process that started this one.
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _terminal_size(stream: TextIO) -> os.terminal_size:
+    try:
+        return os.get_terminal_size(stream.fileno())
+    except OSError:
+        return os.terminal_size((80, 24))
+
+
+def _label(stage: str) -> str:
+    return STAGES.get(stage, (stage, ""))[0]
+
+
+def _amount(stage: str, done: int, total: int) -> str:
+    unit = STAGES.get(stage, ("", ""))[1]
+    if unit == "bytes":
+        return f"{done / 1e6:.1f} of {_bytes(total)}"
+    return f"{done} of {total} {unit}".rstrip()
+
+
+def _bytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
+
+
+def _speed(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.{0 if bytes_per_second >= 1e11 else 1}f} GB/s"
+
+
+def _speculation(s: "Statistics", per_second: float) -> list[tuple[str, str]]:
+    """What drafts did: the rows of the end report."""
+    if not s.drafted:
+        return [("drafts", "none: nothing was found to draft" if s.plain_n else "none")]
+    kept = f"{s.accepted} of {s.drafted} kept ({s.acceptance:.0%}"
+    kept += f"; by place {' '.join(f'{share:.0%}' for share in s.by_place)})" if len(s.by_place) > 1 else ")"
+    sources = ", ".join(f"{s.accepted_by[name]} of {n} by {SOURCES[name]}" for name, n in s.drafted_by.items())
+    rows = [("drafts", kept + (f", {sources}" if len(s.drafted_by) > 1 else ""))]
+    passes = f"{s.mean_length:.2f} tokens per verification ({s.verifications}), {s.plain_n} plain"
+    if s.plain_per_second:
+        passes += f" at {_rate(s.plain_per_second)}: {per_second / s.plain_per_second:.2f} x that"
+    return [*rows, ("passes", passes)]
+
+
+def _bandwidth(ops: Any) -> float:
+    """Bytes per second that the device reads at best; 0 where it has no memory left to measure that with."""
+    from engine.models.traffic import measured_bandwidth
+
+    try:
+        return measured_bandwidth(ops)
+    except (DeviceError, MemoryError):
+        return 0.0
+
+
+def _count(n: int) -> str:
+    return f"{n / 1e9:.2f} G" if n >= 1e9 else f"{n / 1e6:.1f} M"
+
+
+def _tokens(n: int) -> str:
+    return f"{n} token{'s' * (n != 1)}"
+
+
+def _rate(per_second: float) -> str:
+    # Nothing was measured when nothing was done: no rate then, rather than zero or infinity.
+    return f"{per_second:.1f} tokens/s" if 0 < per_second < float("inf") else "- tokens/s"

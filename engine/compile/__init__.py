@@ -1,0 +1,1 @@
+"""Compiled kernels: where they are kept, and how they are made."""

@@ -1,0 +1,381 @@
+"""A tile of queries of attention: how the threads of a block share it, and what each computes without a loop.
+
+Formula: the pieces of ``engine/cuda/attention/tiled.py``: scores and weighted sums as sums of outer products, from scores to
+    weights and their sum, chunks joined, the result divided.
+Shapes: a thread's numbers are in registers: scores [own, 8], elements [8, columns] (``Tile``).
+Who owns what: of 8 pairs a thread has four side by side and, 16 further, four; of 8 positions of a chunk four and, 32
+    further, four, or where keys are quantized every eighth.
+Reduction order: ``engine/cpu/attention.py``; the tree of 64 as exchanges between the eight lanes that share a pair's chunk.
+Bytes moved: 16 of shared memory for every 16 (8 x 8) or 11 (4 x 8) fused multiply-adds of a thread.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cache.types import BLOCK, CHUNK
+from engine.cpu.quantized_cache import UNIT
+from engine.cuda.attention.weigh import visible
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    exp,
+    fma,
+    lane_xor,
+    load4,
+    sigmoid,
+    store4,
+    vector4,
+)
+from engine.cuda.products.unpack import device
+
+F = np.float32
+I = np.int32  # noqa: E741
+U = np.uint32
+
+DIMENSIONS = 16
+"""Dimensions of queries and keys that are in shared memory at a time."""
+HIDDEN = F(-1.0)
+"""The weight of a position that a row does not see."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the threads of a block share its tile, and what lies where in shared memory (float32).
+
+    ``own``: pairs of a thread while it computes scores; ``columns``: elements of a thread in the weighted sum; ``at_once``:
+    chunks whose scores are computed side by side; ``positions`` of values that are in shared memory at a time; ``quantized``:
+    keys are, and queries are in shared memory from beginning to end.
+    """
+
+    d_k: int
+    d_v: int
+    pairs: int
+    own: int
+    threads: int
+    quantized: bool = False
+
+    @property
+    def warps_apart(self) -> int:
+        """Warps that share the pairs of a chunk for scores."""
+        return self.pairs // (4 * self.own)
+
+    @property
+    def at_once(self) -> int:
+        return self.threads // 32 // self.warps_apart
+
+    @property
+    def quads(self) -> int:
+        """Threads side by side along the elements of a value."""
+        return 8 * (self.threads // self.pairs)
+
+    @property
+    def columns(self) -> int:
+        return 8 if self.d_v > 4 * self.quads else 4
+
+    @property
+    def pitch(self) -> int:
+        """From one position's value to the next."""
+        return self.quads * self.columns
+
+    @property
+    def positions(self) -> int:
+        return 16 if self.pitch <= 256 else 8
+
+    @property
+    def slice(self) -> int:
+        """One of the two places for queries and keys, or values, on their way."""
+        of_scores = 0 if self.quantized else DIMENSIONS * (self.pairs + self.at_once * CHUNK)
+        return max(of_scores, self.positions * self.pitch)
+
+    @property
+    def weights(self) -> int:
+        """Weights [at_once, 64, pairs] begin behind two slices."""
+        return 2 * self.slice
+
+    @property
+    def factors(self) -> int:
+        """Then maxima and sums, or the two factors that join a chunk, each [at_once, pairs]."""
+        return self.weights + self.at_once * CHUNK * self.pairs
+
+    @property
+    def queries(self) -> int:
+        """Then queries that stay: words [d_k / 4, pairs], scales [d_k / 32, pairs]."""
+        return self.factors + 2 * self.at_once * self.pairs
+
+    @property
+    def size(self) -> int:
+        return self.queries + (self.pairs * (self.d_k // 4 + self.d_k // BLOCK) if self.quantized else 0)
+
+    @property
+    def turn(self) -> int:
+        """Weights of four positions and of the next four lie differently (``keep_weights``): the first bit that differs."""
+        return 0 if self.quantized else 8
+
+
+# --- straight-line pieces --------------------------------------------------------------------------------------
+
+
+@device
+def take4(p, i, x, k):  # type: ignore[no-untyped-def]
+    """x[k : k + 4] = p[i : i + 4], of shared memory."""
+    words = vector4(p, i)
+    for e in range(4):
+        x[k + e] = bits_float(I(words[e]))
+
+
+def _make_rows(columns: int, masked: bool, first: int, n: int) -> Any:
+    """The device function ``rows(x, y, acc)``: acc[i, j] = fma(x[i], y[j], acc[i, j]) for rows first .. first + n - 1 of
+    acc [.., columns]; ``masked``: not where x[i] is ``HIDDEN``."""
+    if n > 1:
+        low = _make_rows(columns, masked, first, n // 2)
+        high = _make_rows(columns, masked, first + n // 2, n // 2)
+
+        @device
+        def rows(x, y, acc):  # type: ignore[no-untyped-def]
+            low(x, y, acc)
+            high(x, y, acc)
+
+        return rows
+
+    start = first * columns
+
+    @device
+    def row(x, y, acc):  # type: ignore[no-untyped-def]
+        weight = x[first]
+        for j in range(columns):
+            total = fma(weight, y[j], acc[start + j])
+            if masked:
+                total = acc[start + j] if weight < F(0.0) else total
+            acc[start + j] = total
+
+    return row
+
+
+def make_steps(
+    own: int, columns: int, a_pitch: int, b_pitch: int, b_apart: int, masked: bool, n: int, turns: bool = False
+) -> Any:
+    """The device function ``steps(a, second, b, acc)``: n steps of a sum of outer products acc [own, columns], without a
+    loop; n: a power of two.
+
+    a, second: pointers to a thread's rows of the first step, four each (second: where ``own`` is 8), ``a_pitch`` from step to
+    step; b: to its columns, four and, ``b_apart`` further, four, ``b_pitch`` from step to step; ``turns``: in every second
+    step the second four rows come first.
+    """
+    if n > 1:
+        part = make_steps(own, columns, a_pitch, b_pitch, b_apart, masked, n // 2, turns)
+        a_further, b_further = n // 2 * a_pitch, n // 2 * b_pitch
+        turned = turns and n == 2
+
+        @device
+        def steps(a, second, b, acc):  # type: ignore[no-untyped-def]
+            part(a, second, b, acc)
+            a, second, b = advance(a, a_further), advance(second, a_further), advance(b, b_further)
+            if turned:
+                part(second, a, b, acc)
+            else:
+                part(a, second, b, acc)
+
+        return steps
+
+    rows = _make_rows(columns, masked, 0, own)
+
+    @device
+    def step(a, second, b, acc):  # type: ignore[no-untyped-def]
+        x = cuda.local.array(own, np.float32)
+        y = cuda.local.array(columns, np.float32)
+        take4(a, I(0), x, 0)
+        if own == 8:
+            take4(second, I(0), x, 4)
+        take4(b, I(0), y, 0)
+        if columns == 8:
+            take4(b, I(b_apart), y, 4)
+        rows(x, y, acc)
+
+    return step
+
+
+def make_sum_run(tile: Tile, masked: bool) -> Any:
+    """The device function ``run(a, of_lane, b, acc)``: eight positions, from a multiple of 8 on, further in a weighted sum.
+
+    a: the weights of the warp's 32 pairs, ``of_lane``: where among them the thread's first four lie.
+    """
+    part = make_steps(8, tile.columns, tile.pairs, tile.pitch, 4 * tile.quads, masked, 4, tile.quantized)
+    a_further, b_further, turn = 4 * tile.pairs, 4 * tile.pitch, tile.turn
+
+    @device
+    def run(a, of_lane, b, acc):  # type: ignore[no-untyped-def]
+        part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
+        a, b, of_lane = advance(a, a_further), advance(b, b_further), I(of_lane ^ turn)
+        part(advance(a, of_lane), advance(a, I(of_lane ^ 16)), b, acc)
+
+    return run
+
+
+def make_each(first: int, n: int, make: Any) -> Any:
+    """The device function that calls make(first), ..., make(first + n - 1), device functions, one after the other with its
+    arguments, without a loop."""
+    if n == 1:
+        return make(first)
+    low, high = make_each(first, n // 2, make), make_each(first + n // 2, n // 2, make)
+
+    @device
+    def both(*arguments):  # type: ignore[no-untyped-def]
+        low(*arguments)
+        high(*arguments)
+
+    return both
+
+
+def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
+    """Four device functions for what a thread has of a chunk's scores, s [own, 8], from its position ``key`` on.
+
+    ``hide(s, places, key, window, chunk)``: scores of positions that a pair does not see are -inf.
+    ``weigh(s, sums, tops, lane)``: scores become weights exp(score - maximum), sums the first steps of the tree, [own, 4] or,
+    where keys are quantized, [own]; maxima go to tops.
+    ``total(sums, masses, lane)``: sums of weights, a pair's or two to a lane, to masses.
+    ``mark(s, places, key, window, chunk)``: weights of positions that a pair does not see are ``HIDDEN``.
+    places, tops, masses: pointers to the thread's first pair.  The lanes of a chunk differ in bits 1, 2, 3; lane 2 k has
+    positions 4 k .. 4 k + 3 and, 32 further, four.  Where keys are quantized they differ in bits 2, 3, 4; lane 4 k has every
+    eighth position from k on.
+    """
+    own, quantized = tile.own, tile.quantized
+    first_bit, each = (2, 1) if quantized else (1, 4)
+    lanes = 7 << first_bit
+
+    def make_hide(i: int, value: Any) -> Any:
+        start, pair = 8 * i, i if i < 4 else i + 12
+
+        @device
+        def hide(s, places, key, window, chunk):  # type: ignore[no-untyped-def]
+            first, last = visible(places[pair], window, chunk)
+            for e in range(8):
+                position = I(key + (8 * e if quantized else e if e < 4 else e + 28))
+                if position < first or position >= last:
+                    s[start + e] = value
+
+        return hide
+
+    def make_one(i: int) -> Any:
+        start, pair = 8 * i, i if i < 4 else i + 12
+
+        @device
+        def weigh(s, sums, tops, lane):  # type: ignore[no-untyped-def]
+            m = s[start]
+            for e in range(1, 8):
+                m = max(m, s[start + e])
+            for k in range(3):
+                m = max(m, lane_xor(m, I(1 << (first_bit + k))))
+            if lane & lanes == 0:
+                tops[pair] = m
+            for e in range(8):
+                s[start + e] = exp(s[start + e] - m)
+            if quantized:
+                low, high = s[start] + s[start + 4], s[start + 1] + s[start + 5]
+                low, high = low + (s[start + 2] + s[start + 6]), high + (s[start + 3] + s[start + 7])
+                sums[i] = low + high
+            else:
+                for e in range(4):
+                    sums[4 * i + e] = s[start + e] + s[start + 4 + e]
+
+        return weigh
+
+    @device
+    def halve(sums, lane, bit, n):  # type: ignore[no-untyped-def]
+        """Of n pairs, a lane keeps half and hands the others to the one that differs in ``bit``."""
+        upper = (lane >> bit) & 1 != 0
+        for k in range(each * n // 2):
+            low, high = sums[k], sums[each * n // 2 + k]
+            given = low if upper else high
+            kept = high if upper else low
+            sums[k] = kept + lane_xor(given, I(1 << bit))
+
+    @device
+    def total(sums, masses, lane):  # type: ignore[no-untyped-def]
+        halve(sums, lane, first_bit + 2, own)
+        halve(sums, lane, first_bit + 1, own // 2)
+        if own == 8:
+            halve(sums, lane, first_bit, 2)
+        else:
+            for e in range(each):
+                sums[e] = sums[e] + lane_xor(sums[e], I(1 << first_bit))
+        mass = sums[0] if quantized else (sums[0] + sums[2]) + (sums[1] + sums[3])
+        of_lane = I((lane >> first_bit) & 7)
+        if own == 8:
+            masses[I((of_lane & 4) * 4 + (of_lane & 3))] = mass
+        elif of_lane & 1 == 0:
+            masses[I(of_lane >> 1)] = mass
+
+    hide = make_each(0, own, lambda i: make_hide(i, F(-np.inf)))
+    mark = make_each(0, own, lambda i: make_hide(i, HIDDEN))
+    return hide, make_each(0, own, make_one), total, mark
+
+
+def make_join(tile: Tile) -> Any:
+    """The device function ``join(element, o, factors, shares)``: a chunk's weighted sums o [8, columns] join those before it;
+    factors, shares: pointers to the thread's first pair."""
+    columns = tile.columns
+
+    def make(i: int) -> Any:
+        start, pair = i * columns, i if i < 4 else i + 12
+
+        @device
+        def join(element, o, factors, shares):  # type: ignore[no-untyped-def]
+            a, b = factors[pair], shares[pair]
+            for j in range(columns):
+                element[start + j] = fma(element[start + j], a, b * o[start + j])
+
+        return join
+
+    return make_each(0, 8, make)
+
+
+@device
+def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
+    """The thread's four elements of a rotated block (``engine/cpu/quantized_cache.py``): elements 4 k and on of lane 2 k."""
+    a, b, c, d = a + b, a - b, c + d, c - d
+    a, b, c, d = a + c, b + d, a - c, b - d
+    lane = I(cuda.threadIdx.x & 31)
+    for k in range(1, 4):
+        # (x + y, x - y), of which the upper lane has the second: y, which is its own, counts with the other sign.
+        upper = (lane >> k) & 1 != 0
+        a = (-a if upper else a) + lane_xor(a, I(1 << k))
+        b = (-b if upper else b) + lane_xor(b, I(1 << k))
+        c = (-c if upper else c) + lane_xor(c, I(1 << k))
+        d = (-d if upper else d) + lane_xor(d, I(1 << k))
+    return a * UNIT, b * UNIT, c * UNIT, d * UNIT
+
+
+def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> Any:
+    """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: element [8, columns] by
+    the totals of their pairs, rotated back where values are quantized (``rotated``), times the gates, to out; ``task``: the
+    number of the thread's first pair, of 0 .. last."""
+    columns, d_v, quads = tile.columns, tile.d_v, tile.quads
+
+    def make(i: int) -> Any:
+        pair = i if i < 4 else i + 12
+
+        @device
+        def finish(element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+            own, total = I(task + pair), totals[pair]
+            row = I(U(own) // U(group))
+            head = I(I(row * n_head) + I(head0 + I(own - row * group)))
+            for k in range(columns // 4):
+                d, start = I(column + 4 * quads * k), i * columns + 4 * k
+                a, b = element[start] / total, element[start + 1] / total
+                c, e = element[start + 2] / total, element[start + 3] / total
+                if rotated:
+                    # All lanes, also those of pairs that there are not.
+                    a, b, c, e = rotate4(a, b, c, e)
+                if own <= last and d < d_v:
+                    if gated:
+                        words = load4(gate, np.int64(head) * (2 * d_v) + (d_v + d))
+                        a, b = a * sigmoid(bits_float(I(words[0]))), b * sigmoid(bits_float(I(words[1])))
+                        c, e = c * sigmoid(bits_float(I(words[2]))), e * sigmoid(bits_float(I(words[3])))
+                    store4(out, np.int64(head) * d_v + d, a, b, c, e)
+
+        return finish
+
+    return make_each(0, 8, make)

@@ -1,0 +1,98 @@
+"""From the scores of a chunk to weights: what a (row, head) pair sees of it, exp(score - maximum), and their sum.
+
+Formula: m = max of the visible scores, p_j = exp(score_j - m), l = sum of p_j (``engine/cpu/attention.py``).
+Shapes: scores float32 [tasks / shared_by, 64, shared_by], in shared memory; ``combine.py`` finds m and l in weights [rows,
+    n_head, slots, 2].
+Who owns what: a warp at a time owns a pair, a lane positions ``lane`` and ``lane + 32``.
+Reduction order: the halving tree of 64 for the sum; a maximum is exact in any order.
+Bytes moved: 8 of shared memory per score, 8 per pair and chunk out.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from engine.cache.types import CHUNK
+from engine.cuda.attention.combine import first_visible
+from engine.cuda.fold import fold32
+from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max
+from engine.cuda.products.unpack import device
+
+F = np.float32
+I = np.int32  # noqa: E741
+U = np.uint32
+
+
+@device
+def warp_max(x):  # type: ignore[no-untyped-def]
+    """The largest x of a warp, in every lane; as integers with the same order, which there is an instruction for."""
+    bits = float_bits(x)
+    most = lanes_max(I(bits ^ I((bits >> I(31)) & I(0x7FFFFFFF))))
+    return bits_float(I(most ^ I((most >> I(31)) & I(0x7FFFFFFF))))
+
+
+@device
+def visible(place, window, chunk):  # type: ignore[no-untyped-def]
+    """Visible lanes [first, last) of a chunk for the row at position ``place``; none where last <= first."""
+    low = first_visible(place, window)
+    return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
+
+
+def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: bool) -> tuple[Any, Any, Any, Any]:
+    """(row_of, head_of, weigh, note): which row and head a (row, head) pair is, and from the scores of a chunk to weights,
+    maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
+    n_warps = threads // 32
+    weigh_rounds = -(-tasks // n_warps)
+
+    @device
+    def row_of(task):  # type: ignore[no-untyped-def]
+        return I(0) if single else I(U(task) // U(group))
+
+    @device
+    def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
+        """Number of a (row, head) pair, of all heads of all rows."""
+        return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
+
+    @device
+    def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
+        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
+        the sum, go to tops and masses."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                first, last = visible(places[row_of(I(task0 + t))], window, chunk)
+                if first < last:
+                    own = advance(scores, I(t // shared_by * (CHUNK * shared_by) + t % shared_by))
+                    s, u = own[lane * shared_by], own[(lane + 32) * shared_by]
+                    if lane < first or lane >= last:
+                        s = F(-np.inf)
+                    if lane + 32 < first or lane + 32 >= last:
+                        u = F(-np.inf)
+                    m = warp_max(max(s, u))
+                    s = exp(s - m)
+                    u = exp(u - m)
+                    own[lane * shared_by] = s
+                    own[(lane + 32) * shared_by] = u
+                    tops[k] = m
+                    masses[k] = s + u
+
+    @device
+    def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
+        """Maxima and sums to where ``combine`` finds them."""
+        lane = I(thread & 31)
+        for k in range(weigh_rounds):
+            t = I((thread >> 5) + k * n_warps)
+            if t < n:
+                place = places[row_of(I(task0 + t))]
+                first, last = visible(place, window, chunk)
+                if first < last:
+                    total = fold32(masses[k])
+                    if lane == 0:
+                        head = head_of(I(task0 + t), n_head, head0)
+                        slot = I(chunk - (first_visible(place, window) >> 6))
+                        at = advance(weights, (np.int64(head) * slots + slot) * 2)
+                        at[0] = tops[k]
+                        at[1] = total
+
+    return row_of, head_of, weigh, note

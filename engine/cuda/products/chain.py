@@ -1,0 +1,510 @@
+"""What a warp does with a run of records: the chain of a row, for 16 rows at once.
+
+A record (16 weight rows, one block of each) is used as it lies in the registers of the warp, and the next one is sent for as
+soon as it has been used.  The first is sent for before the warp waits for its inputs, so that weights are on their way while
+the kernel before this one ends.  A *deep* chain keeps two records under way, for matrices of so few rows that a
+multiprocessor has no other warps to fill the time.
+
+Where all blocks of a product are on the GPU at once and a row is short, a warp has a single unit and does with it whatever
+can be done before it waits: the record is unpacked, and behind the wait there is nothing but activations, products and sums.
+
+The columns of a *gathered* chain are arbitrary activation rows: those that use an expert (``engine/cuda/products/experts.py``).
+
+The sums and their order are those of ``engine/cuda/products/matmul.py``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.intrinsics import (
+    advance,
+    dot2_high,
+    dot2_high_signed,
+    dot2_low,
+    dot2_low_signed,
+    fma,
+    hold,
+    load2,
+    load4,
+    mma16,
+    mma32,
+    wait_for_inputs,
+)
+from engine.cuda.products.unpack import Unpack, device, unpack
+from engine.gguf.quants import FORMATS
+
+f32 = np.float32
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+ZERO = (u32(0), u32(0), u32(0), u32(0))
+
+GROUP_BYTES = 2304
+"""Bytes of records of a 32-wide format that a warp has under way."""
+
+
+def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = False) -> Any:
+    """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
+    [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
+
+    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product gives a
+        lane, one row needs every other.
+    single: one unit and one tile of activation rows.  The chain goes on in other warps, so acc [4 + 2] becomes values, which
+        are still to be multiplied by da, and da of columns 2 t and 2 t + 1.
+    gathered: in place of ``rows`` come the places that the function of :func:`make_gather` has found.
+    """
+    if FORMATS[type_].unit == 32:
+        return _make_32(type_, most, gathered)
+    parts = make_parts(type_, most, single, gathered)
+    return _make_single(type_, parts) if single else _make_256(type_, parts, deep)
+
+
+# --- where activations lie -------------------------------------------------------------------------------------
+
+
+def n_places(most: int) -> int:
+    """Places of a gathered chain: for each tile the lane's own column, for each tile its one or two sums; the number of
+    columns."""
+    return -(-most // 8) * (1 + min(most, 2)) + 1
+
+
+def make_gather(unit: int, most: int) -> Any:
+    """The device function gather(listed, count, units, places): column j of a gathered chain is activation row listed[j], for
+    j < count; places int32 [``n_places``] are those of this lane.  A chain of one row takes that row in place of a list."""
+    tiles, columns = -(-most // 8), min(most, 2)
+    last = n_places(most) - 1
+    tile_words, column_words = 2 * unit, 16 if unit == 256 else 8
+
+    @device
+    def words(t, units):  # type: ignore[no-untyped-def]
+        return I(I(I(t >> 3) * units) * tile_words + I(t & 7) * column_words)
+
+    @device
+    def sums(t, units):  # type: ignore[no-untyped-def]
+        return I(I(I(t >> 3) * units) * 8 + I(t & 7))
+
+    @device
+    def gather_one(t, count, units, places):  # type: ignore[no-untyped-def]
+        places[0] = words(t, units) if cuda.threadIdx.x & 31 < 4 else I(-1)
+        places[1] = sums(t, units)
+        places[2] = I(1)
+
+    @device
+    def gather(listed, count, units, places):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        for n in range(tiles):
+            j = I(8 * n + (lane >> 2))
+            place = I(-1)
+            if j < count:
+                place = words(listed[j], units)
+            places[n] = place
+            for c in range(columns):
+                # Columns that there are not get the sums of the last one, for nobody to read.
+                k = min(I(8 * n + 2 * (lane & 3) + c), I(count - 1))
+                places[tiles + columns * n + c] = sums(listed[k], units)
+        places[last] = count
+
+    return gather_one if most == 1 else gather
+
+
+@dataclass(frozen=True)
+class _Where:
+    """Where a lane finds the activations of a unit, relative to those of the first tile.
+
+    own(lane), pair(lane): lane and column that the first tile begins with; tile(rows, n): whether it has columns at all;
+    inside(rows, column, n): whether the lane's own column of tile n is one; x(rows, units, n): its words; scale(rows, units,
+    n, c) and sums(rows, units, n, c): the scale and the sums (in words of a unit of 256) of the lane's c-th output column.
+    """
+
+    own: Any
+    pair: Any
+    tile: Any
+    inside: Any
+    x: Any
+    scale: Any
+    sums: Any
+
+
+def _make_where(unit: int, most: int, gathered: bool) -> _Where:
+    tiles, columns = -(-most // 8), min(most, 2)
+    tile_words, last = 2 * unit, n_places(most) - 1
+
+    @device
+    def own(lane):  # type: ignore[no-untyped-def]
+        return lane
+
+    @device
+    def pair(lane):  # type: ignore[no-untyped-def]
+        return I(2 * (lane & 3))
+
+    @device
+    def tile(rows, n):  # type: ignore[no-untyped-def]
+        return True
+
+    @device
+    def inside(rows, column, n):  # type: ignore[no-untyped-def]
+        return column < rows - 8 * n
+
+    @device
+    def x(rows, units, n):  # type: ignore[no-untyped-def]
+        return n * units * tile_words
+
+    @device
+    def scale(rows, units, n, c):  # type: ignore[no-untyped-def]
+        return n * units * 8 + c
+
+    @device
+    def sums(rows, units, n, c):  # type: ignore[no-untyped-def]
+        return n * units * 96 + 12 * c
+
+    if not gathered:
+        return _Where(own, pair, tile, inside, x, scale, sums)
+
+    @device
+    def gathered_own(lane):  # type: ignore[no-untyped-def]
+        return I(lane & 3)
+
+    @device
+    def gathered_pair(lane):  # type: ignore[no-untyped-def]
+        return I(0)
+
+    @device
+    def gathered_tile(places, n):  # type: ignore[no-untyped-def]
+        return places[last] > 8 * n
+
+    @device
+    def gathered_inside(places, column, n):  # type: ignore[no-untyped-def]
+        return places[n] >= 0
+
+    @device
+    def gathered_x(places, units, n):  # type: ignore[no-untyped-def]
+        return places[n]
+
+    @device
+    def gathered_scale(places, units, n, c):  # type: ignore[no-untyped-def]
+        return places[tiles + columns * n + c]
+
+    @device
+    def gathered_sums(places, units, n, c):  # type: ignore[no-untyped-def]
+        return I(12 * places[tiles + columns * n + c])
+
+    return _Where(
+        gathered_own,
+        gathered_pair,
+        tile if tiles == 1 else gathered_tile,
+        gathered_inside,
+        gathered_x,
+        gathered_scale,
+        gathered_sums,
+    )
+
+
+# --- units of 256 ----------------------------------------------------------------------------------------------
+
+
+def _make_add(mins: bool, single: bool = False) -> Any:
+    """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): a unit's part to the sums of rows g and g + 8,
+    acc[k] and acc[k + 2]; da: the activations' scale, f: ``Unpack.factors``, the others its integer sums."""
+
+    @device
+    def add(acc, k, da, f, dot, dot8, minimum, minimum8):  # type: ignore[no-untyped-def]
+        value, value8 = f[0] * f32(dot), f[1] * f32(dot8)
+        if mins:
+            value = fma(f[2], f32(minimum), value)
+            value8 = fma(f[3], f32(minimum8), value8)
+        if single:
+            acc[k], acc[k + 2], acc[k + 4] = value, value8, da
+        else:
+            acc[k] = fma(da, value, acc[k])
+            acc[k + 2] = fma(da, value8, acc[k + 2])
+
+    return add
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the chains of a format of 256 are made of.
+
+    fmt: how a lane reads it; load, n_words: its words of a record, of ``size`` words; multiply(a, b, y, v, h, n, dots):
+    positions 64 v .. 64 v + 63 of a unit, blocks a and b times activations y of tile n, to its four dots; load_sums(xs, at):
+    the sums of the activations that it needs; close(low, high, f, sums, da, k, c, dots, acc): the float part of a unit for
+    column c of the tile whose sums begin at acc[k].
+    """
+
+    fmt: Unpack
+    load: Any
+    n_words: int
+    size: int
+    tiles: int
+    columns: int
+    where: _Where
+    multiply: Any
+    load_sums: Any
+    close: Any
+
+
+def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: Any = load4) -> Parts:
+    """The parts of a chain, new functions at every call; read(p, i): four words of activations."""
+    tiles, columns = -(-most // 8), min(most, 2)
+    several = columns > 1
+    fmt = unpack(type_)
+    scale, add = fmt.scale, _make_add(fmt.mins, single)
+    sixteen, offset, mins, corrected = fmt.group == 16, I(fmt.offset), fmt.mins, fmt.offset > 0
+
+    @device
+    def weighted(a, s, low):  # type: ignore[no-untyped-def]
+        """Sum of unsigned (minimums) or signed (scales) bytes times int16 sums of activations."""
+        if corrected:
+            low = dot2_low_signed(s[0], a[0], low)
+            low = dot2_high_signed(s[1], a[0], low)
+            low = dot2_low_signed(s[2], a[1], low)
+            return dot2_high_signed(s[3], a[1], low)
+        low = dot2_low(s[0], a[0], low)
+        low = dot2_high(s[1], a[0], low)
+        low = dot2_low(s[2], a[1], low)
+        return dot2_high(s[3], a[1], low)
+
+    @device
+    def multiply(a, b, y, v, h, n, dots):  # type: ignore[no-untyped-def]
+        """Positions 64 v .. 64 v + 63 of a unit: blocks a and b times activations y of tile n, to its four dots."""
+        if sixteen:
+            parts = (mma16(a[0], a[1], y[0]), mma16(a[2], a[3], y[1]), mma16(b[0], b[1], y[2]), mma16(b[2], b[3], y[3]))
+            for k in range(4):
+                low, high = scale(h, 0, 4 * v + k), scale(h, 1, 4 * v + k)
+                dots[4 * n] = I(dots[4 * n] + I(parts[k][0] * low))
+                dots[4 * n + 2] = I(dots[4 * n + 2] + I(parts[k][2] * high))
+                if several:
+                    dots[4 * n + 1] = I(dots[4 * n + 1] + I(parts[k][1] * low))
+                    dots[4 * n + 3] = I(dots[4 * n + 3] + I(parts[k][3] * high))
+        else:
+            pairs = (mma32(a[0], a[1], a[2], a[3], y[0], y[1]), mma32(b[0], b[1], b[2], b[3], y[2], y[3]))
+            for k in range(2):
+                low, high = scale(h, 0, 2 * v + k), scale(h, 1, 2 * v + k)
+                dots[4 * n] = I(dots[4 * n] + I(pairs[k][0] * low))
+                dots[4 * n + 2] = I(dots[4 * n + 2] + I(pairs[k][2] * high))
+                if several:
+                    dots[4 * n + 1] = I(dots[4 * n + 1] + I(pairs[k][1] * low))
+                    dots[4 * n + 3] = I(dots[4 * n + 3] + I(pairs[k][3] * high))
+
+    @device
+    def load_sums(xs, at):  # type: ignore[no-untyped-def]
+        """The sums of a unit's activations that the format needs: of 16 each, or of 32."""
+        if sixteen:
+            return read(xs, at), read(xs, at + 4)
+        if mins:
+            return read(xs, at + 8), ZERO
+        return ZERO, ZERO
+
+    @device
+    def close(low, high, f, sums, da, k, c, dots, acc):  # type: ignore[no-untyped-def]
+        """The float part of a unit for column c of the tile whose sums begin at acc[k]."""
+        minimum, minimum8 = I(0), I(0)
+        if sixteen:
+            e, g = sums
+            minimum = weighted((low[2], low[3]), g, weighted((low[0], low[1]), e, I(0)))
+            minimum8 = weighted((high[2], high[3]), g, weighted((high[0], high[1]), e, I(0)))
+        elif mins:
+            minimum = weighted((low[0], low[1]), sums[0], I(0))
+            minimum8 = weighted((high[0], high[1]), sums[0], I(0))
+        dot, dot8 = dots[k + c], dots[k + 2 + c]
+        if corrected:
+            dot = I(dot - I(offset * minimum))
+            dot8 = I(dot8 - I(offset * minimum8))
+        add(acc, k + c, da, f, dot, dot8, minimum, minimum8)
+
+    where = _make_where(256, most, gathered)
+    size = 4 * FORMATS[type_].block_bytes
+    return Parts(fmt, fmt.make_load(), fmt.words, size, tiles, columns, where, multiply, load_sums, close)
+
+
+def _make_single(type_: T, parts: Parts) -> Any:
+    fmt, several, n_acc, n_words = parts.fmt, parts.columns > 1, 4 * parts.tiles, parts.n_words
+    header, block, sums, factors = fmt.header, fmt.block, fmt.sums, fmt.factors
+    load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
+
+    @device
+    def single_unit(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        column, pair = I(lane >> 2), I(2 * (lane & 3)) if several else I(0)
+        words = cuda.local.array(n_words, np.uint32)
+        load(p, lane, words)
+        x = advance(q, I(first * 512 + lane * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        blocks = (
+            *(block(words, 0), block(words, 1), block(words, 2), block(words, 3)),
+            *(block(words, 4), block(words, 5), block(words, 6), block(words, 7)),
+        )
+        h, f = header(words), factors(words)
+        low, high = sums(h, 0), sums(h, 1)
+        hold((blocks, h, f), I(units < 0))
+        wait_for_inputs()
+        y = (ZERO, ZERO, ZERO, ZERO)
+        if column < (rows if several else I(1)):
+            y = load4(x, 0), load4(x, 128), load4(x, 256), load4(x, 384)
+        own, da = load_sums(xs, 0), xd[0]
+        if several:
+            other, other_da = load_sums(xs, 12), xd[1]
+        dots = cuda.local.array(n_acc, np.int32)
+        for n in range(n_acc):
+            dots[n] = I(0)
+        multiply(blocks[0], blocks[1], y[0], 0, h, 0, dots)
+        multiply(blocks[2], blocks[3], y[1], 1, h, 0, dots)
+        multiply(blocks[4], blocks[5], y[2], 2, h, 0, dots)
+        multiply(blocks[6], blocks[7], y[3], 3, h, 0, dots)
+        close(low, high, f, own, da, 0, 0, dots, acc)
+        if several:
+            close(low, high, f, other, other_da, 0, 1, dots, acc)
+
+    return single_unit
+
+
+def _make_256(type_: T, parts: Parts, deep: bool) -> Any:
+    fmt, tiles, columns, n_acc, n_words = parts.fmt, parts.tiles, parts.columns, 4 * parts.tiles, parts.n_words
+    header, block, sums, factors, size = fmt.header, fmt.block, fmt.sums, fmt.factors, parts.size
+    load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
+    where = parts.where
+    own, pair_of, has_tile, inside = where.own, where.pair, where.tile, where.inside
+    x_at, scale_at, sums_at = where.x, where.scale, where.sums
+
+    @device
+    def quarter(v, words, h, x, units, rows, dots):  # type: ignore[no-untyped-def]
+        """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop as long as this
+        is not unrolled, and words[k] with a k known only at run time would lie in memory instead of registers."""
+        column = I((cuda.threadIdx.x & 31) >> 2)
+        a = block(words, 2 * v)
+        b = block(words, 2 * v + 1)
+        for n in range(tiles):
+            if has_tile(rows, n):
+                y = ZERO
+                if inside(rows, column, n):
+                    y = load4(x, v * 128 + x_at(rows, units, n))
+                multiply(a, b, y, v, h, n, dots)
+
+    @device
+    def step(words, lane, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """One unit."""
+        dots = cuda.local.array(n_acc, np.int32)
+        h = header(words)
+        for k in range(n_acc):
+            dots[k] = I(0)
+        quarter(0, words, h, x, units, rows, dots)
+        quarter(1, words, h, x, units, rows, dots)
+        quarter(2, words, h, x, units, rows, dots)
+        quarter(3, words, h, x, units, rows, dots)
+        f = factors(words)
+        low, high = sums(h, 0), sums(h, 1)
+        for n in range(tiles):
+            if has_tile(rows, n):
+                for c in range(columns):
+                    both = load_sums(xs, sums_at(rows, units, n, c))
+                    close(low, high, f, both, xd[scale_at(rows, units, n, c)], 4 * n, c, dots, acc)
+
+    @device
+    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = pair_of(lane)
+        words = cuda.local.array(n_words, np.uint32)
+        if first < last:
+            load(p, lane, words)
+        wait_for_inputs()
+        x = advance(q, I(first * 512 + own(lane) * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        for u in range(first, last):
+            step(words, lane, x, xs, xd, units, rows, acc)
+            p = advance(p, size)
+            if u + 1 < last:
+                load(p, lane, words)
+            x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+
+    @device
+    def deep_chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = pair_of(lane)
+        even = cuda.local.array(n_words, np.uint32)
+        odd = cuda.local.array(n_words, np.uint32)
+        if first < last:
+            load(p, lane, even)
+        p = advance(p, size)
+        if first + 1 < last:
+            load(p, lane, odd)
+        wait_for_inputs()
+        x = advance(q, I(first * 512 + own(lane) * 4))
+        xs = advance(s, I((first * 8 + pair) * 12))
+        xd = advance(d, I(first * 8 + pair))
+        for u in range(first, last, 2):
+            step(even, lane, x, xs, xd, units, rows, acc)
+            p = advance(p, size)
+            if u + 2 < last:
+                load(p, lane, even)
+            x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+            if u + 1 < last:
+                step(odd, lane, x, xs, xd, units, rows, acc)
+                p = advance(p, size)
+                if u + 3 < last:
+                    load(p, lane, odd)
+                x, xs, xd = advance(x, 512), advance(xs, 96), advance(xd, 8)
+
+    return deep_chain if deep else chain
+
+
+# --- units of 32 -----------------------------------------------------------------------------------------------
+
+
+def _make_32(type_: T, most: int, gathered: bool) -> Any:
+    tiles, columns = -(-most // 8), min(most, 2)
+    fmt = unpack(type_)
+    block, factors, load, add = fmt.block, fmt.factors, fmt.make_load(), _make_add(fmt.mins)
+    size, mins, n_words = 4 * FORMATS[type_].block_bytes, fmt.mins, fmt.words
+    group = GROUP_BYTES // (4 * size)
+    n_group = group * n_words
+    where = _make_where(32, most, gathered)
+    own_lane, pair_of, has_tile, inside = where.own, where.pair, where.tile, where.inside
+    x_at, scale_at = where.x, where.scale
+
+    @device
+    def step(words, lane, i, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """One unit, the i-th after those of x, xs and xd."""
+        a = block(words, 0)
+        f = factors(words)
+        for n in range(tiles):
+            if has_tile(rows, n):
+                y0, y1 = u32(0), u32(0)
+                if inside(rows, lane >> 2, n):
+                    y0, y1 = load2(x, i * 64 + x_at(rows, units, n))
+                dots = mma32(a[0], a[1], a[2], a[3], y0, y1)
+                for c in range(columns):
+                    at = i * 8 + scale_at(rows, units, n, c)
+                    minimum = I(0)
+                    if mins:
+                        minimum = I(xs[at])
+                    add(acc, 4 * n + c, xd[at], f, dots[c], dots[2 + c], minimum, minimum)
+
+    @device
+    def chain(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        pair = pair_of(lane)
+        words = cuda.local.array(n_group, np.uint32)
+        for i in range(group):
+            if first + i < last:
+                load(advance(p, i * size), lane, words[i * n_words : (i + 1) * n_words])
+        wait_for_inputs()
+        x = advance(q, I(first * 64 + own_lane(lane) * 2))
+        xs = advance(s, I(first * 8 + pair))
+        xd = advance(d, I(first * 8 + pair))
+        for start in range(first, last, group):
+            p = advance(p, group * size)
+            for i in range(group):
+                if start + i < last:
+                    own = words[i * n_words : (i + 1) * n_words]
+                    step(own, lane, i, x, xs, xd, units, rows, acc)
+                    if start + group + i < last:
+                        load(advance(p, i * size), lane, own)
+            x, xs, xd = advance(x, group * 64), advance(xs, group * 8), advance(xd, group * 8)
+
+    return chain

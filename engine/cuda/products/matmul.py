@@ -1,0 +1,240 @@
+"""Matrix products on tensor cores: 16 weight rows by up to 16 activation rows at a time, weights read once.
+
+Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
+Shapes: weights as records (``engine/cuda/products/repack.py``), activations as ``engine/cuda/products/quantize.py`` leaves them; out
+    float32 [rows, R].
+    Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
+Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c, or, in a kernel of a single unit per
+    warp, unit c (``engine/cuda/products/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t + 1 of each 8.
+Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil(U / 8);
+    chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
+    (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;
+    out = ((((0 + chain_0) + chain_1) + ...) + chain_7) (+ residual).
+Bytes moved: each record once from memory, the activations once per block from the cache.
+"""
+
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.fold import fold32
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    fma,
+    half_to_float,
+    let_next_begin,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.products.chain import make_chain
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
+from engine.gguf.quants import CHAINS, FORMATS
+
+f32 = np.float32
+u16 = np.uint16
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+SINGLE_WARPS = 16
+"""Warps with a single unit each that a multiprocessor holds at once, with up to 128 registers a thread."""
+
+
+def compiled_rows(rows: int) -> int:
+    """For how many rows a kernel is compiled that serves so many: one, or whole tiles of 8."""
+    return 1 if rows == 1 else -(-rows // 8) * 8
+
+
+def warps(units: int, single: bool) -> int:
+    """Warps of a block: chains that have units, or, with a single one per warp, units."""
+    return units if single else -(-units // -(-units // CHAINS))
+
+
+def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
+    """Threads of the largest block."""
+    return 32 * (single or CHAINS)
+
+
+def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
+    """Blocks per multiprocessor: three where 80 registers a thread are enough."""
+    if single:
+        return SINGLE_WARPS // single
+    return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS"} & set(formats) else 3
+
+
+@kernel(
+    *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32),
+    *(i32, U32P, F32P, U32P, i32),
+    threads=threads,
+    blocks=resident,
+)
+def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> Any:
+    """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
+    over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
+    ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0.
+
+    Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
+    """
+    kinds = [T[name] for name in formats]
+    distinct = list(dict.fromkeys(kinds))
+    several, three = len(kinds) > 1, len(kinds) > 2
+    mixed, third = len(distinct) > 1, len(distinct) > 2
+    chain0, chain1, chain2 = ([make_chain(kind, most, deep, single > 0) for kind in distinct] * 3)[:3]
+    kind0, kind1, kind2 = ([distinct.index(kind) for kind in kinds] * 3)[:3]
+    size0, size1, size2 = ([4 * FORMATS[kind].block_bytes for kind in kinds] * 3)[:3]
+    tiles, columns = -(-most // 8), min(most, 2)
+    n_acc, n_columns = 4 * tiles + 2, 1 if most == 1 else 8 * tiles
+    n_parts, n_scales = (single or CHAINS) * 16 * n_columns, single * n_columns or 1
+    own_length = -(-single // CHAINS)
+
+    @cuda.jit
+    def matmul_quantized(  # type: ignore[no-untyped-def]
+        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows
+    ):
+        let_next_begin()
+        thread = I(cuda.threadIdx.x)
+        warp, lane = I(thread >> 5), I(thread & 31)
+        length = I(1) if single else I((units + CHAINS - 1) // CHAINS)
+        first = I(warp * length)
+        last = min(I(first + length), units)
+        tile = I(cuda.blockIdx.x)
+        w, out, n_rows, kind, size = w0, out0, rows0, I(kind0), I(size0)
+        if several and tile >= end0:
+            if three and tile >= end1:
+                tile = I(tile - end1)
+                w, out, n_rows, kind, size = w2, out2, rows2, I(kind2), I(size2)
+            else:
+                tile = I(tile - end0)
+                w, out, n_rows, kind, size = w1, out1, rows1, I(kind1), I(size1)
+        acc = cuda.local.array(n_acc, np.float32)
+        for k in range(n_acc):
+            acc[k] = f32(0.0)
+        p = advance(w, np.int64(I(tile * units + first)) * size)
+        if not mixed or kind == 0:
+            chain0(p, first, last, units, rows, q, d, s, acc)
+        elif not third or kind == 1:
+            chain1(p, first, last, units, rows, q, d, s, acc)
+        else:
+            chain2(p, first, last, units, rows, q, d, s, acc)
+        before = f32(0.0)
+        if add:
+            t = I(0) if columns == 1 else min(I(thread >> 4), I(rows - 1))
+            before = residual[t * np.int64(n_rows) + min(I(tile * 16 + (thread & 15)), I(n_rows - 1))]
+        parts = pointer(cuda.shared.array(n_parts, np.float32))
+        scales = pointer(cuda.shared.array(n_scales, np.float32))
+        pair = I(2 * (lane & 3))
+        if columns > 1 or pair == 0:
+            mine = advance(parts, I(warp * (16 * n_columns) + 16 * pair + (lane >> 2)))
+            for n in range(tiles):
+                for c in range(columns):
+                    mine[(8 * n + c) * 16] = acc[4 * n + c]
+                    mine[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
+            if single and lane < 4:
+                for c in range(columns):
+                    scales[warp * n_columns + pair + c] = acc[4 + c]
+        cuda.syncthreads()
+        i = thread
+        while i < 16 * rows:
+            t, r = I(0) if columns == 1 else I(i >> 4), I(tile * 16 + (i & 15))
+            if r < n_rows:
+                total, chain = f32(0.0), f32(0.0)
+                if single:
+                    for u in range(single):
+                        chain = fma(scales[u * n_columns + t], parts[u * (16 * n_columns) + i], chain)
+                        if (u + 1) % own_length == 0 or u + 1 == single:
+                            total = total + chain
+                            chain = f32(0.0)
+                else:
+                    for c in range(CHAINS):
+                        if c * 32 < cuda.blockDim.x:
+                            total = total + parts[c * (16 * n_columns) + i]
+                at = t * np.int64(n_rows) + r
+                if add:
+                    total = total + (before if columns == 1 or i == thread else residual[at])
+                out[at] = total
+            if columns == 1:
+                break
+            i = I(i + cuda.blockDim.x)
+
+    return matmul_quantized
+
+
+# --- float formats ---------------------------------------------------------------------------------------------
+
+
+def make_load_float(type_: T) -> Any:
+    """The device function ``load_float(words, i)``: weight i of a float format, exact."""
+    if type_ == T.F32:
+
+        @device
+        def load_f32(p, i):  # type: ignore[no-untyped-def]
+            return bits_float(I(p[i]))
+
+        return load_f32
+    half = type_ == T.F16
+
+    @device
+    def load_16(p, i):  # type: ignore[no-untyped-def]
+        word = p[i >> 1]
+        bits = u32(word >> u32(16)) if i & 1 else u32(word & u32(0xFFFF))
+        return half_to_float(u16(bits)) if half else bits_float(I(bits << u32(16)))
+
+    return load_16
+
+
+@kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
+def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
+    """A matrix of a float format times float32 activations, up to ``most`` rows, or with ``each`` > 1 any number from there.
+
+    Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.
+    Grid: ceil(R / 8) blocks of 8 warps; with ``each`` > 1 ``wide_grid``.
+    Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
+    """
+    load_float = make_load_float(T[format])
+    wide = each > 1
+    n_sums = most * each
+
+    @cuda.jit
+    def matmul_float(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        lane = I(cuda.threadIdx.x & 31)
+        block = cuda.blockIdx.y if wide else cuda.blockIdx.x
+        r = I(I(block * 8 + (cuda.threadIdx.x >> 5)) * each)
+        # The last rows are a whole block, too: some are computed twice, with the same result.
+        first = I(min(I(cuda.blockIdx.x * most), I(rows - most))) if wide else I(0)
+        x = advance(x, np.int64(first) * columns)
+        sums = cuda.local.array(n_sums, np.float32)
+        begins = cuda.local.array(each, np.int64)
+        weights = cuda.local.array(each, np.float32)
+        for i in range(n_sums):
+            sums[i] = f32(0.0)
+        wait_for_inputs()
+        if r < n_rows:
+            for j in range(each):
+                begins[j] = np.int64(min(I(r + j), I(n_rows - 1))) * columns
+            for k in range(lane, columns, 32):
+                for j in range(each):
+                    weights[j] = load_float(weight, begins[j] + k)
+                for t in range(most):
+                    if wide or t < rows:
+                        value = x[t * columns + k]
+                        for j in range(each):
+                            sums[t * each + j] = fma(weights[j], value, sums[t * each + j])
+            for t in range(most):
+                for j in range(each):
+                    total = fold32(sums[t * each + j])
+                    if lane == 0 and (wide or t < rows) and r + j < n_rows:
+                        at = np.int64(first + t) * n_rows + (r + j)
+                        if add:
+                            total = total + residual[at]
+                        out[at] = total
+
+    return matmul_float
+
+
+def wide_grid(rows: int, n_rows: int, most: int, each: int) -> tuple[int, int]:
+    """Blocks of ``matmul_float`` with ``each`` > 1: those that share weight rows are neighbours."""
+    return -(-rows // most), -(-n_rows // (8 * each))

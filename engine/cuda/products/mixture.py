@@ -1,0 +1,223 @@
+"""The launches of a mixture of experts.
+
+Several rows: norm, int8 and router; route; gate and up; gate's function and int8; down; join.  A single row: norm, int8 and
+router; route, gate and up; then SwiGLU, int8, down and join as one, or where they do not fit into one (GeGLU, no residual,
+down of 32-wide blocks) as for several.  That is where formats and sizes are the usual ones: the router float32, gate and up
+of one unit, the network that every row uses of the formats and the size of the experts, and what the router sees a norm of
+what is normalized for the experts.  Others take more launches.
+
+A pass of more rows than a step: the router's product and route; pairs sorted by expert; int8; gate and up, which are two
+launches if their formats differ; gate's function and int8; down; what every row uses, as without experts; join.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.cache.kv import STEP_ROWS
+from engine.cuda.products import experts as kernels
+from engine.cuda.products import matmul, quantize, router, wide_experts
+from engine.models.experts import Experts
+
+f32 = np.float32
+
+if TYPE_CHECKING:
+    from engine.cuda.backend import Backend
+    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+
+
+class Mixture:
+    """One call of ``Backend.experts``: (residual +) the mixture of x [rows, n_embd]."""
+
+    def __init__(
+        self,
+        ops: "Backend",
+        experts: Experts,
+        residual: "Tensor | None",
+        x: "Tensor | Deferred",
+        router_x: "Tensor | Deferred | None" = None,
+    ) -> None:
+        self._ops, self._experts, self._residual, self._x = ops, experts, residual, x
+        self._router_x = x if router_x is None else router_x
+        self._rows = x.shape[0]
+        self._pairs = self._rows * experts.n_used
+        self._quantized: dict[int, Any] = {}
+        self._wide = self._rows > STEP_ROWS
+        #: Whether the network that every row uses takes part in the launches of the experts.
+        self._joins = (
+            experts.shared is not None
+            and not self._wide
+            and all(
+                own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
+                for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
+            )
+        )
+        self._ids = ops._empty((self._rows, experts.n_used), np.int32)
+        self._weights = ops._empty((self._rows, experts.n_used))
+        self._routed = False
+        self._sorted: tuple[Tensor, Tensor] | None = None
+
+    def record(self) -> "Tensor":
+        """Note the launches; gives the result."""
+        ops, experts = self._ops, self._experts
+        logits = self._logits()
+        stacks, others = [experts.gate, experts.up], list(experts.shared or ())
+        gate, up = self._products(stacks, others[:2], self._activations, False, logits)
+        activation, down = getattr(ops, experts.activation), experts.down
+        act = activation(gate, up)
+        units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
+        size = (down.format.name, units, n_rows, experts.n_used, self._joins)
+        usual = experts.activation == "swiglu" and self._joins == (experts.shared is not None)
+        if self._rows == 1 and usual and self._residual is not None and kernels.can_join(*size):
+            return self._matmul_join(gate, up, logits, units, n_rows)
+        common: Tensor | int = 0
+        if experts.shared and not self._joins:
+            g, u = ops._matmul(self._x, experts.shared[:2], None)
+            (common,) = ops._matmul(activation(g, u), experts.shared[2:], None)
+
+        def activations(unit: int) -> Any:
+            return ops._quantize(act, unit, self._rows) if unit else ops._plain(act)
+
+        (y,) = self._products([down], others[2:], activations, True, logits)
+        out = ops._empty((self._rows, n_rows))
+        arguments = (
+            *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
+            *(logits, experts.router.rows, n_rows, out),
+        )
+        kernel = kernels.join(experts.n_used, experts.shared is not None, self._residual is not None)
+        ops._launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, out)
+        return out
+
+    def _logits(self) -> "Tensor":
+        """Of all rows; where one kernel does both, the int8 of x is made, too."""
+        ops, matrix, unit = self._ops, self._experts.router, self._experts.gate.format.unit
+        n, x, seen = matrix.columns, self._x, self._router_x
+        # Of many rows, products that read the router once for 16 of them save more than the launches cost.
+        both = self._rows <= STEP_ROWS and all(getattr(one, "kind", "") == "rms_norm" for one in (x, seen))
+        if both:
+            both = (x.first.address, x.eps) == (seen.first.address, seen.eps)  # type: ignore[union-attr]
+        if not (both and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
+            (logits,) = ops._matmul(seen, (matrix,), None)
+            return logits
+        logits = ops._empty((self._rows, matrix.rows))
+        parts = ops._int8(unit, self._rows, n)
+        grid = (-(-n // quantize.RUN) + -(-matrix.rows // quantize.WARPS), self._rows)
+        norm = (x.first, x.second, seen.second, x.eps)  # type: ignore[union-attr]
+        arguments = (*norm, matrix, matrix.rows, *parts, logits)
+        ops._launch(router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, *parts, logits)
+        self._quantized[unit] = parts
+        return logits
+
+    def _activations(self, unit: int) -> Any:
+        """x as int8 of ``unit`` values a scale; as float32 for 0."""
+        if unit not in self._quantized:
+            self._quantized[unit] = self._ops._quantize(self._x, unit) if unit else self._ops._plain(self._x)
+        return self._quantized[unit]
+
+    def _products(
+        self,
+        stacks: Sequence["DeviceWeight"],
+        others: Sequence["DeviceWeight"],
+        activations: Any,
+        down: bool,
+        logits: "Tensor",
+    ) -> list["Tensor"]:
+        """Each stack times the activations of all pairs: [pairs, R], or [pairs + rows, R] with the others'."""
+        ops, n_used = self._ops, self._experts.n_used
+        n_rows = stacks[0].rows // self._experts.n_expert
+        outs = [ops._empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
+        units = [w.format.unit if w.format.quantized else 0 for w in stacks]
+        together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
+        if self._wide and stacks[0].format != stacks[-1].format:
+            together = False  # a launch holds the code of one format
+        for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
+            first = members[0]
+            x = activations(units[first])
+            if self._wide and units[first]:
+                self._route(logits)
+                self._matmul_wide([stacks[i] for i in members], x, down, n_rows, [outs[i] for i in members])
+                continue
+            if units[first]:
+                chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
+                self._matmul_experts(*chosen, x, down, logits, n_rows, [outs[i] for i in members])
+                continue
+            self._route(logits)
+            kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down)
+            arguments = (stacks[first], x, self._ids, stacks[first].columns, n_rows, outs[first])
+            ops._launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, outs[first])
+        return outs
+
+    def _route(self, logits: "Tensor") -> None:
+        """The experts of all rows, unless they are known."""
+        if not self._routed:
+            scales = self._experts.scales
+            kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None)
+            arguments = (logits, self._experts.router.rows, scales or 0, self._ids, self._weights)
+            self._ops._launch(kernel, (self._rows,), 32, arguments, self._ids, self._weights)
+            self._routed = True
+
+    def _sort(self) -> tuple["Tensor", "Tensor"]:
+        """Pairs by expert, and what the blocks of a product have of them."""
+        if self._sorted is None:
+            ops, n_expert = self._ops, self._experts.n_expert
+            listed = ops._empty((self._pairs,), np.int32)
+            items = ops._empty((wide_experts.n_items(self._pairs, n_expert), 4), np.int32)
+            arguments = (self._ids, self._pairs, listed, items)
+            ops._launch(wide_experts.sort_pairs(), (n_expert,), wide_experts.SORTERS, arguments, listed, items)
+            self._sorted = listed, items
+        return self._sorted
+
+    def _matmul_wide(self, stacks: list["DeviceWeight"], x: Any, down: bool, n_rows: int, outs: list["Tensor"]) -> None:
+        listed, items = self._sort()
+        entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
+        end = len(stacks) * n_tiles
+        arguments = (
+            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed),
+            *(n_tiles, end, n_rows, stacks[0].columns // entry.unit, *x),
+        )
+        sizes = 1 if down else self._experts.n_used, items.shape[0], end
+        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._ops.device.shared_memory)
+        self._ops._launch(kernel, grid, threads, arguments, *outs)
+
+    def _matmul_experts(
+        self,
+        stacks: list["DeviceWeight"],
+        others: list["DeviceWeight"],
+        x: Any,
+        down: bool,
+        logits: "Tensor",
+        n_rows: int,
+        outs: list["Tensor"],
+    ) -> None:
+        n_expert, n_used, scales = self._experts.n_expert, self._experts.n_used, self._experts.scales
+        chooses = self._rows == 1 and not self._routed
+        if not chooses:
+            self._route(logits)
+        units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
+        formats = tuple(w.format.name for w in stacks)
+        spare: Sequence[DeviceWeight | int] = others or [0]
+        arguments = (
+            *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
+            *(self._ids, self._weights, logits, scales or 0, self._rows, n_tiles, n_rows, units, *x),
+        )
+        constants = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
+        kernel = kernels.matmul_experts(*constants, *((n_expert, scales is not None) if chooses else ()))
+        grid = (len(stacks) * n_tiles, self._pairs + self._joins)
+        written = (*outs, self._ids, self._weights) if chooses else outs
+        self._ops._launch(kernel, grid, 32 * matmul.warps(units, False), arguments, *written)
+        self._routed = True
+
+    def _matmul_join(self, gate: "Tensor", up: "Tensor", logits: "Tensor", units: int, n_rows: int) -> "Tensor":
+        experts, ops = self._experts, self._ops
+        assert self._residual is not None
+        out = ops._empty(self._residual.shape)
+        common, logit = (experts.shared[2], logits.address + 4 * experts.n_expert) if experts.shared else (0, 0)
+        arguments = (
+            *(experts.down, common, gate, up, self._ids, self._weights, logit),
+            *(self._residual, n_rows, out),
+        )
+        constants = (experts.down.format.name, units, experts.n_used, self._joins)
+        threads = kernels.join_threads(*constants)
+        ops._launch(kernels.matmul_join(*constants), (n_rows // 16,), threads, arguments, out)
+        return out

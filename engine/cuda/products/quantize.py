@@ -1,0 +1,157 @@
+"""Activations to int8, in the order in which tensor cores take them.
+
+Formula: per unit d = amax / 127, q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero
+    (``engine/cpu/matmul.py``, ``quantize_unit``).  The kernels differ in where x comes from: memory, or a gate and what it
+    multiplies (``swiglu``, ``geglu``); ``engine/cuda/rms_norm.py`` has one that normalizes first.
+Shapes: x float32 [rows, K]; rows go in groups of 8, the columns of a tensor-core tile.  Row t is column c = t % 8 of
+    tile n = t // 8.
+    unit 256: q words [tiles, K / 256, 4, 32, 4], d float32 [tiles, K / 256, 8], sums words [tiles, K / 256, 8, 12]:
+        word (v, 4 c + i, 2 h + k) of a unit holds positions 64 v + 32 h + 16 k + 4 i .. + 3 of column c;
+        sums: 16 int16 sums of 16 positions each, then 8 of 32; in a wide pass the 16 are float16, which holds them exactly,
+        and the 8 are not there.
+    unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
+Who owns what: a block of 256 threads owns a run of 256 positions of a row, a thread each, or several, one after the other:
+    while a matrix product before it fills the GPU, there is room for few blocks.
+Reduction order: none; maxima and integer sums are exact in any order.
+Bytes moved: 4 K in (8 K for a gate), about 1.2 K out per row.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from engine.cache.kv import STEP_ROWS
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    float_bits,
+    float_to_half,
+    gelu,
+    lane_xor_int,
+    lanes_max,
+    let_next_begin,
+    load1,
+    pointer,
+    round_product,
+    silu,
+    wait_for_inputs,
+)
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.gguf.quants import TINY
+
+RUN = 256
+"""Positions of a row that a block quantizes, one a thread."""
+
+WARPS = RUN // 32
+"""Warps of a block, each a block of 32 positions."""
+
+ALIGNED = 16
+"""Bytes that shared arrays are aligned to, for vector loads."""
+
+f32 = np.float32
+u16 = np.uint16
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+
+def is_wide(unit: int, rows: int) -> bool:
+    """Whether activations of so many rows have their sums as float16, for tensor cores."""
+    return unit == RUN and rows > STEP_ROWS
+
+
+def make_store(unit: int, wide: bool = False) -> Any:
+    """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize positions 256 run .. of row t,
+    x being the thread's; all threads of the block call it.
+
+    inside: whether there is such a position, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
+    bits; wide: ``is_wide`` of the pass.
+    """
+
+    @device
+    def store(x, inside, t, run, columns, tops, q, d, sums):  # type: ignore[no-untyped-def]
+        thread = I(cuda.threadIdx.x & (RUN - 1))
+        warp, lane = I(thread >> 5), I(thread & 31)
+        bits = lanes_max(I(float_bits(x) & I(0x7FFFFFFF)))
+        if unit == RUN:
+            tops[warp] = bits
+            cuda.syncthreads()
+            for k in range(WARPS):
+                bits = max(bits, tops[k])
+        amax = bits_float(bits)
+        inverse = f32(127.0) / amax
+        if amax < TINY:
+            amax = f32(0.0)
+            inverse = f32(0.0)
+        value = round_product(x, inverse)
+        word = I(I(value & I(255)) << I(8 * (lane & 3)))
+        word = I(word | lane_xor_int(word, I(1)))
+        word = I(word | lane_xor_int(word, I(2)))
+        sum16 = value
+        for k in range(4):
+            sum16 = I(sum16 + lane_xor_int(sum16, I(1 << k)))
+        sum32 = I(sum16 + lane_xor_int(sum16, I(16)))
+        units, n, column = I(u32(columns) // u32(unit)), I(t >> 3), I(t & 7)
+        half, i = I(lane >> 4), I((lane >> 2) & 3)
+        if unit == RUN:
+            base = I(n * units + run)
+            at = I(I(base * 4 + (warp >> 1)) * 128 + (column * 4 + i) * 4 + (warp & 1) * 2 + half)
+            if lane & 3 == 0:
+                q[at] = u32(word)
+            row = I(I(base * 8 + column) * 24)
+            if lane & 15 == 0:
+                sums[row + 2 * warp + half] = float_to_half(f32(sum16)) if wide else u16(sum16 & I(0xFFFF))
+            if not wide and lane == 0:
+                sums[row + 16 + warp] = u16(sum32 & I(0xFFFF))
+            if thread == 0:
+                d[base * 8 + column] = amax / f32(127.0)
+        elif inside:
+            base = I(n * units + run * WARPS + warp)
+            if lane & 3 == 0:
+                q[base * 64 + (column * 4 + i) * 2 + half] = u32(word)
+            if lane == 0:
+                row = I(I(base * 8 + column) * 2)
+                sums[row] = u16(sum32 & I(0xFFFF))
+                sums[row + 1] = u16((sum32 >> I(16)) & I(0xFFFF))
+                d[base * 8 + column] = amax / f32(127.0)
+
+    return store
+
+
+@kernel(F32P, F32P, i32, U32P, F32P, U16P, threads=RUN)
+def quantize(unit: int, source: str, wide: bool = False) -> Any:
+    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up;
+    wide: ``is_wide`` of the pass, here and in the other kernels that end so.
+
+    Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
+    """
+    store = make_store(unit, wide)
+    swiglu, gated = source == "swiglu", source != "plain"
+
+    @cuda.jit
+    def quantize(gate, up, columns, q, d, sums):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        i = I(run * RUN + cuda.threadIdx.x)
+        inside = i < columns
+        gate, up = advance(gate, t * columns), advance(up, t * columns)
+        first, second = u32(0), u32(0)
+        wait_for_inputs()
+        if inside:
+            first = load1(gate, i)
+            if gated:
+                second = load1(up, i)
+        x = bits_float(I(first))
+        if gated:
+            x = (silu(x) if swiglu else gelu(x)) * bits_float(I(second))
+        store(x, inside, t, run, columns, tops, q, d, sums)
+
+    return quantize
+
+
+def activation_words(unit: int, rows: int, columns: int) -> tuple[int, int, int]:
+    """Sizes of (q, d, sums) in words, for ``rows`` activation rows."""
+    tiles, units = -(-rows // 8), columns // unit
+    return (tiles * columns * 2, tiles * units * 8, tiles * units * (96 if unit == 256 else 8))

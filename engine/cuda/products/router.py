@@ -1,0 +1,191 @@
+"""The choice of experts: logits of a float32 router on normalized rows, the largest of them, and their weights.
+
+Formula: ``engine/cpu/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/matmul.py`` (float formats).
+Shapes: x float32 [rows, n]; router float32 [n_rows, n]; logits float32 [rows, n_rows], of which the first n_expert are
+    experts; ids int32, weights float32 [rows, n_used]; scales float32 [n_expert], where experts have any.
+Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others have a
+    router row per warp, and each computes the norm again.  ``route``: a warp per row, expert e belongs to lane e % 32.
+Reduction order: the norm as in ``engine/cuda/rms_norm.py``; logits: one fma per k in rising k in each of 32 chains, then the
+    tree of ``fold32``; p summed from the first to the last.
+Bytes moved: the router once per row, from memory for the first; before its inputs are there.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import cuda, njit
+
+from engine.cpu.rms_norm import NORM_CHAINS, norm_width
+from engine.cpu.sample import order_key
+from engine.cuda.fold import fold32, fold256
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    exp,
+    fma,
+    lane_from,
+    lanes_max,
+    let_next_begin,
+    pointer,
+    wait_for_inputs,
+)
+from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
+
+f32 = np.float32
+I = np.int32  # noqa: E741
+
+MOST_COLUMNS = 8192
+"""The longest row that a block normalizes in shared memory."""
+
+HELD = 64
+"""Weights of a router row that a lane holds when its inputs come."""
+
+LOWEST = -(2**31)
+"""Below the order of every number."""
+
+
+@kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
+def rms_norm_router(unit: int, n: int) -> Any:
+    """Normalized x as int8 of ``unit`` values a scale, and products of normalized x with the rows of a router: two weight
+    vectors, that of the first and that of what the router sees, which may be one.
+
+    n: a multiple of 32, at most :data:`MOST_COLUMNS`.  Grid: (ceil(n / 256) + ceil(n_rows / 8), rows).
+    """
+    store = make_store(unit)
+    width = norm_width.py_func(n)
+    n_x, runs = -(-n // width), -(-n // RUN)
+    exact = n % width == 0 and width == NORM_CHAINS
+    held = min(n // 32, HELD)
+    rest = 32 * held
+
+    @cuda.jit
+    def rms_norm_router(  # type: ignore[no-untyped-def]
+        x, weight, router_weight, eps, router, n_rows, q, d, sums, logits
+    ):
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
+        normed = pointer(cuda.shared.array(n, np.float32))
+        own = cuda.local.array(n_x, np.float32)
+        factor = cuda.local.array(n_x, np.float32)
+        weights = cuda.local.array(held, np.float32)
+        thread = I(cuda.threadIdx.x)
+        lane = I(thread & 31)
+        t, part = I(cuda.blockIdx.y), I(cuda.blockIdx.x)
+        x = advance(x, t * n)
+        quantizes = part < runs
+        at = I(part * RUN + thread) if quantizes else thread
+        r = I(I(part - runs) * WARPS + (thread >> 5))
+        row = advance(router, np.int64(min(r, I(n_rows - 1))) * n + lane) if not quantizes else router
+        if quantizes:
+            factor[0] = weight[at] if at < n else f32(0.0)
+        else:
+            for k in range(held):
+                weights[k] = row[32 * k]
+            for k in range(n_x):
+                factor[k] = f32(0.0)
+                if exact or (thread < width and thread + k * width < n):
+                    factor[k] = router_weight[thread + k * width]
+        wait_for_inputs()
+        for k in range(n_x):
+            own[k] = f32(0.0)
+            if exact or (thread < width and thread + k * width < n):
+                own[k] = x[thread + k * width]
+        value = f32(0.0)
+        if quantizes and at < n:
+            value = x[at]
+        total = f32(0.0)
+        for k in range(n_x):
+            total = fma(own[k], own[k], total)
+        scale = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        if quantizes:
+            store(value * scale * factor[0], at < n, t, part, n, tops, q, d, sums)
+        else:
+            for k in range(n_x):
+                if exact or (thread < width and thread + k * width < n):
+                    normed[thread + k * width] = own[k] * scale * factor[k]
+            cuda.syncthreads()
+            total = f32(0.0)
+            for k in range(held):
+                total = fma(weights[k], normed[32 * k + lane], total)
+            for k in range(rest, n, 32):
+                total = fma(row[k], normed[k + lane], total)
+            total = fold32(total)
+            if lane == 0 and r < n_rows:
+                logits[t * n_rows + r] = total
+
+    return rms_norm_router
+
+
+@njit
+def value_of_order(key):  # type: ignore[no-untyped-def]
+    """The float32 that ``order_key`` made a key of; +0 for -0."""
+    return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
+
+
+def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
+    """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p;
+    share(p, expert, scales) makes weights of the p of all n_used, times the experts' scales if ``scaled``."""
+    n_own = -(-n_expert // 32)
+
+    @device
+    def choose(logits, n):  # type: ignore[no-untyped-def]
+        lane = I(cuda.threadIdx.x & 31)
+        keys = cuda.local.array(n_own, np.int32)
+        for k in range(n_own):
+            keys[k] = I(LOWEST)
+            if n_expert % 32 == 0 or lane + 32 * k < n_expert:
+                keys[k] = order_key(logits[lane + 32 * k])
+        mine, own, most = I(0), f32(0.0), f32(0.0)
+        s = I(0)
+        while s < n:
+            best, place = I(LOWEST), I(0)
+            for k in range(n_own):
+                if keys[k] > best:
+                    best, place = keys[k], I(lane + 32 * k)
+            top = lanes_max(best)
+            # Among equals the lowest: the largest of those counted downwards.
+            chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
+            for k in range(n_own):
+                if lane + 32 * k == chosen:
+                    keys[k] = I(LOWEST)
+            value = value_of_order(top)
+            if s == 0:
+                most = value
+            if lane == s:
+                mine, own = chosen, value
+            s = I(s + 1)
+        return mine, exp(own - most)
+
+    @device
+    def share(p, expert, scales):  # type: ignore[no-untyped-def]
+        total = f32(0.0)
+        for s in range(n_used):
+            total = total + lane_from(p, I(s))
+        weight = p / total
+        return weight * scales[expert] if scaled else weight
+
+    return choose, share
+
+
+@kernel(F32P, i32, F32P, I32P, F32P, threads=32)
+def route(n_expert: int, n_used: int, scaled: bool = False) -> Any:
+    """The experts of each row of logits, one every ``stride``, and their weights.  Grid: rows, of a warp each."""
+    choose, share = make_route(n_expert, n_used, scaled)
+
+    @cuda.jit
+    def route(logits, stride, scales, ids, weights):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        lane, t = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
+        wait_for_inputs()
+        mine, p = choose(advance(logits, t * stride), I(n_used))
+        p = share(p, mine, scales)
+        if lane < n_used:
+            ids[t * n_used + lane] = mine
+            weights[t * n_used + lane] = p
+
+    return route

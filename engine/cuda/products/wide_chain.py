@@ -1,0 +1,313 @@
+"""What a warp of a wide product does with a stage: 16 weight rows times up to 128 activation rows, 256 positions at a time.
+
+A stage lies in shared memory: the activations of all columns of the block, and a run of records for each warp.  The lane's
+weights are unpacked once and stay in registers while the columns pass by, eight to a tensor-core product.  Of a unit of 256
+the integer sums of each sub-block are multiplied by its scale and added up as integers, as in ``engine/cuda/products/chain.py``; the
+minimums take one more product, of float16: they are at most 63 and the sums of 16 activations at most 2032, so all factors
+are exact, and so are the sums in float32, which stay below 2**24.
+
+The sums and their order are those of ``engine/cuda/products/matmul.py``.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    float_to_half,
+    fma,
+    keep4,
+    mma32,
+    mma_half,
+    vector2,
+    vector4,
+)
+from engine.cuda.products.chain import make_parts
+from engine.cuda.products.unpack import Unpack, device, minus, unpack, unsigned_byte
+from engine.gguf.quants import FORMATS
+
+f32 = np.float32
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+POSITIONS = 256
+"""Positions of a stage: one unit, or eight."""
+
+
+@device
+def _one(p, i):  # type: ignore[no-untyped-def]
+    return p[i]
+
+
+SHARED_LOADS = {1: _one, 2: vector2, 4: vector4}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage in words of shared memory, for ``tiles`` tiles of 8 columns: x, then sums (where the format has minimums), then
+    scales of all columns, then the records of each warp.
+
+    units: of a stage; sums: words of a unit's sums for 8 columns; record: words of one record.
+    """
+
+    tiles: int
+    units: int
+    sums: int
+    record: int
+
+    @property
+    def sums_at(self) -> int:
+        """Where the sums begin."""
+        return 512 * self.tiles
+
+    @property
+    def scales_at(self) -> int:
+        """Where the scales begin."""
+        return self.sums_at + self.sums * self.units * self.tiles
+
+    @property
+    def records_at(self) -> int:
+        """Where the records begin."""
+        return self.scales_at + 8 * self.units * self.tiles
+
+    def words(self, warps: int) -> int:
+        """All of it."""
+        return self.records_at + warps * self.units * self.record
+
+
+@cache
+def stage_of(type_: T, tiles: int) -> Stage:
+    """The stage of a format."""
+    entry, mins = FORMATS[type_], unpack(type_).mins
+    units = POSITIONS // entry.unit
+    sums = (64 if units == 1 else 8) if mins else 0
+    return Stage(tiles, units, sums, 4 * entry.block_bytes)
+
+
+def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+    """The device function ``wide(stage, records, lane, u, units, length, acc, total)``: units u .. of a stage, as far as
+    there are ``units``, for ``tiles`` tiles of columns.
+
+    acc float32 [4 tiles]: the chain that goes on; total, shared memory: the sums of those that have ended, of ``length``
+    units each, a tile's ``apart`` words from those of the next.
+
+    Lane 4 g + t sums rows g and g + 8 for columns 2 t and 2 t + 1 of each tile n: [4 n] .. [4 n + 3] are (g, 2 t), (g, 2 t +
+    1), (g + 8, 2 t), (g + 8, 2 t + 1).
+    """
+    return (_make_256 if FORMATS[type_].unit == POSITIONS else _make_32)(type_, stage, tiles, apart)
+
+
+def _make_end(tiles: int, apart: int) -> Any:
+    """The device function ``end(acc, total)``: a chain has ended; total: the thread's sums of a tile, ``apart`` words from
+    those of the next."""
+
+    @device
+    def end(acc, total):  # type: ignore[no-untyped-def]
+        for n in range(tiles):
+            t = vector4(total, n * apart)
+            sums = cuda.local.array(4, np.float32)
+            for k in range(4):
+                sums[k] = bits_float(I(t[k])) + acc[4 * n + k]
+                acc[4 * n + k] = f32(0.0)
+            keep4(total, n * apart, sums[0], sums[1], sums[2], sums[3])
+
+    return end
+
+
+# --- units of 256 ----------------------------------------------------------------------------------------------
+
+
+def _make_minimums(fmt: Unpack) -> Any:
+    """The device function ``minimums(h, lane)``: the lane's part of a record's minimums as ``mma_half`` takes them, one for
+    each 16 positions."""
+    sums, sixteen = fmt.sums, fmt.group == 16
+
+    @device
+    def half(word, k):  # type: ignore[no-untyped-def]
+        return u32(float_to_half(f32(unsigned_byte(word, k))))
+
+    @device
+    def pair(word, t):  # type: ignore[no-untyped-def]
+        if sixteen:
+            word = u32(word >> u32(I(16) * (t & I(1))))
+            return u32(half(word, 0) | u32(half(word, 1) << u32(16)))
+        both = half(u32(word >> u32(I(8) * t)), 0)
+        return u32(both | u32(both << u32(16)))
+
+    @device
+    def minimums(h, lane):  # type: ignore[no-untyped-def]
+        t = I(lane & 3)
+        low, high = sums(h, 0), sums(h, 1)
+        if sixteen:
+            first = (low[0], high[0]) if t < 2 else (low[1], high[1])
+            second = (low[2], high[2]) if t < 2 else (low[3], high[3])
+        else:
+            first, second = (low[0], high[0]), (low[1], high[1])
+        return pair(first[0], t), pair(first[1], t), pair(second[0], t), pair(second[1], t)
+
+    return minimums
+
+
+def _make_quarter(parts: Any, v: int, n: int) -> Any:
+    """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
+    ``high``, for n tiles, without a loop; x is that of the lane, of the first tile; dots int32 [4 n].
+
+    Columns pass by while the weights stay, so that one product need not wait for the other.
+    """
+    if n > 1:
+        part, further = _make_quarter(parts, v, n // 2), n // 2
+        middle, end = 4 * further, 4 * n
+
+        @device
+        def run(x, low, high, h, dots):  # type: ignore[no-untyped-def]
+            part(x, low, high, h, dots[:middle])
+            part(advance(x, 512 * further), low, high, h, dots[middle:end])
+
+        return run
+
+    multiply = parts.multiply
+
+    @device
+    def run_one(x, low, high, h, dots):  # type: ignore[no-untyped-def]
+        multiply(low, high, vector4(x, 128 * v), v, h, 0, dots)
+
+    return run_one
+
+
+def _make_close(mins: bool, apart: int, n: int) -> Any:
+    """The device function ``close(sums, scales, m, f, dots, acc)``: the float part of a unit, for n tiles, without a loop;
+    sums (in two planes, ``apart``) and scales are those of the lane, of the first tile."""
+    if n > 1:
+        part, further = _make_close(mins, apart, n // 2), n // 2
+        middle, end = 4 * further, 4 * n
+
+        @device
+        def close(sums, scales, m, f, dots, acc):  # type: ignore[no-untyped-def]
+            part(sums, scales, m, f, dots[:middle], acc[:middle])
+            sums, scales = advance(sums, 32 * further), advance(scales, 8 * further)
+            part(sums, scales, m, f, dots[middle:end], acc[middle:end])
+
+        return close
+
+    @device
+    def close_one(sums, scales, m, f, dots, acc):  # type: ignore[no-untyped-def]
+        da = vector2(scales, 0)
+        if mins:
+            least = mma_half(m[0], m[1], m[2], m[3], sums[0], sums[apart])
+        for k in range(4):
+            value = f[k // 2] * f32(dots[k])
+            if mins:
+                value = fma(f[2 + k // 2], least[k], value)
+            acc[k] = fma(bits_float(I(da[k % 2])), value, acc[k])
+
+    return close_one
+
+
+def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+    parts = make_parts(type_, 8, False)
+    fmt = parts.fmt
+    load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
+    n_words, n_dots, mins, offset = fmt.words, 4 * tiles, fmt.mins, fmt.offset * 0x01010101
+    minimums, end = _make_minimums(fmt), _make_end(tiles, apart)
+    run0, run1, run2, run3 = (_make_quarter(parts, v, tiles) for v in range(4))
+    close = _make_close(mins, 32 * stage.tiles, tiles)
+    sums_at, scales_at = stage.sums_at, stage.scales_at
+
+    @device
+    def weights(words, j):  # type: ignore[no-untyped-def]
+        q = block(words, j)
+        if offset:
+            return minus(q[0], offset), minus(q[1], offset), minus(q[2], offset), minus(q[3], offset)
+        return q
+
+    @device
+    def wide(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+        words = cuda.local.array(n_words, np.uint32)
+        dots = cuda.local.array(n_dots, np.int32)
+        load(records, lane, words)
+        h = header(words)
+        for k in range(n_dots):
+            dots[k] = I(0)
+        x = advance(stage, I(4 * lane))
+        run0(x, weights(words, 0), weights(words, 1), h, dots)
+        run1(x, weights(words, 2), weights(words, 3), h, dots)
+        run2(x, weights(words, 4), weights(words, 5), h, dots)
+        run3(x, weights(words, 6), weights(words, 7), h, dots)
+        m = (u32(0), u32(0), u32(0), u32(0))
+        if mins:
+            m = minimums(h, lane)
+        sums, scales = (
+            advance(stage, I(sums_at + lane)),
+            advance(stage, I(scales_at + 2 * (lane & 3))),
+        )
+        close(sums, scales, m, factors(words), dots, acc)
+        if (u + 1) % length == 0 or u + 1 == units:
+            end(acc, total)
+
+    return wide
+
+
+# --- units of 32 -----------------------------------------------------------------------------------------------
+
+
+def _make_tiles_32(mins: bool, n: int) -> Any:
+    """The device function ``run(x, sums, scales, a, f, acc)``: n tiles, without a loop; x, sums and scales are those of the
+    lane, of the first tile."""
+    if n > 1:
+        half, further = _make_tiles_32(mins, n // 2), n // 2
+        middle, end = 4 * further, 4 * n
+
+        @device
+        def run(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
+            half(x, sums, scales, a, f, acc[:middle])
+            x, sums, scales = advance(x, 512 * further), advance(sums, 64 * further), advance(scales, 64 * further)
+            half(x, sums, scales, a, f, acc[middle:end])
+
+        return run
+
+    @device
+    def run_one(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
+        y = vector2(x, 0)
+        dots = mma32(a[0], a[1], a[2], a[3], y[0], y[1])
+        da = vector2(scales, 0)
+        least = (u32(0), u32(0))
+        if mins:
+            least = vector2(sums, 0)
+        for k in range(4):
+            value = f[k // 2] * f32(dots[k])
+            if mins:
+                value = fma(f[2 + k // 2], f32(I(least[k % 2])), value)
+            acc[k] = fma(bits_float(I(da[k % 2])), value, acc[k])
+
+    return run_one
+
+
+def _make_32(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+    fmt = unpack(type_)
+    load, block, factors, n_words = fmt.make_load(SHARED_LOADS), fmt.block, fmt.factors, fmt.words
+    run, end = _make_tiles_32(fmt.mins, tiles), _make_end(tiles, apart)
+    sums_at, scales_at, record = stage.sums_at, stage.scales_at, stage.record
+
+    @device
+    def wide(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+        words = cuda.local.array(n_words, np.uint32)
+        pair = I(2 * (lane & 3))
+        x, sums = advance(stage, I(2 * lane)), advance(stage, I(sums_at + pair))
+        scales = advance(stage, I(scales_at + pair))
+        after = min(I(u + 8), units)
+        while u < after:
+            load(records, lane, words)
+            run(x, sums, scales, block(words, 0), factors(words), acc)
+            u = I(u + 1)
+            if u % length == 0 or u == units:
+                end(acc, total)
+            records, x = advance(records, record), advance(x, 64)
+            sums, scales = advance(sums, 8), advance(scales, 8)
+
+    return wide

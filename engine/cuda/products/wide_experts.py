@@ -1,0 +1,374 @@
+"""Products with the experts that the many rows of a prompt have chosen: pairs sorted by expert, and one product per expert.
+
+Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
+Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the pairs of the
+    first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs begin in the list, how
+    many of them, at most the columns of a block (0: there is nothing to do), and a word of nothing.  Activations are int8 as
+    ``engine/cuda/products/quantize.py`` leaves them for a wide pass, one row per row or, for down, per pair; out float32 [pairs, R].
+Who owns what: ``sort_pairs``: a block owns an expert, and goes through the ids of all pairs; a thread lists those that it
+    has met, behind those of the threads before it.  ``matmul_experts_wide``: a block owns the pairs of an item and 128 weight
+    rows of its expert (64 where there is little shared memory), a warp 16 of the rows, as in
+    ``engine/cuda/products/wide_matmul.py``; columns of a stage are gathered.
+Reduction order: that of ``engine/cuda/products/matmul.py``.  In which order pairs are listed does not show: each is a column of its
+    own.
+Bytes moved: the ids twice per expert, from the L2 cache; the records of an expert once per item, of which neighbours have
+    the same, so from memory once; the activations of an item once per 128 weight rows, from the L2 cache.
+
+Expert e has its items from place start / columns + e on, start being where its pairs begin.  So it need not know how many
+items others have: floor(a) + ceil(b) - 1 is at most floor(a + b), and the next one's first place is free.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as T
+from numba import cuda
+
+from engine.cuda.intrinsics import (
+    advance,
+    bits_float,
+    copies_commit,
+    copies_wait,
+    copy1,
+    copy4,
+    keep4,
+    lane_xor_int,
+    let_next_begin,
+    pointer,
+    vector4,
+    wait_for_inputs,
+)
+from engine.cuda.products.unpack import device
+from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
+from engine.cuda.products.wide_matmul import SMALL, STAGES, Block, make_fetch_records
+from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
+from engine.gguf.quants import CHAINS
+
+f32 = np.float32
+u32 = np.uint32
+I = np.int32  # noqa: E741
+
+TILES = SMALL.tiles
+"""Tiles of 8 pairs of a block, large or small."""
+COLUMNS = 8 * TILES
+LARGE = Block(TILES, 8)
+GROUP = 4
+"""Tiles of pairs that a warp multiplies at a time: there is room for the sums of no more if a multiprocessor is to hold two
+blocks, and an item of few pairs has fewer groups."""
+
+SHARED = 113 << 10
+"""Shared memory of a block of which a multiprocessor holds two (compute capability 9.0)."""
+
+SORTERS = 512
+"""Threads of a block that sorts."""
+AT_ONCE = 8
+"""Ids that a thread of it has on their way."""
+
+
+# --- pairs by expert -------------------------------------------------------------------------------------------
+
+
+def n_items(pairs: int, n_expert: int) -> int:
+    """Places for items: each expert has one more than its pairs need, and some of them stay empty."""
+    return pairs // COLUMNS + n_expert
+
+
+@kernel(I32P, i32, I32P, I32P, threads=SORTERS)
+def sort_pairs() -> Any:
+    """Lists pairs by expert, and items of ``COLUMNS`` of them.  Grid: n_expert blocks of ``SORTERS``."""
+    warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
+
+    @cuda.jit
+    def sort_pairs(ids, pairs, listed, items):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        befores = pointer(cuda.shared.array(warps, np.int32))
+        owns = pointer(cuda.shared.array(warps, np.int32))
+        thread, expert = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
+        warp, lane = I(thread >> 5), I(thread & 31)
+        wait_for_inputs()
+        before, own = I(0), I(0)
+        i = thread
+        while i < pairs:
+            for k in range(AT_ONCE):
+                at = I(i + k * SORTERS)
+                other = ids[min(at, I(pairs - 1))]
+                if at < pairs:
+                    before = I(before + (I(1) if other < expert else I(0)))
+                    own = I(own + (I(1) if other == expert else I(0)))
+            i = I(i + round_)
+        # place: where the thread's own pairs go, behind those of all threads before it.
+        place, total = I(0), own
+        for k in range(5):
+            others = lane_xor_int(total, I(1 << k))
+            if lane & (1 << k):
+                place = I(place + others)
+            total = I(total + others)
+            before = I(before + lane_xor_int(before, I(1 << k)))
+        if lane == 0:
+            befores[warp] = before
+            owns[warp] = total
+        cuda.syncthreads()
+        start, count = I(0), I(0)
+        for k in range(warps):
+            start = I(start + befores[k])
+            if k < warp:
+                place = I(place + owns[k])
+            count = I(count + owns[k])
+        place = I(place + start)
+        i = thread
+        while i < pairs:
+            for k in range(AT_ONCE):
+                at = I(i + k * SORTERS)
+                other = ids[min(at, I(pairs - 1))]
+                if at < pairs and other == expert:
+                    listed[place] = at
+                    place = I(place + 1)
+            i = I(i + round_)
+        first = I(u32(start) // u32(COLUMNS))
+        n = I(I(u32(start + count) // u32(COLUMNS)) - first + 1)
+        j = thread
+        while j < n:
+            item = advance(items, I(4 * I(first + expert + j)))
+            item[0] = expert
+            item[1] = I(start + j * COLUMNS)
+            item[2] = max(I(0), min(I(COLUMNS), I(count - j * COLUMNS)))
+            item[3] = I(0)
+            j = I(j + SORTERS)
+
+    return sort_pairs
+
+
+# --- products --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group(Stage):
+    """A stage as tiles from ``first`` on see it, whose words of x it begins with."""
+
+    first: int
+
+    @property
+    def sums_at(self) -> int:
+        """Where their sums begin."""
+        return self.stage.sums_at + (-512 + (32 if self.units == 1 else 64)) * self.first
+
+    @property
+    def scales_at(self) -> int:
+        """Where their scales begin."""
+        return self.stage.scales_at + (-512 + 8 * self.units) * self.first
+
+    @property
+    def stage(self) -> Stage:
+        """All of it."""
+        return Stage(self.tiles, self.units, self.sums, self.record)
+
+
+def block_of(small: bool) -> Block:
+    """The blocks of a kernel."""
+    return SMALL if small else LARGE
+
+
+def threads(format: str, share: int, small: bool = False) -> int:
+    """Threads of a block."""
+    return block_of(small).threads
+
+
+def shared_bytes(format: str, share: int, small: bool = False) -> int:
+    """Shared memory of a block: stages, the sums of chains that have ended, and the pairs and activation rows of columns."""
+    block = block_of(small)
+    stages = STAGES * stage_of(T[format], TILES).words(block.row_tiles)
+    return 4 * (stages + 4 * TILES * block.threads + 2 * COLUMNS)
+
+
+def resident(format: str, share: int, small: bool = False) -> int:
+    """Blocks per multiprocessor; IQ4_XS wants more registers than two leave it."""
+    return 2 if shared_bytes(format, share) <= SHARED and format != "IQ4_XS" and not small else 1
+
+
+def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
+    """(kernel, grid, threads per block) for so many items and ``tiles`` tiles of 16 weight rows of an expert, where a block
+    may have ``most`` bytes of shared memory."""
+    small = shared_bytes(format, share) > most
+    block = block_of(small)
+    grid = items, -(-tiles // block.row_tiles)
+    return matmul_experts_wide(format, share, *((True,) if small else ())), grid, block.threads
+
+
+def make_gather(shape: Stage, threads: int) -> Any:
+    """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: units u .. of the activation rows
+    ``inputs``, shared memory, one for each column of the stage, on their way into it."""
+    large, has_sums = shape.units == 1, shape.sums > 0
+    sums_at, scales_at = shape.sums_at, shape.scales_at
+    rounds, step, plane = TILES * 128 // threads, threads // 128, 32 * TILES
+    sum_rounds, scale_rounds = -(-2 * COLUMNS // threads), -(-COLUMNS // threads)
+    small_rounds, small_step = 64 * TILES // threads, threads // 64
+
+    @device
+    def gather_large(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
+        part = I(thread & 127)
+        x, to = advance(q, I(I(part >> 5) * 128 + I(part & 3) * 4)), advance(stage, I(4 * thread))
+        column = I(I(thread >> 7) * 8 + (I(part >> 2) & I(7)))
+        for k in range(rounds):
+            t = I(inputs[column + 8 * step * k])
+            from_ = I(I(I(t >> 3) * units + u) * 512 + I(t & 7) * 16)
+            copy4(to, k * (4 * threads), x, np.int64(from_), I(1))
+        if has_sums:
+            # Two vectors of each column, in two planes.
+            for k in range(sum_rounds):
+                i = I(thread + k * threads)
+                if i < 2 * COLUMNS:
+                    half, column = I(i // COLUMNS), I(i % COLUMNS)
+                    t = I(inputs[column])
+                    from_ = I(I(I(I(t >> 3) * units + u) * 8 + (t & 7)) * 12 + 4 * half)
+                    copy4(stage, I(sums_at + half * plane + 4 * column), s, np.int64(from_), I(1))
+        for k in range(scale_rounds):
+            column = I(thread + k * threads)
+            if column < COLUMNS:
+                t = I(inputs[column])
+                copy1(stage, I(scales_at + column), d, np.int64(I(I(I(t >> 3) * units + u) * 8 + (t & 7))), I(1))
+
+    @device
+    def gather_small(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
+        # There may be fewer than eight units.
+        part = I(thread & 127)
+        own = I(u + (part >> 4))
+        here = I(1) if own < units else I(0)
+        x, to = advance(q, I(own * 64 + I(part & 1) * 4)), advance(stage, I(4 * thread))
+        column = I(I(thread >> 7) * 8 + (I(part >> 1) & I(7)))
+        for k in range(rounds):
+            t = I(inputs[column + 8 * step * k])
+            copy4(to, k * (4 * threads), x, np.int64(I(I(I(t >> 3) * units) * 64 + I(t & 7) * 8)), here)
+        part = I(thread & 63)
+        own = I(u + (part >> 3))
+        here = I(1) if own < units else I(0)
+        column = I(I(thread >> 6) * 8 + (part & 7))
+        for k in range(small_rounds):
+            t = I(inputs[column + 8 * small_step * k])
+            from_ = np.int64(I(I(I(t >> 3) * units + own) * 8 + (t & 7)))
+            if has_sums:
+                copy1(stage, I(sums_at + thread + k * threads), s, from_, here)
+            copy1(stage, I(scales_at + thread + k * threads), d, from_, here)
+
+    return gather_large if large else gather_small
+
+
+@device
+def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
+    """Which tile of rows this is, and whether it is one of the second matrix; behind the last it is the last again."""
+    tile = min(tile, I(end - 1))
+    second = tile >= n_tiles
+    return I(tile - n_tiles) if second else tile, second
+
+
+def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
+    """The device function ``multiply(stage, records, lane, u, units, length, count, acc, total)``: ``make_wide`` for the
+    tiles from ``first`` on, as far as there are ``count`` columns, a group after the other."""
+    n = min(GROUP, shape.tiles)
+    group = Group(shape.tiles, shape.units, shape.sums, shape.record, first)
+    wide, after = make_wide(T[format], group, n, apart), first + n
+    x, own, own_end = 512 * first, 4 * first, 4 * after
+    others = _make_groups(format, shape, apart, after) if after < shape.tiles else None
+
+    @device
+    def multiply(stage, records, lane, u, units, length, count, acc, total):  # type: ignore[no-untyped-def]
+        own_total = advance(total, first * apart)
+        wide(advance(stage, x), records, lane, u, units, length, acc[own:own_end], own_total)
+        if others is not None and count > 8 * after:
+            others(stage, records, lane, u, units, length, count, acc, total)
+
+    return multiply
+
+
+@kernel(
+    *(U32P, U32P, F32P, F32P, I32P, I32P, i32, i32, i32, i32, U32P, F32P, U32P),
+    threads=threads,
+    blocks=resident,
+    shared=shared_bytes,
+)
+def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
+    """One or two matrices of every expert, w0 and w1 of one format, times the activations of all pairs.
+
+    share: pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one matrix of an
+    expert touches (``experts.tiles``); end: of the one or two of them.
+    ``small``: whether blocks are ``SMALL``.  Grid and threads: ``geometry``, for ``n_items`` and ``end``.
+    """
+    block, shape = block_of(small), stage_of(T[format], TILES)
+    row_tiles, threads = block.row_tiles, block.threads
+    per_stage, record, records_at = shape.units, shape.record, shape.records_at
+    n_stage, own_words, n_acc = shape.words(row_tiles), shape.units * shape.record, 4 * TILES
+    apart = 4 * threads
+    total_at = STAGES * n_stage
+    pairs_at = total_at + n_acc * threads
+    inputs_at = pairs_at + COLUMNS
+    gather, fetch_records = make_gather(shape, threads), make_fetch_records(shape)
+    multiply = _make_groups(format, shape, apart, 0)
+
+    @cuda.jit
+    def matmul_experts_wide(  # type: ignore[no-untyped-def]
+        w0, w1, out0, out1, items, listed, n_tiles, end, n_rows, units, q, d, s
+    ):
+        let_next_begin()
+        shared = pointer(cuda.shared.array(0, np.uint32, 16))
+        acc = cuda.local.array(n_acc, np.float32)
+        thread = I(cuda.threadIdx.x & (threads - 1))
+        warp, lane = I(thread >> 5), I(thread & 31)
+        wait_for_inputs()
+        item = advance(items, I(4 * cuda.blockIdx.x))
+        expert, start, count = item[0], item[1], item[2]
+        if count == 0:
+            return
+        pairs, inputs = advance(shared, I(pairs_at)), advance(shared, I(inputs_at))
+        if thread < COLUMNS:
+            # Columns that there are not are the last one again, and nobody looks at what becomes of them.
+            pair = listed[start + min(thread, I(count - 1))]
+            pairs[thread] = u32(pair)
+            inputs[thread] = u32(pair) // u32(share)
+        tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
+        w = w1 if second else w0
+        origin = I(expert * n_rows)
+        # The expert may have one record less than there is room for.
+        tile = min(tile, I(I(I(origin & 15) + n_rows - 1) >> 4))
+        records = advance(w, np.int64(I(I(I(origin >> 4) + tile) * units)) * record)
+        total = advance(shared, I(total_at + 4 * thread))
+        for k in range(n_acc):
+            acc[k] = f32(0.0)
+        for n in range(TILES):
+            keep4(total, n * apart, f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+        length = I((units + CHAINS - 1) // CHAINS)
+        own_at = I(records_at + warp * own_words)
+        fetch_records(advance(shared, own_at), records, units, lane)
+        cuda.syncthreads()
+        gather(shared, inputs, q, d, s, I(0), units, thread)
+        copies_commit()
+        u, used = I(0), I(0)
+        while u < units:
+            copies_wait()
+            cuda.syncthreads()
+            records = advance(records, own_words)
+            ahead, free = I(u + per_stage), I(n_stage - used)
+            if ahead < units:
+                to = advance(shared, free)
+                fetch_records(advance(to, own_at), records, I(units - ahead), lane)
+                gather(to, inputs, q, d, s, ahead, units, thread)
+                copies_commit()
+            stage = advance(shared, used)
+            mine = advance(stage, own_at)
+            if I(cuda.blockIdx.y * row_tiles + warp) < end:
+                multiply(stage, mine, lane, u, units, length, count, acc, total)
+            u, used = ahead, free
+        # Found once more, for there is no room to keep it.
+        tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
+        out = out1 if second else out0
+        # Below 0 where the expert begins within a record, whose other rows are another's.
+        low = I(16 * tile - (I(item[0] * n_rows) & 15))
+        column, row = I(2 * (lane & 3)), I(low + (lane >> 2))
+        if I(cuda.blockIdx.y * row_tiles + warp) < end:
+            for n in range(TILES):
+                sums = vector4(total, n * apart)
+                for k in range(4):
+                    c, r = I(column + 8 * n + (k & 1)), I(row + 8 * (k >> 1))
+                    if c < count and r >= 0 and r < n_rows:
+                        out[np.int64(I(pairs[c])) * n_rows + r] = bits_float(I(sums[k]))
+
+    return matmul_experts_wide

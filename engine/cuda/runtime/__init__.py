@@ -1,0 +1,1 @@
+"""What kernels run on: compiler, device, memory, graphs, and the simulator."""

@@ -1,0 +1,235 @@
+"""From a kernel's source to machine code: specialized by constants, compiled without needing a GPU, kept on disk.
+
+A :class:`Kernel` is a factory: called with constants (a format, a number of rows) it returns a ``@cuda.jit`` function for
+just these.  Numba makes PTX of it, the driver's linker makes machine code (a *cubin*) of that, and the cubin is kept in the
+folder of ``engine/compile/cache.py``, so a later run does neither.
+"""
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import types
+
+from engine.errors import DeviceError
+
+f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
+F32P = types.CPointer(types.float32)
+I32P = types.CPointer(types.int32)
+U8P = types.CPointer(types.uint8)
+U16P = types.CPointer(types.uint16)
+U32P = types.CPointer(types.uint32)
+U64P = types.CPointer(types.uint64)
+
+TARGETS = ((7, 5), (8, 0), (9, 0), (10, 0))
+"""Compute capabilities that every kernel is compiled for in the tests."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A factory of ``@cuda.jit`` functions.
+
+    ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block it is launched with;
+    ``blocks``: blocks that should fit on a multiprocessor at once (bounds the registers), 0 for no wish.  Either may be a
+    function of the constants.  ``shared``: bytes of shared memory that a launch brings with it, for arrays of shape 0; more
+    than the 48 KiB of other shared arrays.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    build: Callable[..., Any]
+    threads: int | Callable[..., int] = 0
+    blocks: int | Callable[..., int] = 0
+    shared: int | Callable[..., int] = 0
+
+    def __call__(self, *constants: Any) -> "Specialization":
+        return Specialization(self, constants)
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A kernel for given constants."""
+
+    kernel: Kernel
+    constants: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        """As errors and reports show it, e.g. ``matmul[Q4_K, 1]``."""
+        inside = ", ".join(str(c) for c in self.constants)
+        return f"{self.kernel.name}[{inside}]" if inside else self.kernel.name
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that a launch brings with it."""
+        return _shared(self)
+
+    @property
+    def function(self) -> Any:
+        """The ``@cuda.jit`` function."""
+        return self.kernel.build(*self.constants)
+
+
+@cache
+def _shared(specialization: Specialization) -> int:
+    """Every launch asks for it, and to answer may take longer than to launch."""
+    wish = specialization.kernel.shared
+    return wish(*specialization.constants) if callable(wish) else wish
+
+
+KERNELS: dict[str, Kernel] = {}
+"""Every kernel by name, once the files of ``engine/cuda`` are imported."""
+
+
+def kernel(
+    *arguments: Any,
+    threads: int | Callable[..., int] = 0,
+    blocks: int | Callable[..., int] = 0,
+    shared: int | Callable[..., int] = 0,
+) -> Callable[[Callable[..., Any]], Kernel]:
+    """Declares a factory as a kernel with these argument types."""
+
+    def declare(build: Callable[..., Any]) -> Kernel:
+        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared)
+        KERNELS[declared.name] = declared
+        return declared
+
+    return declare
+
+
+# --- compiling -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _target(compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Numba compiles for a device that is not there, contracts nothing, and forgets what it made for another target.
+
+    It asks the current device for its compute capability in a few places; the answer here needs none.  NVVM is told to
+    leave products and sums apart (``-fma=0``), so that the only fused ones are those the source spells out.  And a device
+    function keeps the code it was first compiled to, whatever the target, although atoms differ between targets.
+    """
+    from numba.cuda import compiler, dispatcher
+    from numba.cuda.cudadrv import nvvm
+
+    from engine.cuda import intrinsics
+
+    class Device:
+        pass
+
+    device: Any = Device()
+    device.compute_capability = compute_capability
+    compile_ir, compile_device = nvvm.compile_ir, dispatcher.CUDADispatcher.compile_device
+
+    def uncontracted(ir: Any, **options: Any) -> Any:
+        return compile_ir(ir, **options | {"fma": False})
+
+    def for_this_target(self: Any, *args: Any, **options: Any) -> Any:
+        if getattr(self, "engine_target", compute_capability) != compute_capability:
+            self.overloads.clear()
+        self.engine_target = compute_capability
+        return compile_device(self, *args, **options)
+
+    changes: list[tuple[Any, str, Any]] = [
+        (compiler, "get_current_device", lambda: device),
+        (dispatcher, "get_current_device", lambda: device),
+        (nvvm, "compile_ir", uncontracted),
+        (dispatcher.CUDADispatcher, "compile_device", for_this_target),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    intrinsics.set_target(compute_capability)
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+def compile_ptx(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
+    """PTX of a kernel.  No GPU is needed."""
+    from numba import cuda
+
+    declared = specialization.kernel
+    threads, blocks = (
+        wish(*specialization.constants) if callable(wish) else wish for wish in (declared.threads, declared.blocks)
+    )
+    bounds = (threads, blocks) if threads and blocks else threads or None
+    with _target(compute_capability):
+        ptx, _ = cuda.compile_ptx(
+            specialization.function.py_func, declared.arguments, cc=compute_capability, launch_bounds=bounds
+        )
+    return str(ptx)
+
+
+def entry_name(ptx: str) -> str:
+    """The name of the only kernel in a PTX text."""
+    found = re.search(r"\.visible \.entry (\w+)", ptx)
+    assert found
+    return found[1]
+
+
+def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
+    """Machine code of PTX."""
+    from cuda.bindings import nvjitlink
+
+    major, minor = compute_capability
+    options = [f"-arch=sm_{major}{minor}", "-O3"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        text = ptx.encode()
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(handle)
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        return bytes(cubin)
+    except nvjitlink.nvJitLinkError as error:
+        raise DeviceError(f"a kernel could not be linked for compute capability {major}.{minor}: {error}.") from error
+    finally:
+        nvjitlink.destroy(handle)
+
+
+# --- kept between runs -----------------------------------------------------------------------------------------
+
+
+def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -> tuple[bytes, str, bool]:
+    """(machine code, name of its entry, whether it had to be compiled)."""
+    path = _path(specialization, compute_capability)
+    if path is not None:
+        try:
+            name, _, code = path.read_bytes().partition(b"\n")
+            return code, name.decode(), False
+        except OSError:
+            pass
+    ptx = compile_ptx(specialization, compute_capability)
+    name_, code = entry_name(ptx), link(ptx, compute_capability)
+    if path is not None:
+        _write(path, name_.encode() + b"\n" + code)
+    return code, name_, True
+
+
+def _path(specialization: Specialization, compute_capability: tuple[int, int]) -> Path | None:
+    """Where the machine code is kept; None where there is no such place."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    if not folder:
+        return None
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", specialization.name).strip("-")
+    return Path(folder) / "cuda-{}{}".format(*compute_capability) / f"{name}.cubin"
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing, so that a run beside this one never reads half a kernel."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, path)
+    except OSError:
+        # A full or read-only disk costs the next run its time, not this one its answer.
+        return

@@ -1,0 +1,444 @@
+"""One GPU, as the backend sees it: memory, launches, captured graphs, and errors that say what to do.
+
+Everything goes through NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
+``engine/cuda/runtime/compiler.py``; from compute capability 9.0 on each may begin while the one before it ends (programmatic
+dependent launch), which is why every kernel says ``wait_for_inputs`` before it reads what another has written.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.cuda.runtime.compiler import Kernel, Specialization, cubin
+from engine.errors import DeviceError
+
+OLDEST = (7, 5)
+"""The least compute capability: the first with int8 tensor cores."""
+
+SHARED_PERCENT = 40
+"""How much of a multiprocessor's fast memory is shared memory, the rest being cache: the same for all kernels, because it is
+only changed between two that do not overlap.  Enough for two blocks of attention, the largest user, on a multiprocessor."""
+
+_CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
+
+
+@functools.cache
+def _kinds(kernel: Kernel) -> tuple[Any, ...]:
+    """C types of a kernel's arguments."""
+    return tuple(_CTYPES.get(str(type_), ctypes.c_void_p) for type_ in kernel.arguments)
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What the driver says of a GPU; memory in bytes, and shared memory is the most that a block may have."""
+
+    index: int
+    name: str
+    compute_capability: tuple[int, int]
+    memory: int
+    free: int
+    multiprocessors: int
+    shared_memory: int
+
+
+def _driver() -> Any:
+    """The driver bindings, initialized; DeviceError says why there are none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise DeviceError(
+            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
+        ) from None
+    try:
+        (status,) = driver.cuInit(0)
+    except Exception:  # the bindings raise their own error where no driver is installed
+        raise DeviceError("no NVIDIA driver was found on this machine; install one, or use --device cpu.") from None
+    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise DeviceError("the NVIDIA driver sees no GPU on this machine; use --device cpu.")
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(
+            f"the NVIDIA driver could not start ({status.name}); restart the machine, or use --device cpu."
+        )
+    return driver
+
+
+def require_gpu() -> None:
+    """DeviceError, one sentence, where there is no GPU; quick, and nothing is started on any."""
+    if int(_value(_driver().cuDeviceGetCount())) == 0:
+        raise DeviceError("the NVIDIA driver sees no GPU on this machine; use --device cpu.")
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every GPU of this machine; DeviceError, one sentence, where there is none."""
+    driver = _driver()
+    return [_describe(driver, index) for index in range(int(_value(driver.cuDeviceGetCount())))]
+
+
+def _describe(driver: Any, index: int) -> DeviceInfo:
+    handle = _value(driver.cuDeviceGet(index))
+    attribute = driver.CUdevice_attribute
+    major, minor, count, shared = (
+        int(_value(driver.cuDeviceGetAttribute(a, handle)))
+        for a in (
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        )
+    )
+    name = _value(driver.cuDeviceGetName(256, handle)).split(b"\0")[0].decode()
+    context = _value(driver.cuDevicePrimaryCtxRetain(handle))
+    try:
+        driver.cuCtxPushCurrent(context)
+        free, total = _value(driver.cuMemGetInfo())
+        driver.cuCtxPopCurrent()
+    finally:
+        driver.cuDevicePrimaryCtxRelease(handle)
+    return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared)
+
+
+def _value(result: tuple[Any, ...]) -> Any:
+    """What a driver call returns, without its status."""
+    status, *values = result
+    if int(status) != 0:
+        raise DeviceError(f"the GPU reported {status.name}; restart the program, or use --device cpu.")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+class Buffer:
+    """Device memory: ``address`` and ``n_bytes``; given back when nobody refers to it any more."""
+
+    def __init__(self, address: int, n_bytes: int, release: Callable[[int, int], None]) -> None:
+        self.address = address
+        self.n_bytes = n_bytes
+        self._release = release
+
+    def __del__(self) -> None:
+        self._release(self.address, self.n_bytes)
+
+
+class _Owner:
+    """Something of the driver's that is given back when its owner goes."""
+
+    def __init__(self, release: Callable[[Any], Any], handle: Any) -> None:
+        self._release = release
+        self._handle = handle
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at the interpreter's end the bindings may be gone
+            self._release(self._handle)
+
+
+_FUNCTIONS: dict[int, dict[Specialization, Any]] = {}
+"""Kernels that are loaded on each GPU, for all models on it."""
+
+
+class Device:
+    """A GPU with a stream of its own; two of them do not disturb one another.
+
+    Attributes: ``info``, ``compute_capability``, ``allocated`` (bytes in use), ``compiled`` (kernels that were compiled, not
+    found on disk) and ``compile_seconds``.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        require_gpu()
+        self._driver = _driver()
+        count = int(_value(self._driver.cuDeviceGetCount()))
+        if not 0 <= index < count:
+            names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+            raise DeviceError(f"there is no cuda:{index} on this machine; use {names} (see --list-devices), or cpu.")
+        self.info = _describe(self._driver, index)
+        self.compute_capability = self.info.compute_capability
+        if self.compute_capability < OLDEST:
+            raise DeviceError(
+                f"{self.info.name} has compute capability {_dotted(self.compute_capability)} and this engine needs "
+                f"{_dotted(OLDEST)} or more (Turing, 2018); use --device cpu."
+            )
+        self._handle = _value(self._driver.cuDeviceGet(index))
+        # The context is the process's own, and stays until it ends.
+        self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
+        self._use()
+        stream = _value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
+        self._stream = stream
+        self._stream_owner = _Owner(self._driver.cuStreamDestroy, stream)
+        self._functions = _FUNCTIONS.setdefault(index, {})
+        self._overlap = self.compute_capability >= (9, 0)
+        self._first = True
+        self._last = "nothing"
+        self.allocated = 0
+        self.compiled: list[str] = []
+        self.compile_seconds = 0.0
+        self.on_launch: Callable[[str], None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The GPU's name."""
+        return self.info.name
+
+    @property
+    def multiprocessors(self) -> int:
+        """How many multiprocessors the GPU has."""
+        return self.info.multiprocessors
+
+    @property
+    def shared_memory(self) -> int:
+        """How many bytes of shared memory a block may have at most."""
+        return self.info.shared_memory
+
+    def _use(self) -> None:
+        """Make this device's context the current one of this thread."""
+        self._check(self._driver.cuCtxSetCurrent(self._context), "its start")
+
+    def _check(self, result: tuple[Any, ...], what: str) -> Any:
+        """The values of a driver call; DeviceError names ``what`` was going on."""
+        status, *values = result
+        if int(status) != 0:
+            raise DeviceError(
+                f"{self.info.name} reported {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')} during "
+                f"{what}; run again, and if it stays, use --device cpu."
+            )
+        return values[0] if len(values) == 1 else tuple(values)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def free_memory(self) -> int:
+        """Bytes that can still be allocated."""
+        self._use()
+        return int(self._check(self._driver.cuMemGetInfo(), "a look at its memory")[0])
+
+    def allocate(self, n_bytes: int, what: str) -> Buffer:
+        """Memory, not cleared; DeviceError says what it was for when there is too little."""
+        self._use()
+        n_bytes = max(256, -(-n_bytes // 256) * 256)
+        status, address = self._driver.cuMemAlloc(n_bytes)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            gc.collect()  # a model that nobody uses any more may still lie there, in a cycle of references
+            status, address = self._driver.cuMemAlloc(n_bytes)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceError(
+                f"{self.info.name} has {self.free_memory() / 1e9:.2f} GB free and {what} needs {n_bytes / 1e9:.2f} GB more; "
+                "choose a smaller context (-c), a smaller model, or --device cpu."
+            )
+        self._check((status,), f"the allocation of {what}")
+        self.allocated += n_bytes
+        return Buffer(int(address), n_bytes, self._free)
+
+    def allocate_host(self, n_bytes: int, what: str) -> Buffer:
+        """Memory of the host, not cleared, that the device reads and writes at the buffer's address; DeviceError says what it
+        was for when there is too little."""
+        pointer = self._host_memory(n_bytes, what)
+        return Buffer(self._mapped(pointer), n_bytes, lambda address, n_bytes: self._free_host(pointer))
+
+    def _host_memory(self, n_bytes: int, what: str) -> int:
+        self._use()
+        flags = self._driver.CU_MEMHOSTALLOC_DEVICEMAP | self._driver.CU_MEMHOSTALLOC_PORTABLE
+        status, pointer = self._driver.cuMemHostAlloc(n_bytes, flags)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise DeviceError(
+                f"{what} need {n_bytes / 1e9:.2f} GB of host memory that {self.info.name} can read, and the system does not "
+                "give it: end other programs, or use --device cpu."
+            )
+        return int(self._check((status, pointer), f"the allocation of {what}"))
+
+    def reach(self, other: "Device") -> None:
+        """Have kernels of this device read and write the other's memory; DeviceError where the two are not connected."""
+        self._use()
+        able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a look at another GPU")
+        if not able:
+            raise DeviceError(
+                f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant has to; "
+                "leave out --device-draft."
+            )
+        status = self._driver.cuCtxEnablePeerAccess(other._context, 0)
+        if status[0] != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            self._check(status, "the way to another GPU")
+
+    def _free_host(self, pointer: int) -> None:
+        with contextlib.suppress(Exception):
+            self._driver.cuCtxSetCurrent(self._context)
+            self._driver.cuMemFreeHost(pointer)
+
+    def _mapped(self, pointer: int) -> int:
+        """Where the device finds memory of the host."""
+        return int(self._check(self._driver.cuMemHostGetDevicePointer(pointer, 0), "the mapping of host memory"))
+
+    def _free(self, address: int, n_bytes: int) -> None:
+        self.allocated -= n_bytes
+        with contextlib.suppress(Exception):  # at the interpreter's end the bindings may be gone
+            self._driver.cuCtxSetCurrent(self._context)
+            self._driver.cuMemFree(address)
+
+    def clear(self, address: int, n_bytes: int) -> None:
+        """Zero memory."""
+        self._use()
+        self._check(self._driver.cuMemsetD8Async(address, 0, n_bytes, self._stream), "the clearing of memory")
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Copy an array to the device; the array may be changed when this returns."""
+        self._use()
+        array = np.ascontiguousarray(array)
+        if array.nbytes:
+            result = self._driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream)
+            self._check(result, "a copy to the device")
+            self.synchronize("a copy to the device")
+
+    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Copy an array from the device, after everything launched so far."""
+        self._use()
+        out = np.empty(shape, dtype)
+        if out.nbytes:
+            result = self._driver.cuMemcpyDtoHAsync(out.ctypes.data, address, out.nbytes, self._stream)
+            self._check(result, "a copy from the device")
+        self.synchronize()
+        return out
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+        """Host memory that the device can write: (array of zeros, its address on the device).  It lives as long as
+        the array."""
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        pointer = self._host_memory(n_bytes, "messages from the GPU")
+        memory = (ctypes.c_byte * n_bytes).from_address(pointer)
+        memory.owner = _Owner(self._driver.cuMemFreeHost, pointer)  # type: ignore[attr-defined]
+        array = np.frombuffer(memory, dtype).reshape(shape)
+        array[...] = 0
+        return array, self._mapped(pointer)
+
+    # --- kernels -----------------------------------------------------------------------------------------------
+
+    def load(self, specialization: Specialization) -> Any:
+        """The driver's handle of a kernel, compiled or taken from disk on first use."""
+        function = self._functions.get(specialization)
+        if function is None:
+            self._use()
+            started = time.perf_counter()
+            code, entry, was_compiled = cubin(specialization, self.compute_capability)
+            what = f"the loading of {specialization.name}"
+            module = self._check(self._driver.cuModuleLoadData(code), what)
+            function = self._check(self._driver.cuModuleGetFunction(module, entry.encode()), what)
+            attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._check(self._driver.cuFuncSetAttribute(function, attribute, SHARED_PERCENT), what)
+            if specialization.shared:
+                attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._check(self._driver.cuFuncSetAttribute(function, attribute, specialization.shared), what)
+            self._functions[specialization] = function
+            if was_compiled:
+                self.compiled.append(specialization.name)
+            self.compile_seconds += time.perf_counter() - started
+        return function
+
+    def launch(
+        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[Any]
+    ) -> None:
+        """Start a kernel behind those started before; pointers are integer addresses."""
+        if self.on_launch:
+            self.on_launch(specialization.name)
+        function = self.load(specialization)
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        sizes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+        config.gridDimX, config.gridDimY, config.gridDimZ = sizes
+        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+        config.sharedMemBytes = specialization.shared
+        config.hStream = self._stream
+        if self._overlap and not self._first:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        self._first = False
+        self._last = specialization.name
+        kinds = _kinds(specialization.kernel)
+        values = tuple(
+            int(a) if kind is not ctypes.c_float else float(a) for a, kind in zip(arguments, kinds, strict=True)
+        )
+        self._check(
+            driver.cuLaunchKernelEx(config, function, (values, kinds), 0), f"the launch of {specialization.name}"
+        )
+
+    def finish(self) -> None:
+        """What is launched next begins when all that was launched before has ended, not earlier."""
+        self._first = True
+
+    def synchronize(self, what: str = "") -> None:
+        """Wait until everything launched has ended; DeviceError for what went wrong meanwhile."""
+        self._use()
+        self._check(self._driver.cuStreamSynchronize(self._stream), what or f"the kernels up to {self._last}")
+        self._first = True
+
+    def is_idle(self) -> bool:
+        """Whether everything launched has ended; DeviceError if something went wrong."""
+        (status,) = self._driver.cuStreamQuery(self._stream)
+        if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        self._check((status,), f"the kernels up to {self._last}")
+        return True
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator["Graph"]:
+        """Record launches instead of starting them; the graph can be launched when the block has ended."""
+        self._use()
+        driver = self._driver
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._first = True
+        self._check(driver.cuStreamBeginCapture(self._stream, mode), "the capture of a graph")
+        graph = Graph(self)
+        try:
+            yield graph
+        except BaseException:
+            driver.cuStreamEndCapture(self._stream)
+            raise
+        captured = self._check(driver.cuStreamEndCapture(self._stream), "the capture of a graph")
+        graph.executable = self._check(driver.cuGraphInstantiate(captured, 0), "the preparation of a graph")
+        graph.n_nodes = int(self._check(driver.cuGraphGetNodes(captured), "the preparation of a graph")[1])
+        driver.cuGraphDestroy(captured)
+        self._first = True
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def event(self) -> Any:
+        """A mark in the stream; see ``elapsed``."""
+        self._use()
+        event = self._check(self._driver.cuEventCreate(0), "a time mark")
+        self._check(self._driver.cuEventRecord(event, self._stream), "a time mark")
+        self._first = True
+        return event
+
+    def elapsed(self, start: Any, end: Any) -> float:
+        """Seconds between two marks; waits for the second."""
+        self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
+        return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
+
+
+class Graph:
+    """A recorded sequence of launches: one call starts them all."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.executable: Any = None
+        self.n_nodes = 0
+
+    def launch(self) -> None:
+        """Start the sequence behind whatever was started before."""
+        device = self._device
+        device._use()
+        device._last = "the last of a captured pass (python -m engine.parity MODEL finds which)"
+        device._check(device._driver.cuGraphLaunch(self.executable, device._stream), "the start of a captured pass")
+        device._first = True
+
+    def __del__(self) -> None:
+        if self.executable is not None:
+            with contextlib.suppress(Exception):
+                self._device._driver.cuGraphExecDestroy(self.executable)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,44 @@
+"""Device memory for intermediate results, used again and again."""
+
+from collections import defaultdict
+
+from engine.cuda.runtime.device import Buffer, Device
+
+LARGE = 1 << 20
+"""Bytes from which on intermediate results share memory whatever their sizes."""
+
+
+class Pool:
+    """Device memory for intermediate results, used again as soon as nothing refers to it.
+
+    Kernels run in the order in which they were recorded, so a later one may write where an earlier one has read.  Memory is
+    never given back before the pool is: recorded graphs hold its addresses.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._owned: list[Buffer] = []
+        self._free: dict[int, list[int]] = defaultdict(list)
+
+    def take(self, n_bytes: int) -> "Loan":
+        """Some memory; it returns when the loan is forgotten.  What is large may be up to eight times what was asked for, so
+        that passes of fewer rows use that of the one of most."""
+        size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
+        if size >= LARGE:
+            size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
+        free = self._free[size]
+        if not free:
+            self._owned.append(self._device.allocate(size, "intermediate results"))
+            free.append(self._owned[-1].address)
+        return Loan(free.pop(), free)
+
+
+class Loan:
+    """Memory of a pool: an address."""
+
+    def __init__(self, address: int, home: list[int]) -> None:
+        self.address = address
+        self._home = home
+
+    def __del__(self) -> None:
+        self._home.append(self.address)

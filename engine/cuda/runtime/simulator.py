@@ -1,0 +1,653 @@
+"""The laws of the atoms, and a simulator in which kernels run as the Python they are written in.
+
+With ``NUMBA_ENABLE_CUDASIM=1`` set before Numba is imported, ``engine/cuda/intrinsics.py`` takes its names from here, and::
+
+    from engine.cuda.runtime.simulator import run
+    run(KERNEL(constants), grid, block, [array, array, number])
+
+runs a kernel thread by thread on NumPy arrays, with the bits a GPU would give.  One thread runs at a time, in the order of
+their numbers, until it waits for others: so a ``print`` in a kernel or in a function it calls prints in order, and
+``breakpoint()`` stops there.
+
+Numba's own simulator knows blocks and ``syncthreads`` but no warps.  Here the 32 lanes of a warp meet at every exchange: each
+leaves its operands and waits; when all 32 have come, the law gives each its result and they go on.
+
+What would hang or give garbage on a GPU is an error that says what happened: an index outside of an array, a vector load that
+is not aligned, lanes that do not come to the exchange where the rest of their warp waits, a thread that ends without
+``wait_for_inputs`` or writes before it.  Local and shared arrays are filled with bytes 0xFF (not a number, or -1), since
+nobody promises zeros.
+"""
+
+import inspect
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit, types
+from numba.core.dispatcher import Dispatcher
+from numba.cuda.core import config
+from numba.cuda.simulator import kernel as simulator
+from numba.cuda.simulator import kernelapi
+from numba.np.numpy_support import as_dtype
+
+from engine import numerics
+
+if TYPE_CHECKING:
+    from engine.cuda.runtime.compiler import Specialization
+
+__all__ = [
+    "Pointer",
+    "advance",
+    "bits_float",
+    "copies_commit",
+    "copies_wait",
+    "copies_wait_but_one",
+    "copy1",
+    "copy4",
+    "dot2_high",
+    "dot2_high_signed",
+    "dot2_low",
+    "dot2_low_signed",
+    "float_bits",
+    "float_to_half",
+    "fma",
+    "half_to_float",
+    "halves",
+    "hold",
+    "keep4",
+    "lane_from",
+    "lane_xor",
+    "lane_xor_int",
+    "lanes_max",
+    "let_next_begin",
+    "load1",
+    "load2",
+    "load4",
+    "mma16",
+    "mma32",
+    "mma_half",
+    "pick_bytes",
+    "pointer",
+    "prefetch",
+    "store4",
+    "stream1",
+    "stream2",
+    "stream4",
+    "vector2",
+    "vector4",
+    "wait_for_inputs",
+]
+
+WARP = 32
+
+Law = Callable[[list[Any]], Sequence[Any]]
+"""What an exchange computes: from the operands of lanes 0 .. 31 their results."""
+
+
+# --- pointers and wide loads -----------------------------------------------------------------------------------
+
+
+class Pointer:
+    """A pointer: ``p[i]`` is element ``offset + i`` of ``array`` (contiguous), IndexError where there is none.
+
+    ``name`` is that of the kernel's argument, which other kernels may be using before ``wait_for_inputs``; "" for memory of
+    the kernel's own, such as a shared array.
+    """
+
+    def __init__(self, array: np.ndarray, offset: int = 0, name: str = "") -> None:
+        self.array = array if array.ndim == 1 else array.reshape(-1)
+        self.offset, self.name = offset, name
+
+    def _place(self, i: Any, n: int = 1) -> int:
+        at = self.offset + int(i)
+        if at < 0 or at + n > self.array.size:
+            elements = f"elements {at} to {at + n - 1}" if n > 1 else f"element {at}"
+            raise IndexError(f"{self.name or 'pointer'}: {elements} of an array of {self.array.size}")
+        return at
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.array[self._place(i)]
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        lane = threading.current_thread()
+        if self.name and isinstance(lane, Lane) and not lane.inputs_ready and _launch.strict:
+            raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
+        self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
+
+    def words(self, i: Any, n: int) -> tuple[Any, ...]:
+        """n words of 4 bytes from element i on, which must be a multiple of 4 n bytes from the start of the array."""
+        size = self.array.dtype.itemsize
+        start = (self.offset + int(i)) * size
+        if start % (4 * n):
+            raise ValueError(f"{self.name or 'pointer'}: a load of {4 * n} bytes at byte {start} is not aligned")
+        count = max(1, 4 * n // size)
+        at = self._place(i, count)
+        return tuple(self.array[at : at + count].view(np.uint32)[:n])
+
+
+def advance(p: Pointer, i: Any) -> Pointer:
+    """The pointer to ``p[i]``, which may lie outside of the array as long as nothing is read there."""
+    return Pointer(p.array, p.offset + int(i), p.name)
+
+
+def halves(p: Pointer) -> Pointer:
+    """The memory from p on as uint16."""
+    return Pointer(p.array.view(np.uint16), p.offset * p.array.itemsize // 2, p.name)
+
+
+def load4(p: Pointer, i: Any) -> tuple[Any, ...]:
+    """Four words, uint32."""
+    return p.words(i, 4)
+
+
+def load2(p: Pointer, i: Any) -> tuple[Any, ...]:
+    """Two words, uint32."""
+    return p.words(i, 2)
+
+
+def load1(p: Pointer, i: Any) -> Any:
+    """One word, uint32."""
+    return p.words(i, 1)[0]
+
+
+stream4, stream2, stream1 = load4, load2, load1
+
+
+def prefetch(p: Pointer, i: Any, n_bytes: Any) -> None:
+    """Nothing: only that there is such memory, and that both ends are aligned, is checked."""
+    if (start := (p.offset + int(i)) * p.array.itemsize) % 16 or n_bytes % 16:
+        raise ValueError(f"{p.name or 'pointer'}: a prefetch of {n_bytes} bytes at byte {start} is not aligned")
+    p._place(i, int(n_bytes) // p.array.itemsize)
+
+
+def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Four float32 at once."""
+    p.words(i, 4)
+    for k, x in enumerate((a, b, c, d)):
+        p[int(i) + k] = np.float32(x)
+
+
+# --- integers --------------------------------------------------------------------------------------------------
+
+
+vector2, vector4 = load2, load4
+
+
+def keep4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+    """Four numbers of 32 bits."""
+    p.words(i, 4)  # aligned, and inside
+    for k, x in enumerate((a, b, c, d)):
+        p[i + k] = np.array([x]).view(p.array.dtype)[0]
+
+
+def copy4(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+    """Four words, at once: what is read before ``copies_wait`` is not found out here."""
+    keep4(to, i, *(p.words(j, 4) if there else (np.uint32(0),) * 4))
+
+
+def copy1(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+    """One word."""
+    to.words(i, 1)
+    to[i] = np.array([p.words(j, 1)[0] if there else np.uint32(0)]).view(to.array.dtype)[0]
+
+
+def copies_commit() -> None:
+    """Nothing: what is copied is there."""
+
+
+copies_wait = copies_wait_but_one = copies_commit
+
+
+def _int32(x: Any) -> Any:
+    """The low 32 bits of an integer, as int32."""
+    return np.int32((int(x) + 2**31) % 2**32 - 2**31)
+
+
+def _bytes(x: Any, signed: bool = False) -> list[int]:
+    """The four bytes of a word."""
+    return list((int(x) & 0xFFFFFFFF).to_bytes(4, "little")) if not signed else [(b ^ 128) - 128 for b in _bytes(x)]
+
+
+def _dot2(a: Any, b: list[int], c: Any) -> Any:
+    low, high = ((half ^ 0x8000) - 0x8000 for half in (int(a) & 0xFFFF, int(a) >> 16 & 0xFFFF))
+    return _int32(int(c) + low * b[0] + high * b[1])
+
+
+def dot2_low(a: Any, b: Any, c: Any) -> Any:
+    """c plus the int16 halves of a times the unsigned bytes 0 and 1 of b."""
+    return _dot2(a, _bytes(b)[:2], c)
+
+
+def dot2_high(a: Any, b: Any, c: Any) -> Any:
+    """... times the unsigned bytes 2 and 3 of b."""
+    return _dot2(a, _bytes(b)[2:], c)
+
+
+def dot2_low_signed(a: Any, b: Any, c: Any) -> Any:
+    """... times the signed bytes 0 and 1 of b."""
+    return _dot2(a, _bytes(b, signed=True)[:2], c)
+
+
+def dot2_high_signed(a: Any, b: Any, c: Any) -> Any:
+    """... times the signed bytes 2 and 3 of b."""
+    return _dot2(a, _bytes(b, signed=True)[2:], c)
+
+
+def pick_bytes(a: Any, b: Any, index: Any) -> Any:
+    """Nibble k of index says which of the eight bytes of a and b becomes byte k; its bit 3 spreads that byte's sign."""
+    both = _bytes(a) + _bytes(b)
+    picked = []
+    for k in range(4):
+        nibble = int(index) >> 4 * k & 15
+        byte = both[nibble & 7]
+        picked.append((255 if byte & 128 else 0) if nibble & 8 else byte)
+    return np.uint32(int.from_bytes(bytes(picked), "little"))
+
+
+# --- threads ---------------------------------------------------------------------------------------------------
+
+
+class DivergenceError(RuntimeError):
+    """Threads wait for others that will not come."""
+
+
+class _Cancelled(BaseException):
+    """Ends the other threads when one has failed."""
+
+
+@dataclass
+class Launch:
+    """How blocks are run: ``seed`` shuffles the order of threads; ``strict`` checks the use of ``wait_for_inputs``."""
+
+    seed: int | None = None
+    strict: bool = False
+
+
+_launch = Launch()
+
+
+def _taken() -> Any:
+    """A lock for one thread to wait at until another releases it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+class Lane(simulator.BlockThread):  # type: ignore[misc]
+    """A thread of a block.  It runs from :meth:`resume` until it waits or ends, and then lets the block go on."""
+
+    def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
+        super().__init__(body, block, grid_point, point, False)
+        self.block = block
+        self.turn = _taken()
+        self.place = ""  # where it waits: "" while it runs, "end" when it has ended
+        self.given: Any = None
+        self.law: Law | None = None
+        self.result: Any = None
+        self.inputs_ready = False
+
+    def resume(self) -> None:
+        self.place = ""
+        if self.ident is None:
+            self.start()
+        else:
+            self.turn.release()
+
+    def wait(self, place: str, given: Any = None, law: Law | None = None) -> Any:
+        """Hand the turn back until the others have come to ``place``; gives this thread's result of ``law``."""
+        self.place, self.given, self.law = place, given, law
+        self.block.go_on()
+        self.turn.acquire()
+        if self.block.cancelled:
+            raise _Cancelled
+        return self.result
+
+    def syncthreads(self) -> None:
+        self.wait("syncthreads")
+
+    def run(self) -> None:
+        try:
+            # Integers wrap and floats overflow as on a GPU, without a word.
+            with np.errstate(all="ignore"):
+                threading.Thread.run(self)
+            if _launch.strict and not self.inputs_ready:
+                raise RuntimeError("a thread ended without wait_for_inputs()")
+        except _Cancelled:
+            pass
+        except BaseException as error:
+            error.add_note(f"in thread {tuple(self.threadIdx)} of block {tuple(self.blockIdx)}")
+            self.block.error = error
+        finally:
+            self.place = "end"
+            self.block.go_on()
+
+
+class Block(simulator.BlockManager):  # type: ignore[misc]
+    """The threads of one block: each runs until it waits, then those that all came to one place go on, and so forth."""
+
+    def run(self, grid_point: tuple[int, ...], *args: Any) -> None:
+        self.turn = _taken()
+        self.queue: deque[Lane] = deque()
+        self.error: BaseException | None = None
+        self.cancelled = False
+        simulator._get_kernel_context().shared._allocations.clear()
+        nx, ny, nz = self._block_dim
+        points = [(x, y, z) for z in range(nz) for y in range(ny) for x in range(nx)]
+        lanes = [Lane(self, lambda: self._f(*args), grid_point, point) for point in points]
+        rng = None if _launch.seed is None else np.random.default_rng([_launch.seed, *grid_point])
+        ready = lanes
+        try:
+            while ready:
+                self.queue.extend(ready if rng is None else [ready[k] for k in rng.permutation(len(ready))])
+                self.go_on()
+                self.turn.acquire()
+                if self.error:
+                    raise self.error
+                ready = self._released(lanes)
+        finally:
+            self.cancelled = True
+            for lane in lanes:
+                if lane.ident is not None:
+                    if lane.place != "end":
+                        lane.resume()
+                    lane.join()
+
+    def go_on(self) -> None:
+        """Called by the thread that has the turn: gives it to the next one, or back to :meth:`run`."""
+        if self.cancelled:
+            return
+        if self.queue and not self.error:
+            self.queue.popleft().resume()
+        else:
+            self.turn.release()
+
+    def _released(self, lanes: list[Lane]) -> list[Lane]:
+        """The threads that can go on."""
+        ready = []
+        for first in range(0, len(lanes), WARP):
+            warp = lanes[first : first + WARP]
+            law = warp[0].law
+            if law and len({lane.place for lane in warp}) == 1 and warp[0].place != "end":
+                if len(warp) < WARP:
+                    raise DivergenceError(f"{warp[0].place} needs whole warps, this block has {len(lanes)} threads")
+                for lane, result in zip(warp, law([lane.given for lane in warp]), strict=True):
+                    lane.result, lane.law = result, None
+                ready += warp
+        living = [lane for lane in lanes if lane.place != "end"]
+        if not ready and all(lane.place == "syncthreads" for lane in living):
+            ready = living
+        if not ready and living:
+            raise DivergenceError(f"block {tuple(living[0].blockIdx)}: " + "; ".join(_report(lanes)))
+        return ready
+
+
+def _report(lanes: list[Lane]) -> Iterator[str]:
+    """Which threads of each warp wait where."""
+    for first in range(0, len(lanes), WARP):
+        warp = lanes[first : first + WARP]
+        places: dict[str, list[str]] = {}
+        for k, lane in enumerate(warp):
+            if k == 0 or warp[k - 1].place != lane.place:
+                last = next((j for j in range(k, len(warp)) if warp[j].place != lane.place), len(warp)) - 1
+                places.setdefault(lane.place, []).append(str(k) if last == k else f"{k}-{last}")
+        words = [f"lanes {', '.join(n)} {'ended' if p == 'end' else f'wait in {p}'}" for p, n in places.items()]
+        yield f"warp {first // WARP}: {', '.join(words)}"
+
+
+# --- exchanges within a warp -----------------------------------------------------------------------------------
+
+
+def _meet(place: str, given: Any, law: Law) -> Any:
+    lane = threading.current_thread()
+    assert isinstance(lane, Lane), f"{place} is called outside of a kernel"
+    return lane.wait(place, given, law)
+
+
+def _xor_law(given: list[Any]) -> list[Any]:
+    return [given[k ^ mask & 31][0] for k, (_, mask) in enumerate(given)]
+
+
+def _from_law(given: list[Any]) -> list[Any]:
+    return [given[source & 31][0] for _, source in given]
+
+
+def _mma_law(given: list[Any]) -> list[tuple[Any, ...]]:
+    """The fragments (a of rows g, g + 8 for each 16 positions; then b) put together, multiplied, and handed out."""
+    halves = len(given[0]) // 3
+    lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.int8)
+    lanes = lanes.reshape(8, 4, 3 * halves, 4)  # g, t, register, byte
+    a = lanes[:, :, : 2 * halves].reshape(8, 4, halves, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 16 * halves)
+    b = lanes[:, :, 2 * halves :].transpose(0, 2, 1, 3).reshape(8, 16 * halves)
+    c = a.astype(np.int32) @ b.astype(np.int32).T
+    return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
+
+
+def mma32(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+    """16 weight rows times 8 activation rows over 32 positions, int32."""
+    return _meet("mma32", (a0, a1, a2, a3, b0, b1), _mma_law)
+
+
+def mma16(a0: Any, a1: Any, b0: Any) -> Any:
+    """The same over 16 positions."""
+    return _meet("mma16", (a0, a1, b0), _mma_law)
+
+
+def _mma_half_law(given: list[Any]) -> list[tuple[Any, ...]]:
+    lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.float16)
+    lanes = lanes.reshape(8, 4, 6, 2).astype(np.float64)  # g, t, register, half
+    a = lanes[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
+    b = lanes[:, :, 4:].transpose(0, 2, 1, 3).reshape(8, 16)
+    c = (a @ b.T + 0.0).astype(np.float32)
+    return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
+
+
+def mma_half(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+    """16 rows times 8 columns over 16 positions of float16, float32."""
+    return _meet("mma_half", (a0, a1, a2, a3, b0, b1), _mma_half_law)
+
+
+def lane_xor(x: Any, lane: Any) -> Any:
+    """x, float32, of the lane whose number differs in the bits of ``lane``."""
+    return _meet("lane_xor", (np.float32(x), int(lane)), _xor_law)
+
+
+def lane_xor_int(x: Any, lane: Any) -> Any:
+    """The same for int32."""
+    return _meet("lane_xor_int", (_int32(x), int(lane)), _xor_law)
+
+
+def lane_from(x: Any, lane: Any) -> Any:
+    """x, float32, of that lane."""
+    return _meet("lane_from", (np.float32(x), int(lane)), _from_law)
+
+
+def lanes_max(x: Any) -> Any:
+    """The largest x, int32, of the warp."""
+    return _meet("lanes_max", _int32(x), lambda given: [max(given)] * WARP)
+
+
+def pointer(array: np.ndarray) -> Pointer:
+    """The pointer to element 0."""
+    return Pointer(array)
+
+
+def wait_for_inputs() -> None:
+    """Kernels run one after the other here; only that it is called, and before the first write, is checked."""
+    lane = threading.current_thread()
+    if isinstance(lane, Lane):
+        lane.inputs_ready = True
+
+
+def let_next_begin() -> None:
+    """Nothing: the next kernel begins when this one has ended."""
+
+
+def hold(x: Any, never: Any) -> None:
+    """Nothing: Python computes where it is told to."""
+    if never:
+        raise RuntimeError("hold: never is not 0")
+
+
+# --- the scalar functions --------------------------------------------------------------------------------------
+
+
+@njit(types.float32(types.float32, types.float32, types.float32))
+def fma(a, b, c):  # type: ignore[no-untyped-def]
+    return numerics.fma(a, b, c)
+
+
+@njit(types.int32(types.float32))
+def float_bits(x):  # type: ignore[no-untyped-def]
+    return numerics.float_bits(x)
+
+
+@njit(types.float32(types.int32))
+def bits_float(i):  # type: ignore[no-untyped-def]
+    return numerics.bits_float(i)
+
+
+@njit(types.float32(types.uint16))
+def half_to_float(h):  # type: ignore[no-untyped-def]
+    return numerics.half_to_float(h)
+
+
+@njit(types.uint16(types.float32))
+def float_to_half(x):  # type: ignore[no-untyped-def]
+    return numerics.float_to_half(x)
+
+
+_compiled_call = Dispatcher.__call__
+_returns: dict[tuple[Any, ...], Any] = {}
+
+
+def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls of ``@njit`` functions from Python.
+
+    Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but give NumPy scalars of the
+    declared type: Numba makes Python numbers of them, and those would be added and multiplied in float64.
+    """
+    module = self.py_func.__module__
+    inside = isinstance(threading.current_thread(), Lane)
+    if module in ("engine.numerics", __name__) or (inside and module.startswith("engine.cpu.")):
+        return _declared(_return_type(self, args, _compiled_call(self, *args, **kwargs)))
+    return self.py_func(*args, **kwargs) if inside else _compiled_call(self, *args, **kwargs)
+
+
+def _return_type(function: Any, args: tuple[Any, ...], value: Any) -> tuple[Any, Any]:
+    key = (function, *map(type, args))
+    type_ = _returns.get(key)
+    if type_ is None:
+        overloads = {entry.signature.return_type for entry in function.overloads.values()}
+        if len(overloads) > 1:
+            overloads = {function.overloads[tuple(map(function.typeof_pyval, args))].signature.return_type}
+        (type_,) = overloads
+        if all(isinstance(arg, (np.generic, float)) for arg in args):
+            _returns[key] = type_
+    return type_, value
+
+
+def _declared(typed: tuple[Any, Any]) -> Any:
+    type_, value = typed
+    if isinstance(type_, types.BaseTuple):
+        return tuple(map(_declared, zip(type_, value, strict=True)))
+    return as_dtype(type_).type(value) if isinstance(type_, types.Number) else value
+
+
+# --- running ---------------------------------------------------------------------------------------------------
+
+
+def _unset(shape: Any, dtype: Any) -> np.ndarray:
+    array = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+    array.reshape(-1).view(np.uint8)[:] = 0xFF
+    return array
+
+
+class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
+    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
+        return _unset(shape, dtype)
+
+
+class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
+    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
+        """The block's array of this call in the source; shape 0 is the memory asked for at the launch."""
+        if np.shape(shape) == () and shape == 0:
+            return super().array(shape, np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype))
+        frame = sys._getframe(1)
+        place = (frame.f_code, frame.f_lasti)
+        if place not in self._allocations:
+            self._allocations[place] = _unset(shape, dtype)
+        return self._allocations[place]
+
+
+class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
+    """``cuda`` as kernels see it."""
+
+    def __init__(self, grid_dim: Any, block_dim: Any, dynshared_size: int) -> None:
+        super().__init__(grid_dim, block_dim, dynshared_size)
+        self._local, self._shared = _Local(), _Shared(dynshared_size)
+
+    def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
+        _meet("syncwarp", None, lambda given: given)
+
+
+if config.ENABLE_CUDASIM:
+    simulator.BlockManager = Block
+    simulator.FakeCUDAModule = _Module
+    Dispatcher.__call__ = _call  # type: ignore[method-assign, assignment]
+
+
+@contextmanager
+def _launching(launch: Launch) -> Iterator[None]:
+    global _launch
+    before, _launch = _launch, launch
+    try:
+        yield
+    finally:
+        _launch = before
+
+
+def _argument(type_: Any, value: Any, name: str) -> Any:
+    """What the kernel gets: a Pointer to the array's own memory, or a NumPy scalar."""
+    if not isinstance(type_, types.CPointer):
+        return as_dtype(type_).type(value)
+    dtype = as_dtype(type_.dtype)
+    if value is None:
+        return Pointer(np.empty(0, dtype), name=name)
+    if isinstance(value, Pointer):
+        return value
+    if not value.flags.c_contiguous:
+        raise ValueError(f"{name}: the array must be contiguous")
+    return Pointer(value.reshape(-1).view(dtype), name=name)
+
+
+def run(
+    specialization: "Specialization",
+    grid: int | tuple[int, ...],
+    block: int | tuple[int, ...],
+    args: Sequence[Any],
+    *,
+    seed: int | None = None,
+    strict: bool = True,
+) -> None:
+    """Run a kernel on contiguous NumPy arrays of any shape (written in place; read as the pointers' element type, whatever
+    theirs; None for a pointer that is not used) and numbers.
+
+    ``seed``: threads take their turns in a shuffled order; a result that depends on it lacks a ``syncthreads``.
+    ``strict``: every thread must call ``wait_for_inputs``, and before it writes.
+    Raises IndexError, ValueError or DivergenceError for what the head of this file lists.
+    """
+    if not config.ENABLE_CUDASIM:
+        raise RuntimeError("set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in the simulator")
+    declared = specialization.kernel.arguments
+    function = specialization.function
+    names = list(inspect.signature(function.py_func).parameters)
+    if not len(declared) == len(args) == len(names):
+        raise TypeError(f"{specialization.name} takes {len(names)} arguments ({len(declared)} types), not {len(args)}")
+    values = [_argument(type_, value, name) for type_, value, name in zip(declared, args, names, strict=True)]
+    with _launching(Launch(seed, strict)):
+        function[grid, block, 0, specialization.shared](*values)

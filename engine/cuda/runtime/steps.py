@@ -1,0 +1,271 @@
+"""Steps on the device: a captured graph of a pass and of the choice of its tokens, launched again and again.
+
+A graph reads its tokens and positions from device memory and leaves the next ones there, so a plain step needs nothing from
+the host, which only launches steps ahead of time and reads the tokens as they come.  A step with drafts is one graph as well:
+drafts that the host has found are copied in by its first kernel; those of a draft model on the same device are made by its
+first kernels, passes of that model that hand their tokens to one another and to the target.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.cuda import accept, sample
+from engine.cuda.runtime.device import Graph
+from engine.decode.sampler import Sampler
+from engine.errors import DeviceError
+from engine.speculative.params import SpeculationParams
+from engine.speculative.proposal import Proposal
+from engine.speculative.steps import ModelSteps, Step
+
+if TYPE_CHECKING:
+    from engine.cuda.backend import Backend
+    from engine.speculative.draft_model import DraftModel
+    from engine.speculative.mtp import MTPDraft
+
+AHEAD = 4
+"""Plain steps that are launched before the token of the first of them is read."""
+
+AHEAD_DRAFTED = 2
+"""The same for steps whose drafts are made on the device."""
+
+POLL_SECONDS = 5e-5
+"""How long the host sleeps when a token is not there yet and further steps are under way anyway."""
+
+
+class DeviceSteps(ModelSteps):
+    """Steps of one model on one GPU: ``begin``, then ``start`` and ``take`` by turns; some steps may be started before the
+    first is taken, as long as none of them has drafts of the host."""
+
+    ahead = AHEAD
+    ahead_drafted = AHEAD_DRAFTED
+
+    def __init__(self, ops: "Backend", model: Any) -> None:
+        self._ops = ops
+        self._device = ops.device
+        self._model = model
+        self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, model.cache.n_ctx)
+        self._history = ops.zeros((model.cache.n_ctx,), np.int32)
+        self._host_drafts, self._host_drafts_address = ops.device.pinned((accept.MOST_ROWS,), np.int32)
+        self._graphs: dict[tuple[Any, ...], Graph] = {}
+        self._drafting: DeviceDrafts | None = None
+        self._known: list[int] = []
+        self._started: deque[Proposal] = deque()
+        self._turn = object()
+
+    def prepare(self, sampler: Sampler, params: SpeculationParams) -> "DeviceSteps":
+        """Choose tokens as ``sampler`` does from now on, and accept drafts as ``params`` says."""
+        self._sampler = sampler
+        self._params = params
+        return self
+
+    @property
+    def _kind(self) -> tuple[bool, bool, str]:
+        """What a graph depends on, beside its rows: greedy, with changes of logits, how drafts are accepted."""
+        p = self._sampler.params
+        return p.greedy, sample.edits(p), "exact" if p.greedy else self._params.accept
+
+    def drafts_here(self, draft: "DraftModel | MTPDraft") -> bool:
+        """Whether a model makes its drafts as part of a step."""
+        return draft.ops.name == "cuda" and draft.ops.device is self._device
+
+    def begin(self, known: Sequence[int]) -> object:
+        """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
+        self._known = list(known)
+        self._started.clear()
+        self._turn = object()
+        first, write = len(known) - 1, self._device.write
+        write(self._ops.tokens.address, np.array([known[-1]], np.int32))
+        write(self._ops.positions.address, np.arange(first, first + accept.MOST_ROWS, dtype=np.int32))
+        write(self._history.address, np.asarray(known, np.int32))
+        self._chooser.begin(self._sampler, self._params.accept, self._params.accept_p_min)
+        if self._drafting is not None:
+            self._drafting.begin(self._sampler)
+        return self._turn
+
+    def start(self, proposal: Proposal) -> None:
+        """Launch a step that reads the last known token and the drafts."""
+        # Where it begins depends on what the steps under way give, but it ends here at the latest.
+        end = len(self._known) + self._under_way() + len(proposal)
+        self._model.reserve(end)
+        if proposal.device_draft is not None:
+            graph = self._draft_graph(proposal.device_draft, proposal.count, end)
+        elif proposal.tokens:
+            self._host_drafts[: len(proposal)] = proposal.tokens
+            graph = self._graph(1 + len(proposal))
+        else:
+            graph = self._graph(1)
+        self._started.append(proposal)
+        graph.launch()
+
+    def _under_way(self) -> int:
+        """The most tokens that the steps under way can give."""
+        return sum(1 + len(proposal) for proposal in self._started)
+
+    def take(self) -> Step:
+        """The result of the first step that was not taken yet; waits for it."""
+        proposal = self._started.popleft()
+        # Without further steps under way the device would stand still while the host sleeps.
+        pause = POLL_SECONDS if self._started else 0
+        while not self._chooser.ready():
+            # is_idle raises where a kernel has failed.
+            if self._device.is_idle() and not self._chooser.ready():
+                raise DeviceError(
+                    f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
+                )
+            time.sleep(pause)
+        tokens = self._chooser.take()
+        self._model.cache.advance(len(self._known) - 1, 1 + len(proposal))
+        if proposal.device_draft is not None and self._drafting is not None:
+            self._drafting.draft.keep(self._known, proposal.count, tokens)
+        self._known += tokens
+        self._model.cache.truncate(len(self._known) - 1)
+        return Step(tokens)
+
+    def end(self, turn: object = None) -> None:
+        """No further step will be asked for; those under way are waited for.  Nothing if another answer has begun since."""
+        if turn is not None and turn is not self._turn:
+            return
+        self._device.synchronize()
+        end = len(self._known) - 1 + self._under_way()
+        for cache in [self._model.cache, *([self._drafting.draft.cache] if self._drafting is not None else [])]:
+            # Unless someone else has begun to use it meanwhile.
+            if cache is not None and cache.length in (len(self._known) - 1, len(self._known) - 2):
+                cache.overwrite(end)
+        self._started.clear()
+
+    # --- graphs ------------------------------------------------------------------------------------------------
+
+    def _graph(self, rows: int) -> Graph:
+        """A step with ``rows`` - 1 drafts of the host."""
+        key = (rows, self._kind)
+        if key not in self._graphs:
+            device, ops = self._device, self._ops
+            ops.plan(self._model.compute, rows, rows)
+            place = accept.place()
+            self._load([place] if rows > 1 else [])
+            with device.capture() as graph:
+                if rows > 1:
+                    n_ctx, state = self._model.cache.n_ctx, (ops.tokens, ops.positions, self._history)
+                    drafts = (self._host_drafts_address, rows - 1, n_ctx)
+                    device.launch(place, 1, 32, [*drafts, *(array.address for array in state)])
+                self._verify(rows, None)
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _draft_graph(self, draft: "DraftModel | MTPDraft", count: int, end: int) -> Graph:
+        """A step, over before position ``end``, with ``count`` drafts that the draft model makes first."""
+        if self._drafting is None or self._drafting.draft is not draft:
+            self._drafting = DeviceDrafts(draft, self._ops.tokens, self._ops.positions, self._history)
+            self._drafting.begin(self._sampler)
+            self._graphs = {key: graph for key, graph in self._graphs.items() if len(key) == 2}
+        drafting = self._drafting
+        if not self._started:
+            drafting.catch_up(self._known)
+        draft.reserve(end)
+        key = (count, self._kind, drafting.scripted)
+        if key not in self._graphs:
+            self._ops.plan(self._model.compute, count + 1, count + 1)
+            kind = self._kind
+            self._load(drafting.kernels(count, *kind))
+            with self._device.capture() as graph:
+                drafting.launch(count, *kind)
+                self._verify(count + 1, drafting.lists(kind[2]))
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _load(self, kernels: Sequence[Any]) -> None:
+        """Compile before a capture begins."""
+        for kernel in [*kernels, *self._chooser.kernels(*self._kind)]:
+            self._device.load(kernel)
+
+    def _verify(self, rows: int, draft_lists: Any) -> None:
+        """A pass and the choice of its tokens, inside a capture."""
+        ops = self._ops
+        plan = ops.plan(self._model.compute, rows, rows)
+        assert plan.result is not None
+        ops.start(plan)
+        logits, stride = plan.result.address, plan.result.shape[-1]
+        state = (ops.tokens.address, ops.positions.address, self._history.address)
+        self._chooser.launch(logits, stride, rows, *state, *self._kind, draft_lists=draft_lists)
+
+
+class DeviceDrafts:
+    """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step,
+    without a way through the host."""
+
+    def __init__(self, draft: "DraftModel | MTPDraft", target_tokens: Any, target_positions: Any, history: Any) -> None:
+        self.draft = draft
+        self._ops = draft.ops
+        self._device = self._ops.device
+        self._target_tokens = target_tokens
+        self._target_positions = target_positions
+        self._history = history
+        self._n_ctx = draft.llm.cache.n_ctx
+        self._tokens, self._positions = self._ops.inputs()
+        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx)
+        self._script = self._ops.zeros((self._n_ctx,), np.int32)
+
+    @property
+    def scripted(self) -> bool:
+        """Whether a script says what is proposed."""
+        return self.draft.script is not None
+
+    @property
+    def _anchored(self) -> bool:
+        return self.draft.anchor is not None
+
+    def begin(self, sampler: Sampler) -> None:
+        """Draw drafts of another answer, as ``sampler`` does."""
+        self._owner = object()
+        self._chooser.begin(self.draft.sampler(sampler), "ratio")
+        if self.draft.script is not None:
+            self._device.write(self._script.address, self.draft.script)
+
+    def catch_up(self, known: Sequence[int]) -> None:
+        """Have the draft source know what it needs before it can go on after ``known``."""
+        self.draft.catch_up(known, self._owner)
+
+    def _plan(self, rows: int) -> Any:
+        return self._ops.plan(self.draft.compute, rows, 1, (self._tokens, self._positions))
+
+    def lists(self, mode: str) -> Any:
+        """Among what the drafts were drawn, where acceptance looks at it."""
+        return self._chooser.lists if mode == "ratio" else None
+
+    def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Any]:
+        """What ``launch`` needs beside the passes, which are recorded here."""
+        for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
+            self._plan(rows)
+        choice = self._chooser.kernels(greedy, with_edit, mode, accept=False)
+        return [accept.begin_draft(self.draft.reads, self._anchored), accept.propose(self.scripted), *choice]
+
+    def launch(self, count: int, greedy: bool, with_edit: bool, mode: str) -> None:
+        """``count`` drafts, inside a capture."""
+        device, ops, n_ctx = self._device, self._ops, self._n_ctx
+        tokens, positions, history = self._tokens.address, self._positions.address, self._history.address
+        anchor = self.draft.anchor.address if self._anchored else 0
+        start = [self._target_positions.address, history, tokens, positions, anchor]
+        device.launch(accept.begin_draft(self.draft.reads, self._anchored), 1, 32, start)
+        for i in range(count):
+            rows = self.draft.reads if i == 0 else 1
+            plan = self._plan(rows)
+            assert plan.result is not None
+            # Kernels of a pass may look at positions before their turn, and here the one before has just written them.
+            device.finish()
+            ops.start(plan)
+            row = (plan.result.address, plan.result.shape[-1], 1, tokens, positions + 4 * (rows - 1), history)
+            self._chooser.launch(*row, greedy, with_edit, mode, accept=False, slot=i)
+            script, out = self._script.address, self._target_tokens.address + 4 * (1 + i)
+            found = self._chooser.found.address
+            arguments = [found, rows - 1, n_ctx, tokens, positions, history, script, out]
+            device.launch(accept.propose(self.scripted), 1, 32, arguments)
+
+
+def drafting_kernels() -> list[Any]:
+    """What steps with drafts launch, beside passes and the choice of tokens."""
+    first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
+    return [accept.place(), *first, accept.propose(False)]

@@ -1,0 +1,1 @@
+"""One answer: the choice of its tokens, and its text as it grows."""

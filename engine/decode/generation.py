@@ -1,0 +1,189 @@
+"""One answer in the making: an iterator of text with a record of what happened."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.decode.sampler import Sampler, logprobs
+from engine.speculative.loop import Speculation
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+
+@dataclass
+class Timings:
+    """Seconds and counts of one answer.
+
+    ``prompt_n`` tokens were computed in ``prompt_s``, after ``cache_n`` that the cache still held; ``predicted_n``
+    tokens came in ``predicted_s``, counted from the end of the prompt; ``first_token_s`` is from the call to the first
+    token.  ``load_s`` and ``compile_s`` are the model's.
+    """
+
+    load_s: float = 0.0
+    compile_s: float = 0.0
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_s: float = 0.0
+    predicted_n: int = 0
+    predicted_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def prompt_per_second(self) -> float:
+        """Prompt tokens per second."""
+        return self.prompt_n / self.prompt_s if self.prompt_s else 0.0
+
+    @property
+    def predicted_per_second(self) -> float:
+        """Generated tokens per second."""
+        return self.predicted_n / self.predicted_s if self.predicted_s else 0.0
+
+
+class Generation:
+    """Iterate it for the text; ``ids``, ``text``, ``logprobs``, ``finish_reason`` and ``timings`` are valid at any time.
+
+    ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
+    while it runs or when it was closed early.  ``ids`` holds the tokens whose text was produced, without the
+    end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: a last token taken
+    back, so that it may turn into a longer one; it is not shown again.  ``speculation`` says what drafts did, where there
+    are any.
+    """
+
+    def __init__(
+        self,
+        llm: "LLM",
+        prompt_ids: list[int],
+        sampler: Sampler,
+        *,
+        max_tokens: int,
+        stop: Sequence[str],
+        ignore_eos: bool,
+        top_logprobs: int,
+        begins_with: str,
+        on_prefill: Callable[[int, int], None] | None,
+        speculation: Speculation | None,
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.ids: list[int] = []
+        self.text = ""
+        self.logprobs: list[dict[str, Any]] = []
+        self.finish_reason: str | None = None
+        self.seed = sampler.seed
+        self.speculation = speculation.statistics if speculation is not None else None
+        self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
+        self._llm = llm
+        self._sampler = sampler
+        self._max_tokens = max_tokens
+        self._stop = [text for text in stop if text]
+        self._ignore_eos = ignore_eos
+        self._top_logprobs = top_logprobs
+        self._begins_with = begins_with
+        self._on_prefill = on_prefill
+        self._speculation = speculation
+        self._pieces = self._run()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End early: no further token is computed."""
+        self._pieces.close()
+
+    def _run(self) -> Generator[str, None, None]:
+        """Tokens, then text, then what may be shown of it."""
+        decoder = self._llm.tokenizer.stream()
+        held = ""
+        for token in self._tokens():
+            held += decoder.feed(token)
+            if len(self.ids) == 1:
+                held = held.removeprefix(self._begins_with)
+            cut, safe = _find_stop(held, self._stop)
+            if cut is not None:
+                self.finish_reason = "stop"
+                yield from self._show(held[:cut])
+                return
+            yield from self._show(held[:safe])
+            held = held[safe:]
+        held += decoder.flush()
+        cut, _ = _find_stop(held, self._stop)
+        if cut is not None:
+            self.finish_reason = "stop"
+            held = held[:cut]
+        yield from self._show(held)
+
+    def _show(self, text: str) -> Iterator[str]:
+        if text:
+            self.text += text
+            yield text
+
+    def _tokens(self) -> Iterator[int]:
+        """Prefill, then one token after another, until one ends the answer."""
+        llm, timings = self._llm, self.timings
+        started = time.perf_counter()
+        logits, timings.cache_n = llm.prefill(self.prompt_ids, self._on_prefill)
+        begun = time.perf_counter()
+        timings.prompt_n = len(self.prompt_ids) - timings.cache_n
+        timings.prompt_s = begun - started
+        history = list(self.prompt_ids)
+        room = llm.n_ctx - len(history)
+        room = room if self._max_tokens < 0 else min(room, self._max_tokens)
+        # It reads the history when its first token is asked for.
+        following = llm.decode(history, self._sampler, room - 1, self._speculation, self._top_logprobs > 0)
+        try:
+            for step in range(room):
+                if step == 0:
+                    choices = self._beginning(logits) if self._begins_with else logits
+                    token = self._sampler.sample(choices, len(history), history)
+                else:
+                    token, logits = next(following)
+                timings.predicted_n += 1
+                timings.predicted_s = time.perf_counter() - begun
+                if step == 0:
+                    timings.first_token_s = time.perf_counter() - started
+                if token in llm.tokenizer.eog_ids and not self._ignore_eos:
+                    self.finish_reason = "stop"
+                    return
+                self.ids.append(token)
+                if self._top_logprobs:
+                    self.logprobs.append(_logprob_entry(logits, token, self._top_logprobs))
+                yield token
+                history.append(token)
+            self.finish_reason = "length"
+        finally:
+            following.close()
+
+    def _beginning(self, logits: np.ndarray) -> np.ndarray:
+        """The logits with all tokens ruled out but those whose text begins with ``begins_with``."""
+        tokenizer, prefix = self._llm.tokenizer, self._begins_with.encode()
+        allowed = [i for i in range(logits.size) if tokenizer.token_bytes(i).startswith(prefix)]
+        kept = np.full_like(logits, -np.inf)
+        kept[allowed] = logits[allowed]
+        return kept
+
+
+def _logprob_entry(logits: np.ndarray, token: int, n: int) -> dict[str, Any]:
+    found = logprobs(logits, [token], n)
+    top = [(int(i), float(v)) for i, v in zip(found.top_ids, found.top_values, strict=True)]
+    return {"id": token, "logprob": float(found.values[0]), "top": top}
+
+
+def _find_stop(text: str, stops: Sequence[str]) -> tuple[int | None, int]:
+    """Where the first stop text begins (None if there is none), and how much of ``text`` can be shown: all but an end
+    that might become a stop text."""
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if found:
+        return min(found), 0
+    safe = len(text)
+    for stop in stops:
+        for n in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:n]):
+                safe = min(safe, len(text) - n)
+                break
+    return None, safe

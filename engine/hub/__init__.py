@@ -1,0 +1,1 @@
+"""Models by name: which there are, where they lie, and how they are fetched."""

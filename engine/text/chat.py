@@ -1,0 +1,189 @@
+"""Chat templates: messages to the text, and the token ids, that a model was trained to answer.
+
+The template language and its limits are in :mod:`engine.text.sandbox`; it is loaded when a template is first used.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import TemplateError
+from engine.text.chat_templates import TEMPLATES
+from engine.text.marked import MarkedText, trusted
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Metadata
+
+if TYPE_CHECKING:
+    from engine.text.sandbox import Template
+
+__all__ = ["TEMPLATES", "ChatTemplate", "Message"]
+
+Message = Mapping[str, Any]
+
+KEY = "tokenizer.chat_template"
+MAX_DEPTH = 64
+
+# Some templates spell a control token out of a role, as in '<|' + role + '|>': role names may be part of one.
+ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "ipython", "model", "observation"))
+
+
+class ChatTemplate:
+    """How one model wants a conversation written; ``source`` is Jinja, run as ``transformers`` runs it.
+
+    Everything in messages, tools and further values is plain text: whatever it spells, no character of it becomes part
+    of a control token. Control tokens come from the template's own text, ``bos_token`` and the like, and role names.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer, origin: str = "the chat template") -> None:
+        self.source = source
+        self.tokenizer = tokenizer
+        self.origin = origin
+        self._lock = Lock()
+
+    @classmethod
+    def from_gguf(cls, gguf: Metadata, tokenizer: Tokenizer) -> "ChatTemplate | None":
+        """The template in the file's metadata, None where it has none. It is compiled, and can fail, on first use."""
+        source = gguf.metadata.get(KEY)
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise TemplateError(f"{gguf.path}: {KEY} must be a string, not {type(source).__name__}")
+        return cls(source, tokenizer, f"{gguf.path}: {KEY}")
+
+    @classmethod
+    def from_source(cls, source: str, tokenizer: Tokenizer) -> "ChatTemplate":
+        """A template given as text; raises TemplateError if it cannot be compiled."""
+        template = cls(source, tokenizer)
+        template.compile()
+        return template
+
+    @classmethod
+    def load(cls, name_or_path: str, tokenizer: Tokenizer) -> "ChatTemplate":
+        """A built-in template by its name (one of ``TEMPLATES``), or one in a file; raises TemplateError."""
+        if name_or_path in TEMPLATES:
+            return cls.from_source(TEMPLATES[name_or_path], tokenizer)
+        try:
+            source = Path(name_or_path).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            names = ", ".join(TEMPLATES)
+            problem = "is neither the name of a built-in template nor a Jinja file that can be read; the names are"
+            raise TemplateError(f"{name_or_path!r} {problem} {names}") from None
+        return cls.from_source(source, tokenizer)
+
+    def compile(self) -> None:
+        """Compiles the template now rather than on first use; raises TemplateError."""
+        _ = self._template
+
+    @cached_property
+    def _template(self) -> "Template":
+        from engine.text.sandbox import Template
+
+        return Template(self.source)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
+        """The conversation as one text, for reading; to feed a model use :meth:`encode`.
+
+        ``messages`` are mappings with at least ``role`` and ``content``. ``extra`` goes to the template (``tools``,
+        ``enable_thinking``, …). Raises TemplateError for messages the template refuses, or a template that is broken.
+        """
+        return str.__str__(self._render(messages, add_generation_prompt, extra))
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        known: tuple[str, Sequence[int]] | None = None,
+        **extra: Any,
+    ) -> list[int]:
+        """As :meth:`render`, but token ids, with the model's begin token once if it wants one.
+
+        known: a text and the ids it stands for, as an earlier prompt and its answer.  If the conversation begins with it, it
+        keeps those ids: a model need not have written its answer in the tokens that its tokenizer would choose.
+        """
+        text = self._render(messages, add_generation_prompt, extra)
+        tokenizer = self.tokenizer
+        if known is not None and known[0] and text.startswith(known[0]):
+            rest = text[len(known[0]) :]
+            if tokenizer.add_eos:
+                rest = _without(rest, self._token_text(tokenizer.eos_id), at_end=True)
+            # An answer ends in ordinary text: the tokens of control have been left out of it.
+            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False, continued=True)
+            return [
+                *known[1],
+                *ids,
+                *([tokenizer.eos_id] if tokenizer.add_eos and tokenizer.eos_id is not None else []),
+            ]
+        # The tokenizer adds them: a template that writes them as well would double them.
+        if tokenizer.add_bos:
+            text = _without(text, self._token_text(tokenizer.bos_id), at_end=False)
+        if tokenizer.add_eos:
+            text = _without(text, self._token_text(tokenizer.eos_id), at_end=True)
+        return tokenizer.encode_marked(text, text.marks)
+
+    def _token_text(self, id: int | None) -> str:
+        return self.tokenizer.vocabulary.tokens[id] if id is not None else ""
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool, extra: Mapping[str, Any]) -> MarkedText:
+        vocabulary = self.tokenizer.vocabulary
+        special = {
+            f"{name}_token": trusted(vocabulary.tokens[id])
+            for name in ("bos", "eos", "unk", "pad")
+            if (id := getattr(vocabulary, f"{name}_id")) is not None
+        }
+        count = _Count()
+        values = {
+            "bos_token": "",
+            "eos_token": "",
+            "tools": None,
+            "documents": None,
+            **special,
+            **count.copied(dict(extra)),
+            "messages": [_message(message, i, count) for i, message in enumerate(messages)],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        with self._lock:
+            return self._template.render(values, count.values, count.characters)
+
+
+def _message(message: Message, index: int, count: "_Count") -> dict[str, Any]:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(role, str):
+        raise TemplateError(f"message {index} is no message: give each a role and a content")
+    copied: dict[str, Any] = count.copied(message)
+    if role in ROLES:
+        copied["role"] = trusted(role)
+    return copied
+
+
+class _Count:
+    """Copies values to plain Python ones, which carry no marks and no code, and counts them."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self.characters = 0
+
+    def copied(self, value: Any, depth: int = 0) -> Any:
+        """``value`` with every string, list and mapping copied; raises TemplateError for anything else."""
+        self.values += 1
+        if depth > MAX_DEPTH:
+            raise TemplateError(f"the messages are nested more than {MAX_DEPTH} deep")
+        if isinstance(value, str):
+            self.characters += len(value)
+            return str.__str__(value)
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, Mapping):
+            return {self.copied(key, depth + 1): self.copied(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.copied(item, depth + 1) for item in value]
+        raise TemplateError(f"a message holds a {type(value).__name__}: give text, numbers, lists and mappings only")
+
+
+def _without(text: MarkedText, token: str, at_end: bool) -> MarkedText:
+    """``text`` without the control token it begins or ends with, if it is one."""
+    cut = text.removesuffix(token) if at_end else text.removeprefix(token)
+    marks = text.marks[len(cut) :] if at_end else text.marks[: len(text) - len(cut)]
+    return cut if 0 not in marks else text

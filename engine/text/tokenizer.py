@@ -1,0 +1,255 @@
+"""Text to token ids and back: special tokens, the model's encoder, and decoding that never splits a character."""
+
+import codecs
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from engine.errors import TokenizerError
+from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
+from engine.text.spm import SPACE, SPM
+from engine.text.vocabulary import Metadata, TokenType, Vocabulary, byte_value
+
+__all__ = ["TokenStream", "TokenType", "Tokenizer"]
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+class Tokenizer:
+    """The tokenizer of one model.
+
+    ``n_vocab`` token ids 0..n_vocab-1; ``bos_id`` and ``eos_id`` are None where the model has none. ``add_bos`` and
+    ``add_eos`` say whether :meth:`encode` puts them around a text. Generation ends at any id of ``eog_ids`` and never
+    chooses one of ``suppressed_ids``.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        self.eog_ids, self.suppressed_ids = vocabulary.eog_ids, vocabulary.suppressed_ids
+        self.add_eos = vocabulary.add_eos
+        self.add_bos = bool(vocabulary.add_bos)
+        self._model: BPE | SPM
+        if vocabulary.model == "llama":
+            self._model = SPM(vocabulary)
+        else:
+            pre = pre_tokenizer(vocabulary)
+            # Gemma 4 answers nonsense without it, and files exist that forbid it; llama.cpp insists as well.
+            self.add_bos = (
+                pre.add_bos if vocabulary.add_bos is None else vocabulary.add_bos or vocabulary.pre == "gemma4"
+            )
+            self._model = BPE(vocabulary)
+        for wanted, id, name in ((self.add_bos, self.bos_id, "bos"), (self.add_eos, self.eos_id, "eos")):
+            if wanted and id is None:
+                raise vocabulary.refuse(f"{name}_token_id", f"is missing, but add_{name}_token asks for it")
+        self._special = _SpecialTokens(vocabulary)
+        self._bytes: dict[int, bytes] = {}
+
+    @classmethod
+    def from_gguf(cls, gguf: Metadata) -> "Tokenizer":
+        """The tokenizer of an opened GGUF file (anything with ``path`` and ``metadata``); raises TokenizerError."""
+        return cls(Vocabulary.from_gguf(gguf))
+
+    # --- text to ids -------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """The ids of ``text``.
+
+        ``add_special`` puts the model's begin and end tokens around it, where the model wants them. With
+        ``parse_special`` the text of a control token becomes that token: never use it for text you did not write.
+        """
+        return self._encode(text, None if parse_special else b"", add_special)
+
+    def encode_marked(
+        self, text: str, trusted: bytes, *, add_special: bool = True, continued: bool = False
+    ) -> list[int]:
+        """As :meth:`encode`, but a control token is recognized only where each of its characters is trusted.
+
+        ``trusted`` has one byte per character of ``text``, 1 for what may be part of a control token, else 0; ``continued``:
+        ordinary text comes before it.
+        """
+        if len(trusted) != len(text):
+            raise ValueError(f"{len(trusted)} marks for {len(text)} characters")
+        return self._encode(text, trusted, add_special, continued)
+
+    def _encode(self, text: str, trusted: bytes | None, add_special: bool, continued: bool = False) -> list[int]:
+        # A lone surrogate (from undecodable bytes of a command line) is no character: UTF-8 cannot express it.
+        text = _SURROGATES.sub("\ufffd", text)
+        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        prefix = self.vocabulary.add_space_prefix
+        after_special = not continued
+        for part in self._special.split(text, trusted):
+            if isinstance(part, int):
+                ids.append(part)
+                after_special = True
+            else:
+                ids += self._model.encode(" " + part if prefix and after_special else part)
+                after_special = False
+        if add_special and self.add_eos and self.eos_id is not None:
+            ids.append(self.eos_id)
+        return ids
+
+    # --- ids to text -------------------------------------------------------------------------------------------
+
+    def token_bytes(self, id: int, *, special: bool = False) -> bytes:
+        """The bytes that token ``id`` adds to a text, perhaps only part of a character.
+
+        Control, unknown and unused tokens add nothing unless ``special``. Raises TokenizerError outside the vocabulary.
+        """
+        kind = self.token_type(id)
+        text = self.vocabulary.tokens[id]
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):
+            return text.encode("utf-8") if special else b""
+        data = self._bytes.get(id)
+        if data is None:
+            data = self._bytes[id] = self._text_bytes(text, kind)
+        return data
+
+    def _text_bytes(self, text: str, kind: TokenType) -> bytes:
+        if kind == TokenType.BYTE:
+            return bytes([byte_value(text)])
+        if kind == TokenType.USER_DEFINED:
+            return text.encode("utf-8")
+        if self.vocabulary.model != "gpt2":
+            return text.replace(SPACE, " ").encode("utf-8")
+        try:
+            return bytes([self._byte_values[symbol] for symbol in text])
+        except KeyError:
+            return text.encode("utf-8")  # not written in the byte alphabet: a padding token that calls itself normal
+
+    @cached_property
+    def _byte_values(self) -> dict[str, int]:
+        return {symbol: byte for byte, symbol in byte_alphabet().items()}
+
+    def token_type(self, id: int) -> TokenType:
+        """Raises TokenizerError for an id outside the vocabulary."""
+        if not 0 <= id < self.n_vocab:
+            raise TokenizerError(f"token id {id} is outside the vocabulary of {self.n_vocab} tokens")
+        return TokenType(self.vocabulary.types[id])
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token stored as ``text`` (``"<|im_end|>"``), None where there is none."""
+        return self.vocabulary.index.get(text)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of ``ids``; bytes that form no character become U+FFFD, control tokens nothing unless ``special``.
+
+        The blank that :meth:`encode` put before a text (models with ``add_space_prefix``) is taken off again.
+        """
+        stream = self.stream(special=special, begins_text=True)
+        return "".join([*map(stream.feed, ids), stream.flush()])
+
+    def stream(self, *, special: bool = False, begins_text: bool = False) -> "TokenStream":
+        """A decoder that is fed one id after the other.
+
+        ``begins_text``: the ids are those of a whole text, so the blank that :meth:`encode` put before it is left out;
+        not so for an answer, which continues a prompt.
+        """
+        return TokenStream(self, special, begins_text and self.vocabulary.add_space_prefix)
+
+
+class TokenStream:
+    """Turns ids into text as they come; an incomplete character waits for the ids that complete it.
+
+    The pieces of :meth:`feed` and :meth:`flush` joined are ``data.decode("utf-8", errors="replace")`` of all bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, drop_blank: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._drop_blank = drop_blank
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, id: int) -> str:
+        """The text that is certain once ``id`` has come; raises TokenizerError for an id outside the vocabulary."""
+        data = self._tokenizer.token_bytes(id, special=self._special)
+        if self._drop_blank and data and self._tokenizer.token_type(id) != TokenType.CONTROL:
+            self._drop_blank = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD where a character was never completed. The stream can be used again."""
+        text = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return text
+
+
+class _SpecialTokens:
+    """Finds special tokens in text: control and unknown tokens where they are trusted, user-defined ones anywhere."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        kinds = np.frombuffer(vocabulary.types, np.uint8)
+        special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        ids = [int(id) for id in np.flatnonzero(np.isin(kinds, special))]
+        # Longest first, in bytes: the order in which llama.cpp gives them their share of the text.
+        ids.sort(key=lambda id: -len(vocabulary.tokens[id].encode("utf-8")))
+        self.ids = {vocabulary.tokens[id]: id for id in ids}
+        self.anywhere = {text for text, id in self.ids.items() if kinds[id] == TokenType.USER_DEFINED}
+        # Lengths of the tokens by their first two characters, so that a text is searched in one pass.
+        self.lengths: dict[str, Counter[int]] = {}
+        for text in self.ids:
+            self.lengths.setdefault(text[:2], Counter())[len(text)] += 1
+        firsts = {text[0] for text in self.ids}
+        self.firsts = re.compile("[" + "".join(map(re.escape, sorted(firsts))) + "]") if firsts else None
+
+    def present(self, text: str) -> list[str]:
+        """The special tokens whose text occurs in ``text``, longest first."""
+        if self.firsts is None:
+            return []
+        found: set[str] = set()
+        wanted = dict(self.lengths)
+        for match in self.firsts.finditer(text):
+            at = match.start()
+            for head in (text[at : at + 2], text[at]):
+                lengths = wanted.get(head)
+                if not lengths:
+                    continue
+                new = {token for n in lengths if (token := text[at : at + n]) in self.ids} - found
+                if new:
+                    found |= new
+                    # What has been found need not be looked for again: long runs of blanks stay cheap.
+                    wanted[head] = lengths - Counter(map(len, new))
+        return [token for token in self.ids if token in found] if found else []
+
+    def split(self, text: str, trusted: bytes | None) -> Sequence[str | int]:
+        """``text`` as fragments and the ids of the special tokens between them.
+
+        Each token, the longest first, takes all its occurrences from left to right out of what the earlier ones left.
+        ``trusted`` marks the characters that control tokens may be made of: None for all, empty for none.
+        """
+        spans: list[tuple[int, int, int | None]] = [(0, len(text), None)] if text else []
+        for token in self.present(text):
+            marks = None if token in self.anywhere else trusted
+            if marks == b"":
+                continue
+            pieces: list[tuple[int, int, int | None]] = []
+            for start, end, id in spans:
+                if id is None:
+                    pieces += self._cut(text, token, start, end, marks)
+                else:
+                    pieces.append((start, end, id))
+            spans = pieces
+        return [text[start:end] if id is None else id for start, end, id in spans]
+
+    def _cut(
+        self, text: str, token: str, start: int, end: int, marks: bytes | None
+    ) -> list[tuple[int, int, int | None]]:
+        pieces: list[tuple[int, int, int | None]] = []
+        search = start
+        while (at := text.find(token, search, end)) >= 0:
+            search = at + len(token)
+            if marks is not None and 0 in marks[at:search]:
+                search = at + 1
+                continue
+            if at > start:
+                pieces.append((start, at, None))
+            pieces.append((at, search, self.ids[token]))
+            start = search
+        if start < end:
+            pieces.append((start, end, None))
+        return pieces

@@ -1,0 +1,254 @@
+"""The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and brought into one shape.
+
+Nothing here encodes or decodes: :mod:`engine.text.bpe` and :mod:`engine.text.spm` do, and :mod:`engine.text.tokenizer` joins them.
+Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.errors import TokenizerError
+
+PREFIX = "tokenizer.ggml."
+MODELS = ("gpt2", "gemma4", "llama")
+
+
+class TokenType(IntEnum):
+    """Values of ``tokenizer.ggml.token_type``."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Metadata(Protocol):
+    """The part of a GGUF file that a tokenizer needs."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+# Tokens that have a meaning by their text, for files whose keys do not say so. All of them are control tokens,
+# whatever type the file gives them.
+_EOT_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
+)
+_KEY_TEXTS = {
+    "eot": _EOT_TEXTS,
+    "eom": ("<|eom_id|>",),
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>", "<|code_prefix|>"),
+        "<|prefix|>",
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
+        "<|suffix|>",
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
+        "<|middle|>",
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_EOG_TEXTS = (
+    *_EOT_TEXTS,
+    *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|eom_id|>", "[EOS]", "<eos>", "<turn|>"),
+    *("<|tool_response>", "[e~["),
+)
+_ID_KEYS = ("bos", "eos", "unknown", "padding", *_KEY_TEXTS)
+_EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens and rules of one model.
+
+    ``tokens[id]`` is the text as stored (in GPT-2's byte alphabet for model ``gpt2``), ``index`` its inverse and
+    ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], model ``llama`` only) rank SentencePiece
+    merges, ``merges`` ("left right", best first) those of BPE. ``bos_id`` … are None where the model has no such
+    token. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. ``pre`` is the pre-tokenizer's
+    name, "" where the file gives none.
+    """
+
+    path: Path
+    model: str
+    pre: str
+    tokens: list[str]
+    index: dict[str, int]
+    types: bytes
+    scores: np.ndarray[Any, np.dtype[np.float32]] | None
+    merges: list[str]
+    bos_id: int | None
+    eos_id: int | None
+    unk_id: int | None
+    pad_id: int | None
+    eog_ids: frozenset[int]
+    suppressed_ids: frozenset[int]
+    add_bos: bool | None
+    add_eos: bool
+    add_space_prefix: bool
+
+    @classmethod
+    def from_gguf(cls, gguf: Metadata) -> "Vocabulary":
+        """Reads and checks the metadata; raises TokenizerError naming the key that is wrong."""
+        return _Reader(gguf).vocabulary()
+
+    def refuse(self, key: str, problem: str) -> TokenizerError:
+        return TokenizerError(f"{self.path}: {PREFIX}{key} {problem}")
+
+
+class _Reader:
+    def __init__(self, gguf: Metadata) -> None:
+        self.path = gguf.path
+        self.metadata = gguf.metadata
+
+    def refuse(self, key: str, problem: str) -> TokenizerError:
+        return TokenizerError(f"{self.path}: {PREFIX}{key} {problem}")
+
+    def scalar(self, key: str, kind: type, default: Any = None) -> Any:
+        value = self.metadata.get(PREFIX + key, default)
+        if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise self.refuse(key, f"must be of type {kind.__name__}, not {type(value).__name__}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self.metadata.get(PREFIX + key)
+        if value is None:
+            raise self.refuse(key, "is missing, so the model's text cannot be tokenized; convert the model again")
+        if not isinstance(value, list) or not all(map(str.__instancecheck__, value)):
+            raise self.refuse(key, "must be an array of strings")
+        return value
+
+    def numbers(self, key: str, kinds: str, n: int | None = None) -> np.ndarray[Any, Any] | None:
+        value = self.metadata.get(PREFIX + key)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
+            wanted = "integers" if kinds == "iu" else "numbers"
+            raise self.refuse(key, f"must be an array of {wanted}")
+        if n is not None and len(value) != n:
+            raise self.refuse(key, f"has {len(value)} elements where {PREFIX}tokens has {n}")
+        return value
+
+    def vocabulary(self) -> Vocabulary:
+        model = self.scalar("model", str)
+        if model is None:
+            raise self.refuse("model", "is missing: the file has no tokenizer, use a complete model file")
+        if model not in MODELS:
+            raise self.refuse("model", f"is {model!r}, which this engine does not know; it knows {', '.join(MODELS)}")
+        tokens = self.strings("tokens")
+        if not tokens:
+            raise self.refuse("tokens", "is empty")
+        if "" in tokens:
+            tokens = [text or f"[EMPTY_{id}]" for id, text in enumerate(tokens)]
+        index = {text: id for id, text in enumerate(tokens)}
+        if len(index) != len(tokens):
+            twice = next(id for id, text in enumerate(tokens) if index[text] != id)
+            raise self.refuse("tokens", f"has the text of token {twice} twice, again as token {index[tokens[twice]]}")
+        types = self.types(tokens)
+        ids = self.ids(model, index, types)
+        eog_ids = self.eog(index, types, ids)
+        scores = self.numbers("scores", "fi", len(tokens))
+        if model == "llama":
+            if scores is None:
+                raise self.refuse("scores", "is missing: without it SentencePiece cannot rank merges")
+            if not np.isfinite(scores).all():
+                raise self.refuse("scores", "has values that are not finite")
+        return Vocabulary(
+            path=self.path,
+            model=model,
+            pre="gemma4" if model == "gemma4" else self.scalar("pre", str, ""),
+            tokens=tokens,
+            index=index,
+            types=bytes(types),
+            scores=scores.astype(np.float32) if scores is not None and model == "llama" else None,
+            merges=self.strings("merges") if model != "llama" else [],
+            bos_id=ids["bos"],
+            eos_id=ids["eos"],
+            unk_id=ids["unknown"],
+            pad_id=ids["padding"],
+            eog_ids=eog_ids,
+            suppressed_ids=self.suppressed(len(tokens)),
+            add_bos=self.scalar("add_bos_token", bool, True if model == "llama" else None),
+            add_eos=self.scalar("add_eos_token", bool, False),
+            add_space_prefix=self.scalar("add_space_prefix", bool, model == "llama"),
+        )
+
+    def types(self, tokens: list[str]) -> bytearray:
+        values = self.numbers("token_type", "iu", len(tokens))
+        if values is None:
+            return bytearray([TokenType.NORMAL]) * len(tokens)
+        if values.min() < 0 or values.max() > max(TokenType):
+            raise self.refuse("token_type", f"has values outside 0..{max(TokenType).value}")
+        for id in np.flatnonzero(values == TokenType.BYTE):
+            if _BYTE_TEXT.fullmatch(tokens[id]) is None:
+                raise self.refuse("token_type", f"calls token {id} a byte, but its text is not like <0x41>")
+        return bytearray(values.astype(np.uint8).tobytes())
+
+    def ids(self, model: str, index: dict[str, int], types: bytearray) -> dict[str, int | None]:
+        """The special ids by the name of their key; those found by text instead become control tokens."""
+        n = len(index)
+        # The defaults of the first SentencePiece models; llama.cpp's default of 11 for gpt2 means nothing.
+        ids: dict[str, int | None] = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" and n > 2 else {}
+        for name in _ID_KEYS:
+            key = f"{name}_token_id"
+            value = self.scalar(key, int)
+            if value is not None and not 0 <= value < n:
+                raise self.refuse(key, f"is {value}, outside the vocabulary of {n} tokens")
+            ids[name] = value if value is not None else ids.get(name)
+        for name, texts in _KEY_TEXTS.items():
+            found = next((index[text] for text in texts if text in index), None)
+            if ids[name] is None and found is not None:
+                ids[name] = found
+                types[found] = TokenType.CONTROL
+        return ids
+
+    def eog(self, index: dict[str, int], types: bytearray, ids: dict[str, int | None]) -> frozenset[int]:
+        """The tokens that end generation: those the keys name and those whose text says so.
+
+        ``</s>`` counts only where the file calls it a control token: for Gemma it is HTML (strike-through).
+        """
+        by_text = [index[text] for text in _EOG_TEXTS if text in index]
+        for id in by_text:
+            types[id] = TokenType.CONTROL
+        if types[index.get("</s>", 0)] == TokenType.CONTROL and "</s>" in index:
+            by_text.append(index["</s>"])
+        by_key = [ids[name] for name in _EOG_KEYS]
+        eog = {*by_text, *(id for id in by_key if id is not None)}
+        texts = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>") if text in index}
+        # In these formats <|end|> closes a part of an answer, not the answer.
+        if {"<|return|>", "<|call|>"} <= texts or (texts & {"<|call|>", "<|calls|>"} and "<|flush|>" in texts):
+            eog.discard(index.get("<|end|>", -1))
+        return frozenset(eog)
+
+    def suppressed(self, n: int) -> frozenset[int]:
+        """Tokens that a model is not made to choose, such as those that stand for parts of an image."""
+        values = self.numbers("suppress_tokens", "iu")
+        ids = frozenset() if values is None else frozenset(values.tolist())
+        if outside := [id for id in sorted(ids) if not 0 <= id < n]:
+            raise self.refuse("suppress_tokens", f"has {outside[0]}, outside the vocabulary of {n} tokens")
+        if len(set(ids)) == n:
+            raise self.refuse("suppress_tokens", f"has every one of the {n} tokens, so that none can follow")
+        return ids
+
+
+def byte_value(text: str) -> int:
+    """The byte that a byte token such as ``<0x0A>`` stands for."""
+    return int(text[3:5], 16)

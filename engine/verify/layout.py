@@ -1,0 +1,177 @@
+"""What the CPU and a GPU hold of the same model, laid out alike: activations, chunks of attention, rings, weights."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from engine.cache.kv import LayerCache
+from engine.cache.types import CHUNK, CacheType
+from engine.cpu.attention import first_visible, score, unpack, weigh, weighted_sum
+from engine.cpu.fold import fold
+from engine.cuda.products.quantize import is_wide
+from engine.cuda.products.repack import TILE, repack_rows
+from engine.numerics import exp, sigmoid, softplus
+
+
+def activations(
+    unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the kernels of ``engine/cuda/products/quantize.py`` leave, row by row: q int8 [rows, columns], scales float32
+    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each, in
+    a wide pass float16, 16 sums of 16."""
+    tiles, units = -(-rows // 8), columns // unit
+    scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
+    q = q.view(np.int8)
+    totals: np.ndarray
+    if unit == 256:
+        # tile, unit, v, column, i, h, k, byte: position 64 v + 32 h + 16 k + 4 i + byte
+        q = q.reshape(tiles, units, 4, 8, 4, 2, 2, 4).transpose(0, 3, 1, 2, 5, 6, 4, 7)
+        totals = sums.view(np.int16).reshape(tiles, units, 8, 24).transpose(0, 2, 1, 3)
+        if is_wide(unit, rows):
+            totals = np.ascontiguousarray(totals[..., :16]).view(np.float16)
+    else:
+        # tile, unit, column, i, k, byte: position 16 k + 4 i + byte
+        q = q.reshape(tiles, units, 8, 4, 2, 4).transpose(0, 2, 1, 4, 3, 5)
+        totals = sums.view(np.int32).reshape(tiles, units, 8, 1).transpose(0, 2, 1, 3)
+
+    def by_row(array: np.ndarray) -> np.ndarray:
+        return array.reshape(tiles * 8, -1)[:rows]
+
+    return by_row(q), by_row(scales), by_row(totals)
+
+
+@njit(cache=True, error_model="numpy")
+def chunk_parts(  # type: ignore[no-untyped-def]
+    q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, mass, sums, seen
+):
+    """``engine/cpu/attention.py`` without the joining of chunks: for each chunk that a row sees, counted from the first,
+    maximum and sum in mass [rows, n_head, slots, 2], weighted values in sums [rows, n_head, slots, d_v], and seen
+    [rows, slots]; arguments as for ``attend_quantized``."""
+    rows, n_head, d_k = q.shape
+    group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
+    key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
+    key_floats, value_floats = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
+    unpacked = (key_integers, key_floats)
+    p, dots, scaled = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int32), np.empty(d_k, np.float32)
+    for t in range(rows):
+        position = positions[t]
+        low = first_visible(position, window)
+        for chunk in range(low // CHUNK, position // CHUNK + 1):
+            slot = chunk - low // CHUNK
+            seen[t, slot] = True
+            first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
+            for h in range(n_head):
+                own_keys, own_values = keys[h // group, chunk % chunks], values[h // group, chunk % chunks]
+                if h % group == 0:
+                    unpack(own_keys, own_values, k_bits, v_bits, *unpacked, value_integers, value_floats)
+                score(q[t, h], integers[t, h], scales[t, h], scale, own_keys, k_bits, *unpacked, dots, scaled, p)
+                mass[t, h, slot, 0] = weigh(p, first, last)
+                weighted_sum(p, first, last, value_floats, False, sums[t, h, slot])
+                mass[t, h, slot, 1] = fold(p, CHUNK)
+
+
+@njit(cache=True, error_model="numpy")
+def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
+    """How much of a state stays at each token, and how much of it is learnt (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
+    rows, n_v = alpha.shape
+    out = np.empty((n_v, rows, 2), np.float32)
+    for t in range(rows):
+        for h in range(n_v):
+            out[h, t, 0] = exp(a[h] * softplus(alpha[t, h] + dt[h]))
+            out[h, t, 1] = sigmoid(beta[t, h])
+    return out
+
+
+def chunk_of(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
+    """The chunk of absolute number ``chunk`` of every head: [n_head_kv, ...]."""
+    n_head_kv, chunks, *inside = ring.shape
+    flat = ring.reshape(n_head_kv * chunks, *inside)
+    at = [h * chunks + chunk % chunks for h in range(n_head_kv)]
+    return np.concatenate([gpu.download(flat[i : i + 1]) for i in at])
+
+
+def by_lane(ring: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
+    """A NumPy ring of keys, or of values (``by_position``), as views [n_head_kv, chunks, 64, ...] of what each position has:
+    its elements, or where they are quantized words and scales."""
+    if not kind.quantized:
+        return [ring if by_position else ring.swapaxes(2, 3)]
+    (heads, chunks, words), bits = ring.shape, kind.bits
+    n = words * 2 * bits // (2 * bits + 1)
+    integers, scales = ring[..., :n], ring[..., n:].view(np.uint16)
+    if by_position:
+        return [part.reshape(heads, chunks, CHUNK, -1) for part in (integers, scales)]
+    return [
+        integers.reshape(heads, chunks, -1, CHUNK, 4).swapaxes(2, 3),
+        scales.reshape(heads, chunks, -1, CHUNK).swapaxes(2, 3),
+    ]
+
+
+def stored(ring: np.ndarray, kind: CacheType, by_position: bool, chunks: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """What lies at some places of a NumPy ring: [places, n_head_kv, d], or where it is quantized words and scales, one behind
+    the other."""
+    parts = [part[:, chunks, lanes].swapaxes(0, 1) for part in by_lane(ring, kind, by_position)]
+    flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
+    return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
+
+
+def moved_rings(layer: LayerCache, chunks: int, end: int) -> LayerCache:
+    """The positions before ``end`` that a layer's NumPy rings hold, in rings of ``chunks`` chunks."""
+    at = np.arange(max(0, end - min(layer.keys.shape[1], chunks) * CHUNK), end)
+    rings = []
+    for ring, kind, by_position in ((layer.keys, layer.k_type, False), (layer.values, layer.v_type, True)):
+        out = np.zeros((ring.shape[0], chunks, *ring.shape[2:]), ring.dtype)
+        pairs = zip(by_lane(ring, kind, by_position), by_lane(out, kind, by_position), strict=True)
+        for mine, theirs in pairs:
+            theirs[:, at // CHUNK % chunks, at % CHUNK] = mine[:, at // CHUNK % ring.shape[1], at % CHUNK]
+        rings.append(out)
+    return replace(layer, keys=rings[0], values=rings[1], chunks=chunks)
+
+
+def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """What two rings by position hold of positions first .. first + count - 1, as far as both still do."""
+    end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
+    kept = range(max(0, end - min(count, *lengths)), end)
+    rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
+    return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
+
+
+def moved_ring(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -> np.ndarray:
+    """The last ``count`` positions before ``end`` of a ring, in a ring of another length."""
+    out = np.zeros(shape, ring.dtype)
+    for p in range(max(0, end - count), end):
+        out[p % shape[0]] = ring[p % ring.shape[0]]
+    return out
+
+
+def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
+    """What recurrent layers, and the layer that drafts, know after ``length`` tokens: names and arrays."""
+    for what, ring, back in model.rings():
+        n = int(ring.shape[0])
+        for p in range(max(0, length - back), length):
+            yield f"{what}, position {p}", ops.download(ring[p % n : p % n + 1])[0]
+
+
+def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a pass after position ``length`` - 1 can see of a layer's NumPy rings, whatever their length: keys
+    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words where they are quantized."""
+    first = max(0, length - layer.window) if layer.window else 0
+    at = np.arange(first, length)
+    place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
+    keys = stored(layer.keys, layer.k_type, False, place, lane)
+    return keys, stored(layer.values, layer.v_type, True, place, lane)
+
+
+def same_weights(gpu: Any, pair: Any) -> bool:
+    """Whether a matrix in device memory (``pair.gpu``) has the bytes of the file's (``pair.cpu``)."""
+    weight, memory, row_bytes = pair.cpu, pair.gpu.memory, pair.cpu.data.shape[1]
+    step = TILE * max(1, (16 << 20) // (TILE * row_bytes))
+    for row in range(0, weight.rows, step):
+        part = weight.part(row, row + step)
+        law = repack_rows(weight.format, part) if weight.format.quantized else part
+        if not np.array_equal(gpu.device.read(memory.address + row * row_bytes, law.shape, np.uint8), law):
+            return False
+    return True

@@ -1,0 +1,513 @@
+"""A model on the CPU and on a GPU side by side: every operation runs on both, and what each kernel wrote is compared.
+
+A pass is computed by the architecture's own code, on pairs: of arrays, of weights, of caches.  Every operation is called on
+both backends; the GPU's kernels are started one by one, each waited for, so that an error, and a bit that differs, has a
+name.  All earlier results being equal, the inputs of an operation are, too: the first kernel that differs is at fault, unless
+it is right when it gets the CPU's inputs in fresh memory (:class:`Difference`).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine.cache.kv import STEP_ROWS, KVCache, LayerCache
+from engine.cache.recurrent import RecurrentLayer
+from engine.cache.types import CHUNK
+from engine.cuda.products.quantize import is_wide
+from engine.cuda.runtime.tensor import Attended, Deferred, Launch
+from engine.models.mtp import MTP
+from engine.models.rotary import Rotary
+from engine.models.weights import Weight
+from engine.verify.layout import (
+    activations,
+    chunk_of,
+    chunk_parts,
+    delta_gates,
+    kept_rows,
+    moved_ring,
+    moved_rings,
+    same_weights,
+    stored,
+)
+
+f32 = np.float32
+
+CHUNK_PARTS = ("largest score and sum", "weighted values")
+"""What attention leaves of each chunk, until the chunks are joined."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One value on both devices.  ``name``: of a weight, as its layer calls it; ``computed``: the result of an operation;
+    ``parts``: the inputs of a result that the GPU computes where it is used, by the names that it has for them."""
+
+    cpu: Any
+    gpu: Any
+    name: str = ""
+    computed: bool = False
+    parts: tuple[tuple[str, "Pair"], ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self.cpu.size)
+
+    def __getitem__(self, rows: slice) -> "Pair":
+        return replace(self, cpu=self.cpu[rows], gpu=self.gpu[rows])
+
+    def reshape(self, *shape: int) -> "Pair":
+        """The same elements under another shape."""
+        return replace(self, cpu=self.cpu.reshape(shape), gpu=self.gpu.reshape(*shape))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where something was computed; ``layer`` is None before the first layer and after the last."""
+
+    layer: int | None
+    operation: str
+    tensors: str
+    kernel: str
+    variant: str
+
+    def __str__(self) -> str:
+        layer = "outside of the layers" if self.layer is None else f"layer {self.layer}"
+        return f"{layer}, {self.operation} {self.tensors}".rstrip() + f", kernel {self.variant}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """Two arrays that must have the same bits, where ``where`` (None: everywhere); ``what`` they are."""
+
+    what: str
+    cpu: np.ndarray
+    gpu: np.ndarray
+    where: np.ndarray | None = None
+
+    @property
+    def values(self) -> int:
+        """Number of values compared."""
+        return self.cpu.size if self.where is None else int(np.broadcast_to(self.where, self.cpu.shape).sum())
+
+    @property
+    def differing(self) -> np.ndarray:
+        """For each value how many of its bits differ."""
+        bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))
+        return bits if self.where is None else bits * self.where
+
+    def show(self) -> str:
+        """The first value that differs, in hexadecimal and decimal."""
+        differing = self.differing
+        index = tuple(int(i) for i in np.argwhere(differing)[0])
+        lines = [
+            f"{self.what}{list(index)} differs, as do {np.count_nonzero(differing)} of {self.values} values in all:"
+        ]
+        for device, array in (("CPU", self.cpu), ("GPU", self.gpu)):
+            value = array[index]
+            lines.append(f"  {device}  0x{int(_bits(value)):0{2 * value.itemsize}x}  {value!s}")
+        return "\n".join(lines)
+
+
+class Difference(Exception):
+    """Bits that differ: ``site`` and ``check`` say where and which, ``verdict`` what a second look at the kernel showed."""
+
+    def __init__(self, site: Site | None, check: Check, verdict: str) -> None:
+        super().__init__(f"{site or 'whole pass'}: {check.show()}\n{verdict}")
+        self.site, self.check, self.verdict = site, check, verdict
+
+
+def _as_list(returned: Any) -> list[Any]:
+    """The results of an operation: none, one, or several."""
+    return returned if isinstance(returned, list) else [] if returned is None else [returned]
+
+
+def _bits(x: Any) -> Any:
+    """A NumPy array or scalar as unsigned integers."""
+    return np.ascontiguousarray(x).view(f"u{np.dtype(x.dtype).itemsize}").reshape(np.shape(x))
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------
+
+
+def join(cpu: Any, gpu: Any, name: str = "") -> Any:
+    """Two models' attributes of the same name as one: arrays and weights become pairs, what holds them is copied."""
+    if isinstance(cpu, (np.ndarray, Weight)):
+        return Pair(cpu, gpu, name)
+    if isinstance(cpu, (list, tuple)):
+        return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
+    if is_dataclass(cpu) or isinstance(cpu, (KVCache, Rotary, MTP)):
+        both = copy.copy(cpu)
+        for field, value in vars(cpu).items():
+            object.__setattr__(both, field, join(value, vars(gpu)[field], field))
+        return both
+    return cpu
+
+
+def take(value: Any, of: Callable[[Pair], Any]) -> Any:
+    """``value`` with each pair in it replaced by ``of(pair)``: the reverse of ``join``."""
+    if isinstance(value, Pair):
+        return of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(take(v, of) for v in value)
+    if is_dataclass(value):
+        one = copy.copy(value)
+        for field, inside in vars(value).items():
+            object.__setattr__(one, field, take(inside, of))
+        return one
+    return value
+
+
+def _cpu_side(pair: Pair) -> Any:
+    # Some operations of the CPU work in place, and a pair has to keep what it was.
+    return pair.cpu.copy() if pair.computed else pair.cpu
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What an operation that attends is given: the cache, ``last``, the position up to which each row sees it, and how far
+    back; ``stores``: it appends keys and values at these positions."""
+
+    heads: Any
+    q: Any
+    cache: Any
+    last: Any
+    window: int
+    stores: bool
+
+    @classmethod
+    def of(cls, name: str, args: Sequence[Any]) -> "Attention | None":
+        """The arguments of ``attention`` or ``attend_past``; None for other operations."""
+        if name == "attention":
+            heads, q, _, _, cache, last, _ = args
+            return cls(heads, q, cache, last, cache.window, True)
+        if name == "attend_past":
+            heads, q, cache, _, last, _, window = args
+            return cls(heads, q, cache, last, window, False)
+        return None
+
+
+# --- operations on both ----------------------------------------------------------------------------------------
+
+
+class Lockstep:
+    """A backend of pairs, and the passes of a model on it.
+
+    cpu, gpu: the same model (``engine.models.base.Model``) on either device; note: called with every comparison.
+    """
+
+    def __init__(self, cpu: Any, gpu: Any, note: Callable[[Site, Check], None]) -> None:
+        self._cpu, self._gpu = cpu, gpu
+        self._note = note
+        self._layer: int | None = None
+        self._model = copy.copy(cpu)
+        for field, value in vars(cpu).items():
+            if field not in ("config", "gguf", "ops", "mtp"):
+                setattr(self._model, field, join(value, vars(gpu)[field], field))
+        self._model.ops = self
+        self._model.block = self._block
+        if cpu.mtp is not None:
+            self._model.mtp = join(cpu.mtp, gpu.mtp)
+            self._model.mtp.belong(self._model)
+
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+        """One pass on both: the logits of the last ``n_logits`` rows, which are equal.  Raises Difference."""
+        for model in (self._cpu, self._gpu):
+            model.prepare(int(positions[0]), tokens.size)
+        ids, places = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
+        logits = self._model.compute(ids, places, n_logits)
+        return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
+
+    def draft(self, token: int, position: int) -> None:
+        """One pass of the layer that drafts, behind the tokens in the cache.  Raises Difference."""
+        for model in (self._cpu, self._gpu):
+            model.reserve(position + 1)
+        given = [np.array([value], np.int32) for value in (token, position)]
+        self._model.mtp.compute(*(Pair(x, self._gpu.ops.upload(x)) for x in given), 1)
+
+    def _block(self, il: int, x: Any, positions: Any) -> Any:
+        self._layer = il
+        try:
+            return type(self._model).block(self._model, il, x, positions)
+        finally:
+            self._layer = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return partial(self._operate, name)
+
+    def _operate(self, name: str, *args: Any) -> Any:
+        """An operation on both devices: a pair, or a list of pairs."""
+        mirror, inner = copy.copy(self._cpu.ops), []
+
+        def attend(q: np.ndarray, *rest: Any) -> np.ndarray:
+            inner.append(q)
+            return type(mirror).attend(mirror, q, *rest)
+
+        def convolved(net: Any, x: np.ndarray, *rest: Any) -> Any:
+            parts = type(mirror).convolved(mirror, net, x, *rest)
+            inner.append(np.concatenate([part.reshape(len(x), -1) for part in parts], 1))
+            return parts
+
+        mirror.attend, mirror.convolved = attend, convolved
+        before = self._remembered(args) if name == "delta_net" else None
+        returned = getattr(mirror, name)(*take(args, _cpu_side))
+        expected = _as_list(returned)
+        given = take(args, lambda pair: pair.gpu)
+        plan = self._record(name, given)
+        results, _ = plan.result
+        tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not Attention.of(name, args))
+        compared: list[Check] = []
+        for launch, checks in self._run(name, args, given, plan, expected, inner):
+            kernel = launch.kernel
+            compared += checks
+            site = Site(self._layer, name, tensors, kernel.kernel.name, kernel.name)
+            for check in checks:
+                self._note(site, check)
+                if check.differing.any():
+                    raise Difference(site, check, self._judge(name, args, expected, inner, check, before))
+        if returned is None:
+            return None
+        pairs = [
+            Pair(c, g, computed=True, parts=self._parts(name, args, g, compared))
+            for c, g in zip(expected, results, strict=True)
+        ]
+        return pairs if isinstance(returned, list) else pairs[0]
+
+    def _parts(
+        self, name: str, args: Sequence[Any], result: Any, compared: Sequence[Check]
+    ) -> tuple[tuple[str, Pair], ...]:
+        """The inputs of a result that the GPU computes where it is used."""
+        if not isinstance(result, Deferred):
+            return ()
+        given = Attention.of(name, args)
+        if not isinstance(result, Attended) or given is None:
+            inputs = (a for a in args if isinstance(a, Pair))
+            return tuple(zip(("first", "second", "gate"), inputs, strict=False))
+        # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
+        mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
+        padded = np.zeros((*sums.shape[:3], result.second.size // (mass.size // 2)), f32)
+        padded[..., : sums.shape[3]] = sums
+        parts = (
+            ("first", Pair(mass, result.first)),
+            ("second", Pair(padded, result.second)),
+            ("positions", given.last),
+        )
+        return (*parts, ("gate", given.q)) if given.heads.gated else parts
+
+    def _record(self, name: str, given: Sequence[Any]) -> Any:
+        """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
+        gpu = self._gpu.ops
+
+        def forward() -> Any:
+            results = _as_list(getattr(gpu, name)(*given))
+            return results, [gpu._plain(result) for result in results]
+
+        return gpu.record(forward)
+
+    def _run(
+        self,
+        name: str,
+        args: Sequence[Any],
+        given: Sequence[Any],
+        plan: Any,
+        expected: list[np.ndarray],
+        inner: list[np.ndarray],
+    ) -> Iterator[tuple[Launch, list[Check]]]:
+        """Start the launches one by one; after each, what it wrote beside what it should have written.
+
+        inner: what the CPU has inside an operation: rotated queries, or what a delta net makes of its inputs.
+        """
+        gpu, attended = self._gpu.ops, Attention.of(name, args)
+        pairs = list(zip(plan.result[1], expected, strict=True))
+        # A result may be written in parts, and what lies in its place may first have been something else.
+        places = [range(tensor.address, tensor.address + array.nbytes) for tensor, array in pairs]
+        written = [(i, out.address) for i, launch in enumerate(plan.launches) for out in launch.outputs]
+        last = [max((i for i, address in written if address in place), default=-1) for place in places]
+        for i, launch in enumerate(plan.launches):
+            done = [pair for pair, end in zip(pairs, last, strict=True) if end == i]
+            results = {tensor.address for tensor, _ in done}
+            gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+            layer = "" if self._layer is None else f" of layer {self._layer}"
+            gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
+            checks = []
+            kind = launch.kernel.kernel.name
+            if name == "remember":
+                checks = self._appended(args[3], args[4].cpu, given[3], launch)
+            elif kind == "convolve":
+                checks = self._convolved(args, launch, inner[0])
+            elif name in ("delta_net", "keep_rows"):
+                checks = self._kept(name, kind, args)
+            elif any(out.address not in results for out in launch.outputs):
+                if attended:
+                    checks = self._inside_attention(attended, given, launch, inner[0])
+                elif name.startswith("matmul"):
+                    x = args[1 if name == "matmul_add" else 0].cpu
+                    if len(launch.outputs) == 3:
+                        unit = int(launch.kernel.constants[0])
+                        checks = self._quantized(unit, x, [gpu.download(out) for out in launch.outputs])
+                    else:
+                        checks = [Check(f"{kind} of x", x, gpu.download(launch.outputs[0]))]
+            checks += [Check("result", array, gpu.download(tensor).reshape(array.shape)) for tensor, array in done]
+            yield launch, checks
+
+    def _quantized(self, unit: int, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
+        rows, columns = x.shape
+        names = ("x as int8", "its scales", "its sums")
+        q, d, s = self._cpu.ops._quantize(x, unit)
+        if is_wide(unit, rows):
+            s = s.astype(np.float16)
+        elif unit == 256:
+            wide = s.reshape(rows, -1, 8, 2).sum(3)
+            s = np.concatenate([s.reshape(rows, -1, 16), wide], 2).reshape(rows, -1).astype(np.int16)
+        else:
+            s = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
+        pairs = zip(names, (q, d, s), activations(unit, rows, columns, *words), strict=True)
+        return [Check(what, a, b) for what, a, b in pairs]
+
+    def _inside_attention(
+        self, attended: Attention, given: Sequence[Any], launch: Launch, queries: np.ndarray
+    ) -> list[Check]:
+        """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
+        gpu, outputs = self._gpu.ops, launch.outputs
+        heads, cache, positions = attended.heads, attended.cache, attended.last.cpu
+        integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
+        if launch.kernel.kernel.name == "rope":
+            checks = [("rotated query", queries)]
+            if cache.k_type.quantized:
+                checks = [("rotated query as int8", integers), ("its scales", scales)]
+            found = [gpu.download(out) for out in outputs]
+            query = [
+                Check(what, mine, np.ascontiguousarray(theirs).view(mine.dtype).reshape(mine.shape))
+                for (what, mine), theirs in zip(checks, found, strict=False)
+            ]
+            return [*query, *self._appended(cache, positions, given[4], launch)] if attended.stores else query
+        rows, d_v = positions.size, cache.d_v
+        if rows > STEP_ROWS:
+            return []  # the rows of several launches, of which each leaves its own
+        slots = outputs[0].size // (2 * rows * heads.n_head)
+        padded = -(-d_v // 32) * 32
+        if [out.size for out in outputs] != [2 * rows * heads.n_head * slots, rows * heads.n_head * slots * padded]:
+            return []
+        mass = np.zeros((rows, heads.n_head, slots, 2), f32)
+        sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
+        seen = np.zeros((rows, 1, slots, 1), np.bool_)
+        rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
+        mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
+        chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
+        found = gpu.download(outputs[0]).reshape(mass.shape)
+        # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
+        parts = gpu.download(outputs[1]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
+        return [
+            Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
+            Check(CHUNK_PARTS[1], sums, parts, seen),
+        ]
+
+    def _appended(self, cache: Any, positions: np.ndarray, device_cache: LayerCache, launch: Launch) -> list[Check]:
+        """What a kernel of rotation has put into the cache, and leaves for attention."""
+        gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
+        appended, checks = [], []
+        for what, tensor, mine, kind, by_position in (
+            ("stored key", device_cache.keys, cache.keys.cpu, cache.k_type, False),
+            ("stored value", device_cache.values, cache.values.cpu, cache.v_type, True),
+        ):
+            theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
+            for i in np.unique(place):
+                theirs[:, place == i] = chunk_of(gpu, tensor, int(i))[:, None]
+            both = ((mine, place % mine.shape[1]), (theirs, np.arange(positions.size)))
+            picked = [stored(ring, kind, by_position, chunk, lanes) for ring, chunk in both]
+            appended.append(_bits(picked[0]).astype(np.uint32))
+            if kind.bits == 16:
+                picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
+            checks.append(Check(what, *picked))
+        words = np.concatenate(appended, axis=2)
+        if launch.outputs and launch.outputs[-1].shape == words.shape:
+            checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
+        return checks
+
+    def _convolved(self, args: Sequence[Any], launch: Launch, y: np.ndarray) -> list[Check]:
+        """What a delta net has ready of all tokens before its state goes from one to the next."""
+        net, _, gates, _, positions = args
+        y_found, gates_found = (self._gpu.ops.download(out) for out in launch.outputs)
+        alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
+        opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
+        return [
+            Check("convolved and normalized", y, y_found),
+            Check("decay and rate", opened, gates_found[:, : positions.size]),
+        ]
+
+    def _kept(self, name: str, kind: str, args: Sequence[Any]) -> list[Check]:
+        """What a kernel of an operation leaves in rings by position."""
+        positions = args[-1].cpu
+        if name == "keep_rows":
+            rings = [("row", args[0])]
+        else:
+            conv, states = ("input", args[3].conv), ("state", args[3].states)
+            rings = {"delta_rule": [states], "keep_rows": [conv]}.get(kind, [conv, states])
+        return [
+            Check(f"kept {what}", *kept_rows(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
+            for what, ring in rings
+        ]
+
+    # --- a second look -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _remembered(args: Sequence[Any]) -> list[np.ndarray]:
+        """What a delta net begins with, in rings of the GPU's lengths: a long pass overwrites it."""
+        net, _, _, memory, positions = args
+        needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
+        return [moved_ring(ring.cpu, ring.gpu.shape, int(positions.cpu[0]), n) for ring, n in needed]
+
+    def _judge(
+        self,
+        name: str,
+        args: Sequence[Any],
+        expected: list[np.ndarray],
+        inner: list[np.ndarray],
+        first: Check,
+        before: list[np.ndarray] | None,
+    ) -> str:
+        """Whether the kernel itself is at fault: the operation again, with the CPU's inputs in memory of their own."""
+        gpu = self._gpu.ops
+        for pair in args:
+            if isinstance(pair, Pair) and isinstance(pair.cpu, Weight) and not same_weights(gpu, pair):
+                return (
+                    f"the weights {pair.cpu.name} in device memory are not those of the file: "
+                    "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
+                )
+        attended = Attention.of(name, args)
+        end = int(attended.last.cpu.max()) + 1 if attended else 0
+
+        def fresh(value: Any) -> Any:
+            """The CPU's value, in new device memory."""
+            if isinstance(value, RecurrentLayer):
+                assert before is not None
+                return RecurrentLayer(*map(gpu.upload, before))
+            if isinstance(value, LayerCache):
+                chunks, both = value.keys.gpu.shape[1], {"keys": value.keys.cpu, "values": value.values.cpu}
+                moved = moved_rings(replace(value, **both), chunks, end)
+                return replace(moved, keys=gpu.upload(moved.keys), values=gpu.upload(moved.values))
+            if isinstance(value, Pair):
+                if isinstance(value.cpu, Weight):
+                    return value.gpu
+                if value.parts:
+                    return replace(value.gpu, **{name: fresh(part) for name, part in value.parts})
+                return gpu.upload(np.ascontiguousarray(value.cpu))
+            return take(value, fresh)
+
+        given = [fresh(a) for a in args]
+        for launch, checks in self._run(name, args, given, self._record(name, given), expected, inner):
+            for check in checks:
+                if check.differing.any():
+                    same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))
+                    how = "in the same way" if same else "in another way"
+                    name = launch.kernel.name
+                    return f"the kernel {name} is at fault: given the CPU's inputs in fresh memory it differs {how}."
+        return (
+            "given the CPU's inputs in fresh memory the same kernel is right: something has overwritten its inputs, or its "
+            "result changes from run to run."
+        )

@@ -1,0 +1,65 @@
+"""The table of ``engine/parity.py``: what was compared, and how many bits differ."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.verify.lockstep import Check, Site
+
+
+@dataclass
+class Line:
+    """A line of the table: what was compared, shapes and layers (each once, in order), values, and bits that differ."""
+
+    compared: dict[str, None] = field(default_factory=dict)
+    shapes: dict[str, None] = field(default_factory=dict)
+    layers: dict[str, None] = field(default_factory=dict)
+    values: int = 0
+    bits: int = 0
+
+
+class Tally:
+    """What was compared: lines of a table, in order, alike ones added up."""
+
+    HEAD = ("operation", "tensors", "kernel", "compared", "shape of a row", "layers", "values", "differing bits")
+
+    def __init__(self, verbose: bool = False) -> None:
+        self.values = 0
+        self._verbose = verbose
+        self._lines: dict[tuple[str, ...], Line] = {}
+
+    def note(self, site: "Site", check: "Check") -> None:
+        """Adds one comparison of a kernel's output."""
+        layer = "-" if site.layer is None else str(site.layer)
+        key = (
+            site.operation,
+            site.tensors,
+            site.variant if self._verbose else site.kernel,
+            layer if self._verbose else "",
+        )
+        self._add(key, check, check.what, " x ".join(map(str, check.cpu.shape[1:])), layer)
+
+    def whole(self, what: str, how: str, check: "Check") -> None:
+        """Adds a comparison of whole passes."""
+        self._add((what, "", "", ""), check, how, "", "-")
+
+    def _add(self, key: tuple[str, ...], check: "Check", what: str, shape: str, layer: str) -> None:
+        line = self._lines.setdefault(key, Line())
+        line.compared[what] = line.shapes[shape] = line.layers[layer] = None
+        values, bits = check.values, int(check.differing.sum())
+        line.values += values
+        line.bits += bits
+        self.values += values
+
+    def table(self) -> Iterator[str]:
+        """The lines, aligned."""
+        rows = [self.HEAD]
+        for (operation, tensors, kernel, _), line in self._lines.items():
+            layers = next(iter(line.layers)) if self._verbose or "-" in line.layers else str(len(line.layers))
+            words = (operation, tensors, kernel, ", ".join(line.compared), ", ".join(line.shapes))
+            rows.append((*words, layers, str(line.values), str(line.bits)))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.HEAD))]
+        for row in rows:
+            cells = (t.rjust(w) if i >= 5 else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
+            yield "  ".join(cells).rstrip()

@@ -1,0 +1,112 @@
+"""Plots of measurements: valid images, and every point where its measurement says."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import plot_depth, plot_roofline, plot_speedup
+from benchmarks.svg import Axis, measurements
+from engine.errors import UsageError
+from engine.gguf.file import read_gguf
+from engine.models.config import ExpertsConfig
+from engine.models.traffic import weight_bytes_per_token
+from engine.synthetic.model import make_model
+from engine.synthetic.shapes import shapes
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def measured(model: str, n_prompt: int, n_gen: int, depth: int, rate: float) -> dict[str, Any]:
+    return {"model": model, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": depth, "avg_ts": rate}
+
+
+TESTS = [
+    *(measured("qwen3-8b Q4_K_M", rows, 0, 0, 500.0 * rows**0.5) for rows in (1, 2, 16, 2048)),
+    measured("qwen3.6-35b-a3b-Q4_K_M", 512, 0, 0, 9000.0),
+    measured("qwen3.6-35b-a3b-Q4_K_M", 512, 0, 8192, 8000.0),
+    measured("qwen3.6-35b-a3b-Q4_K_M", 0, 128, 0, 700.0),
+    measured("qwen3.6-35b-a3b-Q4_K_M", 0, 128, 8192, 650.0),
+]
+
+
+def drawn(image: str, kind: str) -> list[Any]:
+    return ElementTree.fromstring(image).findall(f".//{SVG}{kind}")
+
+
+def test_measurements_are_arrays_or_lines(tmp_path: Path) -> None:
+    array, lines = tmp_path / "array.json", tmp_path / "lines.json"
+    array.write_text(json.dumps(TESTS, indent=2))
+    lines.write_text("\n".join(json.dumps(each) for each in TESTS))
+    assert measurements([str(array)]) == measurements([str(lines)]) == TESTS
+    assert measurements([str(array), str(lines)]) == TESTS + TESTS
+
+
+def test_axes() -> None:
+    assert Axis(1, 100, 50, 250)(10) == pytest.approx(150)
+    assert Axis(0, 4, 300, 100, log=False)(1) == 250
+
+
+@pytest.mark.parametrize("plot", [plot_roofline, plot_depth])
+def test_files_become_an_image(plot: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(TESTS))
+    plot.main([str(file)])
+    names = [text.text for text in drawn(capsys.readouterr().out, "text")]
+    assert {"qwen3-8b Q4_K_M", "qwen3.6-35b-a3b-Q4_K_M"} <= set(names)
+
+
+def test_every_measurement_is_a_point() -> None:
+    # Beside those of the legend.
+    assert len(drawn(plot_roofline.figure(TESTS), "circle")) == 2 + 5
+    assert len(drawn(plot_depth.figure(TESTS), "circle")) == 2 + 8
+    assert drawn(plot_speedup.figure(0.25), "circle")
+
+
+def test_the_operations_of_a_pass() -> None:
+    """... of Qwen3-8B, whose matrices are easily counted, in a format with 34 bytes for 32 weights."""
+    e, ff, layer = 4096, 12288, 2 * 4096 * 4096 + 2 * 1024 * 4096
+    weights, head = 36 * (layer + 3 * e * ff), 151936 * e
+    ((rows, intensity, rate),) = plot_roofline.points([measured("qwen3-8b-Q8_0", 64, 0, 0, 100.0)])["qwen3-8b-Q8_0"]
+    assert rows == 64
+    assert rate == pytest.approx(2 * (64 * weights + head) * 100 / 64 / 1e12)
+    assert intensity == pytest.approx(2 * (64 * weights + head) / (34 / 32 * (weights + head)))
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen35moe", "tiny-gemma4-e", "tiny-qwen3moe"])
+def test_the_bytes_of_a_row_are_those_of_its_matrices(name: str, tmp_path: Path) -> None:
+    """... which the file knows: all but vectors, convolutions and rows of tables."""
+    path = make_model(tmp_path / "tiny.gguf", name, "Q8_0")
+    read = weight_bytes_per_token(path)
+    assert plot_roofline.products(f"{name} Q8_0").bytes_read(1) <= read
+    file, shape = read_gguf(path), shapes()[name]
+    small = sum(t.nbytes for t in file.tensors.values() if len(t.shape) < 2 or "conv1d" in t.name)
+    rows = 2 * 34 * max(shape.n_embd, (shape.gemma4.n_per_layer if shape.gemma4 else 0) * shape.n_layer) // 32
+    assert plot_roofline.products(f"{name} Q8_0").bytes_read(1) == pytest.approx(read, abs=small + rows)
+
+
+def test_experts_are_read_once_they_are_chosen() -> None:
+    model = plot_roofline.products("qwen3.6-35b-a3b Q4_K_M")
+    mix = shapes()["qwen3.6-35b-a3b"].experts
+    assert isinstance(mix, ExpertsConfig)
+    assert model.experts[0] == 40 * mix.n_expert * 3 * mix.n_ff * 2048
+    everything = model.dense[1] + model.experts[1] + model.head[1]
+    assert model.bytes_read(1) == pytest.approx(everything - model.experts[1] * (1 - mix.n_used / mix.n_expert))
+    assert model.bytes_read(4096) == pytest.approx(everything)
+
+
+def test_nothing_measured_is_an_empty_plot() -> None:
+    assert not drawn(plot_depth.figure([]), "circle")
+    assert len(drawn(plot_roofline.figure([]), "polyline")) == 1
+
+
+def test_a_model_that_is_no_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="not the name of a shape"):
+        plot_roofline.shape_of("qwen3-8b")
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps([measured("smollm", 1, 0, 0, 1.0)]))
+    with pytest.raises(SystemExit):
+        plot_roofline.main([str(file)])
+    assert "'smollm' is not the name" in capsys.readouterr().err

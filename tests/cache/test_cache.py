@@ -1,0 +1,83 @@
+"""The ring: its memory, how far it can be rewound, and that a rewound cache gives the bits of a fresh one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import engine
+from engine.cache.kv import KVCache, LayerShape
+from engine.cache.types import F16, F32
+from engine.errors import ContextError
+from engine.synthetic.model import make_model
+
+
+def cache(window: int, n_ctx: int = 1000, max_rows: int = 32) -> KVCache:
+    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros)
+
+
+def test_sliding_layers_hold_only_their_window() -> None:
+    assert LayerShape(1, 8, 8, 0).chunks(32768, 128) == 512
+    assert LayerShape(1, 8, 8, 512).chunks(32768, 128) == 10
+    assert LayerShape(1, 8, 8, 512).chunks(100, 128) == 2
+    shape = LayerShape(2, 64, 32, 0)
+    assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2
+    assert sum(a.nbytes for a in (cache(100).layers[0].keys, cache(100).layers[0].values)) == cache(100).n_bytes
+
+
+def test_positions_follow_one_another() -> None:
+    ring = cache(0, n_ctx=40)
+    ring.advance(0, 32)
+    for first, count, message in ((3, 1, "continue at 32"), (32, 33, "at most 32"), (32, 9, "outside the context")):
+        with pytest.raises(ContextError, match=message):
+            ring.advance(first, count)
+    assert ring.length == 32
+
+
+def test_rewinding() -> None:
+    full, sliding = cache(0), cache(100)
+    for ring in (full, sliding):
+        for first in range(0, 960, 32):
+            ring.advance(first, 32)
+    full.truncate(1)
+    assert full.length == 1
+    capacity = 3 * 64
+    assert sliding.can_truncate(960)
+    assert sliding.can_truncate(960 - capacity + 99)
+    assert not sliding.can_truncate(960 - capacity + 98)
+    with pytest.raises(ContextError, match="start again"):
+        sliding.truncate(500)
+    sliding.truncate(0)
+    sliding.advance(0, 1)
+    with pytest.raises(ContextError, match="cannot be cut"):
+        sliding.truncate(2)
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
+    path = make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", "tiny-gemma3", "Q4_0", seed=3)
+    return engine.load(path, n_ctx=512)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 128)), min_size=1, max_size=8), st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
+    gemma: engine.LLM, steps: list[tuple[int, int]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    model, tokens = gemma.model, np.zeros(0, np.int32)
+    model.cache.truncate(0)
+    last = None
+    for back, forward in steps:
+        length = max(0, tokens.size - back)
+        if not model.cache.can_truncate(length):
+            length = 0
+        model.cache.truncate(length)
+        n = min(forward, model.cache.max_rows, 512 - length)
+        if n == 0:
+            continue
+        new = rng.integers(0, gemma.config.n_vocab, n).astype(np.int32)
+        tokens = np.concatenate([tokens[:length], new])
+        last = model.forward(new, np.arange(length, length + n, dtype=np.int32), 1)
+    if last is not None:
+        assert gemma.logits(tokens.tolist())[-1].tobytes() == last[0].tobytes()

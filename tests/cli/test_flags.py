@@ -1,0 +1,158 @@
+"""The flags: names, defaults, values, and that every mistake in them is one sentence."""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cli.flags import parser, speculation_params, unescape
+from engine.errors import UsageError
+from engine.speculative.params import SpeculationParams
+from tests.conftest import REPOSITORY
+
+
+def test_defaults_are_those_of_llama_cpp() -> None:
+    args = vars(parser().parse_args([]))
+    expected: dict[str, object] = {
+        "predict": -1,
+        "ctx_size": 0,
+        "temp": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "typical": 1.0,
+    }
+    expected |= {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    expected |= {"seed": -1, "escape": True, "ignore_eos": False, "stop": [], "logit_bias": [], "cache_type": "f16"}
+    expected |= {"device": "auto", "threads": 0}
+    assert {name: args[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "field", "meaning"),
+    [
+        ("-m --model", "a.gguf", "model", "a.gguf"),
+        ("-p --prompt", "--not-a-flag", "prompt", "--not-a-flag"),
+        ("-f --file", "-", "file", "-"),
+        ("-n --predict --n-predict", "-1", "predict", -1),
+        ("-c --ctx-size", "4096", "ctx_size", 4096),
+        ("-b --batch-size", "512", "batch_size", 512),
+        ("-t --threads", "-1", "threads", -1),
+        ("-s --seed", "42", "seed", 42),
+        ("--temp --temperature", "1e-1", "temp", 0.1),
+        ("--top-k", "-1", "top_k", -1),
+        ("--typical --typical-p", ".5", "typical", 0.5),
+        ("-r --stop --reverse-prompt", "-", "stop", ["-"]),
+        ("-l --logit-bias", "15043+1.5", "logit_bias", [(15043, 1.5)]),
+        ("-l --logit-bias", "2-inf", "logit_bias", [(2, -float("inf"))]),
+        ("-sys --sys --system-prompt", "-s", "system", "-s"),
+        ("-dev --device", "cuda:1", "device", "cuda:1"),
+        ("--cache-type", "f32", "cache_type", "f32"),
+        ("--chat-template", "chatml", "chat_template", "chatml"),
+        ("--logprobs", "5", "logprobs", 5),
+        ("-md --draft-model --model-draft", "small.gguf", "draft_model", "small.gguf"),
+        ("-devd --device-draft", "cuda:1", "device_draft", "cuda:1"),
+        ("--draft-max", "7", "draft_max", 7),
+        ("--draft-min", "2", "draft_min", 2),
+        ("--draft-p-min", "0.5", "draft_p_min", 0.5),
+        ("--spec-accept", "p-min", "spec_accept", "p-min"),
+        ("--spec-p-min", "0.25", "spec_p_min", 0.25),
+    ],
+)
+def test_every_name_of_a_flag(names: str, value: str, field: str, meaning: object) -> None:
+    for name in names.split():
+        assert getattr(parser().parse_args([name, value]), field) == meaning
+        assert getattr(parser().parse_args([f"{name}={value}"]), field) == meaning
+
+
+@pytest.mark.parametrize(
+    ("names", "field", "meaning"),
+    [
+        ("-cnv --cnv --conversation", "cnv", True),
+        ("-no-cnv --no-cnv --no-conversation", "no_cnv", True),
+        ("-e --escape", "escape", True),
+        ("--no-escape", "escape", False),
+        ("--ignore-eos", "ignore_eos", True),
+        ("--json", "json", True),
+        ("--no-warmup", "no_warmup", True),
+        ("--list-devices", "list_devices", True),
+        ("-v --verbose", "verbose", True),
+        ("--draft-lookup", "draft_lookup", True),
+        ("--spec-sequential-verify", "spec_sequential_verify", True),
+        ("--no-spec", "no_spec", True),
+    ],
+)
+def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
+    for name in names.split():
+        assert getattr(parser().parse_args([name]), field) is meaning
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--tmep", "1"], "did you mean --temp?"),
+        (["-ngl", "99"], "unknown flag -ngl"),
+        (["model.gguf"], "with -m"),
+        (["-n", "many"], "'many' is not a whole number"),
+        (["--temp", "nan"], "'nan' is not a number"),
+        (["--top-p", "inf"], "'inf' is not a number"),
+        (["-l", "15043*2"], "TOKEN_ID"),
+        (["-l", "15043+nan"], "TOKEN_ID"),
+        (["--cache-type", "q5_0"], "q5_0"),
+        (["--spec-accept", "always"], "'exact', 'ratio', 'p-min'"),
+        (["--draft-max", "x"], "'x' is not a whole number"),
+        (["-p"], "expected one argument"),
+        (["--json=yes"], "--json"),
+    ],
+)
+def test_a_wrong_flag_is_one_sentence(words: list[str], hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parser().parse_args(words)
+    assert hint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_flags_an_answer_is_drafted_by_nothing_but_a_draft_model() -> None:
+    assert speculation_params(parser().parse_args([])) == SpeculationParams()
+    assert not SpeculationParams().lookup
+    assert SpeculationParams().accept == "exact"
+
+
+ESCAPABLE = st.one_of(
+    st.sampled_from([r"\n", r"\t", r"\r", r"\'", r"\"", r"\\"]),
+    st.integers(0, 127).map("\\x{:02x}".format),
+    st.characters(exclude_characters="\\\"'\n\r\x00", exclude_categories=["Cs"]),
+)
+
+
+@given(st.lists(ESCAPABLE).map("".join))
+def test_escapes_mean_what_they_mean_in_python(text: str) -> None:
+    assert unescape(text) == ast.literal_eval(f'"{text}"')
+
+
+def test_other_escapes_stay_as_they_are() -> None:
+    # As string_process_escapes of llama.cpp.
+    assert unescape(r"\d\x4 \xzz \q\ ") == r"\d\x4 \xzz \q\ "
+    assert unescape("end\\") == "end\\"
+    assert unescape(r"\xc3\xa9") == "é"
+    with pytest.raises(UsageError, match="UTF-8"):
+        unescape(r"\xc3")
+    with pytest.raises(UsageError, match="UTF-8"):
+        unescape("\udcff")
+
+
+def test_help_is_complete_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom engine.run import main\ntry:\n main(['--help'])\nexcept SystemExit as e:\n assert e.code == 0\n"
+        "assert main(['--nope']) == 2 and main(['--version']) == 0\n"
+        "assert not {'numba', 'numpy', 'rich', 'jinja2', 'tokenizers'} & set(sys.modules), set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for action in parser()._actions:
+        assert all(name in done.stdout for name in action.option_strings)
+        assert action.help
+    assert max(map(len, done.stdout.splitlines())) <= 100

@@ -1,0 +1,84 @@
+"""The element-wise and normalizing operations of a backend against float64."""
+
+import math
+
+import numpy as np
+import pytest
+
+from engine.cpu.backend import Backend
+from engine.models.config import RopeConfig
+from engine.models.rotary import Rotary, frequencies, magnitude
+
+ops = Backend()
+ULP = 2.0**-23
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 128, 255, 256, 257, 576, 4096])
+def test_rms_norm(n: int) -> None:
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((3, n)).astype(np.float32) * 5
+    weight = rng.standard_normal(n).astype(np.float32)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6) * weight
+    assert np.allclose(ops.rms_norm(x, weight, 1e-6), expected, rtol=12 * ULP, atol=0)
+    residual = rng.standard_normal((3, n)).astype(np.float32)
+    added = ops.rms_norm_add(residual, x, weight, 1e-6)
+    assert np.allclose(added, residual + expected, rtol=12 * ULP, atol=12 * ULP * np.abs(expected).max())
+
+
+def test_rms_norm_of_heads_is_that_of_rows() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32)
+    weight = np.ones(64, np.float32)
+    heads = ops.rms_norm(x, weight, 1e-6)
+    assert heads.shape == x.shape
+    assert heads[1, 2].tobytes() == ops.rms_norm(x[1, 2:], weight, 1e-6)[0].tobytes()
+
+
+@pytest.mark.parametrize("neox", [False, True])
+def test_rope_rotates_pairs(neox: bool) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)
+    positions = np.array([0, 1, 77, 5000], np.int32)
+    rotary = Rotary(ops, RopeConfig(16, 10000.0), None, 8192)
+    rotary.reserve(5001)
+    table = rotary.table
+    angle = positions[:, None] * 10000.0 ** (-np.arange(8) / 8.0)
+    pairs = x.reshape(4, 3, 2, 8).swapaxes(2, 3) if neox else x.reshape(4, 3, 8, 2)
+    z = (pairs[..., 0] + 1j * pairs[..., 1]) * np.exp(1j * angle)[:, None, :]
+    expected = np.concatenate([z.real, z.imag], axis=2) if neox else np.stack([z.real, z.imag], -1).reshape(4, 3, 16)
+    assert np.abs(ops.rope(x.copy(), positions, table, neox) - expected).max() < 1e-6
+    assert ops.rope(x.copy(), positions, table, neox)[0].tobytes() == x[0].tobytes()
+
+
+def test_rope_scalings() -> None:
+    plain = frequencies(RopeConfig(64, 10000.0), None)
+    assert np.array_equal(frequencies(RopeConfig(64, 10000.0, scale=0.25), None), plain * 0.25)
+    factors = np.linspace(1, 8, 32)
+    assert np.array_equal(frequencies(RopeConfig(64, 10000.0), factors), plain / factors)
+    yarn = RopeConfig(64, 10000.0, scale=0.25, yarn_ctx=4096)
+    ratio = frequencies(yarn, None) / plain
+    assert ratio[0] == 1
+    assert ratio[-1] == 0.25
+    assert np.all(np.diff(ratio) <= 0)
+    assert magnitude(yarn) == 1 + 0.1 * math.log(4)
+
+
+def test_a_grown_rope_table_keeps_its_rows() -> None:
+    rotary = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
+    rotary.reserve(10)
+    small = rotary.table[:10].copy()
+    rotary.reserve(3000)
+    assert rotary.table[:10].tobytes() == small.tobytes()
+    whole = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
+    whole.reserve(3000)
+    assert rotary.table[:3000].tobytes() == whole.table[:3000].tobytes()
+
+
+def test_gated_units_and_softcap() -> None:
+    rng = np.random.default_rng(0)
+    gate, up = rng.uniform(-30, 30, (2, 5, 77)).astype(np.float32)
+    wide = gate.astype(np.float64)
+    silu = wide / (1 + np.exp(-wide))
+    gelu = 0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
+    assert np.allclose(ops.swiglu(gate, up), silu * up, rtol=4 * ULP, atol=0)
+    assert np.allclose(ops.geglu(gate, up), gelu * up, rtol=4 * ULP, atol=1e-6)
+    assert np.allclose(ops.softcap(gate.copy(), 20.0), 20 * np.tanh(wide / 20), rtol=4 * ULP, atol=0)

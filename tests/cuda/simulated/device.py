@@ -1,0 +1,156 @@
+"""A GPU in the simulator, with the interface of ``engine/cuda/runtime/device.py``: memory is NumPy arrays at made-up addresses, and a
+launch runs the kernel thread by thread before it returns."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Buffer, DeviceInfo
+from engine.cuda.runtime.simulator import run
+from engine.errors import DeviceError
+
+GAP = 1 << 20
+"""Bytes between two allocations, so that an address beyond one is in none."""
+
+
+class SimulatedGraph:
+    """Launches that were recorded."""
+
+    def __init__(self, device: "SimulatedDevice") -> None:
+        self._device = device
+        self.launches: list[tuple[Any, ...]] = []
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.launches)
+
+    def launch(self) -> None:
+        self._device.in_graph = True
+        for launch in self.launches:
+            self._device.launch(*launch)
+        self._device.in_graph = False
+
+
+class SimulatedDevice:
+    """``damage``: called after each kernel with (device, specialization, arguments), to play a kernel that is wrong;
+    ``in_graph``: whether that kernel was started by a captured graph."""
+
+    name = "simulated GPU"
+    compute_capability = (9, 0)
+    multiprocessors = 1
+    #: That of the smallest GPUs, so that kernels have small blocks, which take less time here.
+    shared_memory = 99 << 10
+
+    def __init__(self, index: int = 0, memory: int = 1 << 30) -> None:
+        sizes = memory, memory, self.multiprocessors, self.shared_memory
+        self.info = DeviceInfo(index, self.name, self.compute_capability, *sizes)
+        self.allocated = 0
+        self.compiled: list[str] = []
+        self.compile_seconds = 0.0
+        self.on_launch: Callable[[str], None] | None = None
+        self.damage: Callable[[SimulatedDevice, Specialization, Sequence[Any]], None] | None = None
+        self.in_graph = False
+        self._memory: dict[int, np.ndarray] = {}
+        self._next = 1 << 32
+        self._capturing: SimulatedGraph | None = None
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    def free_memory(self) -> int:
+        return self.info.memory - self.allocated
+
+    def allocate(self, n_bytes: int, what: str) -> Buffer:
+        """Memory full of bytes 0xFF, since nobody promises zeros."""
+        n_bytes = max(256, -(-n_bytes // 256) * 256)
+        if n_bytes > self.free_memory():
+            raise DeviceError(f"{self.name} has too little memory for {what}.")
+        address = self._map(np.full(n_bytes, 0xFF, np.uint8))
+        self.allocated += n_bytes
+        return Buffer(address, n_bytes, self._free)
+
+    def allocate_host(self, n_bytes: int, what: str) -> Buffer:
+        """The same for memory of the host, which nobody counts."""
+        return Buffer(self._map(np.full(n_bytes, 0xFF, np.uint8)), n_bytes, self._free_host)
+
+    def _map(self, memory: np.ndarray) -> int:
+        address = self._next
+        self._next += -(-memory.size // GAP) * GAP + GAP
+        self._memory[address] = memory
+        return address
+
+    def _free(self, address: int, n_bytes: int) -> None:
+        del self._memory[address]
+        self.allocated -= n_bytes
+
+    def _free_host(self, address: int, n_bytes: int) -> None:
+        del self._memory[address]
+
+    def at(self, address: int, n_bytes: int = 0) -> np.ndarray:
+        """The memory from an address to the end of its allocation, uint8, or the first ``n_bytes`` of it."""
+        for start, memory in self._memory.items():
+            if start <= address < start + memory.size:
+                rest = memory[address - start :]
+                assert n_bytes <= rest.size, f"{n_bytes} bytes where {rest.size} are allocated"
+                return rest[:n_bytes] if n_bytes else rest
+        raise IndexError(f"address {address:#x} is not allocated")
+
+    def clear(self, address: int, n_bytes: int) -> None:
+        self.at(address, n_bytes)[:] = 0
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        if array.nbytes:
+            self.at(address, array.nbytes)[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        out = np.empty(shape, dtype)
+        if out.nbytes:
+            out.reshape(-1).view(np.uint8)[:] = self.at(address, out.nbytes)
+        return out
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+        array = np.zeros(shape, dtype)
+        return array, self._map(array.reshape(-1).view(np.uint8))
+
+    # --- kernels -----------------------------------------------------------------------------------------------
+
+    def load(self, specialization: Specialization) -> None:
+        pass
+
+    def launch(
+        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[Any]
+    ) -> None:
+        if self._capturing:
+            self._capturing.launches.append((specialization, grid, block, arguments))
+            return
+        assert specialization.shared <= self.shared_memory
+        if self.on_launch:
+            self.on_launch(specialization.name)
+        pairs = zip(specialization.kernel.arguments, arguments, strict=True)
+        given = [(self.at(a) if a else None) if isinstance(kind, types.CPointer) else a for kind, a in pairs]
+        run(specialization, grid, block, given)
+        if self.damage:
+            self.damage(self, specialization, arguments)
+
+    def finish(self) -> None:
+        pass
+
+    def synchronize(self, what: str = "") -> None:
+        pass
+
+    def is_idle(self) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator[SimulatedGraph]:
+        self._capturing = graph = SimulatedGraph(self)
+        try:
+            yield graph
+        finally:
+            self._capturing = None
+
+    def close(self) -> None:
+        self._memory.clear()

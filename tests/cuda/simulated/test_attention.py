@@ -1,0 +1,327 @@
+"""engine/cuda/attention/attend.py and combine.py in the simulator: the bits of engine/cpu/attention.py, and of its gates."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.types import CHUNK, F16, F32, Types, cache_type
+from engine.cpu import attention as mirror
+from engine.cpu import glu
+from engine.cpu.backend import Backend as CPU
+from engine.cpu.matmul import quantize_rows
+from engine.cpu.quantized_cache import rotate_rows
+from engine.cuda import backend
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import combine
+from engine.cuda.attention import direct as direct_attention
+from engine.cuda.products import quantize
+from engine.cuda.runtime.simulator import run
+from engine.errors import DeviceError
+from engine.models.heads import Heads
+from engine.verify.layout import activations
+from tests.cuda.simulated.device import SimulatedDevice
+
+SCALE = np.float32(0.3)
+
+
+def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Rings that hold ``positions`` positions; lanes never written are not numbers."""
+    chunks = shape.chunks(4096, rows)
+    dtype = np.uint16 if half else np.float32
+    keys = np.full((shape.n_head_kv, chunks, shape.d_k, CHUNK), 0x7E01 if half else np.nan, dtype)
+    values = np.full((shape.n_head_kv, chunks, CHUNK, shape.d_v), 0x7E01 if half else np.nan, dtype)
+    first = max(0, positions - chunks * CHUNK)
+    at = np.arange(first, positions, dtype=np.int32)
+    k, v = (rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32) for d in (shape.d_k, shape.d_v))
+    v[rng.random(v.shape) < 0.1] = -0.0
+    mirror.append(k, at, half, False, keys)
+    mirror.append(v, at, half, True, values)
+    return keys, values
+
+
+def agree(
+    positions: list[int],
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int,
+    *,
+    half: bool = True,
+    window: int = 0,
+    splits: int = 0,
+    tasks: int = 0,
+    early: bool = False,
+    seed: int | None = None,
+    unseen: bool = False,
+    gated: bool = False,
+) -> None:
+    """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds in the cache
+    what was there before the rows."""
+    rng = np.random.default_rng(sum(positions) + n_head + d_k)
+    rows, end = len(positions), max(positions) + 1
+    keys, values = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, half, rng)
+    at = np.array(positions, np.int32)
+    q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
+    expected = np.empty((rows, n_head, d_v), np.float32)
+    mirror.attend(q, keys, values, at, SCALE, window, half, 1, expected)
+    assert np.isfinite(expected).all()
+    gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
+    if gate is not None:
+        gate[:, :, 0] = np.nan  # the queries
+        glu.sigmoid_gate(expected, gate[:, :, 1])
+
+    n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
+    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated)
+    grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
+    out = np.full_like(expected, np.nan)
+    chunks = keys.shape[1]
+    place, lane = at // CHUNK % chunks, at % CHUNK
+    new = np.concatenate([keys[:, place, :, lane], values[:, place, lane].swapaxes(0, 1)], axis=2)
+    if unseen:
+        keys[:, place, :, lane] = values[:, place, lane] = 0x7E01
+    words = new.view(f"u{new.itemsize}").astype(np.uint32)
+    arguments = [q, words, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
+    run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
+    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, gate, out, n_slots, window], seed=seed)
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("position", [0, 63, 130])
+def test_decode(position: int, half: bool) -> None:
+    agree([position], 1, 1, 4, 2, half=half, early=half)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_groups(group: int) -> None:
+    agree([70], 2 * group, 2, 4, 4, splits=1) if group == 3 else agree([3], group, 1, 4, 4)
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize(("d_k", "d_v"), [(2, 2), (80, 34)])
+def test_sizes_of_heads(d_k: int, d_v: int, half: bool) -> None:
+    agree([66], 1, 1, d_k, d_v, half=half)
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("positions", [[63, 64], [0, 1, 2], [127, 128, 129]])
+def test_rows_on_both_sides_of_a_border(positions: list[int], early: bool) -> None:
+    agree(positions, 3, 1, 4, 4, early=early, splits=2)
+
+
+@pytest.mark.parametrize("tasks", [1, 8])
+def test_tasks_of_a_block(tasks: int) -> None:
+    agree([63, 64], 5, 1, 4, 4, tasks=tasks)
+
+
+@pytest.mark.parametrize("positions", [[130], [*range(125, 135)], [70, 3, 6]])
+def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) -> None:
+    """A block's first chunk is fetched while it is being appended to; what is new is entered afterwards."""
+    d_k, d_v = (80, 64) if len(positions) == 1 else (4, 6)
+    agree(positions, 2, 2, d_k, d_v, early=True, splits=3, unseen=True)
+
+
+@pytest.mark.parametrize("window", [1, 70])
+@pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
+def test_windows_and_rings(window: int, positions: list[int]) -> None:
+    """The ring has wrapped where the positions are larger than the window."""
+    agree(positions, 1, 1, 4, 4, window=window, early=True)
+
+
+@pytest.mark.parametrize("window", [0, 1, 2, 3, 32, 63, 64, 65, 66, 128, 500])
+def test_slots_are_as_many_as_a_row_can_see(window: int) -> None:
+    for rows in (1, 16):
+        capacity = LayerShape(1, 2, 2, window).chunks(1000, rows) * CHUNK
+        seen = [p // CHUNK - (max(0, p - window + 1) if window else 0) // CHUNK + 1 for p in range(1000)]
+        assert attention.slots(capacity, window) == max(seen)
+
+
+def test_positions_that_do_not_follow_one_another() -> None:
+    agree([130, 7, 64], 2, 1, 4, 4, early=True)
+
+
+def test_more_chunks_than_are_joined_at_once() -> None:
+    agree([combine.TILE * CHUNK + 10], 1, 1, 2, 2, splits=20)
+
+
+@pytest.mark.parametrize(("positions", "d_v"), [([3], 34), ([64, 65], 4)])
+def test_gated_heads(positions: list[int], d_v: int) -> None:
+    agree(positions, 2, 1, d_v, d_v, early=True, gated=True)
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_heads_too_large_for_shared_memory(half: bool) -> None:
+    agree([1], 1, 1, 130, 132, half=half)
+
+
+def test_the_order_of_threads_does_not_show() -> None:
+    for seed in range(2):
+        agree([64, 65], 2, 1, 4, 4, seed=seed, splits=1)
+
+
+# --- the result as int8 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated"),
+    [
+        ([130], 8, 32, 256, 0, True, False),
+        ([5, 64, 2080], 2, 128, 256, 0, False, True),
+        ([0], 4, 64, 32, 0, True, True),
+        ([70 * CHUNK], 3, 96, 32, 0, False, False),
+        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False),
+        ([1000], 1, 512, 256, 70, True, False),
+        ([300, 301], 17, 32, 32, 3, True, False),
+    ],
+)
+def test_chunks_joined_and_quantized(
+    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool
+) -> None:
+    """... are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three blocks."""
+    rng = np.random.default_rng(sum(positions))
+    rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
+    n_slots = attention.slots(max(positions) + 1, window)
+    plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated)
+    plan = replace(plan, d_v=d_v, combine=combine.combine(d_v, True, gated), combine_grid=(n_head, rows, d_v // 32))
+    assert plan.quantizes
+    weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
+    weights[..., 1] = np.exp(weights[..., 1])
+    weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
+    sums = rng.normal(size=(rows, n_head, n_slots, d_v)).astype(np.float32)
+    sums[rng.random(sums.shape) < 0.1] = -0.0
+    sums[0, 0] *= np.float32(2.0**-110)  # a head, in one case a unit, that counts as zero
+    for row, position in enumerate(positions):
+        seen = position // CHUNK - (max(0, position - window + 1) if window else 0) // CHUNK + 1
+        weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
+    gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
+    out = np.full((rows, columns), np.nan, np.float32)
+    arguments = [weights, sums, at, gate, out, n_slots, window]
+    if rotated:
+        # Rotated back by the CPU before the gates, if there are any.
+        run(combine.combine(d_v, True, False), plan.combine_grid, plan.combine_block, arguments)
+        rotate_rows(out.reshape(-1, d_v))
+        if gate is not None:
+            glu.sigmoid_gate(out.reshape(rows, n_head, d_v), gate[:, :, 1])
+        expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True))
+    run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
+    assert np.isfinite(out).all() and (not rotated or out.tobytes() == expected.tobytes())
+
+    words = quantize.activation_words(unit, rows, columns)
+    q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
+    grid = (-(-columns // quantize.RUN), rows)
+    arguments = [weights, sums, at, gate, q, d, totals, columns, n_slots, window]
+    run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
+    law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
+    s = np.empty((rows, columns // 16), np.int16)
+    quantize_rows(out, unit, *law, s)
+    wide = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
+    found = activations(unit, rows, columns, q, d, totals)
+    assert found[0].tobytes() == law[0].tobytes() and found[1].tobytes() == law[1].tobytes()
+    if unit == 256:
+        both = found[2].reshape(rows, -1, 24)
+        assert np.array_equal(both[..., :16], s.reshape(rows, -1, 16))
+        assert np.array_equal(both[..., 16:], wide.reshape(rows, -1, 8))
+    else:
+        assert np.array_equal(found[2], wide)
+
+
+def test_what_is_not_quantized_at_once() -> None:
+    """Heads where a warp would have elements of two, and many chunks of a single row."""
+    assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
+    for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
+        assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
+        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True
+        assert direct_attention.geometry(*sizes).quantizes == at_once
+
+
+def test_heads_that_the_kernels_cannot_take() -> None:
+    for d_k, d_v in ((258, 64), (64, 512), (63, 64)):
+        with pytest.raises(DeviceError, match="takes heads of an even size up to 256"):
+            attention.geometry(1, 2, 1, d_k, d_v, True, 8, 100, False)
+
+
+# --- through the backend ---------------------------------------------------------------------------------------
+
+
+def same_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    types: Types,
+    heads: Heads,
+    *,
+    n_rot: int = 0,
+    window: int = 0,
+    one: bool = False,
+    past: int = 0,
+    rows: int = 2,
+) -> None:
+    """Keys and values of earlier positions by ``remember``, then attention of ``rows`` rows, then queries at a later
+    position, or within ``past``, over what is there; ``one``: values are the keys."""
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
+    start, d, n_ctx = 2, heads.d_k, rows + 6
+    cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, (n_rot or d) // 2))), np.sin(angles)
+    table = np.stack([cos, sin], axis=1).astype(np.float32)
+    shape = LayerShape(heads.n_head_kv, d, heads.d_v, window)
+    caches = [shape.layer(n_ctx, max(rows, 16), types, ops.zeros) for ops in (cpu, gpu)]
+    positions = np.arange(start + rows + 1, dtype=np.int32)
+    q = rng.normal(size=(rows, heads.n_head * d * (2 if heads.gated else 1))).astype(np.float32)
+    k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))
+
+    def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
+        q, k, v, places, angles = arrays
+        ops.remember(heads, k[:start], k[:start] if one else v[:start], cache, places[:start], angles)
+        of_rows, now = slice(start, start + rows), places[start : start + rows]
+        k, v = k[of_rows], v[of_rows]
+        found = [ops.attention(heads, q, k, k if one else v, cache, now, angles)]
+        if not heads.gated:
+            last = places[start : start + rows] if past == 0 else places[:rows]
+            found.append(ops.attend_past(heads, q, cache, places[-rows:], last, angles, past))
+        return found
+
+    expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
+    on_device: Any = {name: gpu.upload(w) for name in ("q_norm", "k_norm") if (w := getattr(heads, name)) is not None}
+    device_heads = replace(heads, **on_device)
+    arrays = [gpu.upload(array) for array in (q, k, v, positions, table)]
+    everything: Any = lambda: [gpu._plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
+    plan: Any = gpu.record(everything)
+    gpu.start(plan)
+    for mine, theirs in zip(plan.result, expected, strict=True):
+        assert gpu.download(mine).tobytes() == theirs.tobytes()
+    for ring in ("keys", "values"):
+        assert gpu.download(getattr(caches[1], ring)).tobytes() == getattr(caches[0], ring).tobytes()
+
+
+def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n_rot is less than d_k."""
+    norms = [np.random.default_rng(1).normal(size=32).astype(np.float32) for _ in range(2)]
+    heads = Heads(2, 1, 32, 32, True, 0.25, 1e-6, norms[0], norms[1], gated=True)
+    same_operations(monkeypatch, F16, heads, n_rot=8)
+    same_operations(monkeypatch, Types(cache_type("q4_0"), cache_type("q8_0")), heads, n_rot=8)
+
+
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "past"),
+    [("f16", "f16", 0), ("f32", "f32", 1), ("q8_0", "q8_0", 0), ("q4_0", "f16", 2), ("f32", "q4_0", 0)],
+)
+def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, past: int) -> None:
+    norm = np.random.default_rng(1).normal(size=32).astype(np.float32)
+    heads = Heads(4, 2, 32, 32, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
+    types = Types(cache_type(k_type), cache_type(v_type))
+    same_operations(monkeypatch, types, heads, past=past, window=2 if past else 0, one=k_type == "q8_0")
+
+
+def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... whatever the type; of a layer whose queries alone are normalized."""
+    norm = np.random.default_rng(1).normal(size=288).astype(np.float32)
+    heads = Heads(2, 1, 288, 288, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
+    same_operations(monkeypatch, F16, heads, one=True)
+    same_operations(monkeypatch, F32, heads, one=True)

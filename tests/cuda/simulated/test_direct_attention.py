@@ -1,0 +1,211 @@
+"""engine/cuda/attention/direct.py in the simulator, joined by combine.py: the bits of engine/cpu/attention.py."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, Types
+from engine.cpu import attention as mirror
+from engine.cpu import quantized_cache
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention.weighted_values import ZEROS
+from engine.cuda.runtime.simulator import run
+from engine.errors import DeviceError
+
+SCALE = np.float32(0.3)
+
+
+def unset(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    """Lanes never written are not numbers; where they are quantized, scales are not."""
+    array: np.ndarray = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint16)[:] = 0x7E01 if dtype == np.uint16 else 0x7FC1
+    return array
+
+
+def filled(positions: int, shape: LayerShape, rows: int, types: Types, rng: np.random.Generator) -> LayerCache:
+    """A ring that holds ``positions`` positions."""
+    cache: LayerCache = shape.layer(4096, rows, types, unset)
+    at = np.arange(max(0, positions - cache.chunks * CHUNK), positions, dtype=np.int32)
+    rings = ((types.k, cache.keys, shape.d_k, False), (types.v, cache.values, shape.d_v, True))
+    for of, ring, d, by_position in rings:
+        x = rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
+        x[rng.random(x.shape) < 0.1] = -0.0
+        if of.quantized:
+            x[-1, 0, :BLOCK] = 0
+            quantized_cache.append(x, at, of.bits, by_position, ring)
+        else:
+            mirror.append(x, at, of.bits == 16, by_position, ring)
+    return cache
+
+
+def agree(
+    types: str,
+    positions: list[int],
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int = 0,
+    *,
+    window: int = 0,
+    splits: int = 0,
+    tasks: int = 0,
+    early: bool = True,
+    seed: int | None = None,
+) -> None:
+    """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values."""
+    rng = np.random.default_rng(sum(positions) + n_head + d_k)
+    rows, end, d_v = len(positions), max(positions) + 1, d_v or d_k
+    k, v = (CACHE_TYPES[name] for name in types.split())
+    cache = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    at = np.array(positions, np.int32)
+    q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
+    integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
+    if k.quantized:
+        scaled = q.reshape(-1, d_k) * SCALE
+        quantized_cache.quantize_queries(scaled, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK))
+    expected = np.empty((rows, n_head, d_v), np.float32)
+    flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
+    if k == v and not k.quantized:
+        mirror.attend(q, cache.keys, cache.values, at, SCALE, window, k.bits == 16, 1, expected)
+    else:
+        given = q, integers, scales, *flat, at, SCALE, window, k.bits, v.bits, 1, expected
+        mirror.attend_quantized(*given)
+    assert np.isfinite(expected).all()
+
+    n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)
+    sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
+    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks)
+    grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
+    if splits:
+        attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
+    query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
+    arguments = [*query, *flat, at, weights, sums, rows, cache.chunks, n_slots, window, SCALE]
+    run(attend, grid, plan.attend_block, arguments, seed=seed)
+    assert plan.rotated == v.quantized
+    joined = attention.combine(d_v, early, False)
+    out = np.full_like(expected, np.nan)
+    run(joined, plan.combine_grid, plan.combine_block, [weights, sums, at, None, out, n_slots, window], seed=seed)
+    assert out.tobytes() == expected.tobytes()
+
+
+PAIRS = ("f32 q4_0", "f16 q8_0", "q8_0 f32", "q8_0 q8_0", "q4_0 f16")
+
+
+@pytest.mark.parametrize("types", PAIRS)
+def test_types(types: str) -> None:
+    agree(types, [70], 2, 1, 32)
+
+
+@pytest.mark.parametrize("position", [0, 143])
+def test_decode(position: int) -> None:
+    agree("q8_0 q8_0", [position], 1, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("types", "d_k", "d_v"),
+    [
+        ("q8_0 q4_0", 64, 96),
+        ("q4_0 q8_0", 96, 64),
+        ("q4_0 q4_0", 256, 256),
+        ("q8_0 f16", 64, 36),
+        ("f16 q8_0", 12, 64),
+        ("f32 f16", 80, 20),
+        ("f16 f32", 264, 4),
+    ],
+)
+def test_sizes_of_heads(types: str, d_k: int, d_v: int) -> None:
+    agree(types, [37], 2, 1, d_k, d_v)
+
+
+@pytest.mark.parametrize("types", ["q8_0 q8_0", "f16 f16"])
+def test_largest_heads(types: str) -> None:
+    agree(types, [20], 1, 1, 512)
+
+
+@pytest.mark.parametrize(("group", "rows"), [(1, 3), (3, 3), (8, 1)])
+def test_groups(group: int, rows: int) -> None:
+    agree("q8_0 q8_0", [*range(62, 62 + rows)], 2 * group, 2, 32, splits=1)
+
+
+@pytest.mark.parametrize("tasks", [1, 8])
+def test_pairs_of_a_block(tasks: int) -> None:
+    agree("q4_0 q8_0", [63, 64], 5, 1, 32, tasks=tasks)
+    agree("f16 q8_0", [3, 17], 5, 1, 32, tasks=tasks)
+
+
+@pytest.mark.parametrize("positions", [[0, 1, 2], [127, 128, 129]])
+def test_rows_on_both_sides_of_a_border(positions: list[int]) -> None:
+    agree("q8_0 q4_0", positions, 2, 1, 32, early=False, splits=2)
+
+
+def test_positions_that_do_not_follow_one_another() -> None:
+    agree("q8_0 q8_0", [130, 7, 64], 2, 1, 32)
+
+
+@pytest.mark.parametrize(("positions", "window"), [([2, 3], 1), ([191, 192], 1), ([191, 192], 70)])
+def test_windows_and_rings(positions: list[int], window: int) -> None:
+    """The ring has wrapped where the positions are larger than the window."""
+    agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
+
+
+def test_the_order_of_threads_does_not_show() -> None:
+    for seed, types in enumerate(("q8_0 q8_0", "f16 q4_0")):
+        agree(types, [64, 65], 2, 1, 32, seed=seed, splits=1)
+
+
+@pytest.mark.parametrize(
+    ("types", "last", "n_head", "d_k", "d_v", "window"),
+    [
+        ("q4_0 q4_0", 64, 4, 32, 128, 0),
+        ("q8_0 q8_0", 200, 1, 160, 32, 0),
+        ("q4_0 q8_0", 300, 6, 256, 160, 100),
+        ("q8_0 q4_0", 130, 8, 64, 192, 0),
+        ("q4_0 f32", 127, 3, 32, 36, 0),
+    ],
+)
+def test_chunks_of_a_warp(types: str, last: int, n_head: int, d_k: int, d_v: int, window: int) -> None:
+    """A block's chunks by fours, and what is left: two or three of a warp each, or one of all warps."""
+    agree(types, [last], n_head, 1, d_k, d_v, window=window, splits=1)
+
+
+@pytest.mark.parametrize(("group", "rows", "window"), [(1, 3, 0), (3, 2, 65), (4, 2, 0)])
+def test_chunks_of_a_warp_and_rows(group: int, rows: int, window: int) -> None:
+    agree("q4_0 q8_0", [*range(127, 127 + rows)], group, 1, 32, 64, window=window, splits=1, seed=group)
+
+
+def test_more_chunks_than_warps() -> None:
+    agree("q8_0 q4_0", [300], 2, 1, 32, splits=1, seed=1)
+    agree("q4_0 q4_0", [580, 100], 2, 1, 32, splits=2)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_values_are_exact(bits: int) -> None:
+    """... for every scale and integer, the sign of a zero aside."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    scales = halves[np.isfinite(halves)].astype(np.float32)
+    half = 1 << (bits - 1)
+    offsets = scales * np.float32(-ZEROS[bits])
+    assert (offsets == scales.astype(np.float64) * -ZEROS[bits]).all()
+    for n in range(-half, half):
+        x = np.uint32(0x47000000 | (n + half) << 8).view(np.float32)
+        assert x == ZEROS[bits] + n
+        # Exact in float64, so this is what an fma rounds.
+        value = scales.astype(np.float64) * x + offsets
+        assert (value.astype(np.float32) == value).all()
+        assert (value == scales * np.float32(n)).all()
+
+
+def test_heads_that_the_kernel_cannot_take() -> None:
+    for d_k, d_v, types in ((544, 64, "q8_0 q8_0"), (64, 516, "q8_0 f16"), (48, 64, "q8_0 f16"), (62, 64, "f16 q8_0")):
+        k, v = types.split()
+        with pytest.raises(DeviceError, match="takes .* heads of a multiple of"):
+            direct_attention.geometry(1, 2, 1, d_k, d_v, k, v, 8, 100, False)

@@ -1,0 +1,413 @@
+"""Mixtures of experts in the simulator: the bits of the mirror, whatever rows, formats and sizes."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cpu import experts as mirror
+from engine.cuda import backend
+from engine.cuda.products import matmul, repack, router, wide_experts
+from engine.cuda.products.experts import (
+    can_join,
+    join_threads,
+    matmul_experts,
+    matmul_experts_float,
+    matmul_join,
+    tiles,
+)
+from engine.cuda.runtime.simulator import run
+from engine.gguf.quants import Format
+from engine.models.experts import Experts
+from engine.models.weights import Weight
+from engine.verify import lockstep
+from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
+
+assert gpu
+
+
+def other(entry: Format, rows: int, columns: int) -> Weight:
+    """As ``weight``, but none of its rows are those of the first expert."""
+    w = weight(entry, rows, columns)
+    return replace(w, data=w.data[::-1].copy())
+
+
+def mixture(
+    formats: str,
+    n_expert: int,
+    n_used: int,
+    n_embd: int,
+    n_ff: int,
+    shared: str = "",
+    n_shared: int = 0,
+    activation: str = "swiglu",
+    scales: np.ndarray | None = None,
+) -> Experts:
+    """Random experts, gate, up and down of ``formats``; a shared network of formats ``shared``, n_shared or n_ff wide."""
+    gate, up, down = (FORMATS_BY_NAME[name] for name in formats.split())
+    common = None
+    if shared:
+        others = [FORMATS_BY_NAME[name] for name in shared.split()]
+        n = n_shared or n_ff
+        common = other(others[0], n, n_embd), other(others[1], n, n_embd), other(others[2], n_embd, n)
+    if gate == up and activation == "geglu":
+        matrices = weight(gate, 2 * n_expert * n_ff, n_embd).halves(2 * n_ff)
+    else:
+        matrices = (weight(gate, n_expert * n_ff, n_embd), weight(up, n_expert * n_ff, n_embd))
+    routing = weight(FORMATS_BY_NAME["F32"], n_expert + bool(shared), n_embd)
+    # Two experts are always equal, so which of them comes first is a matter of their numbers.
+    routing.data[n_expert - 1] = routing.data[0]
+    last = weight(down, n_expert * n_embd, n_ff)
+    return Experts(n_expert, n_used, routing, *matrices, last, common, activation, scales)
+
+
+def on_device(gpu: Any, experts: Experts) -> Experts:
+    router, gate, up, down = (gpu.weight(w) for w in (experts.router, experts.gate, experts.up, experts.down))
+    shared = experts.shared and tuple(map(gpu.weight, experts.shared))
+    scales = None if experts.scales is None else gpu.upload(experts.scales)
+    return replace(experts, router=router, gate=gate, up=up, down=down, shared=shared, scales=scales)
+
+
+def launched(gpu: Any, experts: Experts, rows: int, normalized: bool = True) -> list[str]:
+    """The kernels of the operation, once its result has been found to be that of the CPU."""
+    n = experts.router.columns
+    x, residual, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
+    theirs = cpu.experts(experts, residual, cpu.rms_norm(x, norm, 1e-6) if normalized else x)
+    given = on_device(gpu, experts)
+    a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
+    plan = gpu.record(lambda: gpu.experts(given, r, gpu.rms_norm(a, w, 1e-6) if normalized else a))
+    gpu.start(plan)
+    same(gpu.download(plan.result), theirs)
+    return [launch.kernel.kernel.name for launch in plan.launches]
+
+
+def test_a_single_row(gpu: backend.Backend) -> None:
+    names = ["rms_norm_router", "matmul_experts", "matmul_join"]
+    scales = np.array([0.5, 2.0, -1.0], F)
+    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, scales=scales), 1) == names
+
+
+def test_several_rows(gpu: backend.Backend) -> None:
+    names = ["rms_norm_router", "route", "matmul_experts", "quantize", "matmul_experts", "join"]
+    assert launched(gpu, mixture("Q8_0 Q4_1 Q5_0", 3, 1, 32, 32, "Q8_0 Q4_1 Q5_0"), 2) == names
+
+
+def test_a_shared_network_of_another_size(gpu: backend.Backend) -> None:
+    """... has its own launches, and so have experts of a float format."""
+    names = launched(gpu, mixture("F16 Q8_0 Q8_0", 3, 2, 32, 32, "Q8_0 Q8_0 Q8_0", 64), 1)
+    assert names == [
+        *(
+            "rms_norm",
+            "matmul_float",
+            "rms_norm",
+            "route",
+            "matmul_experts_float",
+            "rms_norm_quantize",
+            "matmul_experts",
+        ),
+        *(
+            "rms_norm_quantize",
+            "matmul_quantized",
+            "quantize",
+            "matmul_quantized",
+            "quantize",
+            "matmul_experts",
+            "join",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("formats", "n_embd", "n_ff", "rows"), [("Q4_0 Q4_0 Q5_0", 64, 32, 1), ("Q8_0 Q8_0 Q8_0", 32, 32, 3)]
+)
+def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_embd: int, n_ff: int, rows: int) -> None:
+    """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
+    experts = mixture(formats, 5, 2, n_embd, n_ff, activation="geglu", scales=activations(1, 5)[0])
+    assert experts.gate.pitch == 2 * n_ff
+    x, norms = activations(rows, n_embd), activations(2, n_embd)
+    theirs = cpu.experts(experts, None, *(cpu.rms_norm(x, norm, 1e-6) for norm in norms))
+    given, a, (w, v) = on_device(gpu, experts), gpu.upload(x), [gpu.upload(norm) for norm in norms]
+    plan: Any = gpu.record(lambda: gpu.experts(given, None, gpu.rms_norm(a, w, 1e-6), gpu.rms_norm(a, v, 1e-6)))
+    gpu.start(plan)
+    same(gpu.download(plan.result), theirs)
+    names = ["rms_norm_router", "route", "matmul_experts", "quantize", "matmul_experts", "join"]
+    assert [launch.kernel.kernel.name for launch in plan.launches] == [n for n in names if rows > 1 or n != "route"]
+    if rows > 1:
+        return
+    # What the router sees need not be a norm of what the experts see.
+    plan = gpu.record(lambda: gpu.experts(given, None, gpu.rms_norm(a, w, 1e-6), a))
+    gpu.start(plan)
+    same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
+
+
+@pytest.mark.parametrize(("formats", "shared"), [("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")])
+def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
+    """Pairs are sorted once, whatever formats there are, and what every row uses has its own launches."""
+    names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)
+    first = ["matmul_float", "quantize", "route", "sort_pairs", "matmul_experts_wide"]
+    common = ["quantize", "matmul_wide", "quantize", "matmul_wide"]
+    if shared:
+        assert names == [*first, *common, "quantize", "matmul_experts_wide", "join"]
+    else:
+        assert names == [*first, "matmul_experts_wide", "swiglu", "matmul_experts_float", "join"]
+
+
+def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
+    """... has no kernel of its own for what follows gate and up."""
+    names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
+    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation="geglu"), 1) == names
+
+
+def test_a_row_does_not_depend_on_others() -> None:
+    experts = mixture("Q8_0 Q8_0 Q8_0", 4, 2, 64, 32, "Q8_0 Q8_0 Q8_0")
+    x, residual = activations(5, 64), activations(5, 64)[::-1].copy()
+    together = cpu.experts(experts, residual, x)
+    for t in range(5):
+        same(cpu.experts(experts, residual[t : t + 1], x[t : t + 1]), together[t : t + 1])
+
+
+# --- products --------------------------------------------------------------------------------------------------
+
+
+def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
+    """Rows as the kernels of ``engine/cuda/products/quantize.py`` leave them, perhaps for a wide pass."""
+    rows, columns = x.shape
+    n, units = -(-rows // 8), columns // unit
+    padded = np.zeros((8 * n, columns), F)
+    padded[:rows] = x
+    q, d, s = cpu._quantize(padded, unit)
+    d = d.reshape(n, 8, units).transpose(0, 2, 1)
+    if unit == 256:
+        s = s.reshape(n, 8, units, 16)
+        s16 = s.astype(np.float16).view(np.int16) if wide else s
+        s = np.concatenate([s16, s.reshape(n, 8, units, 8, 2).sum(4, dtype=np.int16)], 3).transpose(0, 2, 1, 3)
+        # tile, column, unit, v, h, k, i, byte: position 64 v + 32 h + 16 k + 4 i + byte
+        q = q.reshape(n, 8, units, 4, 2, 2, 4, 4).transpose(0, 2, 3, 1, 6, 4, 5, 7)
+    else:
+        s = s.reshape(n, 8, units, 2).sum(3, dtype=np.int32).transpose(0, 2, 1)
+        q = q.reshape(n, 8, units, 2, 4, 4).transpose(0, 2, 1, 4, 3, 5)
+    return [np.ascontiguousarray(array) for array in (q, d, s)]
+
+
+@pytest.mark.parametrize(
+    ("formats", "rows", "n_used", "shared", "down", "units", "n_rows"),
+    [
+        ("Q4_K Q6_K", 10, 2, True, False, 1, 16),
+        ("Q5_K", 3, 2, True, True, 2, 16),
+        ("Q3_K Q3_K", 1, 2, True, False, 1, 16),
+        ("IQ2_XXS", 1, 3, True, True, 1, 16),
+        ("Q8_0 Q5_1", 9, 1, False, False, 3, 32),
+        ("MXFP4", 11, 2, True, True, 1, 16),
+        # Experts begin within a record; more units than chains.
+        ("Q2_K", 2, 2, False, True, 1, 24),
+        ("Q4_1", 2, 1, True, True, 18, 8),
+        ("Q4_0 Q4_0", 1, 2, True, False, 1, 8),
+    ],
+)
+def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool, units: int, n_rows: int) -> None:
+    """Rows that use the same experts, in other places; every expert's weights belong to their pair."""
+    n_expert, pairs = 4, rows * n_used
+    entries = [FORMATS_BY_NAME[name] for name in formats.split()]
+    columns = units * entries[0].unit
+    stacks = [weight(entry, n_expert * n_rows, columns) for entry in entries]
+    commons = [other(entry, n_rows, columns) for entry in entries]
+    ids = np.array([(t // 2 + s * (1 + t % 3)) % n_expert for t in range(rows) for s in range(n_used)], np.int32)
+    ids.reshape(rows, n_used)[:, -1:] = (ids.reshape(rows, n_used)[:, :1] + 1) % n_expert
+    n_outputs = pairs + shared * rows
+    x = activations(n_outputs if down else rows, columns)
+    outs = [np.full((n_outputs, n_rows), np.nan, F) for _ in entries]
+    records = [repack.repack_rows(w.format, w.data) for w in stacks]
+    others = [repack.repack_rows(w.format, w.data) for w in commons]
+    kernel = matmul_experts(tuple(e.name for e in entries), 1 if rows == 1 else -(-rows // 8) * 8, n_used, shared, down)
+    sizes = (rows, tiles(n_rows), n_rows, units)
+    arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, None, None, None, *sizes]
+    grid = (len(entries) * tiles(n_rows), pairs + shared)
+    run(kernel, grid, 32 * matmul.warps(units, False), [*arguments, *packed(entries[0].unit, x)])
+    for stack, common, out in zip(stacks, commons, outs, strict=True):
+        for pair in range(n_outputs):
+            e = ids[pair] if pair < pairs else 0
+            own = stack.data[e * n_rows : (e + 1) * n_rows] if pair < pairs else common.data
+            at = pair if down else pair // n_used if pair < pairs else pair - pairs
+            same(out[pair], cpu.matmul(x[at : at + 1], Weight("w", stack.format, columns, own))[0][0])
+
+
+def by_expert(ids: np.ndarray, n_expert: int) -> tuple[np.ndarray, np.ndarray]:
+    """What ``sort_pairs`` makes of the experts of pairs, once it has been found to be right."""
+    listed = np.full(ids.size, -1, np.int32)
+    items = np.full((wide_experts.n_items(ids.size, n_expert), 4), -1, np.int32)
+    run(wide_experts.sort_pairs(), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
+    assert sorted(listed) == list(range(ids.size)) and (np.diff(ids.reshape(-1)[listed]) >= 0).all()
+    found = np.zeros(ids.size, int)
+    for expert, start, count, _ in items[items[:, 2] != 0]:
+        own = listed[start : start + count]
+        assert 0 < count <= wide_experts.COLUMNS and (ids.reshape(-1)[own] == expert).all()
+        found[own] += 1
+    assert (found == 1).all() and (items[:, 2] >= 0).all()
+    return listed, items
+
+
+@pytest.mark.parametrize(("rows", "n_used", "n_expert"), [(17, 1, 1), (90, 8, 12), (64, 2, 2), (4200, 1, 3)])
+def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
+    rng = np.random.default_rng(rows)
+    ids = np.minimum(rng.geometric(0.1, rows * n_used) - 1, n_expert - 1).astype(np.int32)
+    by_expert(np.where(ids == n_expert // 2, 0, ids) if n_expert > 2 else ids, n_expert)
+
+
+@pytest.mark.parametrize(
+    ("formats", "rows", "n_used", "down", "units", "n_rows", "large"),
+    [
+        # Experts begin within a record, and the last one has a record less; two stages.
+        ("Q4_K Q4_K", 18, 2, False, 2, 24, False),
+        # More columns than a block has, and groups of them of which one has a single column.
+        ("Q6_K", 97, 1, True, 1, 16, False),
+        ("Q6_K", 97, 1, True, 1, 16, True),
+        # Chains of two units, the last one alone.
+        ("Q2_K", 17, 1, False, 9, 16, True),
+        # A second stage of a single unit, which also ends the last chain; tiles of more rows than a small block has.
+        ("Q4_1", 17, 2, True, 9, 40, True),
+        ("Q4_1", 17, 1, True, 1, 72, False),
+        ("Q8_0 Q8_0", 20, 1, False, 3, 8, True),
+        ("Q8_0 Q8_0", 20, 1, False, 3, 8, False),
+    ],
+)
+def test_products_of_many_rows(
+    formats: str, rows: int, n_used: int, down: bool, units: int, n_rows: int, large: bool
+) -> None:
+    """Most rows use expert 0, and none uses expert 2."""
+    n_expert, pairs = 5, rows * n_used
+    ids = np.array([(0, (1, 3, 4)[t % 3])[s] for t in range(rows) for s in range(n_used)], np.int32)
+    ids[-1] = 4
+    listed, items = by_expert(ids, n_expert)
+    entries = [FORMATS_BY_NAME[name] for name in formats.split()]
+    unit = entries[0].unit
+    stacks = [weight(entries[0], n_expert * n_rows, units * unit), other(entries[0], n_expert * n_rows, units * unit)]
+    x = activations(pairs if down else rows, units * unit)
+    outs = [np.full((pairs, n_rows), np.nan, F) for _ in entries]
+    records = [repack.repack_rows(w.format, w.data) for w in stacks[: len(entries)]]
+    end = len(entries) * tiles(n_rows)
+    arguments = [
+        *(records[0], records[-1], outs[0], outs[-1], items, listed, tiles(n_rows), end, n_rows, units),
+        *packed(unit, x, True),
+    ]
+    sizes = 1 if down else n_used, len(items), end
+    run(*wide_experts.geometry(entries[0].name, *sizes, 227 << 10 if large else 0), arguments)
+    for stack, out in zip(stacks, outs, strict=False):
+        for e in range(n_expert):
+            own = Weight("w", stack.format, units * unit, stack.data[e * n_rows : (e + 1) * n_rows])
+            at = np.flatnonzero(ids == e)
+            if at.size:
+                same(out[at], cpu.matmul(x[at if down else at // n_used], own)[0])
+
+
+def test_a_product_that_chooses() -> None:
+    """A single row: the experts are those of its logits, and the kernel leaves them."""
+    n_expert, n_used, n_rows = 37, 3, 16
+    logits = activations(1, n_expert + 1)
+    stack, x = weight(FORMATS_BY_NAME["Q8_0"], n_expert * n_rows, 32), activations(1, 32)
+    scales = activations(1, n_expert)[0]
+    ids, weights, out = (
+        np.full((1, n_used), -1, np.int32),
+        np.full((1, n_used), np.nan, F),
+        np.empty((n_used, n_rows), F),
+    )
+    records = repack.repack_rows(stack.format, stack.data)
+    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, 1, 1, n_rows, 1, *packed(32, x)]
+    run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert, True), (1, n_used), 32, arguments)
+    theirs, shares = np.empty_like(ids), np.empty_like(weights)
+    mirror.route(logits, n_expert, theirs, shares)
+    assert ids.tolist() == theirs.tolist()
+    same(weights, shares * scales[theirs])
+    for e, row in zip(ids[0], out, strict=True):
+        own = Weight("w", stack.format, 32, stack.data[e * n_rows : (e + 1) * n_rows])
+        same(row, cpu.matmul(x, own)[0][0])
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_float_products(down: bool) -> None:
+    n_rows, n_used, columns, ids = 9, 2, 40, np.array([[1, 0], [2, 1]], np.int32)
+    stack, x = weight(FORMATS_BY_NAME["BF16"], 3 * n_rows, columns), activations(4 if down else 2, columns)
+    out = np.empty((4, n_rows), F)
+    kernel = matmul_experts_float("BF16", n_used, down)
+    run(kernel, (4, 2), 256, [stack.data.reshape(-1).view(np.uint32), x, ids, columns, n_rows, out])
+    for pair, e in enumerate(ids.reshape(-1)):
+        own = Weight("w", stack.format, columns, stack.data[e * n_rows : (e + 1) * n_rows])
+        at = pair if down else pair // n_used
+        same(out[pair], cpu.matmul(x[at : at + 1], own)[0][0])
+
+
+def test_records_of_an_expert() -> None:
+    assert [tiles(n) for n in (32, 40, 8)] == [2, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "n_used", "shared"),
+    [("Q4_K", 2, 2, True), ("Q6_K", 1, 3, False), ("Q3_K", 1, 1, True), ("IQ4_XS", 9, 1, False), ("Q2_K", 3, 1, True)],
+)
+def test_the_end_of_a_single_row(name: str, units: int, n_used: int, shared: bool) -> None:
+    """Gate and up to the sum of all networks and the residual, as one launch."""
+    n_ff, n_rows, n_expert, groups = 256 * units, 32, 4, n_used + shared
+    entry = FORMATS_BY_NAME[name]
+    stack, common = weight(entry, n_expert * n_rows, n_ff), other(entry, n_rows, n_ff)
+    gate, up = activations(groups, n_ff), activations(groups, n_ff)[:, ::-1].copy()
+    ids, weights = np.array([3, 0, 2], np.int32)[:n_used], np.array([0.5, 0.3, 0.2], F)[:n_used]
+    residual, logit, out = activations(1, n_rows)[0], np.array([0.7], F), np.empty(n_rows, F)
+    records, shared_records = (repack.repack_rows(entry, w.data) for w in (stack, common))
+    kernel = matmul_join(name, units, n_used, shared)
+    arguments = [records, shared_records, gate, up, ids, weights, logit, residual, n_rows, out]
+    assert can_join(name, units, n_rows, n_used, shared)
+    run(kernel, n_rows // 16, join_threads(*kernel.constants), arguments)
+    matrices = [Weight("w", entry, n_ff, stack.data[e * n_rows : (e + 1) * n_rows]) for e in ids] + [common] * shared
+    act = cpu.swiglu(gate, up)
+    y = np.stack([cpu.matmul(act[g : g + 1], w)[0][0] for g, w in enumerate(matrices)])
+    theirs = np.empty((1, n_rows), F)
+    mirror.join(residual[None], y[None, :n_used], weights[None], y[n_used:], logit, theirs)
+    same(out[None], theirs)
+
+
+# --- routing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n_expert", "n_used"), [(3, 3), (32, 8), (70, 16), (256, 8), (1024, 10)])
+def test_route(n_expert: int, n_used: int) -> None:
+    rows, stride = 2, n_expert + 1
+    # Few different values, so that most are equal to others; zeros of both signs, and infinities.
+    rng = np.random.default_rng(n_expert)
+    logits = rng.choice(np.array([-1.5, -0.0, 0.0, 0.25, 2.0, -np.inf], F), (rows, stride)).astype(F)
+    logits[:, 0] = 1.0
+    ids, weights = np.full((rows, n_used), -1, np.int32), np.full((rows, n_used), np.nan, F)
+    other_ids, other_weights = np.empty_like(ids), np.empty_like(weights)
+    mirror.route(logits, n_expert, other_ids, other_weights)
+    scales = activations(1, n_expert)[0] if n_expert % 3 else None
+    run(router.route(n_expert, n_used, scales is not None), rows, 32, [logits, stride, scales, ids, weights])
+    assert ids.tolist() == other_ids.tolist()
+    same(weights, other_weights if scales is None else other_weights * scales[ids])
+
+
+def test_no_numbers_give_experts_all_the_same() -> None:
+    ids, weights = np.full((1, 4), -1, np.int32), np.empty((1, 4), F)
+    run(router.route(40, 4), 1, 32, [np.full(40, np.nan, F), 40, None, ids, weights])
+    assert ids.tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("unit", "n", "held"), [(32, 96, 64), (256, 256, 3), (256, 512, 64)])
+def test_norm_and_router(gpu: backend.Backend, unit: int, n: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch leaves what three others do, whatever lanes hold of the router from the beginning."""
+    monkeypatch.setattr(router, "HELD", held)
+    rows, n_rows = 1 + (n < 256), 11
+    x, norm, matrix = activations(rows, n), activations(1, n)[0], weight(FORMATS_BY_NAME["F32"], n_rows, n)
+    seen = norm[::-1].copy()
+    q, d, s = (np.full_like(array, -1) for array in packed(unit, x))
+    logits = np.empty((rows, n_rows), F)
+    grid = (-(-n // 256) + 2, rows)
+    run(router.rms_norm_router(unit, n), grid, 256, [x, norm, seen, 1e-6, matrix.data, n_rows, q, d, s, logits])
+    normed = cpu.rms_norm(x, norm, 1e-6)
+    same(logits, cpu.matmul(cpu.rms_norm(x, seen, 1e-6), matrix)[0])
+    theirs = lockstep.activations(unit, rows, n, *packed(unit, normed))
+    for ours, other in zip(lockstep.activations(unit, rows, n, q, d, s), theirs, strict=True):
+        same(ours, other)

@@ -1,0 +1,69 @@
+"""What multi-token prediction needs beside a layer, in the simulator: the bits of the mirror."""
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cuda import backend
+from engine.cuda.runtime.tensor import Tensor
+from tests.cuda.simulated.test_operations import F, activations, computed, cpu, gpu, same
+
+assert gpu
+
+
+@pytest.mark.parametrize(("rows", "length", "first"), [(1, 3, 5), (3, 5, 3), (3, 2, 0)])
+def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, length: int, first: int) -> None:
+    """Rows go round the ring; of more than it holds the last ones stay; before the first position there are zeros."""
+    n, positions = 40, np.arange(first, first + rows, dtype=np.int32)
+    before, x, e = activations(length, n), activations(rows, n), activations(rows, n)[::-1].copy()
+    norms = activations(2, n)
+    ring = before.copy()
+    cpu.keep_rows(ring, x, positions)
+    expected = before.copy()
+    for t, position in enumerate(positions):
+        expected[position % length] = x[t]
+    same(ring, expected)
+
+    on_device, p = gpu.upload(before), gpu.upload(positions)
+    a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
+
+    def both() -> Tensor:
+        gpu.keep_rows(on_device, a, p)
+        return gpu.mtp_input(b, weights[0], on_device, weights[1], p, 1e-6)
+
+    (ours,) = computed(gpu, both)
+    same(gpu.download(on_device), ring)
+    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], positions, 1e-6)
+    same(ours, theirs)
+    # Each half is a normalization of its own.
+    h = np.stack([ring[(p - 1) % length] if p else np.zeros(n, F) for p in positions])
+    same(theirs, np.hstack([cpu.rms_norm(e, norms[0], 1e-6), cpu.rms_norm(h, norms[1], 1e-6)]))
+
+
+@pytest.mark.parametrize(("rows", "first"), [(1, 1), (3, 4)])
+def test_a_row_beside_the_one_before(gpu: backend.Backend, rows: int, first: int) -> None:
+    e, ring = activations(rows, 40), activations(5, 24)
+    positions = np.arange(first, first + rows, dtype=np.int32)
+    a, b, p = (gpu.upload(x) for x in (e, ring, positions))
+    (ours,) = computed(gpu, lambda: gpu.beside(a, b, p))
+    theirs = cpu.beside(e, ring, positions)
+    same(ours, theirs)
+    same(theirs, np.hstack([e, ring[[(p - 1) % 5 for p in positions]]]))
+
+
+def test_a_plain_value(gpu: backend.Backend) -> None:
+    x, norm = activations(2, 24), activations(1, 24)[0]
+    a, w = gpu.upload(x), gpu.upload(norm)
+    assert cpu.plain(x) is x and gpu.plain(a) is a
+    (ours,) = computed(gpu, lambda: gpu.plain(gpu.rms_norm(a, w, 1e-6)))
+    same(ours, cpu.rms_norm(x, norm, 1e-6))
+    # What is kept need not have been computed before.
+    ring, positions = gpu.upload(np.zeros((4, 24), F)), np.array([2, 3], np.int32)
+    p = gpu.upload(positions)
+    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), p))
+    gpu.start(plan)
+    same(gpu.download(ring)[2:], cpu.rms_norm(x, norm, 1e-6))

@@ -1,0 +1,216 @@
+"""Every format and every operation but attention and sampling, in the simulator, on small odd shapes: the bits of
+the mirrors."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import STEP_ROWS
+from engine.cpu.backend import Backend as CPU
+from engine.cuda import backend
+from engine.cuda.products import matmul, repack
+from engine.cuda.products.quantize import activation_words
+from engine.gguf.quants import FORMATS, Format
+from engine.models.weights import Weight
+from engine.synthetic.model import _random, random_blocks
+from engine.verify.layout import activations as by_row
+from tests.cuda.simulated.device import SimulatedDevice
+
+F = np.float32
+cpu = CPU(1)
+
+FORMATS_BY_NAME = {entry.name: entry for entry in FORMATS.values()}
+
+quantized = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if e.quantized], ids=lambda e: e.name)
+floats = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if not e.quantized], ids=lambda e: e.name)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> backend.Backend:
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    return backend.Backend()
+
+
+def weight(entry: Format, rows: int, columns: int) -> Weight:
+    """Random rows of a format."""
+    if entry.quantized:
+        blocks = random_blocks(entry.type, rows * columns // entry.block, columns**-0.5, _random(1, entry.name))
+        return Weight("w", entry, columns, blocks.reshape(rows, entry.row_bytes(columns)))
+    values = np.random.default_rng(1).standard_normal((rows, columns)).astype(F)
+    if entry.name == "F16":
+        return Weight("w", entry, columns, values.astype(np.float16).view(np.uint8))
+    if entry.name == "BF16":
+        return Weight("w", entry, columns, (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8))
+    return Weight("w", entry, columns, values.view(np.uint8))
+
+
+def computed(gpu: backend.Backend, operation: Callable[[], Any]) -> list[np.ndarray]:
+    """Results of an operation, one launch after the other."""
+    plan: Any = gpu.record(operation)
+    gpu.start(plan)
+    results = plan.result if isinstance(plan.result, list) else [plan.result]
+    return [gpu.download(result) for result in results]
+
+
+def same(ours: np.ndarray, theirs: np.ndarray) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def activations(rows: int, columns: int) -> np.ndarray:
+    rng = np.random.default_rng(rows)
+    return (rng.standard_normal((rows, columns)) * rng.choice([1e-3, 1.0, 30.0], (rows, 1))).astype(F)
+
+
+@quantized
+def test_repacked_rows_are_those_of_the_file_in_another_order(gpu: backend.Backend, entry: Format) -> None:
+    w = weight(entry, 21, 2 * entry.block)
+    device_weight = gpu.weight(w)
+    law = repack.repack_rows(entry, w.data)
+    same(gpu.device.read(device_weight.address, law.shape, np.uint8), law)
+    order = repack.record(entry.type)
+    assert np.array_equal(np.sort(order), np.arange(16 * entry.block_bytes))
+
+
+@quantized
+@pytest.mark.parametrize("k", [1, 3])
+def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
+    # Three units: three warps, and a tile that is not full.
+    columns = 3 * entry.block
+    w, x = weight(entry, 5, columns), activations(k, columns)
+    (theirs,) = cpu.matmul(x, w)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul(on_device, device_weight))
+    same(ours, theirs)
+
+
+@pytest.mark.parametrize(("rows", "single", "deep"), [(1, 16, 2), (3, 16, 2), (1, 0, 2), (1, 0, 0)])
+def test_matmul_in_every_way(
+    gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
+) -> None:
+    """A warp per unit, or chains of two units, the last of one, with two records under way or one."""
+    monkeypatch.setattr(matmul, "SINGLE_WARPS", single)
+    monkeypatch.setattr(backend, "DEEP_TILES", deep)
+    columns = 9 * 256
+    w, x, residual = weight(FORMATS_BY_NAME["Q4_K"], 5, columns), activations(rows, columns), activations(rows, 5)
+    r, on_device, device_weight = gpu.upload(residual), gpu.upload(x), gpu.weight(w)
+    plan: Any = gpu.record(lambda: gpu.matmul_add(r, on_device, device_weight))
+    assert plan.launches[-1].kernel.constants[-2:] == (deep > 0 and not single, 9 if single else 0)
+    gpu.start(plan)
+    same(gpu.download(plan.result), cpu.matmul_add(residual, x, w))
+
+
+def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> None:
+    weights = [weight(FORMATS_BY_NAME[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
+    x, norm = activations(9, 512), activations(1, 512)[0]
+    theirs = cpu.matmul(cpu.rms_norm(x, norm, 1e-6), *weights)
+    on_device, on_norm, device_weights = gpu.upload(x), gpu.upload(norm), [gpu.weight(w) for w in weights]
+    ours = computed(gpu, lambda: gpu.matmul(gpu.rms_norm(on_device, on_norm, 1e-6), *device_weights))
+    for one, other in zip(ours, theirs, strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("act", ["swiglu", "geglu"])
+def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
+    w = weight(FORMATS_BY_NAME["Q5_0"], 7, 96)
+    gate, up, residual = activations(2, 96), activations(2, 96)[::-1].copy(), activations(2, 7)
+    theirs = cpu.matmul_add(residual, getattr(cpu, act)(gate, up), w)
+    g, u, r, device_weight = gpu.upload(gate), gpu.upload(up), gpu.upload(residual), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul_add(r, getattr(gpu, act)(g, u), device_weight))
+    same(ours, theirs)
+    same(computed(gpu, lambda: gpu._plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
+
+
+@floats
+@pytest.mark.parametrize("k", [1, 3, STEP_ROWS + 3])
+def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
+    w, x = weight(entry, 6, 44), activations(k, 44)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    same(computed(gpu, lambda: gpu.matmul(on_device, device_weight))[0], cpu.matmul(x, w)[0])
+
+
+@pytest.mark.parametrize("entry", FORMATS.values(), ids=lambda e: e.name)
+def test_embed(gpu: backend.Backend, entry: Format) -> None:
+    w = weight(entry, 19, 2 * entry.block if entry.quantized else 6)
+    tokens = np.array([0, 9, 18], np.int32)
+    on_device, device_weight = gpu.upload(tokens), gpu.weight(w)
+    same(computed(gpu, lambda: gpu.embed(device_weight, on_device, 1.7))[0], cpu.embed(w, tokens, 1.7))
+
+
+@pytest.mark.parametrize("n", [24, 96, 576])
+@pytest.mark.parametrize("scale", [1.0, -0.37])
+def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
+    x, residual, norm = activations(2, n), activations(2, n)[::-1].copy(), activations(1, n)[0]
+    a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
+    same(computed(gpu, lambda: gpu._plain(gpu.rms_norm(a, w, 1e-6)))[0], cpu.rms_norm(x, norm, 1e-6))
+    expected = cpu.rms_norm_add(residual, x, norm, 1e-6, scale)
+    same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6, scale))[0], expected)
+
+
+@pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")])
+@pytest.mark.parametrize("normed", [True, False])
+def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, normed: bool) -> None:
+    """One kernel gives the sum and its int8, of the same bits as the two kernels that others take."""
+    x, residual = activations(3, n), activations(3, n)[::-1].copy()
+    norms = activations(2, n) * F(0.1)
+    matrices = [weight(FORMATS_BY_NAME[name], 3, n) for _ in range(2)]
+    a, r, (v, w) = gpu.upload(x), gpu.upload(residual), [gpu.upload(norm.copy()) for norm in norms]
+    on_device = [gpu.weight(matrix) for matrix in matrices]
+
+    def operation(ops: Any, r: Any, a: Any, v: Any, w: Any, matrices: Any, between: bool) -> Any:
+        y = ops.rms_norm_add(r, a, v, 1e-6, 0.7)
+        others = [ops.add(y, y)] if between else []
+        results = ops.matmul(ops.rms_norm(y, w, 1e-5) if normed else y, *matrices)
+        return [y, *results, *others]
+
+    theirs = operation(cpu, residual, x, norms[0], norms[1], matrices, True)
+    for between in (False, True):
+        plan: Any = gpu.record(partial(operation, gpu, r, a, v, w, on_device, between))
+        names = [launch.kernel.kernel.name for launch in plan.launches]
+        assert ("rms_norm_add_quantize" in names) != between and len(names) == (4 if between else 2)
+        gpu.start(plan)
+        for one, other in zip(plan.result, theirs, strict=False):
+            same(gpu.download(one), other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "swiglu", "rms_norm", "rms_norm_add", "gated_norm"])
+def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> None:
+    rows, n = STEP_ROWS + 1, 256
+    x, other, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
+
+    def operation(ops: Any, x: Any, other: Any, norm: Any) -> Any:
+        if kind == "plain":
+            return x
+        if kind == "swiglu":
+            return ops.swiglu(x, other)
+        if kind == "gated_norm":
+            return ops.gated_norm(x, norm, other, 1e-6)
+        return ops.rms_norm(x if kind == "rms_norm" else ops.rms_norm_add(other, x, norm, 1e-6, 0.7), norm, 1e-6)
+
+    a, o, w = gpu.upload(x), gpu.upload(other), gpu.upload(norm)
+
+    def quantized() -> Any:
+        return list(gpu._quantize(operation(gpu, a, o, w), n))
+
+    plan: Any = gpu.record(quantized)
+    assert len(plan.launches) == 1 and tuple(t.size for t in plan.result) == activation_words(n, rows, n)
+    gpu.start(plan)
+    q, d, s = cpu._quantize(operation(cpu, x, other, norm), n)
+    ours = by_row(n, rows, n, *map(gpu.download, plan.result))
+    for one, theirs in zip(ours, (q, d, s.astype(np.float16)), strict=True):
+        same(one, theirs)
+
+
+def test_sums_and_softcap(gpu: backend.Backend) -> None:
+    x, bias = activations(3, 40), activations(1, 40)[0]
+    a, b = gpu.upload(x), gpu.upload(bias)
+    same(computed(gpu, lambda: gpu.add(a, b))[0], cpu.add(x, bias))
+    same(computed(gpu, lambda: gpu.softcap(a, 30.0))[0], cpu.softcap(x.copy(), 30.0))

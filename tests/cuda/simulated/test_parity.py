@@ -1,0 +1,311 @@
+"""Whole models on a simulated GPU: ``engine/cuda/backend.py`` and ``engine/parity.py``, every kernel run thread by thread."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine import parity
+from engine.cuda import backend, sample
+from engine.cuda.runtime import device
+from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.model import make_model
+from engine.synthetic.shapes import Shape
+from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
+from tests.cuda.simulated.device import SimulatedDevice
+
+# As small as formats and vocabulary allow, so that a pass takes seconds: rows of one unit of 256, or of one to three of 32.
+SHAPES = {
+    "llama": Shape("llama", 1, 256, 2, 1, 32, 256, 289, 64, 1e4, 1e-5),
+    "qwen2": Shape("qwen2", 1, 64, 2, 1, 32, 96, 289, 64, 1e4, 1e-6, tied=False),
+    "qwen3": Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
+    "gemma3": Shape("gemma3", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-6, window=1),
+    "qwen35moe": Shape(
+        *("qwen35moe", 2, 64, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
+        n_rot=16,
+        experts=ExpertsConfig(3, 2, 32, 32),
+        delta_net=DeltaNetConfig(1, 2, 32, 4),
+        interval=2,
+        n_mtp=1,
+    ),
+}
+
+
+Models = tuple[engine.LLM, engine.LLM]
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    monkeypatch.setattr(device, "require_gpu", lambda: None)
+    monkeypatch.setattr(sample, "GROUPS", 32)
+    monkeypatch.setattr(parity, "NOISY", {"temperature": 0.8, "top_k": 30})
+    monkeypatch.setattr(parity, "MOST_SAMPLED", 1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(architecture: str, quant: str) -> Path:
+        file = folder / f"{architecture}-{quant}.gguf"
+        return file if file.exists() else make_model(file, SHAPES[architecture], quant)
+
+    return make
+
+
+def loaded(file: Path, cache_type: str = "f16") -> Models:
+    cpu, gpu = (engine.load(file, device=device, n_ctx=8, cache_type=cache_type) for device in ("cpu", "cuda"))
+    return cpu, gpu
+
+
+def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[Site, Check]]:
+    noted: list[tuple[Site, Check]] = []
+    cpu, gpu = models
+    cpu.reset()
+    gpu.reset()
+    both = Lockstep(cpu.model, gpu.model, lambda site, check: noted.append((site, check)))
+    for tokens, positions in parity.passes(ids, counts):
+        both.forward(tokens, positions, 1)
+    if cpu.model.mtp is not None:
+        both.draft(ids[0], sum(counts))
+    return noted
+
+
+@pytest.mark.parametrize(
+    ("architecture", "quant", "cache_type", "counts"),
+    [
+        ("llama", "Q4_K_M", "f16", [2]),
+        ("qwen2", "Q4_1", "f32", [1]),
+        ("qwen3", "Q8_0", "q8_0", [2]),
+        ("gemma3", "Q8_0", "f16", [2]),
+        ("qwen35moe", "Q8_0", "f16", [1, 2]),
+    ],
+)
+def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str, counts: list[int]) -> None:
+    noted = every_kernel(loaded(path(architecture, quant), cache_type), [3, 288, 17], counts)
+    assert not any(check.differing.any() for _, check in noted)
+    assert sum(check.values for _, check in noted) > 1500
+    operations = {site.operation for site, _ in noted}
+    gate = {"gemma3": "geglu", "qwen35moe": "experts"}.get(architecture, "swiglu")
+    assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
+    assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
+    kernels = {site.kernel for site, _ in noted}
+    if architecture == "qwen35moe":
+        assert {"delta_net", "gated_norm", "mtp_input", "keep_rows", "remember", "plain"} <= operations
+        assert {"kept state", "kept input", "kept row", "stored key"} <= {check.what for _, check in noted}
+        return
+    assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
+    attend = "attend_in_place" if cache_type == "q8_0" else "attend_chunks"
+    assert {attend, "combine", "combine_quantize"} <= kernels
+    if attend == "attend_in_place":
+        assert {"rotated query as int8", *CHUNK_PARTS} <= {check.what for _, check in noted}
+
+
+def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    file = path("qwen3", "Q8_0")
+    assert parity.main([str(file), "-p", "1", "-n", "3", "-ct", "f32", "-t", "1"]) == 0
+    out = capsys.readouterr().out
+    *table, last = out.splitlines()
+    assert table[0] == "qwen3-Q8_0.gguf: qwen3, 1 layers, f32 cache, 1 + 3 tokens"
+    assert last.startswith("all ") and last.endswith("values compared are equal, bit for bit.")
+    total = int(last.split()[1])
+    lines = [line.split() for line in table if line and line.split()[-1].isdecimal()]
+    assert {line[-1] for line in lines} == {"0"}
+    assert sum(int(line[-2]) for line in lines) == total
+    for words in (
+        "attention rope rotated query, stored key, stored value",
+        "matmul_add ffn_down matmul_quantized result",
+        "logits of the prompt",
+        "cache what is visible",
+        "logits of greedy tokens",
+        "k rows = k single steps k = 2 to 2",
+        "tokens chosen on the GPU greedy, with noise, with penalties",
+        "answer of LLM.generate greedy, with noise, with noise and drafts, with penalties, with penalties and drafts",
+    ):
+        assert any(" ".join(line).startswith(words) for line in lines), words
+
+
+# --- what is wrong is found ------------------------------------------------------------------------------------
+
+
+class Damage:
+    """Flips ``bits`` of word ``at`` of a kernel's ``output``, at each call that ``when(number of the call, device)`` says."""
+
+    def __init__(
+        self, ops: Any, kernel: str, when: Callable[[int, Any], bool], output: int = 0, at: int = 7, bits: int = 1
+    ) -> None:
+        self.calls = 0
+        self._outputs: dict[int, tuple[Any, Any]] = {}
+        self._kernel, self._when, self._output, self._at, self._bits = kernel, when, output, at, bits
+        record = ops.record
+
+        def remembering(forward: Callable[[], Any]) -> Any:
+            plan = record(forward)
+            # The arguments are kept, too, so that no other tuple gets their identity.
+            self._outputs |= {id(launch.arguments): (launch.arguments, launch.outputs) for launch in plan.launches}
+            return plan
+
+        ops.record = remembering
+        ops.device.damage = self
+
+    def __call__(self, device: Any, specialization: Any, arguments: Any) -> None:
+        if specialization.kernel.name == self._kernel:
+            self.calls += 1
+            if self._when(self.calls, device):
+                address = self._outputs[id(arguments)][1][self._output].address
+                device.at(address).view(np.uint32)[self._at] ^= self._bits
+
+
+@pytest.fixture(scope="module")
+def sound(path: Any) -> Iterator[Models]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Device", SimulatedDevice)
+        patch.setattr(device, "require_gpu", lambda: None)
+        yield loaded(path("qwen3", "Q8_0"))
+
+
+@pytest.fixture
+def models(sound: Models) -> Iterator[Models]:
+    """One pair of models, repaired after each test."""
+    yield sound
+    ops: Any = sound[1].model.ops
+    ops.__dict__.pop("record", None)
+    ops.device.damage = None
+    ops._plans.clear()
+
+
+def test_a_wrong_kernel(models: Any) -> None:
+    Damage(models[1].model.ops, "combine", lambda call, device: True)
+    with pytest.raises(Difference) as caught:
+        every_kernel(models, [3], [1])
+    error = caught.value
+    assert error.site and (error.site.layer, error.site.operation, error.site.kernel) == (0, "attention", "combine")
+    assert error.check.differing.tolist() == [[int(i == 7) for i in range(32)]]
+    cpu, gpu = (array[0, 7] for array in (error.check.cpu, error.check.gpu))
+    assert int(cpu.view(np.uint32)) ^ int(gpu.view(np.uint32)) == 1
+    variant = error.site.variant
+    assert str(error).splitlines() == [
+        f"layer 0, attention, kernel {variant}: result[0, 7] differs, as do 1 of 32 values in all:",
+        f"  CPU  0x{int(cpu.view(np.uint32)):08x}  {cpu!s}",
+        f"  GPU  0x{int(gpu.view(np.uint32)):08x}  {gpu!s}",
+        f"the kernel {variant} is at fault: given the CPU's inputs in fresh memory it differs in the same way.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "output", "what"),
+    [
+        ("rms_norm_quantize", 0, "x as int8"),
+        ("rms_norm_quantize", 1, "its scales"),
+        ("rms_norm_quantize", 2, "its sums"),
+        ("rope", 0, "rotated query"),
+        ("attend_chunks", 0, "largest score and sum"),
+        ("attend_chunks", 1, "weighted values"),
+        ("combine_quantize", 0, "x as int8"),
+    ],
+)
+def test_what_lies_between_kernels(models: Any, kernel: str, output: int, what: str) -> None:
+    """... is compared, too, so the first of them is named; a fault that does not come back is called one."""
+    Damage(models[1].model.ops, kernel, lambda call, device: call == 1, output, at=0)
+    with pytest.raises(Difference, match="given the CPU's inputs in fresh memory the same kernel is right") as caught:
+        every_kernel(models, [3], [1])
+    assert caught.value.site and (caught.value.site.kernel, caught.value.check.what) == (kernel, what)
+
+
+def test_wrong_weights(models: Any) -> None:
+    gpu = models[1]
+    weight = gpu.model.layers[0].attn_output
+    memory = gpu.model.ops.device.at(weight.address)
+    memory[5] ^= 4
+    with pytest.raises(
+        Difference, match=r"the weights blk\.0\.attn_output\.weight in device memory are not those of the file"
+    ):
+        every_kernel(models, [3], [1])
+    memory[5] ^= 4
+
+
+def test_wrong_only_in_a_graph(models: Any) -> None:
+    """The search goes from the pass to its operations, and from there to the launches of its graph."""
+    cpu, gpu = models
+    comparison = parity.Comparison(cpu, gpu, [3], 0, parity.Tally())
+    Damage(gpu.model.ops, "attend_chunks", lambda call, device: device.in_graph, output=1, bits=1 << 31)
+    with pytest.raises(Difference) as caught:
+        comparison.prompt()
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("whole pass: logits of the prompt, logits of positions 0 to 0: [0, ")
+    assert lines[3].startswith("operation by operation every kernel is right; run as a graph")
+    assert ", kernel attend_chunks[" in lines[4] and "[7] differs, as do 1 of 32 values" in lines[4]
+
+
+def test_a_wrong_cache(models: Any) -> None:
+    cpu, gpu = models
+    comparison = parity.Comparison(cpu, gpu, [3], 0, parity.Tally())
+    every_kernel(models, [3], [1])
+    comparison.caches()
+    gpu.model.ops.device.at(gpu.cache.layers[0].values.address).view(np.uint16)[9] ^= 1
+    with pytest.raises(Difference, match=r"values of layer 0, among the visible positions\[0, 0, 9\] differs"):
+        comparison.caches()
+
+
+def test_the_command_names_what_differs(
+    path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(SimulatedDevice):
+        def __init__(self, index: int = 0) -> None:
+            super().__init__(index)
+            self.damage = self.flip
+
+        def flip(self, device: Any, specialization: Any, arguments: Any) -> None:
+            if specialization.kernel.name == "embed_quantized":
+                self.at(arguments[-1])[3] ^= 0x80
+
+    monkeypatch.setattr(backend, "Device", Broken)
+    assert parity.main([str(path("qwen3", "Q8_0")), "-p", "1", "-n", "0"]) == 1
+    *_, head, cpu, gpu, verdict = capsys.readouterr().out.splitlines()
+    assert head.startswith(
+        "DIFFERENT: outside of the layers, embed token_embd, kernel embed_quantized[Q8_0]: result[0, 0]"
+    )
+    # A sign.
+    assert float(cpu.split()[-1]) == -float(gpu.split()[-1]) != 0
+    assert verdict.startswith("the kernel embed_quantized[Q8_0] is at fault")
+
+
+# --- what the simulated device stands in for -------------------------------------------------------------------
+
+
+def test_memory_of_results_in_a_cycle() -> None:
+    """... such as an exception and its frames make goes back to the pool, and is not given up at the same time."""
+    ops: Any = backend.Backend()
+    x = ops.upload(np.zeros(64, np.float32))
+    cycle: list[Any] = [ops.record(partial(ops.add, x, x)).result]
+    address = cycle[0].address
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    again = ops.record(partial(ops.add, x, x)).result
+    assert again and again.address == address
+    assert ops.device.at(address).size == 256
+
+
+def test_memory_comes_back_and_graphs_repeat() -> None:
+    ops: Any = backend.Backend()
+    before = ops.device.allocated
+    x, y = (ops.upload(np.arange(n, dtype=np.float32)) for n in (64, 32))
+    plan = ops.record(partial(ops.add, x, y))
+    ops.capture(plan)
+    assert plan.graph and plan.result
+    plan.graph.launch()
+    assert ops.download(plan.result).tolist() == [i + i % 32 for i in range(64)]
+    del x, y, plan
+    assert ops.device.allocated == before + 256  # the pool keeps what a result lay in

@@ -1,0 +1,416 @@
+"""engine/cuda/sample.py in the simulator: the tokens of engine/decode/sampler.py, from blocks of 32 and 64 threads."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import types
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cpu.accept import probabilities
+from engine.cpu.sample import pack
+from engine.cuda import sample
+from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.simulator import run
+from engine.decode.sampler import Sampler, SamplingParams
+from engine.errors import ModelError, UsageError
+
+N_CTX = 40
+SLOTS = 4
+
+
+class Machine:
+    """The memory of a device, on which rows of logits are sampled: row r for the position after positions[r]."""
+
+    def __init__(self, prompt: list[int], groups: int = 32, warps: int = 2, simulate_maxima: bool = False) -> None:
+        self.groups, self.warps, self.simulate_maxima = groups, warps, simulate_maxima
+        self.history = np.full(N_CTX, -1, np.int32)
+        self.history[: len(prompt)] = prompt
+        self.tokens = np.full(MOST_ROWS, prompt[-1], np.int32)
+        self.positions = np.arange(MOST_ROWS, dtype=np.int32) + np.int32(len(prompt) - 1)
+        self.best = np.full((MOST_ROWS, groups), 12345, np.uint64)
+        self.found = np.full(MOST_ROWS, -99, np.int32)
+        self.ids = np.full((MOST_ROWS + 2, MOST_K), -99, np.int32)
+        self.probabilities = np.full((MOST_ROWS + 2, MOST_K), -99, np.float32)
+        self.counts = np.full(MOST_ROWS + 2, -99, np.int32)
+
+    def sample(
+        self, sampler: Sampler, *rows: np.ndarray, keep_at: int | None = None, seed: int | None = None
+    ) -> list[int]:
+        """What is found in each row; its candidates are kept from row ``keep_at`` on."""
+        params, n_vocab, n = sample.pack_params(sampler), rows[0].size, len(rows)
+        # Rows may lie further apart than they are long.
+        logits = np.full((n, n_vocab + 3), np.inf, np.float32)
+        logits[:, :n_vocab] = rows
+        shape = [logits, n_vocab + 3, n_vocab]
+        self.found[:] = -99
+        if sample.edits(sampler.params):
+            run(sample.edit(32), n, 32, [*shape[:2], params, self.history, N_CTX, self.positions], seed=seed)
+        if self.simulate_maxima:
+            grid = (self.groups // self.warps, n)
+            run(sample.maxima(self.groups, self.warps), grid, 32 * self.warps, [*shape, self.best], seed=seed)
+        else:
+            self.best[:n] = [maxima_of(row[:n_vocab], self.groups) for row in logits]
+        if sampler.params.greedy:
+            run(sample.argmax(self.groups), n, self.groups, [self.best, self.found], seed=seed)
+        else:
+            keep = keep_at is not None
+            lists: list[Any] = [keep_at, self.ids, self.probabilities, self.counts] if keep else [0, None, None, None]
+            arguments = [*shape, self.best, params, self.positions, self.found, *lists]
+            run(sample.draw(self.groups, keep), n, self.groups, arguments, seed=seed)
+        assert (self.found[n:] == -99).all()
+        return self.found[:n].tolist()
+
+
+def maxima_of(logits: np.ndarray, groups: int) -> np.ndarray:
+    """What ``maxima`` computes, uint64 [groups]: NumPy is faster at it than simulated warps."""
+    best = np.zeros(groups, np.uint64)
+    keys = np.array([pack(x, place) for place, x in enumerate(logits)], np.uint64)
+    np.maximum.at(best, np.arange(logits.size) // 32 % groups, keys)
+    return best
+
+
+def logits_of(n: int, seed: int, kind: str = "normal") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n) * 3
+    if kind == "ties":
+        x = np.round(x / 2) + 0.0 * rng.choice([-1.0, 1.0], n)
+    elif kind == "equal":
+        x = np.zeros(n) * rng.choice([-1.0, 1.0], n)
+    elif kind == "falling":
+        x = np.sort(x)[::-1]
+    elif kind == "rising":
+        x = np.sort(x)
+    elif kind == "sparse":
+        x[rng.permutation(n)[5:]] = -np.inf
+    return x.astype(np.float32)
+
+
+def agree(params: SamplingParams, logits: np.ndarray, prompt: list[int], **geometry: Any) -> None:
+    assert sample.supported(params)
+    sampler = Sampler(params, logits.size)
+    expected = sampler.sample(logits, len(prompt), prompt)
+    assert Machine(prompt, **geometry).sample(sampler, logits) == [expected]
+
+
+KINDS = ["normal", "ties", "equal", "falling", "rising", "sparse"]
+
+
+@pytest.mark.parametrize(("n", "groups", "warps"), [(1, 2, 1), (33, 2, 2), (1000, 4, 1), (1500, 4, 2)])
+def test_maxima(n: int, groups: int, warps: int) -> None:
+    """1500 logits are more than a lane loads at once."""
+    for kind in ("normal", "rising"):
+        logits, best = logits_of(n, n, kind), np.full(groups, 12345, np.uint64)
+        run(sample.maxima(groups, warps), (groups // warps, 1), 32 * warps, [logits, n, n, best], seed=n)
+        assert np.array_equal(best, maxima_of(logits, groups))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_argmax(kind: str) -> None:
+    for n in (1, 33, 3000):
+        agree(SamplingParams(temperature=0), logits_of(n, n, kind), [0])
+    agree(SamplingParams(temperature=0), logits_of(1500, 3, kind), [0], groups=64)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_all_kernels(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=7, frequency_penalty=0.5, logit_bias={1: 2.0})
+    agree(params, logits_of(1030, 4), [1, 2, 3, 1], simulate_maxima=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "k"), [(300, 1), (1000, 3), (1000, 20), (1000, 40), (20, 40)])
+def test_draw(kind: str, n: int, k: int) -> None:
+    """k = 3 leaves few candidates, 20 more than a block of 32 can hold; a block of 64 serves k = 40."""
+    groups = 32 if k <= 32 else 64
+    for seed in range(2):
+        params = SamplingParams(temperature=0.9, top_k=k, top_p=0.97, min_p=0.02, seed=2**64 - 1 - seed)
+        agree(params, logits_of(n, 7 * seed + k, kind), list(range(1 + seed)), groups=groups)
+
+
+def test_draw_of_a_whole_block() -> None:
+    params = SamplingParams(temperature=1.5, top_k=256, top_p=0.99, min_p=0.0, seed=1)
+    agree(params, logits_of(40000, 2), [0], groups=sample.GROUPS)
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_filters(seed: int) -> None:
+    """Each on, off and at its edges; large vocabulary of a group: 9 lines, more than a lane loads at once."""
+    rng = np.random.default_rng(seed)
+    params = SamplingParams(
+        temperature=float(rng.choice([1e-40, 0.3, 1.0, 5.0])),
+        top_k=int(rng.integers(1, 33)),
+        top_p=float(rng.choice([0.0, 0.5, 0.9, 0.999, 1 - 1e-12, 1.0, 2.0])),
+        min_p=float(rng.choice([-1.0, 0.0, 1e-60, 0.05, 0.3, 1.0])),
+        seed=int(rng.integers(2**63)),
+    )
+    agree(params, logits_of(int(rng.choice([400, 1024, 9300])), seed, str(rng.choice(["normal", "ties"]))), [0, 1, 2])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_edit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(5, 300))
+    prompt = rng.integers(0, min(n, int(rng.choice([3, 1000]))), N_CTX - 1).tolist()[: int(rng.choice([1, 20, 39]))]
+    bias = {int(i): float(rng.normal() * 5) for i in rng.permutation(n)[: int(rng.choice([0, 3, 70]))]}
+    bias |= {prompt[-1]: -float("inf")} if seed % 2 else {}
+    params = SamplingParams(
+        temperature=float(rng.choice([0.0, 0.8])),
+        top_k=4,
+        repeat_penalty=float(rng.choice([1.0, 1.3])),
+        repeat_last_n=int(rng.choice([1, 16, 64, 1024])),
+        frequency_penalty=float(rng.choice([0.0, 0.7])),
+        presence_penalty=float(rng.choice([0.0, -0.4])),
+        logit_bias=bias,
+        seed=seed,
+    )
+    agree(params, logits_of(n, seed, "ties"), prompt)
+
+
+@pytest.mark.parametrize("threads_seed", [0, 1])
+def test_every_logit_after_edit(threads_seed: int) -> None:
+    """Not only the chosen one, in a shuffled order of threads."""
+    rng = np.random.default_rng(threads_seed)
+    prompt = rng.integers(0, 20, 35).tolist()
+    bias = {i: float(rng.normal()) for i in range(0, 40, 2)}
+    params = SamplingParams(repeat_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.1, logit_bias=bias)
+    sampler, machine, logits = Sampler(params, 50), Machine(prompt), logits_of(50, 1)
+    expected = sampler._edit(logits, prompt)
+    arguments = [logits, logits.size, sample.pack_params(sampler), machine.history, N_CTX, machine.positions]
+    run(sample.edit(32), 1, 32, arguments, seed=threads_seed)
+    assert np.array_equal(logits.view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows(rows: int, temperature: float) -> None:
+    """Each row is sampled at its own position and with the history up to it, drafts included."""
+    params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, logit_bias={3: -1.0}, seed=5)
+    history, sampler = np.random.default_rng(rows).integers(0, 20, 20 + rows).tolist(), Sampler(params, 130)
+    machine = Machine(history[:20], simulate_maxima=rows == 3)
+    machine.history[: len(history)] = history
+    logits = [(logits_of(130, row) / 3).astype(np.float32) for row in range(rows)]
+    expected = [sampler.sample(x, 20 + row, history[: 20 + row]) for row, x in enumerate(logits)]
+    assert machine.sample(sampler, *logits, seed=rows) == expected
+    assert len(set(expected)) > rows // 3
+
+
+def test_rows_beyond_the_context() -> None:
+    """Steps that were begun too many read nothing beyond the history."""
+    sampler = Sampler(SamplingParams(temperature=0, presence_penalty=0.5), 40)
+    machine = Machine([1] * (N_CTX - 1))
+    machine.history[-1] = 2
+    assert machine.sample(sampler, *[logits_of(40, 1)] * 4)[1] == sampler.sample(logits_of(40, 1), 40, [*[1] * 39, 2])
+
+
+@pytest.mark.parametrize("keep_at", [0, 2])
+def test_candidates(keep_at: int) -> None:
+    """Those of ``Sampler.candidates`` in their order, and their probabilities; the token is the same with and without."""
+    params = SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01, frequency_penalty=0.1, seed=8)
+    sampler, machine, history = Sampler(params, 300), Machine([4, 4, 4, 4]), [4, 4, 4, 4]
+    kinds = ["normal", "equal", "ties", "sparse"]
+    logits = [logits_of(300, row, kind) for row, kind in enumerate(kinds)]
+    without = machine.sample(sampler, *logits)
+    machine.history[:8] = 4
+    assert machine.sample(sampler, *logits, keep_at=keep_at) == without
+    for row, x in enumerate(logits):
+        ids, values = sampler.candidates(x, history + row * [4])
+        expected, at = np.empty(ids.size, np.float32), keep_at + row
+        probabilities(values, ids.size, sampler._temperature, expected, np.empty(2, np.float32))
+        assert machine.counts[at] == ids.size > 1
+        assert np.array_equal(machine.ids[at, : ids.size], ids)
+        assert np.array_equal(machine.probabilities[at, : ids.size].view(np.int32), expected.view(np.int32))
+        assert (machine.ids[at, ids.size :] == -99).all()
+    assert (np.delete(machine.counts, np.arange(4) + keep_at) == -99).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-40, 1e30])
+def test_candidates_at_extreme_temperatures(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=256, top_p=1, min_p=0)
+    sampler, machine = Sampler(params, 900), Machine([4], groups=sample.GROUPS)
+    machine.sample(sampler, logits_of(900, 1), keep_at=0)
+    ids, values = sampler.candidates(logits_of(900, 1))
+    expected = np.empty(256, np.float32)
+    probabilities(values, 256, sampler._temperature, expected, np.empty(1, np.float32))
+    assert machine.counts[0] == 256
+    assert np.array_equal(machine.probabilities[0], expected)
+    assert expected[0] == (1 if temperature < 1 else 1 / 256)
+
+
+@pytest.mark.parametrize(("value", "code"), [(np.nan, sample.NAN), (np.inf, sample.INFINITE), (-np.inf, sample.BANNED)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=5)
+    logits = np.full(100, -np.inf, np.float32)
+    logits[70] = value
+    sampler, machine = Sampler(params, 100), Machine([7, 8])
+    with pytest.raises((ModelError, UsageError)) as expected:
+        sampler.sample(logits, 2, [7, 8])
+    fine = logits_of(100, 1)
+    machine.history[2] = 9
+    assert machine.sample(sampler, logits, fine) == [code, sampler.sample(fine, 3, [7, 8, 9])]
+    if temperature:
+        machine.sample(sampler, fine, logits, keep_at=0)
+        assert machine.counts[0] > 0 and machine.counts[1] == 0
+    with pytest.raises(expected.type, match=str(expected.value)):
+        sample.token_of(code)
+
+
+@pytest.mark.parametrize(
+    ("changes", "can"),
+    [
+        ({}, True),
+        ({"top_k": 256}, True),
+        ({"top_k": 257}, False),
+        ({"top_k": 0}, False),
+        ({"top_k": 0, "typical_p": 0.5, "temperature": 0}, True),
+        ({"typical_p": 0.9}, False),
+        ({"repeat_last_n": -1}, True),
+        ({"repeat_last_n": -1, "repeat_penalty": 1.1}, False),
+        ({"repeat_last_n": 1024, "repeat_penalty": 1.1}, True),
+        ({"repeat_last_n": 1025, "presence_penalty": 1.1}, False),
+        ({"logit_bias": dict.fromkeys(range(1024), 0.5)}, True),
+        ({"logit_bias": dict.fromkeys(range(1025), 0.5)}, False),
+    ],
+)
+def test_supported(changes: dict[str, Any], can: bool) -> None:
+    assert sample.supported(SamplingParams(**changes)) == can
+
+
+class FakeDevice:
+    """Device memory whose addresses are numbers of arrays."""
+
+    def __init__(self) -> None:
+        self.memory: list[np.ndarray] = []
+        self.launched: list[str] = []
+
+    def add(self, array: np.ndarray) -> int:
+        self.memory.append(array)
+        return len(self.memory) - 1
+
+    def add_all(self, tokens: np.ndarray, positions: np.ndarray, history: np.ndarray) -> tuple[int, int, int]:
+        return self.add(tokens), self.add(positions), self.add(history)
+
+    def allocate(self, n_bytes: int, what: str) -> SimpleNamespace:
+        return SimpleNamespace(address=self.add(np.full(n_bytes, 0xFF, np.uint8)))
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+        array = np.zeros(shape, dtype)
+        return array, self.add(array)
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        data = array.reshape(-1).view(np.uint8)
+        self.memory[address].view(np.uint8)[: data.size] = data
+
+    def launch(self, specialization: Specialization, grid: Any, block: int, arguments: list[int]) -> None:
+        self.launched.append(specialization.name)
+        pointers = [isinstance(kind, types.CPointer) for kind in specialization.kernel.arguments]
+        given = [self.memory[a] if p else a for a, p in zip(arguments, pointers, strict=True)]
+        run(specialization, grid, block, given)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    monkeypatch.setattr(sample, "GROUPS", 32)
+    device = FakeDevice()
+    # Address 0 is that of nothing.
+    device.add(np.zeros(0, np.uint8))
+    return device
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_sequence(device: FakeDevice, temperature: float) -> None:
+    """Plain steps that follow each other, past the end of the ring and of the context."""
+    params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
+    history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
+    state, machine = Machine(history), sample.DeviceSampler(device, 100, N_CTX, SLOTS)
+    addresses = device.add_all(state.tokens, state.positions, state.history)
+    machine.begin(sampler)
+    for step in range(8):
+        logits = logits_of(100, 40 + step)
+        machine.launch(device.add(logits.copy()), 100, 1, *addresses, params.greedy, True)
+        (word,) = machine.take()
+        if len(history) < N_CTX:
+            history.append(sampler.sample(logits, len(history), history))
+            assert word == history[-1] == state.tokens[0]
+            assert state.positions[0] == len(history) - 1
+    assert state.history.tolist() == history
+    assert state.positions[0] == N_CTX - 1
+
+
+def test_device_sampler(device: FakeDevice) -> None:
+    """Two samplers after one another; the host looks after every third step."""
+    n, prompt = 200, [5, 6]
+    machine = sample.DeviceSampler(device, n, N_CTX, SLOTS)
+    for params in (SamplingParams(temperature=0), SamplingParams(top_k=9, repeat_penalty=1.8, seed=3)):
+        sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
+        machine.begin(sampler)
+        state, history = Machine(prompt), list(prompt)
+        addresses = device.add_all(state.tokens, state.positions, state.history)
+        device.launched.clear()
+        for step in (0, 3):
+            for logits in (logits_of(n, step), logits_of(n, step + 1), logits_of(n, step + 2)):
+                machine.launch(device.add(logits.copy()), n, 1, *addresses, *choice)
+                history.append(sampler.sample(logits, len(history), history))
+            for expected in history[-3:]:
+                assert machine.ready() and machine.take() == [expected]
+            assert not machine.ready()
+        assert device.launched == 6 * [s.name for s in machine.kernels(*choice)]
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [("exact", 1.0), ("ratio", 1.0), ("p-min", 1.0), ("ratio", 0.0)])
+def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
+    """A step of 3 rows with certain drafts, the first of them what the target chooses, and one that cannot be sampled."""
+    params = SamplingParams(temperature=temperature, top_k=8, seed=11)
+    sampler, machine = Sampler(params, 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
+    machine.begin(sampler, mode, p_accept=2.0)
+    state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
+    first = [sampler.sample(x, 1 + row) for row, x in enumerate(logits)]
+    state.tokens[1:3] = [first[0], (first[1] + 1) % 70]
+    addresses = device.add_all(state.tokens, state.positions, state.history)
+
+    def step(rows: int) -> None:
+        machine.launch(device.add(logits.copy()), 70, rows, *addresses, params.greedy, False, mode)
+
+    step(3)
+    taken = machine.take()
+    if mode == "ratio" and temperature:
+        # What is accepted here is decided by other noise.
+        assert 1 <= len(taken) <= 3
+    else:
+        assert taken == first[:2]
+    assert state.history[1 : 1 + len(taken)].tolist() == taken
+    assert device.launched == [s.name for s in machine.kernels(params.greedy, False, mode)]
+    assert device.launched[-1] == ("accept[exact]" if params.greedy else f"accept[{mode}]")
+    state.positions[:] = np.arange(MOST_ROWS)
+    logits[:] = np.nan
+    step(1)
+    assert machine.ready() and machine.ring[1, :2].tolist() == [1, sample.NAN]
+    with pytest.raises(ModelError, match="NaN"):
+        machine.take()
+    assert not machine.ready() and machine.ring[1, 0] == EMPTY and machine.ring.shape == (SLOTS, SLOT)
+
+
+@pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
+def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
+    """Tokens are only found, and candidates kept where their probabilities will be asked for."""
+    sampler, machine = Sampler(SamplingParams(top_k=5, seed=2), 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
+    machine.begin(sampler, mode)
+    state, logits = Machine([5, 6]), logits_of(70, 3)
+    addresses = device.add_all(state.tokens, state.positions, state.history)
+    machine.launch(device.add(logits.copy()), 70, 1, *addresses, False, False, mode, accept=False, slot=2)
+    assert device.launched == [s.name for s in machine.kernels(False, False, mode, accept=False)]
+    assert device.launched == ["maxima[32, 8]", f"draw[32, {keeps}]"]
+    assert device.memory[machine.found.address].view(np.int32)[0] == sampler.sample(logits, 2)
+    assert not machine.ready() and state.positions[0] == 1
+    if keeps:
+        ids, _ = sampler.candidates(logits)
+        assert device.memory[machine.lists.counts].view(np.int32)[2] == ids.size
+        assert device.memory[machine.lists.ids].view(np.int32)[2 * MOST_K :][: ids.size].tolist() == ids.tolist()
+        assert not device.memory[machine.no_lists.counts].any()

@@ -1,0 +1,175 @@
+"""Drafts on a simulated GPU: whole answers, made there with graphs of both models, against plain answers on the CPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+import engine
+from engine.cuda import backend, sample
+from engine.cuda.runtime import device
+from engine.models.config import DeltaNetConfig
+from engine.speculative import loop
+from engine.speculative.params import SpeculationParams
+from engine.synthetic.model import make_model
+from engine.synthetic.shapes import Shape
+from tests.cuda.simulated.device import SimulatedDevice
+
+SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
+PROMPT = [3, 7, 11, 3, 7]
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    monkeypatch.setattr(device, "require_gpu", lambda: None)
+    monkeypatch.setattr(sample, "GROUPS", 32)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return tuple(make_model(folder / f"{q}.gguf", SHAPE, q) for q in ("Q8_0", "Q4_0"))  # type: ignore[return-value]
+
+
+Pair = Callable[..., tuple[engine.LLM, engine.LLM]]
+
+
+@pytest.fixture
+def pair(files: tuple[Path, Path]) -> Pair:
+    """(on the CPU, on the simulated GPU with a draft model): "good" is the target again, "bad" another model."""
+
+    def make(draft: str, n_ctx: int = 24) -> tuple[engine.LLM, engine.LLM]:
+        target, other = files
+        drafts = target if draft == "good" else other
+        cpu = engine.load(target, device="cpu", n_ctx=n_ctx)
+        return cpu, engine.load(target, device="cuda", n_ctx=n_ctx, draft_model=drafts)
+
+    return make
+
+
+NOISE: dict[str, Any] = {"temperature": 0.8, "top_k": 30, "seed": 5, "repeat_penalty": 1.3, "logit_bias": {17: 2.0}}
+
+
+@pytest.mark.parametrize(("draft", "options"), [("good", NOISE), ("bad", {"temperature": 0.0})])
+def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[str, Any]) -> None:
+    cpu, gpu = pair(draft)
+    speculation = SpeculationParams(draft_max=2)
+    expected = cpu.complete(PROMPT, max_tokens=9, ignore_eos=True, **options)
+    found = gpu.complete(PROMPT, max_tokens=9, ignore_eos=True, speculation=speculation, **options)
+    assert found.ids == expected.ids
+    assert found.speculation is not None and found.speculation.drafted > 0
+    if draft == "good":
+        assert found.speculation.accepted == found.speculation.drafted
+    assert_same_cache(cpu, gpu)
+
+
+@pytest.mark.parametrize("accept", ["ratio", "p-min"])
+def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tuple[Path, Path], accept: str) -> None:
+    _, gpu = pair("bad")
+    cpu = engine.load(files[0], device="cpu", n_ctx=24, draft_model=files[1])
+    speculation = SpeculationParams(draft_max=2, accept=accept, accept_p_min=0.01)
+    expected, found = (
+        llm.complete(PROMPT, max_tokens=8, ignore_eos=True, speculation=speculation, **NOISE) for llm in (cpu, gpu)
+    )
+    assert found.ids == expected.ids
+    assert expected.speculation is not None and found.speculation is not None
+    assert found.speculation.drafted_at == expected.speculation.drafted_at
+    assert found.speculation.accepted_at == expected.speculation.accepted_at
+
+
+def test_lookup(pair: Pair) -> None:
+    cpu, gpu = pair("good")
+    gpu.draft = None
+    # A vocabulary that is all but one token banned repeats itself, so that there is something to find.
+    bias = {token: float("-inf") for token in range(289) if token not in (3, 7)}
+    options: dict[str, Any] = {"temperature": 0.7, "seed": 1, "logit_bias": bias, "max_tokens": 10, "ignore_eos": True}
+    expected = cpu.complete(PROMPT, **options)
+    found = gpu.complete(PROMPT, speculation=SpeculationParams(lookup=True, draft_max=3), **options)
+    assert found.ids == expected.ids
+    assert found.speculation is not None and found.speculation.drafted_by["lookup"] > 0
+    assert_same_cache(cpu, gpu)
+
+
+def test_to_the_end_of_the_context(pair: Pair) -> None:
+    cpu, gpu = pair("good", n_ctx=12)
+    expected = cpu.complete(PROMPT, temperature=0, ignore_eos=True)
+    found = gpu.complete(PROMPT, temperature=0, ignore_eos=True, speculation=SpeculationParams(draft_max=3))
+    assert (found.ids, found.finish_reason) == (expected.ids, expected.finish_reason) == (expected.ids, "length")
+    assert len(found.prompt_ids) + len(found.ids) == 12
+    again = gpu.complete(PROMPT, temperature=0, ignore_eos=True, speculation=SpeculationParams(enabled=False))
+    assert again.ids == expected.ids
+
+
+# --- a layer of the model's own ----------------------------------------------------------------------------------
+
+HYBRID = Shape(
+    *("qwen35", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
+    n_rot=16,
+    n_mtp=1,
+    delta_net=DeltaNetConfig(1, 1, 32, 2),
+    interval=2,
+)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("hybrid") / "hybrid.gguf", HYBRID, "Q8_0")
+
+
+def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made in the graph of a step, right and wrong ones, and through the host; states and h as without drafts."""
+    monkeypatch.setattr(loop, "MEASURED", 0)
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda"))
+    options: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
+    expected = cpu.complete(PROMPT, speculation=SpeculationParams(enabled=False), **options).ids
+    assert gpu.draft is not None
+    gpu.draft.script = np.full(24, -1, np.int32)
+    # One is wrong, and the right one is found in its place.
+    gpu.draft.script[len(PROMPT) : len(PROMPT) + 5] = [(t + (i == 2)) % 289 for i, t in enumerate(expected)]
+    found = gpu.complete(PROMPT, speculation=SpeculationParams(draft_max=2), **options)
+    assert found.ids == expected and found.speculation is not None
+    assert 0 < found.speculation.accepted < found.speculation.drafted
+    gpu.draft.script = None
+    through = SpeculationParams(draft_max=1, draft_p_min=0.01)
+    found = gpu.complete(PROMPT, speculation=through, **options | {"max_tokens": 3})
+    assert found.ids == expected[:3] and found.speculation is not None and found.speculation.drafted > 0
+    assert gpu.cache.length == len(PROMPT) + 2
+    cpu.read([*PROMPT, *expected[:2]])
+    for (what, *mine), (_, *its) in zip(cpu.model.rings(), gpu.model.rings(), strict=True):
+        for position in range(gpu.cache.length - mine[1], gpu.cache.length):
+            n, m = (int(ring.shape[0]) for ring in (mine[0], its[0]))
+            row = gpu.model.ops.download(its[0][position % m : position % m + 1])
+            assert row.tobytes() == mine[0][position % n : position % n + 1].tobytes(), what
+
+
+def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
+    """Steps of both were under way, and both go over the same states."""
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))
+    prompts = PROMPT, [*PROMPT, 9]
+    given: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}
+    expected = cpu.complete(prompts[1], **given).ids
+    one, other = (gpu.generate(prompt, **given) for prompt in prompts)
+    for answer in (one, other):
+        for _ in range(2):
+            next(answer)
+    one.close()
+    list(other)
+    assert other.ids == expected
+
+
+def assert_same_cache(cpu: engine.LLM, gpu: engine.LLM) -> None:
+    """The caches hold the same positions, bit for bit."""
+    assert gpu.cache.length == cpu.cache.length
+    n = cpu.cache.length
+    for mine, its in zip(cpu.cache.layers, gpu.cache.layers, strict=True):
+        keys, values = (gpu.model.ops.download(array) for array in (its.keys, its.values))
+        assert np.array_equal(mine.keys[:, 0, :, :n], keys[:, 0, :, :n])
+        assert np.array_equal(mine.values[:, 0, :n], values[:, 0, :n])

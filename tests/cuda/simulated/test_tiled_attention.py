@@ -1,0 +1,195 @@
+"""engine/cuda/attention/tiled.py in the simulator: the bits of engine/cpu/attention.py, and of its gates."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import LayerShape
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, Types
+from engine.cpu import attention as mirror
+from engine.cpu import glu, quantized_cache
+from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.attention.tile import Tile
+from engine.cuda.runtime.simulator import run
+from engine.models.heads import Heads
+from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.test_attention import same_operations
+from tests.cuda.simulated.test_direct_attention import filled
+
+SCALE = np.float32(0.3)
+
+
+def agree(
+    positions: list[int],
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int,
+    *,
+    types: str = "f16 f16",
+    window: int = 0,
+    gated: bool = False,
+    own: int = 8,
+    end: int = 0,
+    pairs: int = 32,
+    threads: int = 64,
+    seed: int | None = None,
+) -> None:
+    """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have left, in tiles of
+    ``pairs``; what is not written is not a number; types: of keys and of values."""
+    rng = np.random.default_rng(sum(positions) + n_head + d_k)
+    rows, end = len(positions), end or max(positions) + 1
+    k, v = (CACHE_TYPES[name] for name in types.split())
+    cache = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    at = np.array(positions, np.int32)
+    q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
+    integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
+    if k.quantized:
+        scaled = q.reshape(-1, d_k) * SCALE
+        quantized_cache.quantize_queries(scaled, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK))
+    flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
+    expected = np.empty((rows, n_head, d_v), np.float32)
+    if k == v and not k.quantized:
+        mirror.attend(q, cache.keys, cache.values, at, SCALE, window, k.bits == 16, 1, expected)
+    else:
+        mirror.attend_quantized(q, integers, scales, *flat, at, SCALE, window, k.bits, v.bits, 1, expected)
+    if v.quantized:
+        quantized_cache.rotate_rows(expected.reshape(-1, d_v))
+    assert np.isfinite(expected).all()
+    gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
+    if gate is not None:
+        gate[:, :, 0] = np.nan  # the queries
+        glu.sigmoid_gate(expected, gate[:, :, 1])
+    group = n_head // n_head_kv
+    kernel = tiled_attention.attend_tiles(k.name, v.name, d_k, d_v, group, pairs, own, threads, gated)
+    out = np.full_like(expected, np.nan)
+    query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
+    arguments = [*query, *flat, at, gate, out, rows, cache.chunks, window, SCALE]
+    run(kernel, (n_head_kv, -(-rows * group // pairs)), threads, arguments, seed=seed)
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("types", ["f16 f16", "f32 f32", "q8_0 q8_0", "q4_0 q4_0"])
+def test_rows_of_a_prompt(types: str) -> None:
+    """Tiles within a chunk and on both sides of a border; pairs that there are not; what lies behind the rows.  The order of
+    threads does not show."""
+    d = 32 if types.startswith("q") else 16
+    agree([*range(52, 69)], 3, 1, d, d, types=types, end=80, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("types", "d_k", "d_v", "own"),
+    [
+        ("f16 f16", 32, 72, 8),
+        ("f16 f16", 48, 40, 4),
+        ("q4_0 q4_0", 96, 32, 4),
+        ("q8_0 q4_0", 32, 128, 4),
+        ("f16 q8_0", 16, 32, 4),
+        ("q4_0 f32", 32, 8, 8),
+        ("f32 f16", 16, 8, 4),
+    ],
+)
+def test_sizes_of_heads(types: str, d_k: int, d_v: int, own: int) -> None:
+    """A thread owns four or eight pairs, and four or eight elements, of which some are not there."""
+    agree([*range(17)], 2, 2, d_k, d_v, types=types, own=own)
+
+
+def test_warps_that_share_the_pairs_of_a_chunk() -> None:
+    agree([*range(54, 72)], 3, 1, 32, 32, types="q8_0 q4_0", pairs=64, threads=128)
+
+
+def test_large_quantized_heads() -> None:
+    """More elements than the threads take at a time."""
+    agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
+
+
+@pytest.mark.parametrize(("start", "types"), [(0, "f16 f16"), (250, "f16 f16"), (250, "q8_0 q4_0")])
+def test_windows_and_rings(start: int, types: str) -> None:
+    """A chunk that some rows of a tile see nothing of, one that they see the end of, one that has gone."""
+    agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
+
+
+@pytest.mark.parametrize(("types", "d_v"), [("f16 f16", 24), ("q4_0 q4_0", 64)])
+def test_gated_heads(types: str, d_v: int) -> None:
+    agree([*range(60, 77)], 2, 1, 32, d_v, types=types, gated=True)
+
+
+@pytest.mark.parametrize("types", ["f16 f16", "q8_0 q8_0"])
+def test_positions_that_do_not_follow_one_another(types: str) -> None:
+    """... as of queries over what another model remembers; with a window, chunks between them that no row sees."""
+    positions = [3, 3, 3, *[130] * 15, 200, 200]
+    agree(positions, 1, 1, 32, 32, types=types, window=8, end=230)
+    if types == "f16 f16":
+        agree(positions, 1, 1, 32, 32, types=types, end=230)
+
+
+@pytest.mark.parametrize(
+    ("types", "d_k", "d_v", "pairs", "at_once"),
+    [
+        ("f16", 128, 128, 128, 2),
+        ("f16", 64, 80, 128, 2),
+        ("f32", 256, 128, 128, 2),
+        ("f16", 256, 256, 64, 2),
+        ("f32", 192, 512, 32, 4),
+        ("q8_0", 64, 64, 128, 2),
+        ("q8_0", 128, 128, 64, 2),
+        ("q4_0", 256, 128, 64, 2),
+        ("q8_0", 512, 512, 32, 4),
+    ],
+)
+def test_tiles(types: str, d_k: int, d_v: int, pairs: int, at_once: int) -> None:
+    """The parts of shared memory fit, also where a block has 99 KiB, and every thread has a part of the tile."""
+    least = 99 << 10
+    kernel, grid, threads = tiled_attention.geometry(100, 12, 2, d_k, d_v, types, types, False, least)
+    tile = Tile(d_k, d_v, pairs, 8 if pairs == 128 else 4, threads, CACHE_TYPES[types].quantized)
+    assert kernel.constants[5:8] == (pairs, tile.own, threads) and grid == (2, -(-600 // pairs))
+    assert tile.at_once == at_once and d_v <= tile.pitch and tile.slice % 4 == 0
+    assert kernel.shared == 4 * tile.size and kernel.shared + 4 * pairs <= least
+
+
+def test_larger_tiles_where_they_fit() -> None:
+    for shared, pairs in ((227 << 10, 128), (100 << 10, 64)):
+        kernel, grid, _ = tiled_attention.geometry(100, 12, 2, 128, 128, "q8_0", "q8_0", False, shared)
+        assert kernel.constants[5] == pairs and grid == (2, -(-600 // pairs))
+        most = tiled_attention.FILLED * grid[0] * grid[1]
+        found = [tiled_attention.fills(100, 12, 2, 128, 128, "q8_0", n, shared) for n in (most, most + 1)]
+        assert found == [True, False]
+
+
+def test_what_is_taken() -> None:
+    f16, f32, q8_0, q4_0 = (CACHE_TYPES[name] for name in ("f16", "f32", "q8_0", "q4_0"))
+    for d in (64, 80, 96, 112, 128, 192, 256, 512):
+        assert tiled_attention.takes(f16, f16, d, d) and tiled_attention.takes(f32, f16, d, d)
+        assert tiled_attention.takes(q8_0, q4_0, d, d) == tiled_attention.takes(q4_0, f16, d, d) == (d % BLOCK == 0)
+    refused: list[Any] = [(f16, f16, 72, 64), (f16, f16, 64, 576), (q8_0, f16, 48, 64), (f16, q4_0, 64, 48)]
+    assert not any(tiled_attention.takes(*case) for case in refused) and CHUNK == 64
+
+
+# --- through the backend ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k_type", "v_type", "gated", "past"),
+    [("f16", "f16", True, 0), ("f32", "f32", False, 5), ("q8_0", "q4_0", True, 0)],
+)
+def test_the_operations_of_a_wide_pass(
+    monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, gated: bool, past: int
+) -> None:
+    types = Types(CACHE_TYPES[k_type], CACHE_TYPES[v_type])
+    d = 32 if types.k.quantized else 16
+    same_operations(monkeypatch, types, Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated), past=past, rows=18)
+
+
+def test_the_operations_of_a_pass_too_small_for_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... are those of 16 rows at a time."""
+    types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["q4_0"])
+    monkeypatch.setattr(SimulatedDevice, "multiprocessors", 4)
+    given = 2, 1, 32, 32, types.k.name, 4, SimulatedDevice.shared_memory
+    assert not tiled_attention.fills(17, *given) and tiled_attention.fills(65, *given)
+    same_operations(monkeypatch, types, Heads(2, 1, 32, 32, True, 0.25, 1e-6, gated=True), rows=18)

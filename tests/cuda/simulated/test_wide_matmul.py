@@ -1,0 +1,90 @@
+"""Products of many rows in the simulator: the bits of the mirror, whatever formats and sizes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cuda import backend
+from engine.cuda.products import repack, wide_matmul
+from engine.cuda.runtime.simulator import run
+from engine.models.weights import Weight
+from tests.cuda.simulated.test_experts import packed
+from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
+
+assert gpu
+
+
+def product(gpu: Any, x: np.ndarray, *matrices: Weight) -> tuple[list[str], list[np.ndarray]]:
+    """The kernels of a product, and its results."""
+    on_device, device_weights = gpu.upload(x), [gpu.weight(w) for w in matrices]
+    plan = gpu.record(lambda: gpu.matmul(on_device, *device_weights))
+    gpu.start(plan)
+    return [launch.kernel.name for launch in plan.launches], [gpu.download(out) for out in plan.result]
+
+
+LARGE = 227 << 10
+"""Bytes of shared memory that large blocks may have; the simulated GPU has small ones."""
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "units", "n_rows", "large"),
+    [
+        # Two stages, and a tile of weight rows that is not full.
+        ("Q4_K", 17, 2, 21, False),
+        ("Q6_K", 17, 1, 16, False),
+        ("Q6_K", 17, 1, 16, True),
+        ("Q2_K", 19, 1, 3, True),
+        # Fewer units than a stage has; one more than it has, which is also the last chain.
+        ("Q8_0", 17, 3, 24, False),
+        ("Q4_1", 20, 9, 5, False),
+        ("Q8_0", 17, 9, 24, True),
+        ("Q4_1", 17, 3, 5, True),
+    ],
+)
+def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large: bool) -> None:
+    if large:
+        gpu.device.shared_memory = LARGE
+    columns = units * FORMATS_BY_NAME[name].unit
+    w, x = weight(FORMATS_BY_NAME[name], n_rows, columns), activations(rows, columns)
+    names, (ours,) = product(gpu, x, w)
+    assert names[1:] == [f"matmul_wide[{name}]" if large else f"matmul_wide[{name}, True]"]
+    same(ours, cpu.matmul(x, w)[0])
+
+
+def test_matrices_side_by_side(gpu: backend.Backend) -> None:
+    """Of one format in one launch, three at most; of other formats in others.  Rows are those of passes of one row."""
+    matrices = [
+        weight(FORMATS_BY_NAME[name], n_rows, 64)
+        for name, n_rows in (("Q8_0", 8), ("Q4_0", 16), ("Q8_0", 24), ("Q8_0", 1), ("Q8_0", 3))
+    ]
+    x = activations(17, 64)
+    names, together = product(gpu, x, *matrices)
+    assert names[1:] == ["matmul_wide[Q4_0, True]", "matmul_wide[Q8_0, True]", "matmul_wide[Q8_0, True]"]
+    for ours, theirs in zip(together, cpu.matmul(x, *matrices), strict=True):
+        same(ours, theirs)
+    for ours, theirs in zip(together, product(gpu, x[16:], *matrices)[1], strict=True):
+        same(ours[16:], theirs)
+
+
+@pytest.mark.parametrize("block", [wide_matmul.SMALL, wide_matmul.LARGE])
+def test_more_rows_than_a_block_has(block: wide_matmul.Block) -> None:
+    """Of activations, and of weights, where the second block has a single tile, of a second matrix; with a residual."""
+    n, rows = 16 * block.row_tiles, 8 * block.tiles + 2
+    entry = FORMATS_BY_NAME["Q4_0"]
+    matrices = weight(entry, n, 32), weight(entry, 2, 32)
+    x, residual = activations(rows, 32), activations(rows, n)
+    outs = [np.full((rows, w.rows), np.nan, F) for w in matrices]
+    records = [repack.repack_rows(w.format, w.data) for w in matrices]
+    ends = [block.row_tiles] + [block.row_tiles + 1] * 2
+    arguments: list[Any] = [*records, records[0], *outs, outs[0], residual, 1, *ends, n, 2, 0, 1, *packed(32, x), rows]
+    kernel, grid, threads = wide_matmul.geometry("Q4_0", rows, ends[2], LARGE if block is wide_matmul.LARGE else 0)
+    assert (grid, threads) == ((2, 2), block.threads)
+    run(kernel, grid, threads, arguments)
+    same(outs[0], cpu.matmul_add(residual, x, matrices[0]))
+    same(outs[1], cpu.matmul_add(residual.reshape(-1)[: 2 * rows].reshape(rows, 2), x, matrices[1]))

@@ -1,0 +1,521 @@
+"""Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``)."""
+
+import math
+import os
+import pkgutil
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+    pytest.skip("the simulator does not compile", allow_module_level=True)
+
+import numba
+from numba import cuda
+
+import engine.cuda
+from engine.cache.types import BLOCK, CACHE_TYPES
+from engine.cuda import sample
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
+from engine.cuda.products import wide_experts, wide_matmul
+from engine.cuda.runtime.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
+from engine.cuda.runtime.ptx import check, instructions, statements
+
+NOT_IMPORTED: list[str] = []
+"""Modules of ``engine/cuda`` that fail, so that one does not keep the kernels of the others from being looked at."""
+
+for module in pkgutil.iter_modules(engine.cuda.__path__):
+    if module.name != "simulator":
+        try:
+            import_module(f"engine.cuda.{module.name}")
+        except ImportError as error:
+            NOT_IMPORTED.append(f"{module.name}: {error}")
+
+TUNED = (9, 0)
+"""The target for which every example is compiled; for the others the first of each kernel is."""
+
+SPILLED_ELSEWHERE = 256
+"""Bytes of registers that may be spilled on older targets: the kernels are laid out for the registers of the newer ones."""
+
+SPILLED_NEWER = 16
+"""The same on newer ones, for which nobody has tuned: one assembler fits a kernel into 80 registers, the next does not."""
+
+_FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
+_FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
+
+_ROPE = [
+    ("f16", "f16", 128, 128, 128, True, True, False, True, False, False),
+    ("f16", "f16", 256, 256, 64, True, True, False, True, True, False),
+    ("f32", "f32", 64, 64, 64, False, False, False, False, False, False),
+    ("f16", "f32", 96, 64, 32, True, False, True, True, False, False),
+    ("f32", "f16", 98, 66, 96, True, False, True, True, False, False),
+    ("q8_0", "q8_0", 512, 512, 512, True, True, False, True, False, True),
+    ("q4_0", "q4_0", 256, 256, 256, True, True, False, True, False, True),
+    ("q8_0", "q4_0", 128, 64, 128, False, False, True, True, False, False),
+    ("f16", "q8_0", 512, 512, 512, True, True, False, True, False, True),
+]
+
+_ATTENTION = [
+    attention.geometry(1, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=True),
+    attention.geometry(16, 32, 8, 128, 128, half=True, n_slots=64, multiprocessors=132, early=False),
+    attention.geometry(1, 9, 3, 64, 64, half=False, n_slots=8, multiprocessors=40, early=True),
+    attention.geometry(3, 4, 1, 256, 256, half=True, n_slots=9, multiprocessors=132, early=True),
+    attention.geometry(2, 8, 8, 192, 128, half=False, n_slots=9, multiprocessors=132, early=False),
+    attention.geometry(1, 24, 4, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
+    attention.geometry(4, 16, 2, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
+]
+
+_DIRECT = [
+    ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
+    ((1, 32, 8, 128, 128, "q4_0", "q4_0", 513), True),
+    ((1, 16, 8, 256, 256, "q8_0", "q8_0", 17), True),
+    ((1, 16, 1, 512, 512, "f16", "f16", 512), True),
+    ((3, 24, 4, 256, 256, "q4_0", "q4_0", 512), False),
+]
+
+_TILED = [
+    (16, 8, 256, 256, "f16", "f16", False),
+    (32, 8, 128, 128, "f16", "f16", False),
+    (8, 4, 256, 256, "f32", "f32", True),
+    (24, 4, 256, 256, "q8_0", "q8_0", True),
+    (32, 8, 128, 128, "q8_0", "q8_0", False),
+    (16, 1, 512, 512, "q4_0", "f16", False),
+]
+
+EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
+    "accept": [("exact",), ("ratio",), ("p-min",)],
+    "add": [()],
+    "argmax": [(sample.GROUPS,)],
+    "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
+    "attend_in_place": [
+        direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
+    ],
+    "attend_tiles": [tiled_attention.geometry(1024, *sizes, 227 << 10)[0].constants for sizes in _TILED],
+    "begin_draft": [(2, False), (1, True)],
+    "beside": [()],
+    "combine": [*(geometry.combine.constants for geometry in _ATTENTION[1:6]), (512, True, False, True)],
+    "combine_quantize": [
+        (256, 128, True, False),
+        (32, 64, True, False),
+        (256, 256, True, True),
+        (32, 96, False, False),
+        (256, 512, True, False, True),
+        (32, 64, True, True, True),
+    ],
+    "convolve": [(128, 4), (96, 3), (32, 1)],
+    "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1)],
+    "delta_rule": [(128,), (96,), (32,)],
+    "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
+    "edit": [(sample.EDIT_THREADS,)],
+    "embed_float": [("F16",), ("F32",), ("BF16",)],
+    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] if name != "Q4_K")],
+    "gated_norm": [(128,), (32,)],
+    "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
+    "geglu": [()],
+    "join": [(8, True, True), (8, False, True), (8, False, False)],
+    "keep_rows": [()],
+    "matmul_experts": [
+        (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
+        (("Q4_K", "Q4_K"), 8, 8, True, False),
+        (("Q6_K",), 8, 8, True, True),
+        (("Q4_K", "Q6_K"), 1, 10, False, False, 512),
+        (("Q6_K", "Q6_K"), 1, 8, True, False, 256),
+        (("Q8_0", "Q4_0"), 1, 8, False, False),
+        (("Q8_0",), 16, 8, True, True),
+        (("Q4_K", "Q4_K"), 1, 8, False, False, 128, True),
+        (("Q8_0", "Q8_0"), 1, 8, False, False, 128, True),
+        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2])),
+    ],
+    "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
+    "matmul_experts_wide": [("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)],
+    "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
+    "matmul_join": [
+        ("Q6_K", 2, 8, True),
+        ("Q4_K", 3, 8, False),
+        *((name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1) for k, name in enumerate(_FORMATS[7::2])),
+    ],
+    "matmul_quantized": [
+        (("Q4_K",), 1, False, False),
+        (("Q4_K",), 8, True, True),
+        (("Q4_K", "Q4_K", "Q6_K"), 1, False, False),
+        (("Q5_0", "Q8_0"), 16, False, False),
+        (("Q4_K", "Q4_K", "Q6_K"), 1, False, False, 4),
+        (("Q4_K", "Q4_K", "Q6_K"), 8, False, False, 4),
+        (("Q4_K",), 8, True, False, 12),
+        *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:])),
+        *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
+    ],
+    "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",)],
+    "maxima": [(sample.GROUPS, sample.WARPS)],
+    "mtp_input": [()],
+    "per_layer_inputs": [(256,), (96,)],
+    "place": [()],
+    "propose": [(False,), (True,)],
+    "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu"), (256, "plain", True)],
+    "read_sum": [()],
+    "repack": [(144,), (17,)],
+    "rms_norm": [()],
+    "rms_norm_add": [()],
+    "rms_norm_add_quantize": [
+        (256, 3840, True),
+        (256, 5376, True),
+        (256, 2560, False),
+        (32, 2816, True),
+        (32, 96, True),
+        (32, 96, False),
+    ],
+    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True)],
+    "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
+    "rope": _ROPE,
+    "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True)],
+    "softcap": [()],
+    "sort_pairs": [()],
+    "swiglu": [()],
+}
+"""Constants of each kernel: the first is the most usual case."""
+
+EXPECTED: dict[str, tuple[str, ...]] = {
+    # What the host reads must be there before the word that says so.
+    "accept": ("membar.sys", "bar.warp.sync"),
+    "matmul_experts": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
+    "matmul_join": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v4"),
+    "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
+    "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
+    "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
+}
+"""How instructions begin that a kernel must have, whatever its constants."""
+
+WIDE = {"attend_tiles", "delta_rule", "matmul_experts_wide", "matmul_wide"}
+"""Kernels of passes of more rows than a step, which copy to shared memory while they compute: not for 7.5."""
+
+CASES = [
+    pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}")
+    for name, examples in EXAMPLES.items()
+    for k, constants in enumerate(examples)
+    for target in (TUNED, *(t for t in TARGETS if t != TUNED))
+    if (k == 0 and (target >= (8, 0) or name not in WIDE)) or target == TUNED
+]
+CASES += [
+    pytest.param(name, constants, (8, 0), id=f"{name}-small-sm_80")
+    for name, constants in (("matmul_wide", ("Q4_K", True)), ("matmul_experts_wide", ("Q4_K", 8, True)))
+]
+CASES += [
+    pytest.param(
+        "attend_tiles", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, False), target, id=f"attend_tiles-q8_0-sm_{name}"
+    )
+    for name, target in (("80", (8, 0)), ("100", (10, 0)))
+]
+
+LEAST_SHARED = 99 << 10
+"""Bytes of shared memory that a block may have on the smallest GPUs from compute capability 8.0 on: 8.6, 8.9 and 12.0."""
+
+
+def test_every_module_can_be_imported() -> None:
+    assert NOT_IMPORTED == []
+
+
+def test_every_kernel_has_examples() -> None:
+    missing = sorted(KERNELS.keys() - EXAMPLES.keys())
+    assert not missing, f"add constants of {', '.join(missing)} to EXAMPLES in {os.path.basename(__file__)}"
+    assert EXAMPLES.keys() == KERNELS.keys(), "EXAMPLES names a kernel that there is not"
+    assert all(EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("name", "constants", "target"), CASES)
+def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) -> None:
+    if name not in KERNELS:
+        pytest.skip(f"there is no kernel {name}")
+    specialization = KERNELS[name](*constants)
+    ptx = compile_ptx(specialization, target)
+    assert check(ptx) == []
+    opcodes = instructions(ptx)
+    for start in EXPECTED.get(name, ()):
+        assert any(opcode.startswith(start) for opcode in opcodes), f"no {start}"
+    check_target(ptx, target)
+    spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
+    assert spilled
+    allowed = 0 if target == TUNED else SPILLED_NEWER if target > TUNED else SPILLED_ELSEWHERE
+    assert max(map(int, spilled.groups())) <= allowed
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_wide_products_fit(name: str) -> None:
+    """... into the shared memory of any GPU that has them, in large blocks where these fit."""
+    for most, small in ((227 << 10, 0), (LEAST_SHARED, 1), (0, 1)):
+        kernel, grid, threads = wide_matmul.geometry(name, 129, 65, most)
+        assert kernel.constants == (name, True)[: 1 + small]
+        assert (grid, threads) == (((3, 17), 128) if small else ((2, 9), 256))
+        assert kernel.shared <= (most or LEAST_SHARED)
+        kernel, grid, threads = wide_experts.geometry(name, 8, 77, 65, most)
+        fits = wide_experts.matmul_experts_wide(name, 8).shared <= most
+        assert kernel.constants == (name, 8, True)[: 3 - fits]
+        assert (grid, threads) == (((77, 9), 256) if fits else ((77, 17), 128))
+        assert kernel.shared <= (most or LEAST_SHARED)
+
+
+@pytest.mark.parametrize("types", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("d", range(64, 513, 16))
+def test_attention_by_tiles_fits(d: int, types: str) -> None:
+    of = CACHE_TYPES[types]
+    assert tiled_attention.takes(of, of, d, d) == (not of.quantized or d % BLOCK == 0)
+    if of.quantized:
+        d = -(-d // BLOCK) * BLOCK
+    for gated in (False, True):
+        kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, types, types, gated, LEAST_SHARED)
+        # The kernel's own array has a word for each pair of a tile, at most as many as threads.
+        assert kernel.shared + 4 * tiled_attention.THREADS <= LEAST_SHARED
+
+
+def test_others_bring_no_shared_memory() -> None:
+    """... but have arrays of their own, of which the assembler allows no more than 48 KiB."""
+    with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
+    assert with_it == {"attend_tiles", "matmul_experts_wide", "matmul_wide"}
+
+
+def assembler_report(ptx: str, target: tuple[int, int]) -> str:
+    """What the assembler says about registers and memory; an error if it does not take the PTX."""
+    from cuda.bindings import nvjitlink  # type: ignore[import-untyped]
+
+    options = ["-arch=sm_{}{}".format(*target), "-O3", "-Xptxas=-v"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        text = ptx.encode()
+        nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
+        nvjitlink.complete(handle)
+        report = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, report)
+        return report.decode()
+    finally:
+        nvjitlink.destroy(handle)
+
+
+def check_target(ptx: str, target: tuple[int, int]) -> None:
+    """The instructions are those of the target and not what Numba has kept of another one's."""
+    text = " ".join(instructions(ptx))
+    assert ".target sm_{}{}".format(*target) in ptx
+    assert ("griddepcontrol.wait" in text) == (target >= (9, 0)), "wait_for_inputs"
+    assert ("griddepcontrol.launch_dependents" in text) == (target >= (9, 0)), "let_next_begin"
+    assert "mma.sync.aligned.m16" not in text or target >= (8, 0)
+    assert "mma.sync.aligned.m8" not in text or target < (8, 0)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "IQ2_XXS"])
+def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
+    """... where a warp has no other; in a chain it is not, and this test would see it."""
+    for single in (8, 0):
+        ptx = compile_ptx(KERNELS["matmul_quantized"]((name,), 1, True, False, single), TUNED)
+        body = list(statements(ptx))
+        wait = next(k for k, s in enumerate(body) if s.opcode == "griddepcontrol.wait")
+        products = [s.operands for s in body if s.name == "mma"]
+        weights = {register for text in products for register in re.findall(r"%\w+", text.split("}")[1])}
+        assert len(products) in (8, 16) and len(weights) == 32
+        made_after = {s.result for s in body[wait:]} & weights
+        assert (not made_after) == (single > 0)
+
+
+# --- the targets -----------------------------------------------------------------------------------------------
+
+
+def build_product() -> Any:
+    # Made here and not outside of the factory, since Numba keeps what it has compiled for the first target.
+    @cuda.jit(device=True)
+    def product(a):  # type: ignore[no-untyped-def]
+        return mma32(a, a, a, a, a, a)[0] + mma16(a, a, a)[1]
+
+    @cuda.jit
+    def kernel(p, q):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        wait_for_inputs()
+        q[cuda.threadIdx.x] = product(p[cuda.threadIdx.x])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", [(9, 0), (7, 5), (8, 0), (10, 0)])
+def test_instructions_follow_the_target(target: tuple[int, int]) -> None:
+    ptx = compile_ptx(Kernel("product", (U32P, U32P), build_product)(), target)
+    check_target(ptx, target)
+    shapes = {opcode.split(".")[3]: n for opcode, n in instructions(ptx).items() if opcode.startswith("mma")}
+    # Turing's product is half as tall and half as long: four of them make one of 32 positions, two one of 16.
+    assert shapes == ({"m16n8k32": 1, "m16n8k16": 1} if target >= (8, 0) else {"m8n8k16": 6})
+
+
+# --- the checker -----------------------------------------------------------------------------------------------
+
+
+def compiled(function: Callable[..., None]) -> str:
+    kernel = Kernel("checked", (F32P, F32P, i32), lambda: cuda.jit(function), threads=64)
+    return compile_ptx(kernel(), (8, 0))
+
+
+def unfused(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] * x[1] + x[2]
+
+
+def subtracted(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[2] - x[0] * x[1]
+
+
+def carried(x, y, n):  # type: ignore[no-untyped-def]
+    product = x[0]
+    total = x[1]
+    for k in range(n):
+        total = total + product
+        product = x[k] * x[k + 1]
+    y[0] = total
+
+
+def halved(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] / np.float32(128.0) + x[1]
+
+
+def fused(x, y, n):  # type: ignore[no-untyped-def]
+    # A product may be a factor or the summand of an fma, may be divided, and stored.
+    product = x[0] * x[1]
+    y[0] = fma(product, x[2], x[3])
+    y[1] = fma(x[4], x[5], product)
+    y[2] = product / x[6]
+    y[3] = np.float32(math.sqrt(product))
+    y[4] = x[7] + x[8]
+
+
+@pytest.mark.parametrize("function", [unfused, subtracted, carried])
+def test_a_product_in_a_sum_is_found(function: Callable[..., None]) -> None:
+    """Kernels are compiled with contraction off, so what the source leaves apart is apart in the PTX, and found there."""
+    ptx = compiled(function)
+    assert any("a product feeds a sum" in problem for problem in check(ptx))
+    assert instructions(ptx)["fma.rn.f32"] == 0
+
+
+def test_explicit_products_and_sums_pass() -> None:
+    ptx = compiled(fused)
+    assert check(ptx) == []
+    opcodes = instructions(ptx)
+    assert (opcodes["fma.rn.f32"], opcodes["div.rn.f32"], opcodes["sqrt.rn.f32"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("registers", "problems"),
+    [
+        # A register that holds a sum and later, on the same way, a product; with a loop, the product comes to the sum.
+        ("add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; st.global.f32 [%rd1], %f1;", 0),
+        ("$again: add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; @%p1 bra $again;", 1),
+        ("mul.f32 %f1, %f2, %f3; mov.f32 %f1, %f4; add.f32 %f5, %f1, %f1;", 0),
+        ("mul.f32 %f1, %f2, %f3; @%p1 mov.f32 %f1, %f4; add.f32 %f5, %f1, %f1;", 1),
+        ("mul.f32 %f1, %f2, %f3; bra $end; $other: add.f32 %f5, %f1, %f1; $end: mov.f32 %f1, %f4;", 0),
+        ("mul.f32 %f1, %f2, %f3; @%p1 bra $other; mov.f32 %f1, %f4; ret; $other: add.f32 %f5, %f1, %f1;", 1),
+    ],
+)
+def test_a_register_is_followed_along_the_branches(registers: str, problems: int) -> None:
+    found = check(f".visible .entry f()\n{{\n{registers}\nret;\n}}")
+    assert sum("a product feeds a sum" in problem for problem in found) == problems == len(found)
+
+
+def test_powers_of_two_pass() -> None:
+    ptx = compiled(halved)
+    assert check(ptx) == []
+    assert sum(s.scales for s in statements(ptx)) == 1
+
+
+def exponential(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = math.exp(x[0])
+
+
+def inverse_root(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = cuda.libdevice.rsqrtf(x[0])
+
+
+def double(x, y, n):  # type: ignore[no-untyped-def]
+    y[0] = x[0] * 0.1
+
+
+def indexed(x, y, n):  # type: ignore[no-untyped-def]
+    memory = cuda.local.array(16, numba.float32)
+    for k in range(16):
+        memory[k] = x[k]
+    y[0] = memory[n]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (exponential, "an approximation: ex2.approx"),
+        (inverse_root, "an approximation: rsqrt.approx"),
+        (double, "float64: "),
+        (indexed, "local memory: .local"),
+    ],
+)
+def test_what_is_not_allowed_is_found(function: Callable[..., None], problem: str) -> None:
+    problems = check(compiled(function))
+    assert any(problem in found for found in problems), problems
+
+
+TEXT = """
+.version 8.4
+.target sm_80 // mul.f32 in a comment
+.address_size 64
+.global .align 4 .b8 table[4] = {1, 2, 3, 4};
+
+.visible .entry first(
+\t.param .u64 first_param_0
+)
+.maxntid 64, 1, 1
+{
+\t.reg .f32 \t%f<9>;
+\tmul.f32 \t%f1, %f2, %f3;
+$L__BB0_1:
+\t@!%p1 neg.f32 \t%f4, %f1; /* ex2
+\tin two lines */ ld.global.nc.L1::no_allocate.v4.u32 {%r1,%r2,%r3,%r4}, [%rd1];
+$L__BB0_2: bra $L__BB0_1;
+\t{ // callseq 0, 0
+\tcall.uni (retval0),
+\tvprintf,
+\t(
+\tparam0
+\t);
+\t}
+\tsub.rn.f32 \t%f5, %f6, %f4;
+\tdiv.full.f32 %f7, %f5, %f5;
+\tadd.ftz.f32 %f7, %f5, %f5;
+\tsqrt.rz.f32 %f7, %f5;
+\tdiv.s32 %r1, %r2, %r3;
+}
+.func (.param .b32 result) second()
+{
+\tadd.f32 \t%f5, %f1, %f1;
+\tret;
+}
+"""
+
+
+def test_reading() -> None:
+    found = [s for s in statements(TEXT) if not s.opcode.startswith(".")]
+    assert [(s.line, s.opcode, s.function) for s in found] == [
+        (13, "mul.f32", "first"),
+        (15, "neg.f32", "first"),
+        (16, "ld.global.nc.L1::no_allocate.v4.u32", "first"),
+        (17, "bra", "first"),
+        (19, "call.uni", "first"),
+        (25, "sub.rn.f32", "first"),
+        (26, "div.full.f32", "first"),
+        (27, "add.ftz.f32", "first"),
+        (28, "sqrt.rz.f32", "first"),
+        (29, "div.s32", "first"),
+        (33, "add.f32", "second"),
+        (34, "ret", "second"),
+    ]
+    assert instructions(TEXT)["ld.global.nc.L1::no_allocate.v4.u32"] == 1
+    assert check(TEXT) == [
+        "line 26: an approximation: div.full.f32 %f7, %f5, %f5",
+        "line 27: subnormals are flushed to zero: add.ftz.f32 %f7, %f5, %f5",
+        "line 28: not rounded to nearest: sqrt.rz.f32 %f7, %f5",
+        "line 25: a product feeds a sum: mul.f32 %f1, %f2, %f3 (line 13), sub.rn.f32 %f5, %f6, %f4",
+    ]

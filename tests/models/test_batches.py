@@ -1,0 +1,162 @@
+"""Prompts in passes of any size: the same bits, the same memory of them, the same answers; sizes that memory allows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.cache.kv import STEP_ROWS, pass_rows
+from engine.errors import ContextError, UsageError
+from engine.models.base import row_bytes
+from engine.speculative.params import SpeculationParams
+from engine.synthetic.model import make_model
+from tests.conftest import REPOSITORY
+
+SIZES = (1, 16, 17, 100, 0, 512)
+"""0 is the device's own."""
+
+QUANTS = {"tiny-llama": "Q4_K_M", "tiny-gemma3": "Q8_0", "tiny-qwen35": "Q4_K_M", "tiny-gemma4-e": "Q4_0"}
+
+
+@pytest.fixture(scope="module", params=QUANTS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", request.param, QUANTS[request.param], seed=5)
+
+
+def loaded(path: Path, batch_size: int, **options: Any) -> engine.LLM:
+    return engine.load(path, device="cpu", n_threads=1, n_ctx=400, batch_size=batch_size, **options)
+
+
+def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(position, rows, rows of logits) of each pass from now on."""
+    made: list[tuple[int, int, int]] = []
+    forward = llm.model.forward
+
+    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+        made.append((int(positions[0]), tokens.size, n_logits))
+        rows: np.ndarray = forward(tokens, positions, n_logits)
+        return rows
+
+    monkeypatch.setattr(llm.model, "forward", noted)
+    return made
+
+
+def test_the_batch_size_does_not_show(path: Path) -> None:
+    """Logits after a prompt, of the tokens after it, and after going back to where messages end, or to nowhere known."""
+    found = set()
+    for size in SIZES:
+        llm = loaded(path, size)
+        (end, *_) = llm.tokenizer.eog_ids
+        words = np.random.default_rng(0).integers(3, 200, 300).tolist()
+        first = [*words[:60], end, *words[60:150], end, *words[150:]]
+        logits = [llm.prefill(first)[0]]
+        logits += [llm.step(token) for token in words[:20]]
+        for prompt in ([*first[:152], *words[:90]], [*first[:61], *words[:30]], [*first[:40], *words[:70]]):
+            logits.append(llm.prefill(prompt)[0])
+        found.add(np.array(logits).tobytes())
+    assert len(found) == 1
+
+
+def test_passes_are_as_large_as_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = loaded(path, 90, snapshot_bytes=0)
+    assert llm.batch_size == 90
+    made, bar = passes(llm, monkeypatch), []
+    llm.model.ops.warm_up(llm.model, None)
+    llm.reset()
+    made.clear()
+    tokens = np.random.default_rng(1).integers(3, 200, 250).tolist()
+    generation = llm.generate(tokens, max_tokens=1, temperature=0, on_prefill=lambda *seen: bar.append(seen))
+    assert generation.ids == [] and list(generation)
+    assert made[:3] == [(0, 90, 0), (90, 90, 0), (180, 70, 1)]
+    assert bar == [(0, 250), (90, 250), (180, 250), (250, 250)]
+    made.clear()
+    llm.logits(tokens[:100])
+    assert made == [(0, 90, 90), (90, 10, 10)]
+
+
+@pytest.mark.parametrize("size", [1, 16, 50])
+def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two passes, or in one: what has been read is there, and the next prompt is read as if nothing had been."""
+    llm, tokens = loaded(path, size, snapshot_bytes=0), np.random.default_rng(2).integers(3, 200, 250).tolist()
+    expected = llm.prefill(tokens)[0].tobytes()
+
+    def between(done: int, total: int) -> None:
+        if done >= 100:
+            raise KeyboardInterrupt
+
+    llm.reset()
+    with pytest.raises(KeyboardInterrupt):
+        llm.prefill(tokens, between)
+    assert llm.n_cached == llm.cache.length == -(-100 // size) * size
+    assert llm.prefill(tokens)[0].tobytes() == expected
+
+    compute = llm.model.compute
+
+    def inside(given: Any, positions: Any, n_logits: int) -> Any:
+        compute(given, positions, n_logits)
+        if positions[-1] >= 200:
+            raise KeyboardInterrupt
+
+    llm.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.model, "compute", inside)
+        with pytest.raises(KeyboardInterrupt):
+            llm.prefill(tokens)
+    assert llm.n_cached == 200 // size * size
+    assert llm.cache.length == min(llm.n_cached + size, 250)
+    last = [llm.step(token) for token in tokens[llm.n_cached :]][-1]
+    assert last.tobytes() == expected
+
+
+@pytest.mark.parametrize("size", [1, 5, 16, 64])
+def test_drafts_do_not_depend_on_it(size: int) -> None:
+    """Steps have up to 16 rows, however few a prompt is read in, and never more."""
+    llm = engine.load("pycoder", device="cpu", n_ctx=256, batch_size=size)
+    prompt = "a = 1\nb = 2\nc = 3\na = 1\nb = 2\nc = 3\n"
+    options: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    expected = llm.complete(prompt, **options)
+    steps: Any = type("Steps", (), {"_model": llm.model})()
+    from engine.speculative.steps import ModelSteps
+
+    assert ModelSteps.room(steps, 10) == STEP_ROWS - 1
+    found = llm.complete(prompt, speculation=SpeculationParams(lookup=True, draft_max=15), **options)
+    assert found.ids == expected.ids
+    assert found.speculation is not None and found.speculation.drafted > 0
+
+
+@pytest.mark.parametrize("size", [-1, 4097])
+def test_sizes_that_make_no_sense(size: int) -> None:
+    with pytest.raises(UsageError, match=f"must be 1 to 4096, or 0 for the device's own, not {size}"):
+        engine.load(batch_size=size)
+
+
+def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that was asked for comes before the usual passes; passes that were asked for are not made smaller."""
+    path, n_ctx = REPOSITORY / "engine/data/pycoder-draft-Q4_K_M.gguf", 2048
+    options: dict[str, Any] = {"device": "cpu", "n_threads": 1, "n_ctx": n_ctx}
+    llm = engine.load(path, **options)
+    assert llm.batch_size == 128
+    c = llm.config
+    fixed = llm.cache_bytes + 4 * n_ctx * c.rope.n_rot
+    for rows, expected in ((128, 128), (100, 64), (17, 16), (16, 16)):
+        monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
+        llm = engine.load(path, **options)
+        assert (llm.batch_size, llm.n_ctx) == (expected, n_ctx)
+    with pytest.raises(ContextError, match=r"a smaller context \(-c\) or batch \(-b\)\.$"):
+        engine.load(path, **options, batch_size=32)
+    assert engine.load(path, **options, batch_size=8).batch_size == 8
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: fixed)
+    with pytest.raises(ContextError, match=r"choose a smaller context \(-c\)\.$"):
+        engine.load(path, **options)
+
+
+def test_rows_of_a_pass() -> None:
+    assert [pass_rows(*given) for given in ((1, 100), (16, 100), (64, 100), (1024, 100), (8, 4))] == [
+        16,
+        16,
+        64,
+        100,
+        4,
+    ]

@@ -1,0 +1,244 @@
+"""States of recurrent layers: taking tokens back, snapshots, and conversations that are taken up again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import engine
+from engine.cache.kv import KVCache, LayerShape, Ring
+from engine.cache.recurrent import RecurrentShape, Snapshot, Snapshots
+from engine.cache.types import F16, F32
+from engine.cli.conversation import Conversation
+from engine.errors import ContextError
+from engine.speculative.params import SpeculationParams
+from engine.synthetic.model import make_model
+from engine.text.chat import ChatTemplate
+
+SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
+
+
+def test_memory_does_not_grow_with_the_context() -> None:
+    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros)
+    layer = cache.layers[0]
+    assert layer.conv.nbytes + layer.states.nbytes == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
+    assert layer.states.shape == (5, 3, 32, 32) and SHAPE.slot_bytes == layer.states[0].nbytes
+    assert layer.conv.shape == (16 + 3, 10)
+
+
+def test_memory_does_not_grow_with_the_batch() -> None:
+    """... beyond a step; what the ring of inputs holds of a long pass is enough to take tokens back as far as there are
+    states."""
+    assert SHAPE.length(4) == 5 + 3 and SHAPE.length(16) == SHAPE.length(4096) == 16 + 3
+    cache = KVCache([SHAPE], 640, 400, F32, np.zeros)
+    cache.advance(0, 400)
+    assert cache.rewind == 4 and [length for length in range(401) if cache.can_truncate(length)] == [
+        0,
+        *range(396, 401),
+    ]
+
+
+def test_how_far_tokens_can_be_taken_back() -> None:
+    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
+    assert cache.rewind == 4
+    cache.advance(0, 16)
+    assert [length for length in range(17) if cache.can_truncate(length)] == [0, 12, 13, 14, 15, 16]
+    cache.truncate(13)
+    cache.advance(13, 1)
+    # What the sixteen rows have overwritten does not come back.
+    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 12, 13, 14]
+    with pytest.raises(ContextError, match="start again"):
+        cache.truncate(8)
+    cache.restored(8)
+    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 8]
+    cache.advance(8, 3)
+    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 8, 9, 10, 11]
+
+
+def test_snapshots_keep_to_their_budget() -> None:
+    kept = Snapshots(100)
+    for length in (3, 5, 9, 20):
+        kept.add(Snapshot(length, [np.zeros(8, np.float32)]))
+    assert kept.lengths == [3, 9, 20] and kept.n_bytes == 96
+    for length, expected in ((2, None), (3, 3), (8, 3), (9, 9), (100, 20)):
+        best = kept.best(length)
+        assert (best and best.length) == expected
+    kept.forget(10)
+    assert kept.lengths == [3, 9]
+    kept.add(Snapshot(11, [np.zeros(100, np.float32)]))
+    assert kept.lengths == []
+
+
+@pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe"])
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
+    path = make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", request.param, "Q8_0", seed=3)
+    return engine.load(path, n_ctx=256, n_threads=1, draft_max=8)
+
+
+def states(llm: engine.LLM) -> list[bytes]:
+    return [array.tobytes() for array in llm.model.save().arrays]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000))
+@settings(deadline=None, max_examples=10)
+def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int, rows: int, seed: int) -> None:
+    tokens = np.random.default_rng(seed).integers(0, llm.config.n_vocab, first + rows + 3).astype(np.int32)
+    expected, logits = [], []
+    llm.reset()
+    for position, token in enumerate(tokens):
+        logits.append(llm.step(int(token)).tobytes())
+        expected.append(states(llm))
+        assert position + 1 == llm.cache.length
+    for accepted in range(1, rows + 1):
+        llm.reset()
+        llm.read(tokens[:first].tolist())
+        positions = np.arange(first, first + rows, dtype=np.int32)
+        llm.model.forward(tokens[first : first + rows], positions, rows)
+        llm.cache.truncate(first + accepted)
+        assert states(llm) == expected[first + accepted - 1]
+        at = first + accepted
+        row = llm.model.forward(tokens[at : at + 1], np.array([at], np.int32), 1)
+        assert row.tobytes() == logits[at]
+
+
+def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
+    """Restored after other tokens have gone over everything: every bit of it, and of what follows."""
+    tokens = np.random.default_rng(1).integers(0, llm.config.n_vocab, 120).tolist()
+    for length in (1, 2, 3, 17, 64):
+        llm.reset()
+        llm.read(tokens[:length])
+        snapshot, saved = llm.model.save(), states(llm)
+        following = [llm.step(token).tobytes() for token in tokens[length : length + 40]]
+        llm.cache.truncate(llm.cache.length)
+        llm.model.restore(snapshot)
+        assert states(llm) == saved and llm.cache.length == length
+        again = []
+        for at in range(length, length + 40):
+            again.append(
+                llm.model.forward(np.array(tokens[at : at + 1], np.int32), np.array([at], np.int32), 1).tobytes()
+            )
+        assert again == following
+
+
+def test_prompts_that_share_a_beginning(llm: engine.LLM) -> None:
+    """Whatever was read before, logits are those of a fresh start; and no more is read again than must be."""
+    (end, *_) = llm.tokenizer.eog_ids
+    random = np.random.default_rng(2)
+    words = random.integers(3, 200, 100).tolist()
+    first = [*words[:20], end, *words[20:50], end, *words[50:60]]
+    llm.reset()
+    llm.prefill(first)
+    assert llm.snapshots.lengths == [21, 52, len(first) - 1]
+    for prompt, kept in (
+        (first, len(first) - 1),  # the same again
+        (first + words[60:90], len(first)),
+        ([*first[:52], *words[:30]], 52),  # from the end of a message
+        ([*first[:40], *words[:30]], 21),
+        ([*first[:10], *words[:30]], 0),
+    ):
+        logits, held = llm.prefill(prompt)
+        assert held == kept
+        fresh = llm.logits(prompt)[-1]
+        assert fresh.tobytes() == logits.tobytes()
+        llm.reset()
+        llm.prefill(first)
+        if kept in (21, 52):
+            assert llm.reread is None
+
+
+def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCaptureFixture) -> None:
+    llm.reset()
+    llm.prefill(list(range(5, 60)))
+    with caplog.at_level("INFO", logger="engine.llm"):
+        llm.prefill([*range(5, 30), 70, *range(31, 60)])
+    assert llm.reread is not None and llm.reread in caplog.text
+    was, now = (repr(llm.tokenizer.decode([i])) for i in (30, 70))
+    assert "25 tokens are read again" in llm.reread and f"token 25 is {now} and was {was}" in llm.reread
+    llm.prefill([*range(5, 30), 70, *range(31, 60), 3])
+    assert llm.reread is None
+
+
+def test_no_snapshots_when_nobody_wants_them(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0")
+    llm = engine.load(path, n_ctx=128, n_threads=1, snapshot_bytes=0)
+    llm.prefill(list(range(40)))
+    assert llm.snapshots.lengths == []
+    with pytest.raises(engine.errors.UsageError, match="snapshot_bytes"):
+        engine.load(path, snapshot_bytes=-1)
+
+
+def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0")
+    whole = engine.load(path, n_ctx=128, n_threads=1, draft_max=15)
+    assert whole.model.slots == 18 and whole.notes == []
+    size = whole.slot_bytes
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: 20 * size)
+    llm = engine.load(path, n_ctx=32, n_threads=1, draft_max=15)
+    assert llm.model.slots == 5
+    (note,) = llm.notes
+    assert "at most 3 tokens are drafted at a time, not 15" in note
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for params in (SpeculationParams(draft_max=15), SpeculationParams(lookup=True, draft_max=15)):
+        found = llm.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options)
+        assert found.ids == whole.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options).ids
+        assert found.speculation is not None and max(found.speculation.drafted_at) <= 2
+
+
+def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has moved states of the first layers and claimed positions: the next pass finds everything as it should be."""
+    tokens = list(range(3, 90))
+    expected = llm.logits(tokens)[-1]
+    for at in (1, 2):
+        llm.reset()
+        llm.prefill(tokens[:40])
+        calls = 0
+        block = llm.model.block
+
+        def failing(il: int, x: Any, positions: Any, at: int = at, block: Any = block) -> Any:
+            nonlocal calls
+            calls += 1
+            if il == at:
+                raise KeyboardInterrupt
+            return block(il, x, positions)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.model, "block", failing)
+            with pytest.raises(KeyboardInterrupt):
+                llm.prefill(tokens)
+        assert calls == at + 1
+        if at == 2:  # the next pass may be a single step, too
+            last = [llm.step(token) for token in tokens[llm.n_cached :]][-1]
+            assert last.tobytes() == expected.tobytes()
+        assert llm.prefill(tokens)[0].tobytes() == expected.tobytes()
+
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
+    """A chat in which every turn reads its own message and what the template writes around it, no more."""
+    llm = engine.load("pycoder-moe-mtp", device="cpu", n_threads=1, n_ctx=1024, mtp=mtp)
+    template = ChatTemplate.from_source(TEMPLATE, llm.tokenizer)
+    conversation = Conversation("You write Python.")
+    for turn in range(10):
+        message = f"def f{turn}(a, b):\n    return a"
+        conversation.add("user", message)
+        ids = conversation.prompt(template)
+        answer = llm.complete(ids, max_tokens=12, temperature=0.9, seed=turn, ignore_eos=True)
+        tail = llm.tokenize(f"<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n")
+        if turn > 0:
+            # The last token of an answer was chosen, not read.
+            assert answer.timings.prompt_n <= len(tail) + 1
+            assert ids[-len(tail) :] == tail
+        assert llm.reread is None
+        assert llm.detokenize(ids) == llm.detokenize(llm.tokenize(template.render(conversation.messages)))
+        conversation.answered(answer, llm.detokenize(answer.ids))
+    fresh = engine.load("pycoder-moe-mtp", device="cpu", n_threads=1, n_ctx=1024, mtp=mtp)
+    assert fresh.complete(ids, max_tokens=12, temperature=0.9, seed=9, ignore_eos=True).ids == answer.ids

@@ -1,0 +1,184 @@
+"""``python -m engine.parity`` as far as it needs no GPU; ``tests/cuda/simulated/test_parity.py`` runs it on a simulated one."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import devices, parity
+from engine.errors import DeviceError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def sentence(capsys: Capture) -> str:
+    """The only line on stderr of a run that wrote nothing to stdout: an error of one sentence."""
+    out, err = capsys.readouterr()
+    (line,) = err.splitlines()
+    assert out == "" and line.startswith("error: ")
+    return str(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-p", "0"], "-p must be at least 1"),
+        (["-n", "-1"], "-n at least 0"),
+        (["-p", "many"], "'many' is not a whole number"),
+        (["--device", "cpu"], "--device is the GPU to compare with the CPU"),
+        (["--device", "gpu"], "device 'gpu' is unknown"),
+        (["--sed", "1"], "did you mean --seed?"),
+        (["a.gguf", "b.gguf"], "unexpected argument 'b.gguf'"),
+        (["-ct", "f8"], "invalid choice: 'f8'"),
+        (["-b", "4097"], "the batch size must be 1 to 4096"),
+    ],
+)
+def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
+    assert parity.main(words) == 2
+    assert says in sentence(capsys)
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def missing(index: int, *given: Any) -> Any:
+        raise DeviceError(f"there is no cuda:{index}.")
+
+    monkeypatch.setattr(devices, "_gpu", missing)
+    for words in ([], ["--device", "auto"], ["no.gguf", "-p", "5"]):
+        assert parity.main(words) == 2
+        assert sentence(capsys) == "error: there is no cuda:0."
+
+
+def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(devices, "_gpu", lambda *given: None)
+    assert parity.main(["/no/such/model.gguf"]) == 2
+    assert "/no/such/model.gguf" in sentence(capsys)
+    pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+    assert parity.main(["-c", "100"]) == 2
+    assert sentence(capsys) == "error: 200 tokens of prompt and 200 more need a context of 400 (-c)."
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 17, 40, 135, 136, 137, 200, 1000])
+def test_sizes(n: int) -> None:
+    found = parity.sizes(n)
+    assert sum(found) == n and set(found) <= set(range(1, 17))
+    if n >= 136:
+        assert set(found) == set(range(1, 17))
+    ids = list(range(n))
+    batches = list(parity.passes(ids, found))
+    assert [len(tokens) for tokens, _ in batches] == found
+    assert [int(t) for tokens, _ in batches for t in tokens] == [int(p) for _, places in batches for p in places] == ids
+
+
+@pytest.mark.parametrize(
+    ("most", "n", "expected"),
+    [
+        (16, 100, []),
+        (1024, 16, []),
+        (1024, 17, [17]),
+        (1024, 20, [17, 3]),
+        (1024, 700, [420, 17, 263]),
+        (100, 700, [100, 17, 100, 100, 100, 100, 100, 83]),
+    ],
+)
+def test_sizes_of_few_passes(most: int, n: int, expected: list[int]) -> None:
+    assert parity.wide_sizes(most, n) == expected
+
+
+# --- what needs the GPU's packages, but no GPU -------------------------------------------------------------------
+
+
+@pytest.fixture
+def lockstep() -> Any:
+    pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("runs outside of the simulator")
+    from engine.verify import lockstep
+
+    return lockstep
+
+
+@pytest.fixture
+def layout(lockstep: Any) -> Any:
+    from engine.verify import layout
+
+    return layout
+
+
+def test_a_check_counts_and_shows_bits(lockstep: Any) -> None:
+    cpu = np.array([[0.0, 1.0, np.nan], [2.0, 3.0, 4.0]], np.float32)
+    gpu = np.array([[-0.0, 1.0, np.nan], [2.0, 3.0, 5.0]], np.float32)
+    check = lockstep.Check("result", cpu, gpu)
+    assert check.values == 6
+    assert check.differing.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert check.show().splitlines() == [
+        "result[0, 0] differs, as do 2 of 6 values in all:",
+        "  CPU  0x00000000  0.0",
+        "  GPU  0x80000000  -0.0",
+    ]
+    seen = lockstep.Check("result", cpu, gpu, np.array([[False], [True]]))
+    assert seen.values == 3 and seen.show().startswith("result[1, 2] differs, as do 1 of 3 values")
+    halves = lockstep.Check("key", np.array([1.5], np.float16), np.array([1.5009765625], np.float16))
+    assert halves.show().splitlines()[1:] == ["  CPU  0x3e00  1.5", "  GPU  0x3e01  1.501"]
+
+
+@pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f32"), ("f16", "q8_0")])
+def test_parts_of_chunks_join_to_the_whole(layout: Any, types: tuple[str, str]) -> None:
+    """What a chunk's part is follows from what the mirror makes of all: here joined in float64."""
+    from engine.cache.kv import LayerShape
+    from engine.cache.types import Types, cache_type
+    from engine.cpu.backend import Backend
+
+    rng = np.random.default_rng(1)
+    rows, n_head, n_kv, d, ops = 3, 4, 2, 32, Backend(1)
+    positions = np.array([130, 131, 132], np.int32)
+    q, k, v = (
+        rng.normal(size=(n, heads, d)).astype(np.float32) for n, heads in ((rows, n_head), (133, n_kv), (133, n_kv))
+    )
+    for window in (0, 69):
+        cache = LayerShape(n_kv, d, d).layer(192, 1, Types(*map(cache_type, types)), ops.zeros)
+        ops.append(cache, k, v, np.arange(133, dtype=np.int32))
+        whole = ops.attend(q, cache, positions, 0.5, window).reshape(rows, n_head, d)
+        mass = np.zeros((rows, n_head, 3, 2), np.float32)
+        sums = np.zeros((rows, n_head, 3, d), np.float32)
+        seen = np.zeros((rows, 3), np.bool_)
+        integers, scales = ops.int8_queries(q, 0.5, cache.k_type)
+        rings = (ring.reshape(n_kv, 3, -1) for ring in (cache.keys, cache.values))
+        given = (*rings, positions, np.float32(0.5), window, cache.k_type.bits, cache.v_type.bits)
+        layout.chunk_parts(q, integers, scales, *given, mass, sums, seen)
+        assert seen.sum(1).tolist() == ([3, 3, 3] if window == 0 else [3, 3, 2])
+        m, part, values_of = (np.where(seen[:, None, :], a, 0).astype(float) for a in (mass[..., 0], mass[..., 1], 1))
+        factor = np.exp(m - np.where(seen[:, None, :], m, -np.inf).max(2, keepdims=True)) * values_of
+        joined = (factor[..., None] * sums).sum(2) / (factor * part).sum(2)[..., None]
+        if cache.v_type.quantized:
+            joined = ops._rotated(joined.astype(np.float32))
+        assert np.abs(joined - whole).max() < 1e-6
+
+
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q8_0")])
+@pytest.mark.parametrize("window", [0, 5, 100])
+def test_rings_of_different_lengths(layout: Any, window: int, types: tuple[str, str]) -> None:
+    """The visible positions are the same whatever the ring's length, and whichever ring they are copied to."""
+    from engine.cache.kv import LayerShape
+    from engine.cache.types import Types, cache_type
+    from engine.cpu.backend import Backend
+
+    rng, ops = np.random.default_rng(0), Backend(1)
+    length, shape = 400, LayerShape(2, 32, 64, window)
+    k, v = (rng.normal(size=(length, 2, d)).astype(np.float32) for d in (32, 64))
+    layers = []
+    for max_rows in (16, 128):
+        layer = shape.layer(512, max_rows, Types(*map(cache_type, types)), ops.zeros)
+        for first in range(0, length, max_rows):
+            at = np.arange(first, min(first + max_rows, length), dtype=np.int32)
+            ops.append(layer, k[at], v[at], at)
+        layers.append(layer)
+    small, large = layers
+    assert (small.chunks < large.chunks) == (window > 0)
+    expected = layout.cached(small, length)
+    if types == ("f32", "f32"):
+        first = length - window if window else 0
+        assert all(a.tobytes() == b[first:].tobytes() for a, b in zip(expected, (k, v), strict=True))
+    for layer in (large, layout.moved_rings(large, small.chunks, length)):
+        for mine, theirs in zip(layout.cached(layer, length), expected, strict=True):
+            assert mine.tobytes() == theirs.tobytes() and mine.size
