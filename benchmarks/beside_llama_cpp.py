@@ -18,8 +18,8 @@ import gguf
 import numpy as np
 
 import engine
+from engine.cpu.embed import dequantize
 from engine.gguf.file import read_gguf
-from engine.gguf.quants import dequantize
 
 PROMPT, ANSWER, REPEATS = 256, 64, 3
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import engine.llm  # here, so that no benchmark pays for the import
 from engine.gguf.file import read_gguf
-from engine.hub import catalog
+from engine.hub.resolve import resolve
 from engine.synthetic.model import make_model
 
 
@@ -12,7 +12,7 @@ class Header:
     """Reading and checking a header.  The vocabulary is most of it: the bundled model has 8192 tokens."""
 
     def setup(self) -> None:
-        self.path = catalog.resolve("pycoder")
+        self.path = resolve("pycoder")
 
     def time_read(self) -> None:
         read_gguf(self.path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine.gguf.file import read_gguf
-from engine.hub import catalog
+from engine.hub.resolve import resolve
 from engine.text import tokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -14,7 +14,7 @@ class Encode:
     """64 KiB of Python source, in one piece."""
 
     def setup(self) -> None:
-        self.tokenizer = Tokenizer.from_gguf(read_gguf(catalog.resolve("pycoder")))
+        self.tokenizer = Tokenizer.from_gguf(read_gguf(resolve("pycoder")))
         source = Path(tokenizer.__file__).read_text(encoding="utf-8")
         self.text = (source * (N_BYTES // len(source) + 1))[:N_BYTES]
         self.ids = self.tokenizer.encode(self.text)
@@ -41,7 +41,7 @@ class Construct:
     """The tokenizer out of a header that is read already."""
 
     def setup(self) -> None:
-        self.gguf = read_gguf(catalog.resolve("pycoder"))
+        self.gguf = read_gguf(resolve("pycoder"))
 
     def time_from_gguf(self) -> None:
         Tokenizer.from_gguf(self.gguf)

@@ -31,6 +31,7 @@ from engine.cli.report import Report
 from engine.devices import check_batch_size, parse_device
 from engine.errors import EngineError, UsageError
 from engine.hub import catalog
+from engine.hub.resolve import resolve
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape
 
@@ -375,7 +376,7 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
 def results_of(args: argparse.Namespace) -> Iterator[Result]:
     """The tests of every model asked for, in order; the bundled model if none is."""
     for model in args.model or ([] if args.shape else [""]):
-        path = catalog.resolve(model, Report().progress)
+        path = resolve(model, Report().progress)
         yield from run_tests(args, path.stem, path)
     for shape in args.shape:
         with random_model(shape, args.keep) as (name, path):

@@ -5,23 +5,25 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.cache.kv import STEP_ROWS, pass_rows
+from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.cpu.memory import available_memory
 from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.hub import catalog
+from engine.hub.resolve import resolve
+from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM, Progress
 from engine.models.assistant import Assistant
 from engine.models.base import hidden_ring, layer_shapes, row_bytes, slot_bytes
-from engine.models.config import ASSISTANT, ModelConfig, read_config
+from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.families import build, without_mtp
 from engine.models.gemma4_config import read_gemma4
+from engine.models.read_config import read_config
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
-from engine.speculative.params import DRAFT_MAX, MOST_DRAFTS
+from engine.speculative.params import DRAFT_MAX
 from engine.text.tokenizer import Tokenizer
 
 SNAPSHOT_BYTES = 2 << 30
@@ -114,7 +116,7 @@ class _File:
 
 def _open(path_or_name: str | os.PathLike[str] | None, check_tensors: bool, progress: Progress | None) -> _File:
     started = time.perf_counter()
-    gguf = read_gguf(catalog.resolve(path_or_name, progress), check_tensors=check_tensors)
+    gguf = read_gguf(resolve(path_or_name, progress), check_tensors=check_tensors)
     return _File(gguf, time.perf_counter() - started)
 
 

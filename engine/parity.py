@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cache.kv import STEP_ROWS
 from engine.cli.flags import CACHE_TYPES, Document, Parser, whole
 from engine.devices import check_batch_size, device_label, parse_device
 from engine.errors import EngineError, UsageError
+from engine.limits import STEP_ROWS
 from engine.verify.tally import Tally
 
 if TYPE_CHECKING:
@@ -390,13 +390,13 @@ def run(args: argparse.Namespace) -> int:
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
     """Loads both models and compares them; prints as it goes."""
     from engine.gguf.file import read_gguf
-    from engine.hub import catalog
-    from engine.models.config import read_config
-    from engine.speculative.params import MOST_DRAFTS
+    from engine.hub.resolve import resolve
+    from engine.limits import MOST_DRAFTS
+    from engine.models.read_config import read_config
     from engine.text.tokenizer import Tokenizer
     from engine.verify.lockstep import Difference
 
-    path = catalog.resolve(args.model, report.progress)
+    path = resolve(args.model, report.progress)
     gguf = read_gguf(path)
     if args.text is not None:
         ids = Tokenizer.from_gguf(gguf).encode(args.text, add_special=True, parse_special=True)

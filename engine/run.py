@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
     from engine.devices import why_no_gpu
-    from engine.hub import catalog
+    from engine.hub.resolve import resolve
 
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
     SamplingParams(**fields)  # a value out of range is told before a model is loaded for seconds
     with Report(args.verbose) as report:
-        path = catalog.resolve(args.model, report.progress)
+        path = resolve(args.model, report.progress)
         drafts = args.draft_model and not args.no_spec
         llm = load(
             path,
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
-            draft_model=catalog.resolve(args.draft_model, report.progress) if drafts else None,
+            draft_model=resolve(args.draft_model, report.progress) if drafts else None,
             device_draft=args.device_draft or None,
             mtp=not (args.no_mtp or args.no_spec),
             draft_max=options["speculation"].most("lookup" if args.draft_lookup else "mtp"),

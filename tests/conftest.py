@@ -32,10 +32,10 @@ def golden(*parts: str) -> Any:
 def model_path(name: str) -> Path:
     """A named model of the catalog, fetched into the user cache; skips when the registry cannot be reached."""
     from engine.errors import FetchError
-    from engine.hub import catalog
+    from engine.hub.resolve import resolve
 
     try:
-        return catalog.resolve(name)
+        return resolve(name)
     except FetchError as error:
         pytest.skip(f"model {name} is not available: {error}")
 

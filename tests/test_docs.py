@@ -14,7 +14,7 @@ from engine import bench, parity
 from engine.cli import flags
 from engine.hub import catalog
 from engine.models import __main__ as models
-from engine.synthetic import model as synthetic
+from engine.synthetic import __main__ as synthetic
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"

@@ -12,11 +12,7 @@ from typing import Any, Protocol
 
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.errors import ContextError
-from engine.speculative.params import MOST_DRAFTS
-
-STEP_ROWS = MOST_DRAFTS + 1
-"""Rows that a step of an answer has at most: the certain token and the most drafts.  Passes that read a prompt may have more,
-and fewer where that is asked for."""
+from engine.limits import STEP_ROWS
 
 SPARE = 64
 """Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import STEP_ROWS, Ring, Zeros
+from engine.cache.kv import Ring, Zeros
 from engine.cache.types import Types
+from engine.limits import STEP_ROWS
 
 
 @dataclass

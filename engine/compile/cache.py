@@ -14,10 +14,19 @@ from pathlib import Path
 
 from engine.errors import FetchError
 
-SOURCES = ("numerics.py", "quants.py", "cpu/*.py", "cuda/*.py")
+SOURCES = ("numerics.py", "limits.py", "gguf/quants.py", "cache/types.py", "cpu/*.py", "cuda/**/*.py")
 """Where kernels and the functions and constants in them are written."""
 
-NO_KERNELS = frozenset(("cpu/backend.py", "cuda/backend.py", "cuda/device.py", "cuda/ptx.py", "cuda/simulator.py"))
+NO_KERNELS = frozenset(
+    (
+        "cpu/backend.py",
+        "cpu/memory.py",
+        "cuda/backend.py",
+        "cuda/runtime/device.py",
+        "cuda/runtime/ptx.py",
+        "cuda/runtime/simulator.py",
+    )
+)
 """Files among them whose changes change no kernel: what they choose for one is part of its name."""
 
 COMPILERS = ("numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink")
@@ -35,7 +44,7 @@ def fingerprint() -> str:
             digest.update(f"{name} {version(name)}\n".encode())
         except PackageNotFoundError:
             continue
-    root = Path(__file__).parent
+    root = Path(__file__).parent.parent
     for pattern in SOURCES:
         for path in sorted(root.glob(pattern)):
             name = path.relative_to(root).as_posix()

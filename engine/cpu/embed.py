@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as T
 from numba import njit
 
 from engine.cpu.unpack import IQ4_XS, Q3_K, Q6_K, load16, load32, load_half, unpack_row
+from engine.gguf.quants import format_of
 from engine.numerics import bits_float, fma
 
 f32 = np.float32
@@ -61,9 +62,15 @@ def embed_rows(fmt, block, block_bytes, table, tokens, scale, out):  # type: ign
         dequantize_row(fmt, block, block_bytes, table[tokens[t]], out[t], scale)
 
 
-def dequantize_blocks(fmt: int, data: np.ndarray, out: np.ndarray) -> None:
-    """Packed blocks uint8 [n] into their float32 weights, unscaled."""
-    from engine.gguf.quants import FORMATS
+def dequantize(type_: T, data: np.ndarray) -> np.ndarray:
+    """The float32 weights of packed blocks: uint8 [n_bytes] to float32 [n_bytes / block_bytes * block].
 
-    entry = FORMATS[T(fmt)]
-    dequantize_row(fmt, entry.block, entry.block_bytes, data, out, f32(1.0))
+    ``fma(d, w, dm * m)``: for every format here the products are exact or rounded once, as in ``gguf.quants``,
+    so the result is that library's byte for byte.
+    """
+    entry = format_of(type_)
+    if data.dtype != np.uint8 or data.ndim != 1 or data.size % entry.block_bytes:
+        raise ValueError(f"{entry.name} data must be uint8 [multiple of {entry.block_bytes}], not {data.shape}")
+    out = np.empty(data.size // entry.block_bytes * entry.block, np.float32)
+    dequantize_row(int(type_), entry.block, entry.block_bytes, data, out, f32(1.0))
+    return out

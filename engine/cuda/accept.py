@@ -36,7 +36,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, i32, kernel
-from engine.speculative.params import MOST_DRAFTS
+from engine.limits import MOST_DRAFTS
 
 f32 = np.float32
 u32 = np.uint32

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import CHUNK, STEP_ROWS, LayerCache
+from engine.cache.kv import CHUNK, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cuda import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, sample, softcap, wide_delta_net
 from engine.cuda.attention import attend as attention
@@ -31,6 +31,7 @@ from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Attended, Deferred, DeviceWeight, Launch, Plan, Tensor
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.gguf.quants import Format
+from engine.limits import STEP_ROWS
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads

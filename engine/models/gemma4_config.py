@@ -6,17 +6,8 @@ import numpy as np
 
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.models.config import (
-    ASSISTANT,
-    MAX_DIMENSION,
-    MAX_LAYERS,
-    ExpertsConfig,
-    ModelConfig,
-    RopeConfig,
-    _flags,
-    _n_vocab,
-    _read_rope,
-)
+from engine.models.config import ASSISTANT, ExpertsConfig, ModelConfig, RopeConfig
+from engine.models.metadata import MAX_DIMENSION, MAX_LAYERS, flags, n_vocab, read_rope
 
 SOFTCAP = 30.0
 """The bound on logits where a file does not say one."""
@@ -27,7 +18,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
     assistant = a == ASSISTANT
     n_layer = gguf.require(f"{a}.block_count", "int", 1, MAX_LAYERS)
     n_embd = gguf.require(f"{a}.embedding_length", "int", 1, MAX_DIMENSION)
-    sliding = _flags(gguf, f"{a}.attention.sliding_window_pattern", n_layer)
+    sliding = flags(gguf, f"{a}.attention.sliding_window_pattern", n_layer)
     window = gguf.require(f"{a}.attention.sliding_window", "int", 1, 1 << 30)
     d = _width(gguf, a, "", 0)
     d_sliding = _width(gguf, a, "_swa", d)
@@ -48,7 +39,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
         )
     n_ff, n_ff_tail = _feed_forward(gguf, a, n_layer, n_kv_layer)
     n_ctx_train = gguf.require(f"{a}.context_length", "int", 1, 1 << 30)
-    rope = _read_rope(gguf, a, d, n_ctx_train, partial=True)
+    rope = read_rope(gguf, a, d, n_ctx_train, partial=True)
     n_rot_sliding = gguf.get(f"{a}.rope.dimension_count_swa", "int", min(rope.n_rot, d_sliding), 2, 4096)
     if n_rot_sliding > d_sliding or n_rot_sliding % 2:
         gguf.refuse(f"{a}.rope.dimension_count_swa", f"is {n_rot_sliding}, for heads of {d_sliding}")
@@ -69,7 +60,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
         n_head_kv=n_head_kv[1],
         d_k=d,
         d_v=d,
-        n_vocab=_n_vocab(gguf, a),
+        n_vocab=n_vocab(gguf, a),
         n_ctx_train=n_ctx_train,
         norm_eps=gguf.require(f"{a}.attention.layer_norm_rms_epsilon", "f32", 0.0, 1.0),
         rope=rope,

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.cache.recurrent import RecurrentLayer
 from engine.gguf.file import GGUF, read_gguf
-from engine.models.config import read_config
+from engine.models.read_config import read_config
 from engine.models.weights import bytes_read
 
 if TYPE_CHECKING:

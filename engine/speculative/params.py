@@ -4,12 +4,10 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import UsageError
+from engine.limits import MOST_DRAFTS
 
 MODES = ("exact", "ratio", "p-min")
 """Ways to accept drafts, see :attr:`SpeculationParams.accept`."""
-
-MOST_DRAFTS = 15
-"""Drafts of one pass: with the certain token they fill the 16 rows that a GPU reads at once."""
 
 DRAFT_MAX = {"model": 4, "mtp": 4, "assistant": 4, "lookup": 7}
 """Drafts per pass if nothing else is asked for; chosen by measurement (docs/speculation.md)."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import STEP_ROWS
 from engine.decode.sampler import Sampler
+from engine.limits import STEP_ROWS
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal

@@ -10,11 +10,9 @@ unit variance: activations stay near 1 through all layers and logits have a stan
 models have.
 """
 
-import argparse
 import math
 import os
 import shutil
-import sys
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +23,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as T
 
-from engine.errors import EngineError, UsageError
+from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.config import DeltaNetConfig
 from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape, parse_shape, quants, shapes, tensor_type
@@ -353,30 +351,3 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
                 left -= len(piece)
                 at = 0
         file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: 0 when the file is written, 2 with one sentence on stderr when it cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m engine.synthetic", description="Write a random model.")
-    parser.add_argument("--shape", metavar="NAME:QUANT", help="e.g. qwen3-8b:Q4_K_M; the quantization may be left out")
-    parser.add_argument("-o", "--output", type=Path, help="the file to write (default: NAME-QUANT.gguf here)")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
-    parser.add_argument("--list", action="store_true", help="list shapes and quantizations")
-    args = parser.parse_args(argv)
-    if args.list or not args.shape:
-        for name, shape in shapes().items():
-            print(f"{name:25} {shape.architecture:17} {shape.n_params / 1e6:8.1f} M parameters")
-        print("quantizations:", " ".join(quants()))
-        return 0
-    try:
-        name, quant = parse_shape(args.shape)
-        path = make_model(args.output or Path(f"{name}-{quant}.gguf"), name, quant, args.seed)
-    except EngineError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

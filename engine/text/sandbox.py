@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 from jinja2 import filters, nodes, pass_context
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Namespace
 
 from engine.errors import TemplateError
 from engine.text.budget import VIEWS, Budget
 from engine.text.marked import MarkedText, joined, marks_of, trusted
-from engine.text.template_code import Generation, TemplateGenerator
+from engine.text.template_code import Generation, LiteralEnvironment, TemplateGenerator
 
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000
@@ -57,7 +57,7 @@ class _Namespace(Namespace):
         return "<namespace>"
 
 
-class TemplateEnvironment(ImmutableSandboxedEnvironment):
+class TemplateEnvironment(LiteralEnvironment):
     code_generator_class = TemplateGenerator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
 
@@ -69,7 +69,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             finalize=pass_context(lambda context, value: self.text(value)),
             extensions=["jinja2.ext.loopcontrols", Generation],
         )
-        self.literals: list[MarkedText] = []
+        self.literals = []
         self.filters = {name: self._counted(filters.FILTERS[name]) for name in _FILTERS.split()}
         self.filters |= {name: self._counted(getattr(self, f"_filter_{name}")) for name in _OWN_FILTERS.split()}
         self.filters["e"] = self.filters["escape"]

@@ -5,23 +5,27 @@ in every loop, a count of every list, tuple, mapping and slice, joins that keep 
 """
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.text.marked import trusted
+from engine.text.marked import MarkedText, trusted
 
-if TYPE_CHECKING:
-    from engine.text.sandbox import TemplateEnvironment
+
+class LiteralEnvironment(ImmutableSandboxedEnvironment):
+    """An environment that keeps the text of a template's literals, each marked as the template's own."""
+
+    literals: list[MarkedText]
 
 
 class TemplateGenerator(CodeGenerator):
     """Jinja's compiler to Python, with the values and loops that it would not show to the environment."""
 
-    environment: "TemplateEnvironment"
+    environment: LiteralEnvironment
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):

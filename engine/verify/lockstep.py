@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.cache.kv import STEP_ROWS, KVCache, LayerCache
+from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.runtime.tensor import Attended, Deferred, Launch
+from engine.limits import STEP_ROWS
 from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.models.weights import Weight

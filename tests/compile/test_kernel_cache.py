@@ -15,7 +15,7 @@ from engine.compile import cache as kernel_cache
 def test_the_fingerprint_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "a.py").write_text("1")
-    monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "kernel_cache.py"))
+    monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "compile" / "cache.py"))
     first = kernel_cache.fingerprint()
     assert first == kernel_cache.fingerprint()
     (tmp_path / "cpu" / "backend.py").write_text("calls kernels and has none")
@@ -45,7 +45,7 @@ def test_the_fingerprint_follows_the_compilers(name: str, monkeypatch: pytest.Mo
 
 
 def test_files_without_kernels_are_named_as_they_are() -> None:
-    root = Path(kernel_cache.__file__).parent
+    root = Path(kernel_cache.__file__).parent.parent
     for name in kernel_cache.NO_KERNELS:
         text = (root / name).read_text(encoding="utf-8")
         assert "@cuda.jit" not in text and "@kernel" not in text and "@intrinsic" not in text

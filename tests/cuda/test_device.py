@@ -25,9 +25,10 @@ from engine.errors import DeviceError, ModelError
 from engine.gguf.file import read_gguf
 from engine.gguf.quants import FORMATS, Format
 from engine.hub import catalog
-from engine.models.config import read_config
+from engine.hub.resolve import resolve
 from engine.models.experts import Experts
 from engine.models.heads import Heads
+from engine.models.read_config import read_config
 from engine.models.weights import Weight
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
@@ -688,7 +689,7 @@ PLAIN = SpeculationParams(enabled=False)
 def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engine.LLM]:
     """A trained model that drafts by a layer of its own, on the CPU and on the GPU."""
     name = f"pycoder-{request.param}"
-    path = catalog.resolve(name) if name in catalog.CATALOG else shared_model(f"{name}-Q4_K_M.gguf")
+    path = resolve(name) if name in catalog.CATALOG else shared_model(f"{name}-Q4_K_M.gguf")
     cpu, on_gpu = (engine.load(path, device=device, n_ctx=256, draft_max=15) for device in ("cpu", "cuda"))
     return cpu, on_gpu
 

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
-SIMULATED = REPOSITORY / "tests" / "simulated"
+SIMULATED = REPOSITORY / "tests" / "cuda" / "simulated"
 FILES = sorted(path.name for path in SIMULATED.glob("test_*.py"))
 
 Run = Future[subprocess.CompletedProcess[str]]

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
 
+from engine.cpu.embed import dequantize
 from engine.errors import ModelError
 from engine.gguf.file import read_gguf
-from engine.gguf.quants import ACTIVATION_MAX, FORMATS, Format, dequantize, format_of
+from engine.gguf.quants import ACTIVATION_MAX, FORMATS, Format, format_of
 from tests.conftest import REPOSITORY
 
 ALL = pytest.mark.parametrize("entry", FORMATS.values(), ids=lambda f: f.name)

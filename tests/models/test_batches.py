@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import engine
-from engine.cache.kv import STEP_ROWS, pass_rows
+from engine.cache.kv import pass_rows
 from engine.errors import ContextError, UsageError
+from engine.limits import STEP_ROWS
 from engine.models.base import row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model

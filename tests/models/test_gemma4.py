@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import engine
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.models.config import ASSISTANT, ModelConfig, read_config
+from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.gemma4_config import read_gemma4
+from engine.models.read_config import read_config
 from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import engine
+from tests.conftest import REPOSITORY
 from tests.oracle.models import CASES, LENGTHS, N_VOCAB, POSITIONS, Case, fingerprint, prompts, write_gguf
 
-GOLDEN = Path(__file__).parent / "oracle"
+GOLDEN = REPOSITORY / "tests" / "oracle"
 MODELS = {name: case for name, case in CASES.items() if not case.target}
 HYBRIDS = {name: case for name, case in CASES.items() if case.n_mtp}
 ASSISTANTS = {name: case for name, case in CASES.items() if case.target}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.hub import catalog
+from engine.hub.resolve import resolve
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
@@ -277,7 +277,7 @@ def test_two_answers_to_one_prompt_take_turns(llm: engine.LLM, drafts: dict[str,
 def test_a_named_draft_model_is_loaded_beside_the_model() -> None:
     llm = engine.load(device="cpu", n_ctx=64, n_threads=1, cache_type="f32", draft_model="pycoder-draft")
     assert llm.draft is not None
-    assert Path(llm.draft.llm.path) == Path(catalog.resolve("pycoder-draft"))
+    assert Path(llm.draft.llm.path) == Path(resolve("pycoder-draft"))
     assert llm.draft.llm.n_ctx == llm.n_ctx and llm.draft.llm.cache.layers[0].keys.dtype == np.float32
     assert llm.draft.llm.cache is not llm.cache
 

@@ -11,8 +11,9 @@ import pytest
 import engine
 from engine.cache.kv import CHUNK, KVCache
 from engine.decode.sampler import Sampler, SamplingParams
+from engine.limits import MOST_DRAFTS
 from engine.speculative.loop import NOTHING, Speculation, follow
-from engine.speculative.params import MOST_DRAFTS, SpeculationParams
+from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.steps import HostSteps, Step
 from engine.synthetic.model import make_model

@@ -19,8 +19,9 @@ import engine
 from engine.errors import UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.gguf.quants import FORMATS
-from engine.hub import catalog
+from engine.hub.resolve import resolve
 from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic import __main__ as command
 from engine.synthetic import model as synthetic
 from engine.synthetic import shapes as sizes
 from engine.synthetic.model import make_model, random_blocks
@@ -101,7 +102,7 @@ def test_tensors_are_those_of_the_real_file(name: str, quant: str, tmp_path: Pat
 
 
 def test_layout_is_that_of_the_bundled_model(tmp_path: Path) -> None:
-    real = read_gguf(catalog.resolve("pycoder"))
+    real = read_gguf(resolve("pycoder"))
     shape = Shape("qwen3", 6, 512, 4, 2, 128, 1024, 8192, 1024, 1e5, 1e-6)
     made = read_gguf(make_model(tmp_path / "m.gguf", shape, "Q4_K_M"))
     assert layout(made) == layout(real)
@@ -355,15 +356,15 @@ def test_a_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "sub" / "m.gguf"
-    assert synthetic.main(["--shape", "tiny-gemma3:Q8_0", "-o", str(path), "--seed", "3"]) == 0
+    assert command.main(["--shape", "tiny-gemma3:Q8_0", "-o", str(path), "--seed", "3"]) == 0
     assert path.name in capsys.readouterr().out
     assert read_gguf(path).metadata["general.name"] == "Random tiny-gemma3 Q8_0"
-    assert synthetic.main(["--list"]) == 0
+    assert command.main(["--list"]) == 0
     assert "qwen3-8b" in capsys.readouterr().out
-    assert synthetic.main(["--shape", "nothing"]) == 2
+    assert command.main(["--shape", "nothing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     (tmp_path / "file").write_text("")
-    assert synthetic.main(["--shape", "tiny-llama", "-o", str(tmp_path / "file" / "m.gguf")]) == 2
+    assert command.main(["--shape", "tiny-llama", "-o", str(tmp_path / "file" / "m.gguf")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cache.kv import STEP_ROWS
 from engine.cuda.products import experts as kernels
 from engine.cuda.products import matmul, quantize, router, wide_experts
+from engine.limits import STEP_ROWS
 from engine.models.experts import Experts
 
 f32 = np.float32

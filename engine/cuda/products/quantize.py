@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from engine.cache.kv import STEP_ROWS
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -40,6 +39,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.gguf.quants import TINY
+from engine.limits import STEP_ROWS
 
 RUN = 256
 """Positions of a row that a block quantizes, one a thread."""

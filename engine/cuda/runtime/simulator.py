@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import njit, types
@@ -36,9 +36,6 @@ from numba.cuda.simulator import kernelapi
 from numba.np.numpy_support import as_dtype
 
 from engine import numerics
-
-if TYPE_CHECKING:
-    from engine.cuda.runtime.compiler import Specialization
 
 __all__ = [
     "Pointer",
@@ -625,8 +622,28 @@ def _argument(type_: Any, value: Any, name: str) -> Any:
     return Pointer(value.reshape(-1).view(dtype), name=name)
 
 
+class Declared(Protocol):
+    """What a kernel declares: the Numba types of its arguments."""
+
+    @property
+    def arguments(self) -> tuple[Any, ...]: ...
+
+
+class Runnable(Protocol):
+    """A kernel for given constants (``engine/cuda/runtime/compiler.py``)."""
+
+    @property
+    def kernel(self) -> Declared: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def shared(self) -> int: ...
+    @property
+    def function(self) -> Any: ...
+
+
 def run(
-    specialization: "Specialization",
+    specialization: Runnable,
     grid: int | tuple[int, ...],
     block: int | tuple[int, ...],
     args: Sequence[Any],

