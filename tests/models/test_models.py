@@ -19,7 +19,7 @@ DIFFERENCE = 0.15
 
 The reference quantizes activations to 8 bits as we do, so it is itself off the float32 model by 0.10 (smollm2-135m) and
 0.12 (gemma3-270m) in this measure, and by 0.11 and 0.13 from its own run with another attention kernel; see
-``docs/performance.md``, "How near to llama.cpp".  A wrong rotation, norm or format is off by more than 1.
+``docs/performance.md``, "Numerical distance from llama.cpp".  A wrong rotation, norm or format is off by more than 1.
 """
 
 
