@@ -1,4 +1,4 @@
-"""Tokens per second of answers and prompts over the tokens that are in the cache before, as an SVG.
+"""Tokens per second of answers and prompts over the number of tokens in the cache, as an SVG.
 
 ``python -m engine.bench --shape qwen3-8b:Q4_K_M --device cuda -p 512 -n 128 -d 0,4096,8192,16384,32768 -r 3 -o json >
 qwen3-8b.json`` and ``python -m benchmarks.plot_depth qwen3-8b.json > docs/images/depth.svg``
@@ -64,7 +64,7 @@ def figure(tests: Sequence[Test]) -> str:
     named = colors(list(dict.fromkeys(test["model"] for test in tests)))
     deepest = max((test["n_depth"] for test in tests), default=0) or 4
     parts = [
-        label(8, 18, "tokens per second, over the tokens that are in the cache before"),
+        label(8, 18, "tokens per second over the number of tokens in the cache"),
         *legend(8, 40, WIDTH, named),
     ]
     for count, left, title in PANELS:

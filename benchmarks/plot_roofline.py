@@ -105,7 +105,7 @@ def parts(tests: Sequence[dict[str, Any]], bandwidth: float, peak: float) -> Ite
     x_low, x_high = decades([x for _, x, _ in places], 1, 10000)
     y_low, y_high = decades([y for _, _, y in places], 1, peak)[0], 1.6 * peak
     x, y = Axis(x_low, x_high, LEFT, RIGHT), Axis(y_low, y_high, BOTTOM, TOP)
-    yield label(8, 18, "10¹² operations per second, over operations per byte of weights that the pass reads")
+    yield label(8, 18, "10¹² operations per second over operations per byte of weights that the pass reads")
     yield from legend(8, 40, WIDTH, colors(list(found)))
     for value in powers(y_low, y_high):
         yield line(LEFT, y(value), RIGHT, y(value))

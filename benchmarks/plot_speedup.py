@@ -1,9 +1,9 @@
-"""What speculation can gain, over the number of drafts and how many of them are kept, as an SVG.
+"""What speculation can gain, over the number of drafts and how many of them are accepted, as an SVG.
 
 ``python -m benchmarks.plot_speedup > docs/images/speedup.svg``
 
-A pass with n drafts gives E(n) = 1 + a + ... + a^n tokens, if each draft is kept with probability a (Leviathan et al. 2023,
-section 3.1), and takes n c + v(n + 1) times as long as a plain pass: a draft costs c, a pass of as many rows v.
+A pass with n drafts gives E(n) = 1 + a + ... + a^n tokens, if each draft is accepted with probability a (Leviathan et al.
+2023, section 3.1), and takes n c + v(n + 1) times as long as a plain pass: a draft costs c, a pass of as many rows v.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def panel(left: float, title: str, c: float) -> Iterator[str]:
         yield label(left - 8, y(gain) + 4, f"{gain:g} ×", "end")
     for n in (0, 1, 2, 4, 7, 10, MOST):
         yield label(x(left, n), BOTTOM + 18, str(n), "middle")
-    yield label(left + PLOT / 2, BOTTOM + 40, "drafts of a pass", "middle")
+    yield label(left + PLOT / 2, BOTTOM + 40, "drafts per pass", "middle")
     for a, color in zip(KEPT, COLORS, strict=True):
         points = " ".join(f"{x(left, n):.1f},{y(speedup(a, n, c)):.1f}" for n in range(MOST + 1))
         yield f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>'
@@ -82,10 +82,8 @@ def figure(draft: float) -> str:
     """The whole image."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-        "<title>Speedup over the number of drafts, for five probabilities that a draft is kept</title>",
-        label(
-            8, 18, "tokens per second, over those without drafts; per cent: drafts that are kept; dot: the best number"
-        ),
+        "<title>Speedup over the number of drafts, for five probabilities that a draft is accepted</title>",
+        label(8, 18, "tokens per second relative to no drafts; per cent: accepted drafts; dot: the best number"),
         *panel(LEFT["model"], f"a draft costs {draft:g} of a pass", draft),
         *panel(LEFT["lookup"], "a draft costs nothing", 0.0),
         "</svg>",
