@@ -1,0 +1,90 @@
+"""The shape of the package: no import runs in a circle, and every room is described by a sentence."""
+
+import ast
+from collections.abc import Iterator
+
+from tests.conftest import REPOSITORY
+
+MODULES = {
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (REPOSITORY / "engine").rglob("*.py")
+}
+"""Every module of the package by its dotted name."""
+
+API = "engine"
+"""The package itself imports the modules behind its names when they are first used; nothing inside imports the package."""
+
+
+def imports(name: str) -> set[str]:
+    """The modules of the package that ``name`` imports, wherever in its text: also inside functions and for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{name}: relative imports hide what is imported"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    # Importing a module runs its package first.
+    found |= {".".join(parts[:n]) for parts in (module.split(".") for module in found) for n in range(1, len(parts))}
+    return {module for module in found if module in MODULES} - {API, name}
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Strongly connected components of more than one node (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(node: str) -> Iterator[list[str]]:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in index:
+                yield from visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            component = stack[at:]
+            del stack[at:]
+            if len(component) > 1:
+                yield sorted(component)
+
+    for node in sorted(graph):
+        if node not in index:
+            yield from visit(node)
+
+
+def test_circles_are_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}, "e": {"f"}, "f": {"g"}, "g": {"e"}}
+    assert list(circles(graph)) == [["b", "c"], ["e", "f", "g"]]
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    graph = {name: imports(name) for name in MODULES if name != API}
+    assert sum(map(len, graph.values())) > 300
+    assert list(circles(graph)) == []
+
+
+def test_what_keeps_memory_does_not_know_of_drafting() -> None:
+    graph = {name: imports(name) for name in MODULES if name != API}
+    seen: set[str] = set()
+    waiting = [name for name in graph if name.startswith("engine.cache")]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph[name]
+    assert not [name for name in seen if name.startswith(("engine.speculative", "engine.decode"))]
+
+
+def test_a_room_is_described_by_one_sentence() -> None:
+    rooms = [path for path in MODULES.values() if path.name == "__init__.py" and path.parent.name != "engine"]
+    assert len(rooms) >= 12
+    for path in rooms:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = ast.get_docstring(tree)
+        assert text, f"{path} has no docstring"
+        assert text.split("\n\n")[0].rstrip().endswith("."), f"{path}: the first paragraph is a sentence"
