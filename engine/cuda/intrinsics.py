@@ -12,12 +12,14 @@ Pointers are ``CPointer`` arguments of a kernel: ``p[i]`` is element i.  Words (
 into them. Indices are not checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.cuda.core import config
 from numba.extending import intrinsic
 
@@ -25,19 +27,11 @@ from engine import numerics
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-TARGET: tuple[int, int] = (7, 5)
-"""Compute capability of the kernel being compiled (set by ``engine/cuda/runtime/compiler.py``)."""
-
 u32 = np.uint32
 
 _I32 = ir.IntType(32)
 _SUMS4 = types.UniTuple(types.int32, 4)
-
-
-def set_target(compute_capability: tuple[int, int]) -> None:
-    """Choose the instructions of the kernels compiled from now on."""
-    global TARGET
-    TARGET = compute_capability
+_STRUCT4 = ir.LiteralStructType([_I32] * 4)
 
 
 def _asm(
@@ -59,6 +53,50 @@ def _asm(
 
 def _tuple(context: Any, builder: Any, type_: Any, struct: Any) -> Any:
     return context.make_tuple(builder, type_, [builder.extract_value(struct, k) for k in range(type_.count)])
+
+
+# --- atoms that differ between targets -------------------------------------------------------------------------
+
+Target = tuple[int, int]
+Body = Callable[[Any, Sequence[Any], Target], Any]
+
+BODIES: dict[str, tuple[Any, Body]] = {}
+"""Functions that kernels only declare: name to (type, what builds the body for a target).  So the code that Numba makes of a
+kernel is the same for all targets; ``definitions`` goes with it when it is compiled for one."""
+
+
+def _differing(name: str, result: Any, operands: Sequence[Any], body: Body) -> Callable[[Any, Sequence[Any]], Any]:
+    """A function of BODIES, to be called by (builder, operands).  ``body(builder, operands, target)`` returns the result, or
+    None of a void function."""
+    type_ = ir.FunctionType(result, operands)
+    BODIES[f"bitmirror_{name}"] = type_, body
+
+    def call(builder: Any, arguments: Sequence[Any]) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, type_, f"bitmirror_{name}")
+        return builder.call(function, arguments)
+
+    return call
+
+
+@cache
+def definitions(target: Target) -> str:
+    """LLVM IR of all functions of BODIES for a compute capability; NVVM inlines those that a kernel calls."""
+    from numba.cuda.cudadrv import nvvm
+
+    module = ir.Module("atoms")
+    module.triple, module.data_layout = "nvptx64-nvidia-cuda", nvvm.NVVM().data_layout
+    nvvm.add_ir_version(module)
+    for name, (type_, body) in BODIES.items():
+        function = ir.Function(module, type_, name)
+        function.linkage = "linkonce_odr"
+        function.attributes.add("alwaysinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        value = body(builder, function.args, target)
+        if value is None:
+            builder.ret_void()
+        else:
+            builder.ret(value)
+    return str(module)
 
 
 # --- pointers and wide loads -----------------------------------------------------------------------------------
@@ -120,23 +158,23 @@ load1 = _make_load("ld.global.u32", 1)
 """load1(p, i): the word p[i], likewise; for a value that is sent for long before it is used."""
 
 
+def _prefetch_body(builder: Any, args: Sequence[Any], target: Target) -> None:
+    if target >= (9, 0):
+        text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
+        _asm(builder, text, args, 0, "lr", effect=True, memory=True)
+
+
+_prefetch = _differing("prefetch", ir.VoidType(), [ir.IntType(64), _I32], _prefetch_body)
+
+
 @intrinsic
 def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
     """n_bytes of memory from p[i] on, both multiples of 16, on their way into the L2 cache, where what other kernels write
     meanwhile also arrives: so it may come before ``wait_for_inputs``."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        if TARGET >= (9, 0):
-            address = builder.gep(args[0], [args[1]])
-            _asm(
-                builder,
-                "cp.async.bulk.prefetch.L2.global [$0], $1;",
-                [address, args[2]],
-                0,
-                "lr",
-                effect=True,
-                memory=True,
-            )
+        address = builder.ptrtoint(builder.gep(args[0], [args[1]]), ir.IntType(64))
+        _prefetch(builder, [address, args[2]])
         return context.get_dummy_value()
 
     return types.void(p, i, types.int32), codegen
@@ -288,6 +326,44 @@ def _mma_turing(builder: Any, a: Any, b: Any, c: Sequence[Any]) -> Any:
     return _asm(builder, f"{_MMA8} {{$0,$1}},{{$2}},{{$3}},{{$4,$5}};", [a, b, *c], 2, effect=True)
 
 
+def _sums(builder: Any, values: Sequence[Any]) -> Any:
+    """Four results as the struct that a function returns."""
+    struct = ir.Constant(_STRUCT4, ir.Undefined)
+    for k, value in enumerate(values):
+        struct = builder.insert_value(struct, value, k)
+    return struct
+
+
+def _mma32_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+    a0, a1, a2, a3, b0, b1 = args
+    zero = ir.Constant(_I32, 0)
+    if target >= (8, 0):
+        text = f"{_MMA16.format(32)} {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$10,$10,$10}};"
+        return _asm(builder, text, [*args, zero], 4, effect=True)
+    sums = []
+    for first, second in ((a0, a2), (a1, a3)):
+        low = _mma_turing(builder, first, b0, (zero, zero))
+        both = _mma_turing(builder, second, b1, [builder.extract_value(low, k) for k in range(2)])
+        sums += [builder.extract_value(both, k) for k in range(2)]
+    return _sums(builder, sums)
+
+
+def _mma16_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+    zero = ir.Constant(_I32, 0)
+    if target >= (8, 0):
+        text = f"{_MMA16.format(16)} {{$0,$1,$2,$3}},{{$4,$5}},{{$6}},{{$7,$7,$7,$7}};"
+        return _asm(builder, text, [*args, zero], 4, effect=True)
+    sums = []
+    for a in args[:2]:
+        part = _mma_turing(builder, a, args[2], (zero, zero))
+        sums += [builder.extract_value(part, k) for k in range(2)]
+    return _sums(builder, sums)
+
+
+_mma32 = _differing("mma32", _STRUCT4, [_I32] * 6, _mma32_body)
+_mma16 = _differing("mma16", _STRUCT4, [_I32] * 3, _mma16_body)
+
+
 @intrinsic
 def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     """One tensor-core product of a warp: 16 weight rows times 8 activation rows over 32 positions, int8, sums in int32.
@@ -298,17 +374,7 @@ def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     """
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        a0, a1, a2, a3, b0, b1 = args
-        zero = ir.Constant(_I32, 0)
-        if TARGET >= (8, 0):
-            text = f"{_MMA16.format(32)} {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$10,$10,$10}};"
-            return _tuple(context, builder, sig.return_type, _asm(builder, text, [*args, zero], 4, effect=True))
-        sums = []
-        for first, second in ((a0, a2), (a1, a3)):
-            low = _mma_turing(builder, first, b0, (zero, zero))
-            both = _mma_turing(builder, second, b1, [builder.extract_value(low, k) for k in range(2)])
-            sums += [builder.extract_value(both, k) for k in range(2)]
-        return context.make_tuple(builder, sig.return_type, sums)
+        return _tuple(context, builder, sig.return_type, _mma32(builder, args))
 
     return _SUMS4(*[types.uint32] * 6), codegen
 
@@ -318,15 +384,7 @@ def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
     """``mma32`` over 16 positions: a0, a1, b0 as there."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        zero = ir.Constant(_I32, 0)
-        if TARGET >= (8, 0):
-            text = f"{_MMA16.format(16)} {{$0,$1,$2,$3}},{{$4,$5}},{{$6}},{{$7,$7,$7,$7}};"
-            return _tuple(context, builder, sig.return_type, _asm(builder, text, [*args, zero], 4, effect=True))
-        sums = []
-        for a in args[:2]:
-            part = _mma_turing(builder, a, args[2], (zero, zero))
-            sums += [builder.extract_value(part, k) for k in range(2)]
-        return context.make_tuple(builder, sig.return_type, sums)
+        return _tuple(context, builder, sig.return_type, _mma16(builder, args))
 
     return _SUMS4(*[types.uint32] * 3), codegen
 
@@ -379,32 +437,40 @@ lane_from = _make_shuffle("idx", True)
 """lane_from(x, l): the float32 x of lane l."""
 
 
+def _lanes_max_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+    if target >= (8, 0):
+        return _asm(builder, "redux.sync.max.s32 $0, $1, 0xffffffff;", args, effect=True)
+    most = args[0]
+    for k in range(5):
+        text = f"shfl.sync.bfly.b32 $0, $1, {1 << k}, 31, 0xffffffff;"
+        other = _asm(builder, text, [most], effect=True)
+        most = builder.select(builder.icmp_signed(">", other, most), other, most)
+    return most
+
+
+_lanes_max = _differing("lanes_max", _I32, [_I32], _lanes_max_body)
+
+
 @intrinsic
 def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
     """The largest int32 x of all 32 lanes, which must all call it."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        if TARGET >= (8, 0):
-            return _asm(builder, "redux.sync.max.s32 $0, $1, 0xffffffff;", args, effect=True)
-        most = args[0]
-        for k in range(5):
-            text = f"shfl.sync.bfly.b32 $0, $1, {1 << k}, 31, 0xffffffff;"
-            other = _asm(builder, text, [most], effect=True)
-            most = builder.select(builder.icmp_signed(">", other, most), other, most)
-        return most
-
-    return types.int32(types.int32), codegen
+    return types.int32(types.int32), lambda context, builder, sig, args: _lanes_max(builder, args)
 
 
 # --- the neighbours in a chain of kernels ----------------------------------------------------------------------
 
 
 def _make_control(instruction: str) -> Any:
+    def body(builder: Any, args: Sequence[Any], target: Target) -> None:
+        if target >= (9, 0):
+            _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
+
+    call = _differing(instruction.replace(".", "_"), ir.VoidType(), [], body)
+
     @intrinsic
     def control(typingctx):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            if TARGET >= (9, 0):
-                _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
+            call(builder, [])
             return context.get_dummy_value()
 
         return types.void(), codegen
@@ -429,6 +495,22 @@ def _numbers(builder: Any, type_: Any, value: Any) -> list[Any]:
     return [builder.bitcast(value, _I32)] if isinstance(type_, types.Number) else []
 
 
+def _make_hold(n: int) -> Callable[[Any, Sequence[Any]], Any]:
+    """Of n numbers and ``never``."""
+    registers = ",".join(f"${k}" for k in range(n))
+    store = f"@p st.shared.v{n}.u32 [${n}], {{{registers}}};" if n > 1 else "@p st.shared.u32 [$1], $0;"
+    text = f"{{.reg .pred p; setp.ne.s32 p, ${n}, 0; {store}}}"
+
+    def body(builder: Any, args: Sequence[Any], target: Target) -> None:
+        if target >= (9, 0):
+            _asm(builder, text, args, 0, effect=True, memory=True)
+
+    return _differing(f"hold{n}", ir.VoidType(), [_I32] * (n + 1), body)
+
+
+_HOLD = {n: _make_hold(n) for n in (4, 2, 1)}
+
+
 @intrinsic
 def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
     """hold(x, never): what x, a tuple of 32-bit numbers and tuples, is made of has been computed when this is passed.
@@ -438,14 +520,11 @@ def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
     """
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        numbers = _numbers(builder, sig.args[0], args[0]) if TARGET >= (9, 0) else []
+        numbers = _numbers(builder, sig.args[0], args[0])
         while numbers:
-            n = next(n for n in (4, 2, 1) if n <= len(numbers))
+            n = next(n for n in _HOLD if n <= len(numbers))
             stored, numbers = numbers[:n], numbers[n:]
-            registers = ",".join(f"${k}" for k in range(n))
-            store = f"@p st.shared.v{n}.u32 [${n}], {{{registers}}};" if n > 1 else "@p st.shared.u32 [$1], $0;"
-            text = f"{{.reg .pred p; setp.ne.s32 p, ${n}, 0; {store}}}"
-            _asm(builder, text, [*stored, args[1]], 0, effect=True, memory=True)
+            _HOLD[n](builder, [*stored, args[1]])
         return context.get_dummy_value()
 
     return types.void(x, types.int32), codegen

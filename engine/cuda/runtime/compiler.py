@@ -107,53 +107,63 @@ def kernel(
 
 
 @contextlib.contextmanager
-def _target(compute_capability: tuple[int, int]) -> Iterator[None]:
-    """Numba compiles for a device that is not there, contracts nothing, and forgets what it made for another target.
+def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
+    """Numba compiles for a device that is not there and stops at LLVM IR: yields what it would have given to NVVM.
 
-    It asks the current device for its compute capability in a few places; the answer here needs none.  NVVM is told to
-    leave products and sums apart (``-fma=0``), so that the only fused ones are those the source spells out.  And a device
-    function keeps the code it was first compiled to, whatever the target, although atoms differ between targets.
+    It asks the current device for its compute capability in a few places; the lowest one will do, since atoms that differ
+    between targets are only declared (``engine/cuda/intrinsics.py``).
     """
     from numba.cuda import compiler, dispatcher
     from numba.cuda.cudadrv import nvvm
 
-    from engine.cuda import intrinsics
-
     class Device:
-        pass
+        compute_capability = TARGETS[0]
 
-    device: Any = Device()
-    device.compute_capability = compute_capability
-    compile_ir, compile_device = nvvm.compile_ir, dispatcher.CUDADispatcher.compile_device
+    given: list[tuple[list[str], dict[str, Any]]] = []
 
-    def uncontracted(ir: Any, **options: Any) -> Any:
-        return compile_ir(ir, **options | {"fma": False})
-
-    def for_this_target(self: Any, *args: Any, **options: Any) -> Any:
-        if getattr(self, "engine_target", compute_capability) != compute_capability:
-            self.overloads.clear()
-        self.engine_target = compute_capability
-        return compile_device(self, *args, **options)
+    def take(modules: list[str], **options: Any) -> bytes:
+        given.append((list(modules), options))
+        return b""
 
     changes: list[tuple[Any, str, Any]] = [
-        (compiler, "get_current_device", lambda: device),
-        (dispatcher, "get_current_device", lambda: device),
-        (nvvm, "compile_ir", uncontracted),
-        (dispatcher.CUDADispatcher, "compile_device", for_this_target),
+        (compiler, "get_current_device", Device),
+        (dispatcher, "get_current_device", Device),
+        (nvvm, "compile_ir", take),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
-    intrinsics.set_target(compute_capability)
     for owner, name, value in changes:
         setattr(owner, name, value)
     try:
-        yield
+        yield given
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
 
 
-def compile_ptx(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
-    """PTX of a kernel.  No GPU is needed."""
+@dataclass(frozen=True)
+class Intermediate:
+    """What Numba makes of a kernel, for all targets: modules of LLVM IR, and options for NVVM."""
+
+    modules: list[str]
+    options: dict[str, Any]
+
+    def ptx(self, compute_capability: tuple[int, int]) -> str:
+        """PTX for a target.
+
+        NVVM is told to leave products and sums apart (``-fma=0``), so that the only fused ones are those the source spells
+        out.
+        """
+        from numba.cuda.cudadrv import nvvm
+
+        from engine.cuda.intrinsics import definitions
+
+        options = self.options | {"arch": "compute_{}{}".format(*compute_capability), "fma": False}
+        text: bytes = nvvm.compile_ir([*self.modules, definitions(compute_capability)], **options)
+        return text.decode().strip("\x00").strip()
+
+
+def intermediate(specialization: Specialization) -> Intermediate:
+    """The first and by far the longest part of compiling a kernel.  No GPU is needed."""
     from numba import cuda
 
     declared = specialization.kernel
@@ -161,11 +171,15 @@ def compile_ptx(specialization: Specialization, compute_capability: tuple[int, i
         wish(*specialization.constants) if callable(wish) else wish for wish in (declared.threads, declared.blocks)
     )
     bounds = (threads, blocks) if threads and blocks else threads or None
-    with _target(compute_capability):
-        ptx, _ = cuda.compile_ptx(
-            specialization.function.py_func, declared.arguments, cc=compute_capability, launch_bounds=bounds
-        )
-    return str(ptx)
+    with _without_a_device() as given:
+        cuda.compile_ptx(specialization.function.py_func, declared.arguments, cc=TARGETS[0], launch_bounds=bounds)
+    ((modules, options),) = given
+    return Intermediate(modules, options)
+
+
+def compile_ptx(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
+    """PTX of a kernel.  No GPU is needed."""
+    return intermediate(specialization).ptx(compute_capability)
 
 
 def entry_name(ptx: str) -> str:
