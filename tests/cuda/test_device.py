@@ -1,5 +1,7 @@
 """On a real GPU: every operation, sampling, and whole models give the CPU's bits, again and again, side by side, and memory
-that runs out is one sentence.  Skipped where there is no GPU; ``tests/cuda/simulated`` runs the same kernels without one."""
+that runs out is one sentence.  ``pytest --gpu`` runs them; ``tests/cuda/simulated`` runs the same kernels without a GPU.
+
+Tests that need the same kernels are together, so that each is compiled by one of the processes that share the work."""
 
 import gc
 import os
@@ -35,6 +37,7 @@ from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached
 from tests.conftest import REPOSITORY, shared_model
 from tests.speculative.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
+from tests.tiers import together
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
@@ -42,6 +45,8 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.runtime.device import Device
+
+pytestmark = pytest.mark.gpu
 
 F = np.float32
 EPS = 1e-6
@@ -110,7 +115,7 @@ def activations(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 # --- products --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", together("products", BY_NAME))
 def test_matmul(gpu: Any, cpu: Any, name: str) -> None:
     """Every number of rows; row tiles and chains that are not full."""
     entry = BY_NAME[name]
@@ -126,7 +131,7 @@ def test_matmul(gpu: Any, cpu: Any, name: str) -> None:
             same(found, expected, f"{name} {rows} x {columns}, {k} rows: ")
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", together("wide products", BY_NAME))
 def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
     """More rows than a step has, of activations and of weights; tiles that are not full in both."""
     entry = BY_NAME[name]
@@ -144,7 +149,7 @@ def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
             same(found, cpu.matmul_add(residual, x, weight), f"{name} {rows} x {columns}, {k} rows, added: ")
 
 
-@pytest.mark.parametrize("k", [1, 7, 16, 40])
+@pytest.mark.parametrize("k", together("several products", [1, 7, 16, 40]))
 def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: int) -> None:
     """Four matrices of three formats and both units, on activations that are computed on the way."""
     columns = 2304
@@ -220,7 +225,7 @@ def test_inputs_of_layers(gpu: Any, cpu: Any, layers: int, n: int) -> None:
         same(found, cpu.per_layer_inputs(*given, 0.025, EPS))
 
 
-@pytest.mark.parametrize("formats", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16"])
+@pytest.mark.parametrize("formats", together("experts", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16"]))
 def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> None:
     """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
     n_expert, n_used, n_embd, n_ff = 24, 8, 2816, 704
@@ -318,8 +323,9 @@ CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_
 
 
 @pytest.mark.parametrize("kind", ["steps", "alone", "wide", "tiled"])
-@pytest.mark.parametrize("cache_type", CACHES)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("layer", "cache_type"), together("attention", [(layer, cache_type) for layer in LAYERS for cache_type in CACHES])
+)
 def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
     counts = (16, 1, 3, 7, 2) if kind in ("steps", "alone") else (40, 1, 100, 17, 64)
@@ -402,6 +408,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.together("sampling")
 @pytest.mark.parametrize("n_vocab", [289, 32000, 151936])
 @pytest.mark.parametrize("ties", [False, True])
 def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
@@ -474,20 +481,22 @@ def equal(path: Path, n_prompt: int, n_gen: int, cache_type: str) -> None:
         assert a.ids == b.ids and a.text == b.text and len(a.ids) == n_gen
 
 
-@pytest.mark.parametrize(("shape", "quant"), MODELS)
+@pytest.mark.parametrize(("shape", "quant"), together("model", MODELS, 1))
 @pytest.mark.usefixtures("gpu")
 def test_tiny_models(tiny: Any, shape: str, quant: str) -> None:
     equal(tiny(shape, quant), 90, 24, "f16")
 
 
 @pytest.mark.parametrize("cache_type", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen35", "tiny-gemma3", "tiny-gemma4", "tiny-gemma4-e"])
+@pytest.mark.parametrize(
+    "shape", together("model", ["tiny-llama", "tiny-qwen35", "tiny-gemma3", "tiny-gemma4", "tiny-gemma4-e"])
+)
 @pytest.mark.usefixtures("gpu")
 def test_quantized_caches(tiny: Any, shape: str, cache_type: str) -> None:
     equal(tiny(shape, "Q4_K_M"), 90, 24, cache_type)
 
 
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", *MIXED])
+@pytest.mark.parametrize("shape", together("model", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", *MIXED]))
 @pytest.mark.usefixtures("gpu")
 def test_parity_of_tiny_models(tiny: Any, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     quant = next(quant for name, quant in MODELS if name == shape)
@@ -517,7 +526,7 @@ WIDE = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "quant", "cache_type"), WIDE)
+@pytest.mark.parametrize(("shape", "quant", "cache_type"), together("wide model", WIDE, 1))
 @pytest.mark.usefixtures("gpu")
 def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, keys, values and states after a prompt are those of the CPU, whatever the passes it was read in; so are the
@@ -548,7 +557,7 @@ def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkey
 SHARED = ("dense", "draft", "gemma4", "gemma4-assistant", "hybrid-mtp", "moe-mtp")
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", together("shared", SHARED))
 @pytest.mark.usefixtures("gpu")
 def test_shared_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """200 tokens of prompt and 200 greedy ones, of every model whose architecture is built."""
@@ -562,6 +571,7 @@ def test_shared_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0, out + err
 
 
+@pytest.mark.together("shared dense")
 @pytest.mark.usefixtures("gpu")
 def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
     status = parity.main(["--text", "def fibonacci(n):\n    ", "-n", "32", "--verbose"])
@@ -572,6 +582,7 @@ def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
 # --- again and again, and side by side -------------------------------------------------------------------------
 
 
+@pytest.mark.together("model tiny-qwen3")
 @pytest.mark.usefixtures("gpu")
 def test_the_same_decode_100_times(tiny: Any) -> None:
     llm = engine.load(tiny("tiny-qwen3", "Q4_K_M"), device="cuda", n_ctx=256)
@@ -597,6 +608,7 @@ def decode(llm: engine.LLM, ids: list[int]) -> Iterator[bytes]:
         yield llm.model.forward(np.array([token], np.int32), np.array([position], np.int32), 1).tobytes()
 
 
+@pytest.mark.together("model tiny-qwen3")
 @pytest.mark.usefixtures("gpu")
 def test_two_engines_on_one_gpu(tiny: Any) -> None:
     """... give what each gives alone: in turns, and from two threads."""
@@ -645,6 +657,7 @@ def drafted(gpu: Any) -> dict[str, tuple[engine.LLM, engine.LLM]]:
     return pairs | {"useless": useless}
 
 
+@pytest.mark.together("drafts")
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
 def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> None:
@@ -669,6 +682,7 @@ def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> 
     on_gpu.draft = model
 
 
+@pytest.mark.together("drafts")
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 @pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
 def test_other_ways_to_accept_give_the_text_of_the_cpu(drafted: Any, draft: str, accept: str) -> None:
@@ -685,7 +699,7 @@ def test_other_ways_to_accept_give_the_text_of_the_cpu(drafted: Any, draft: str,
 PLAIN = SpeculationParams(enabled=False)
 
 
-@pytest.fixture(scope="module", params=["moe-mtp", "hybrid-mtp"])
+@pytest.fixture(scope="module", params=together("hybrid", ["moe-mtp", "hybrid-mtp"]))
 def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engine.LLM]:
     """A trained model that drafts by a layer of its own, on the CPU and on the GPU."""
     name = f"pycoder-{request.param}"
@@ -793,6 +807,7 @@ SLACK = 64 << 20
 """Bytes of device memory that the driver may keep for itself."""
 
 
+@pytest.mark.alone
 def test_out_of_memory(gpu: Any) -> None:
     device = gpu.device
     before, free = device.allocated, device.free_memory()
@@ -803,6 +818,7 @@ def test_out_of_memory(gpu: Any) -> None:
     assert computed(gpu, gpu.add, x, x)[0].tolist() == [2 * i for i in range(1000)]
 
 
+@pytest.mark.alone
 def test_a_load_that_runs_out_of_memory_gives_back_what_it_had(
     gpu: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -826,6 +842,7 @@ def test_a_load_that_runs_out_of_memory_gives_back_what_it_had(
     assert np.isfinite(engine.load(path, device="cuda", n_ctx=64).logits([1, 2, 3])).all()
 
 
+@pytest.mark.alone
 def test_a_freed_model_gives_its_memory_back(gpu: Any, tiny: Any) -> None:
     gc.collect()
     free = gpu.device.free_memory()
@@ -901,13 +918,13 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
     assert kept > 0
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("cache_type", together("assistant", ["f16", "q8_0", "q4_0"]))
 @pytest.mark.usefixtures("gpu")
 def test_an_assistant(cache_type: str) -> None:
     same_with_an_assistant(assisted(cache_type, "cpu"), assisted(cache_type, "cuda"), 20 if cache_type == "f16" else 8)
 
 
-@pytest.mark.parametrize("cache_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("cache_type", together("assistant", ["f16", "q8_0"]))
 @pytest.mark.usefixtures("gpu")
 def test_an_assistant_on_another_gpu(cache_type: str) -> None:
     from engine.cuda.runtime.device import list_devices

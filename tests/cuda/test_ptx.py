@@ -1,10 +1,14 @@
-"""Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``)."""
+"""Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``).
+
+The first tier compiles the first example of every kernel for the lowest target that has it and for the one that kernels are
+tuned for; ``--all`` all examples for the latter; ``--gpu``, where there are more processors, the first for all targets."""
 
 import math
 import os
 import pkgutil
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -26,8 +30,21 @@ from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.products import wide_experts, wide_matmul
-from engine.cuda.runtime.compiler import F32P, KERNELS, TARGETS, U32P, Kernel, compile_ptx, i32
+from engine.cuda.runtime.compiler import (
+    F32P,
+    KERNELS,
+    TARGETS,
+    U32P,
+    Intermediate,
+    Kernel,
+    compile_ptx,
+    i32,
+    intermediate,
+)
 from engine.cuda.runtime.ptx import check, instructions, statements
+from tests.tiers import few
+
+pytestmark = [pytest.mark.together("ptx"), pytest.mark.begin(-3)]
 
 NOT_IMPORTED: list[str] = []
 """Modules of ``engine/cuda`` that fail, so that one does not keep the kernels of the others from being looked at."""
@@ -196,22 +213,32 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 WIDE = {"attend_tiles", "delta_rule", "matmul_experts_wide", "matmul_wide"}
 """Kernels of passes of more rows than a step, which copy to shared memory while they compute: not for 7.5."""
 
+
+def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
+    lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
+    marks = []
+    if target not in (lowest, TUNED):
+        # Each kernel may be compiled by another process.
+        marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}")]
+    elif k != 0:
+        marks = [pytest.mark.thorough]
+    return pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}", marks=marks)
+
+
 CASES = [
-    pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}")
+    case(name, k, constants, target)
     for name, examples in EXAMPLES.items()
     for k, constants in enumerate(examples)
     for target in (TUNED, *(t for t in TARGETS if t != TUNED))
     if (k == 0 and (target >= (8, 0) or name not in WIDE)) or target == TUNED
 ]
 CASES += [
-    pytest.param(name, constants, (8, 0), id=f"{name}-small-sm_80")
+    case(name, "small", constants, (8, 0))
     for name, constants in (("matmul_wide", ("Q4_K", True)), ("matmul_experts_wide", ("Q4_K", 8, True)))
 ]
 CASES += [
-    pytest.param(
-        "attend_tiles", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, False), target, id=f"attend_tiles-q8_0-sm_{name}"
-    )
-    for name, target in (("80", (8, 0)), ("100", (10, 0)))
+    case("attend_tiles", "q8_0", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, False), target)
+    for target in ((8, 0), (10, 0))
 ]
 
 LEAST_SHARED = 99 << 10
@@ -229,12 +256,17 @@ def test_every_kernel_has_examples() -> None:
     assert all(EXAMPLES.values())
 
 
+@lru_cache(maxsize=1)
+def front_end(name: str, constants: tuple[Any, ...]) -> Intermediate:
+    """By far the longest part, once for the targets of an example, which follow one another."""
+    return intermediate(KERNELS[name](*constants))
+
+
 @pytest.mark.parametrize(("name", "constants", "target"), CASES)
 def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) -> None:
     if name not in KERNELS:
         pytest.skip(f"there is no kernel {name}")
-    specialization = KERNELS[name](*constants)
-    ptx = compile_ptx(specialization, target)
+    ptx = front_end(name, constants).ptx(target)
     assert check(ptx) == []
     opcodes = instructions(ptx)
     for start in EXPECTED.get(name, ()):
@@ -307,7 +339,7 @@ def check_target(ptx: str, target: tuple[int, int]) -> None:
     assert "mma.sync.aligned.m8" not in text or target < (8, 0)
 
 
-@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "IQ2_XXS"])
+@pytest.mark.parametrize("name", few(["Q4_K", "Q6_K", "Q2_K", "IQ2_XXS"]))
 def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
     """... where a warp has no other; in a chain it is not, and this test would see it."""
     for single in (8, 0):

@@ -1,48 +1,32 @@
-"""Runs the tests of ``tests/cuda/simulated`` in processes where Numba simulates a GPU, beside all other tests."""
+"""Runs the tests of ``tests/cuda/simulated`` in processes where Numba simulates a GPU."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Event
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.tiers import Tier
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
-SIMULATED = REPOSITORY / "tests" / "cuda" / "simulated"
-FILES = sorted(path.name for path in SIMULATED.glob("test_*.py"))
 
-Run = Future[subprocess.CompletedProcess[str]]
+FILES = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/cuda/simulated").glob("test_*.py"))
+PARTS = 4
+"""Processes, one after the other in one worker or side by side in several: each needs seconds to begin."""
 
 
-def run(file: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/cuda/simulated/{file}"],
+@pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")
+@pytest.mark.more
+@pytest.mark.begin(-1)
+@pytest.mark.parametrize("part", [pytest.param(k, marks=pytest.mark.together(f"simulated {k}")) for k in range(PARTS)])
+def test_in_the_simulator(part: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", *Tier.words(), *FILES[part::PARTS]],
         cwd=REPOSITORY,
-        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
+        env={k: v for k, v in os.environ.items() if k != "PYTEST_ADDOPTS"} | {"NUMBA_ENABLE_CUDASIM": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
-
-
-RUNS: dict[str, Run] = {}
-POOL = ThreadPoolExecutor(2)
-OTHERS_DONE = Event()
-
-
-def begin(files: Iterable[str]) -> None:
-    """Have these files on their way, one after the other, since on two cores one is left for other tests until they are done."""
-    POOL.submit(OTHERS_DONE.wait)
-    RUNS.update({file: POOL.submit(run, file) for file in files})
-
-
-@pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")
-@pytest.mark.parametrize("file", FILES)
-def test_in_the_simulator(file: str) -> None:
-    OTHERS_DONE.set()
-    done = RUNS[file].result()
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout + done.stderr

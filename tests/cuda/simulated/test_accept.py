@@ -17,6 +17,7 @@ from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, SLOT
 from engine.cuda.runtime.simulator import run
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
+from tests.tiers import few
 
 N_CTX = 40
 SLOTS = 4
@@ -131,6 +132,7 @@ def test_exact(rows: int) -> None:
         assert Step(found, drafts).check("exact", done=n + 2) == found[: n + 1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("word", [sample.NAN, sample.INFINITE, sample.BANNED])
 def test_rows_that_cannot_be_sampled(mode: str, word: int) -> None:
@@ -164,7 +166,7 @@ def test_the_end_of_the_context(at: int) -> None:
 # --- ratio -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", few(range(24), 8))
 def test_ratio(seed: int) -> None:
     """Lists that are alike, overlap, or have nothing in common; drafts that are on both, one or neither, or certain."""
     rng = np.random.default_rng(seed)
@@ -242,7 +244,7 @@ def test_ratio_of_a_certain_draft() -> None:
 # --- p-min -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few(range(6), 3))
 def test_p_min(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = int(rng.choice([1, 2, 4, 16]))

@@ -28,6 +28,7 @@ from engine.errors import DeviceError
 from engine.models.heads import Heads
 from engine.verify.layout import activations
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.tiers import few
 
 SCALE = np.float32(0.3)
 
@@ -112,6 +113,7 @@ def test_sizes_of_heads(d_k: int, d_v: int, half: bool) -> None:
     agree([66], 1, 1, d_k, d_v, half=half)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("positions", [[63, 64], [0, 1, 2], [127, 128, 129]])
 def test_rows_on_both_sides_of_a_border(positions: list[int], early: bool) -> None:
@@ -123,7 +125,7 @@ def test_tasks_of_a_block(tasks: int) -> None:
     agree([63, 64], 5, 1, 4, 4, tasks=tasks)
 
 
-@pytest.mark.parametrize("positions", [[130], [*range(125, 135)], [70, 3, 6]])
+@pytest.mark.parametrize("positions", few([[130], [70, 3, 6], [*range(125, 135)]], 2))
 def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) -> None:
     """A block's first chunk is fetched while it is being appended to; what is new is entered afterwards."""
     d_k, d_v = (80, 64) if len(positions) == 1 else (4, 6)
@@ -158,7 +160,7 @@ def test_gated_heads(positions: list[int], d_v: int) -> None:
     agree(positions, 2, 1, d_v, d_v, early=True, gated=True)
 
 
-@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("half", few([True, False]))
 def test_heads_too_large_for_shared_memory(half: bool) -> None:
     agree([1], 1, 1, 130, 132, half=half)
 
@@ -173,15 +175,18 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 @pytest.mark.parametrize(
     ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated"),
-    [
-        ([130], 8, 32, 256, 0, True, False),
-        ([5, 64, 2080], 2, 128, 256, 0, False, True),
-        ([0], 4, 64, 32, 0, True, True),
-        ([70 * CHUNK], 3, 96, 32, 0, False, False),
-        ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False),
-        ([1000], 1, 512, 256, 70, True, False),
-        ([300, 301], 17, 32, 32, 3, True, False),
-    ],
+    few(
+        [
+            ([130], 8, 32, 256, 0, True, False),
+            ([5, 64, 2080], 2, 128, 256, 0, False, True),
+            ([0], 4, 64, 32, 0, True, True),
+            ([1000], 1, 512, 256, 70, True, False),
+            ([300, 301], 17, 32, 32, 3, True, False),
+            ([70 * CHUNK], 3, 96, 32, 0, False, False),
+            ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False),
+        ],
+        6,
+    ),
 )
 def test_chunks_joined_and_quantized(
     positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool
@@ -319,9 +324,9 @@ def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: s
     same_operations(monkeypatch, types, heads, past=past, window=2 if past else 0, one=k_type == "q8_0")
 
 
-def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("types", few([F16, F32]))
+def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch, types: Types) -> None:
     """... whatever the type; of a layer whose queries alone are normalized."""
     norm = np.random.default_rng(1).normal(size=288).astype(np.float32)
     heads = Heads(2, 1, 288, 288, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
-    same_operations(monkeypatch, F16, heads, one=True)
-    same_operations(monkeypatch, F32, heads, one=True)
+    same_operations(monkeypatch, types, heads, one=True)

@@ -25,6 +25,7 @@ from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.tiers import few
 
 F = np.float32
 EPS = 1e-6
@@ -135,11 +136,19 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "passes", "slots", "start"),
-    [
-        ((1, 2, 32, 4), [21, 2, 19], 3, 0),  # more than the ring holds; from the beginning, and from what a step left
-        ((2, 2, 32, 2), [17], 20, 5),  # fewer rows than slots
-        ((1, 1, 96, 1), [24], 1, 9),  # whole stages; no ring
-    ],
+    few(
+        [
+            (
+                (1, 2, 32, 4),
+                [21, 2, 19],
+                3,
+                0,
+            ),  # more than the ring holds; from the beginning, and from what a step left
+            ((2, 2, 32, 2), [17], 20, 5),  # fewer rows than slots
+            ((1, 1, 96, 1), [24], 1, 9),  # whole stages; no ring
+        ],
+        2,
+    ),
 )
 def test_wide_passes_are_single_steps(
     gpu: backend.Backend, sizes: tuple[int, int, int, int], passes: list[int], slots: int, start: int

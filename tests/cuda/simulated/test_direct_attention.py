@@ -19,6 +19,7 @@ from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention.weighted_values import ZEROS
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
+from tests.tiers import few
 
 SCALE = np.float32(0.3)
 
@@ -112,37 +113,40 @@ def test_decode(position: int) -> None:
 
 @pytest.mark.parametrize(
     ("types", "d_k", "d_v"),
-    [
-        ("q8_0 q4_0", 64, 96),
-        ("q4_0 q8_0", 96, 64),
-        ("q4_0 q4_0", 256, 256),
-        ("q8_0 f16", 64, 36),
-        ("f16 q8_0", 12, 64),
-        ("f32 f16", 80, 20),
-        ("f16 f32", 264, 4),
-    ],
+    few(
+        [
+            ("q8_0 q4_0", 64, 96),
+            ("q4_0 q8_0", 96, 64),
+            ("f16 q8_0", 12, 64),
+            ("f32 f16", 80, 20),
+            ("f16 f32", 264, 4),
+            ("q8_0 f16", 64, 36),
+            ("q4_0 q4_0", 256, 256),
+        ],
+        5,
+    ),
 )
 def test_sizes_of_heads(types: str, d_k: int, d_v: int) -> None:
     agree(types, [37], 2, 1, d_k, d_v)
 
 
-@pytest.mark.parametrize("types", ["q8_0 q8_0", "f16 f16"])
+@pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_largest_heads(types: str) -> None:
     agree(types, [20], 1, 1, 512)
 
 
-@pytest.mark.parametrize(("group", "rows"), [(1, 3), (3, 3), (8, 1)])
+@pytest.mark.parametrize(("group", "rows"), few([(1, 3), (8, 1), (3, 3)], 2))
 def test_groups(group: int, rows: int) -> None:
     agree("q8_0 q8_0", [*range(62, 62 + rows)], 2 * group, 2, 32, splits=1)
 
 
-@pytest.mark.parametrize("tasks", [1, 8])
+@pytest.mark.parametrize("tasks", few([8, 1]))
 def test_pairs_of_a_block(tasks: int) -> None:
     agree("q4_0 q8_0", [63, 64], 5, 1, 32, tasks=tasks)
     agree("f16 q8_0", [3, 17], 5, 1, 32, tasks=tasks)
 
 
-@pytest.mark.parametrize("positions", [[0, 1, 2], [127, 128, 129]])
+@pytest.mark.parametrize("positions", few([[127, 128, 129], [0, 1, 2]]))
 def test_rows_on_both_sides_of_a_border(positions: list[int]) -> None:
     agree("q8_0 q4_0", positions, 2, 1, 32, early=False, splits=2)
 
@@ -164,27 +168,33 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 @pytest.mark.parametrize(
     ("types", "last", "n_head", "d_k", "d_v", "window"),
-    [
-        ("q4_0 q4_0", 64, 4, 32, 128, 0),
-        ("q8_0 q8_0", 200, 1, 160, 32, 0),
-        ("q4_0 q8_0", 300, 6, 256, 160, 100),
-        ("q8_0 q4_0", 130, 8, 64, 192, 0),
-        ("q4_0 f32", 127, 3, 32, 36, 0),
-    ],
+    few(
+        [
+            ("q4_0 q4_0", 64, 4, 32, 128, 0),
+            ("q8_0 q8_0", 200, 1, 160, 32, 0),
+            ("q4_0 f32", 127, 3, 32, 36, 0),
+            ("q4_0 q8_0", 300, 6, 256, 160, 100),
+            ("q8_0 q4_0", 130, 8, 64, 192, 0),
+        ],
+        3,
+    ),
 )
 def test_chunks_of_a_warp(types: str, last: int, n_head: int, d_k: int, d_v: int, window: int) -> None:
     """A block's chunks by fours, and what is left: two or three of a warp each, or one of all warps."""
     agree(types, [last], n_head, 1, d_k, d_v, window=window, splits=1)
 
 
-@pytest.mark.parametrize(("group", "rows", "window"), [(1, 3, 0), (3, 2, 65), (4, 2, 0)])
+@pytest.mark.parametrize(("group", "rows", "window"), few([(3, 2, 65), (1, 3, 0), (4, 2, 0)]))
 def test_chunks_of_a_warp_and_rows(group: int, rows: int, window: int) -> None:
     agree("q4_0 q8_0", [*range(127, 127 + rows)], group, 1, 32, 64, window=window, splits=1, seed=group)
 
 
-def test_more_chunks_than_warps() -> None:
-    agree("q8_0 q4_0", [300], 2, 1, 32, splits=1, seed=1)
-    agree("q4_0 q4_0", [580, 100], 2, 1, 32, splits=2)
+@pytest.mark.parametrize(
+    ("types", "positions", "splits", "seed"),
+    few([("q8_0 q4_0", [300], 1, 1), ("q4_0 q4_0", [580, 100], 2, None)]),
+)
+def test_more_chunks_than_warps(types: str, positions: list[int], splits: int, seed: int | None) -> None:
+    agree(types, positions, 2, 1, 32, splits=splits, seed=seed)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

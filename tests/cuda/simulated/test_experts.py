@@ -28,6 +28,7 @@ from engine.models.experts import Experts
 from engine.models.weights import Weight
 from engine.verify import lockstep
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
+from tests.tiers import few
 
 assert gpu
 
@@ -146,7 +147,7 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
     same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
 
 
-@pytest.mark.parametrize(("formats", "shared"), [("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")])
+@pytest.mark.parametrize(("formats", "shared"), few([("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")]))
 def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
     """Pairs are sorted once, whatever formats there are, and what every row uses has its own launches."""
     names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)
@@ -158,6 +159,7 @@ def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
         assert names == [*first, "matmul_experts_wide", "swiglu", "matmul_experts_float", "join"]
 
 
+@pytest.mark.thorough
 def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
     """... has no kernel of its own for what follows gate and up."""
     names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
@@ -197,18 +199,21 @@ def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(
     ("formats", "rows", "n_used", "shared", "down", "units", "n_rows"),
-    [
-        ("Q4_K Q6_K", 10, 2, True, False, 1, 16),
-        ("Q5_K", 3, 2, True, True, 2, 16),
-        ("Q3_K Q3_K", 1, 2, True, False, 1, 16),
-        ("IQ2_XXS", 1, 3, True, True, 1, 16),
-        ("Q8_0 Q5_1", 9, 1, False, False, 3, 32),
-        ("MXFP4", 11, 2, True, True, 1, 16),
-        # Experts begin within a record; more units than chains.
-        ("Q2_K", 2, 2, False, True, 1, 24),
-        ("Q4_1", 2, 1, True, True, 18, 8),
-        ("Q4_0 Q4_0", 1, 2, True, False, 1, 8),
-    ],
+    few(
+        [
+            ("Q4_K Q6_K", 10, 2, True, False, 1, 16),
+            ("IQ2_XXS", 1, 3, True, True, 1, 16),
+            ("Q8_0 Q5_1", 9, 1, False, False, 3, 32),
+            # Experts begin within a record; more units than chains.
+            ("Q2_K", 2, 2, False, True, 1, 24),
+            ("Q4_1", 2, 1, True, True, 18, 8),
+            ("Q5_K", 3, 2, True, True, 2, 16),
+            ("Q3_K Q3_K", 1, 2, True, False, 1, 16),
+            ("MXFP4", 11, 2, True, True, 1, 16),
+            ("Q4_0 Q4_0", 1, 2, True, False, 1, 8),
+        ],
+        5,
+    ),
 )
 def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool, units: int, n_rows: int) -> None:
     """Rows that use the same experts, in other places; every expert's weights belong to their pair."""
@@ -261,20 +266,23 @@ def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
 
 @pytest.mark.parametrize(
     ("formats", "rows", "n_used", "down", "units", "n_rows", "large"),
-    [
-        # Experts begin within a record, and the last one has a record less; two stages.
-        ("Q4_K Q4_K", 18, 2, False, 2, 24, False),
-        # More columns than a block has, and groups of them of which one has a single column.
-        ("Q6_K", 97, 1, True, 1, 16, False),
-        ("Q6_K", 97, 1, True, 1, 16, True),
-        # Chains of two units, the last one alone.
-        ("Q2_K", 17, 1, False, 9, 16, True),
-        # A second stage of a single unit, which also ends the last chain; tiles of more rows than a small block has.
-        ("Q4_1", 17, 2, True, 9, 40, True),
-        ("Q4_1", 17, 1, True, 1, 72, False),
-        ("Q8_0 Q8_0", 20, 1, False, 3, 8, True),
-        ("Q8_0 Q8_0", 20, 1, False, 3, 8, False),
-    ],
+    few(
+        [
+            # Experts begin within a record, and the last one has a record less; two stages.
+            ("Q4_K Q4_K", 18, 2, False, 2, 24, False),
+            # More columns than a block has, and groups of them of which one has a single column.
+            ("Q6_K", 97, 1, True, 1, 16, False),
+            # A second stage of a single unit, which also ends the last chain; tiles of more rows than a small block has.
+            ("Q4_1", 17, 2, True, 9, 40, True),
+            ("Q4_1", 17, 1, True, 1, 72, False),
+            # Chains of two units, the last one alone.
+            ("Q2_K", 17, 1, False, 9, 16, True),
+            ("Q6_K", 97, 1, True, 1, 16, True),
+            ("Q8_0 Q8_0", 20, 1, False, 3, 8, True),
+            ("Q8_0 Q8_0", 20, 1, False, 3, 8, False),
+        ],
+        3,
+    ),
 )
 def test_products_of_many_rows(
     formats: str, rows: int, n_used: int, down: bool, units: int, n_rows: int, large: bool
@@ -347,7 +355,16 @@ def test_records_of_an_expert() -> None:
 
 @pytest.mark.parametrize(
     ("name", "units", "n_used", "shared"),
-    [("Q4_K", 2, 2, True), ("Q6_K", 1, 3, False), ("Q3_K", 1, 1, True), ("IQ4_XS", 9, 1, False), ("Q2_K", 3, 1, True)],
+    few(
+        [
+            ("Q4_K", 2, 2, True),
+            ("IQ4_XS", 9, 1, False),
+            ("Q6_K", 1, 3, False),
+            ("Q3_K", 1, 1, True),
+            ("Q2_K", 3, 1, True),
+        ],
+        2,
+    ),
 )
 def test_the_end_of_a_single_row(name: str, units: int, n_used: int, shared: bool) -> None:
     """Gate and up to the sum of all networks and the residual, as one launch."""
@@ -395,7 +412,7 @@ def test_no_numbers_give_experts_all_the_same() -> None:
     assert ids.tolist() == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize(("unit", "n", "held"), [(32, 96, 64), (256, 256, 3), (256, 512, 64)])
+@pytest.mark.parametrize(("unit", "n", "held"), few([(32, 96, 64), (256, 512, 64), (256, 256, 3)], 2))
 def test_norm_and_router(gpu: backend.Backend, unit: int, n: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch leaves what three others do, whatever lanes hold of the router from the beginning."""
     monkeypatch.setattr(router, "HELD", held)

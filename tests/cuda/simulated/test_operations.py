@@ -23,6 +23,7 @@ from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.layout import activations as by_row
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.tiers import few
 
 F = np.float32
 cpu = CPU(1)
@@ -80,6 +81,7 @@ def test_repacked_rows_are_those_of_the_file_in_another_order(gpu: backend.Backe
     assert np.array_equal(np.sort(order), np.arange(16 * entry.block_bytes))
 
 
+@pytest.mark.covering(1)
 @quantized
 @pytest.mark.parametrize("k", [1, 3])
 def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
@@ -92,7 +94,7 @@ def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
     same(ours, theirs)
 
 
-@pytest.mark.parametrize(("rows", "single", "deep"), [(1, 16, 2), (3, 16, 2), (1, 0, 2), (1, 0, 0)])
+@pytest.mark.parametrize(("rows", "single", "deep"), few([(3, 16, 2), (1, 0, 2), (1, 16, 2), (1, 0, 0)], 2))
 def test_matmul_in_every_way(
     gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
     same(computed(gpu, lambda: gpu._plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
 
 
+@pytest.mark.covering(1)
 @floats
 @pytest.mark.parametrize("k", [1, 3, STEP_ROWS + 3])
 def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
@@ -145,6 +148,7 @@ def test_embed(gpu: backend.Backend, entry: Format) -> None:
     same(computed(gpu, lambda: gpu.embed(device_weight, on_device, 1.7))[0], cpu.embed(w, tokens, 1.7))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [24, 96, 576])
 @pytest.mark.parametrize("scale", [1.0, -0.37])
 def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
@@ -155,6 +159,7 @@ def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
     same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6, scale))[0], expected)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")])
 @pytest.mark.parametrize("normed", [True, False])
 def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, normed: bool) -> None:

@@ -18,6 +18,7 @@ from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, activations, c
 assert gpu
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("layers", "n"), [(3, 256), (2, 32), (2, 96), (1, 288)])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_inputs_of_layers(gpu: backend.Backend, layers: int, n: int, rows: int) -> None:

@@ -97,6 +97,7 @@ def agree(
 F16, F32 = ("f16", "f16"), ("f32", "f32")
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("types", [F16, F32])
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize("d_k", [2, 16, 80, 128])
@@ -109,6 +110,7 @@ def test_heads_with_more_elements_than_chains(d_k: int) -> None:
     agree(d_k, 32, d_k, biased=True)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("neox", [True, False])
@@ -141,6 +143,7 @@ def test_queries_alone(types: tuple[str, str]) -> None:
 # --- quantized caches ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("k_type", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("v_type", ["f32", "f16", "q8_0", "q4_0"])

@@ -20,6 +20,7 @@ from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.simulator import run
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ModelError, UsageError
+from tests.tiers import few
 
 N_CTX = 40
 SLOTS = 4
@@ -124,6 +125,7 @@ def test_all_kernels(temperature: float) -> None:
     agree(params, logits_of(1030, 4), [1, 2, 3, 1], simulate_maxima=True)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("n", "k"), [(300, 1), (1000, 3), (1000, 20), (1000, 40), (20, 40)])
 def test_draw(kind: str, n: int, k: int) -> None:
@@ -139,7 +141,7 @@ def test_draw_of_a_whole_block() -> None:
     agree(params, logits_of(40000, 2), [0], groups=sample.GROUPS)
 
 
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", few(range(9), 4))
 def test_filters(seed: int) -> None:
     """Each on, off and at its edges; large vocabulary of a group: 9 lines, more than a lane loads at once."""
     rng = np.random.default_rng(seed)
@@ -153,7 +155,7 @@ def test_filters(seed: int) -> None:
     agree(params, logits_of(int(rng.choice([400, 1024, 9300])), seed, str(rng.choice(["normal", "ties"]))), [0, 1, 2])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", few(range(8), 4))
 def test_edit(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = int(rng.integers(5, 300))
@@ -187,6 +189,7 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
     assert np.array_equal(logits.view(np.int32), expected.view(np.int32))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows(rows: int, temperature: float) -> None:
@@ -243,6 +246,7 @@ def test_candidates_at_extreme_temperatures(temperature: float) -> None:
     assert expected[0] == (1 if temperature < 1 else 1 / 256)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("value", "code"), [(np.nan, sample.NAN), (np.inf, sample.INFINITE), (-np.inf, sample.BANNED)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float) -> None:

@@ -21,6 +21,7 @@ from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import Shape
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.tiers import few
 
 SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
 PROMPT = [3, 7, 11, 3, 7]
@@ -58,7 +59,7 @@ def pair(files: tuple[Path, Path]) -> Pair:
 NOISE: dict[str, Any] = {"temperature": 0.8, "top_k": 30, "seed": 5, "repeat_penalty": 1.3, "logit_bias": {17: 2.0}}
 
 
-@pytest.mark.parametrize(("draft", "options"), [("good", NOISE), ("bad", {"temperature": 0.0})])
+@pytest.mark.parametrize(("draft", "options"), few([("bad", {"temperature": 0.0}), ("good", NOISE)]))
 def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[str, Any]) -> None:
     cpu, gpu = pair(draft)
     speculation = SpeculationParams(draft_max=2)
@@ -71,7 +72,7 @@ def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[
     assert_same_cache(cpu, gpu)
 
 
-@pytest.mark.parametrize("accept", ["ratio", "p-min"])
+@pytest.mark.parametrize("accept", few(["ratio", "p-min"]))
 def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tuple[Path, Path], accept: str) -> None:
     _, gpu = pair("bad")
     cpu = engine.load(files[0], device="cpu", n_ctx=24, draft_model=files[1])
@@ -85,6 +86,7 @@ def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tu
     assert found.speculation.accepted_at == expected.speculation.accepted_at
 
 
+@pytest.mark.thorough
 def test_lookup(pair: Pair) -> None:
     cpu, gpu = pair("good")
     gpu.draft = None
@@ -98,6 +100,7 @@ def test_lookup(pair: Pair) -> None:
     assert_same_cache(cpu, gpu)
 
 
+@pytest.mark.thorough
 def test_to_the_end_of_the_context(pair: Pair) -> None:
     cpu, gpu = pair("good", n_ctx=12)
     expected = cpu.complete(PROMPT, temperature=0, ignore_eos=True)
@@ -150,6 +153,7 @@ def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) 
             assert row.tobytes() == mine[0][position % n : position % n + 1].tobytes(), what
 
 
+@pytest.mark.thorough
 def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
     """Steps of both were under way, and both go over the same states."""
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))

@@ -21,6 +21,7 @@ from engine.models.heads import Heads
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_attention import same_operations
 from tests.cuda.simulated.test_direct_attention import filled
+from tests.tiers import few
 
 SCALE = np.float32(0.3)
 
@@ -75,7 +76,7 @@ def agree(
     assert out.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("types", ["f16 f16", "f32 f32", "q8_0 q8_0", "q4_0 q4_0"])
+@pytest.mark.parametrize("types", few(["f16 f16", "q8_0 q8_0", "f32 f32", "q4_0 q4_0"], 2))
 def test_rows_of_a_prompt(types: str) -> None:
     """Tiles within a chunk and on both sides of a border; pairs that there are not; what lies behind the rows.  The order of
     threads does not show."""
@@ -85,15 +86,18 @@ def test_rows_of_a_prompt(types: str) -> None:
 
 @pytest.mark.parametrize(
     ("types", "d_k", "d_v", "own"),
-    [
-        ("f16 f16", 32, 72, 8),
-        ("f16 f16", 48, 40, 4),
-        ("q4_0 q4_0", 96, 32, 4),
-        ("q8_0 q4_0", 32, 128, 4),
-        ("f16 q8_0", 16, 32, 4),
-        ("q4_0 f32", 32, 8, 8),
-        ("f32 f16", 16, 8, 4),
-    ],
+    few(
+        [
+            ("f16 f16", 32, 72, 8),
+            ("q4_0 q4_0", 96, 32, 4),
+            ("q8_0 q4_0", 32, 128, 4),
+            ("q4_0 f32", 32, 8, 8),
+            ("f32 f16", 16, 8, 4),
+            ("f16 f16", 48, 40, 4),
+            ("f16 q8_0", 16, 32, 4),
+        ],
+        5,
+    ),
 )
 def test_sizes_of_heads(types: str, d_k: int, d_v: int, own: int) -> None:
     """A thread owns four or eight pairs, and four or eight elements, of which some are not there."""
@@ -104,23 +108,24 @@ def test_warps_that_share_the_pairs_of_a_chunk() -> None:
     agree([*range(54, 72)], 3, 1, 32, 32, types="q8_0 q4_0", pairs=64, threads=128)
 
 
+@pytest.mark.thorough
 def test_large_quantized_heads() -> None:
     """More elements than the threads take at a time."""
     agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
 
 
-@pytest.mark.parametrize(("start", "types"), [(0, "f16 f16"), (250, "f16 f16"), (250, "q8_0 q4_0")])
+@pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")], 2))
 def test_windows_and_rings(start: int, types: str) -> None:
     """A chunk that some rows of a tile see nothing of, one that they see the end of, one that has gone."""
     agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
 
 
-@pytest.mark.parametrize(("types", "d_v"), [("f16 f16", 24), ("q4_0 q4_0", 64)])
+@pytest.mark.parametrize(("types", "d_v"), few([("q4_0 q4_0", 64), ("f16 f16", 24)]))
 def test_gated_heads(types: str, d_v: int) -> None:
     agree([*range(60, 77)], 2, 1, 32, d_v, types=types, gated=True)
 
 
-@pytest.mark.parametrize("types", ["f16 f16", "q8_0 q8_0"])
+@pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_positions_that_do_not_follow_one_another(types: str) -> None:
     """... as of queries over what another model remembers; with a window, chunks between them that no row sees."""
     positions = [3, 3, 3, *[130] * 15, 200, 200]
@@ -176,7 +181,7 @@ def test_what_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("k_type", "v_type", "gated", "past"),
-    [("f16", "f16", True, 0), ("f32", "f32", False, 5), ("q8_0", "q4_0", True, 0)],
+    few([("f32", "f32", False, 5), ("q8_0", "q4_0", True, 0), ("f16", "f16", True, 0)], 2),
 )
 def test_the_operations_of_a_wide_pass(
     monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, gated: bool, past: int
@@ -186,6 +191,7 @@ def test_the_operations_of_a_wide_pass(
     same_operations(monkeypatch, types, Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated), past=past, rows=18)
 
 
+@pytest.mark.thorough
 def test_the_operations_of_a_pass_too_small_for_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """... are those of 16 rows at a time."""
     types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["q4_0"])

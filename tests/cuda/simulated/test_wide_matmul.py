@@ -16,6 +16,7 @@ from engine.cuda.runtime.simulator import run
 from engine.models.weights import Weight
 from tests.cuda.simulated.test_experts import packed
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
+from tests.tiers import few
 
 assert gpu
 
@@ -34,18 +35,21 @@ LARGE = 227 << 10
 
 @pytest.mark.parametrize(
     ("name", "rows", "units", "n_rows", "large"),
-    [
-        # Two stages, and a tile of weight rows that is not full.
-        ("Q4_K", 17, 2, 21, False),
-        ("Q6_K", 17, 1, 16, False),
-        ("Q6_K", 17, 1, 16, True),
-        ("Q2_K", 19, 1, 3, True),
-        # Fewer units than a stage has; one more than it has, which is also the last chain.
-        ("Q8_0", 17, 3, 24, False),
-        ("Q4_1", 20, 9, 5, False),
-        ("Q8_0", 17, 9, 24, True),
-        ("Q4_1", 17, 3, 5, True),
-    ],
+    few(
+        [
+            # Two stages, and a tile of weight rows that is not full.
+            ("Q4_K", 17, 2, 21, False),
+            ("Q6_K", 17, 1, 16, True),
+            # Fewer units than a stage has; one more than it has, which is also the last chain.
+            ("Q8_0", 17, 9, 24, True),
+            ("Q4_1", 17, 3, 5, True),
+            ("Q8_0", 17, 3, 24, False),
+            ("Q4_1", 20, 9, 5, False),
+            ("Q6_K", 17, 1, 16, False),
+            ("Q2_K", 19, 1, 3, True),
+        ],
+        4,
+    ),
 )
 def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large: bool) -> None:
     if large:
@@ -72,7 +76,7 @@ def test_matrices_side_by_side(gpu: backend.Backend) -> None:
         same(ours[16:], theirs)
 
 
-@pytest.mark.parametrize("block", [wide_matmul.SMALL, wide_matmul.LARGE])
+@pytest.mark.parametrize("block", few([wide_matmul.SMALL, wide_matmul.LARGE]))
 def test_more_rows_than_a_block_has(block: wide_matmul.Block) -> None:
     """Of activations, and of weights, where the second block has a single tile, of a second matrix; with a residual."""
     n, rows = 16 * block.row_tiles, 8 * block.tiles + 2

@@ -1,0 +1,220 @@
+"""Which tests run when.
+
+``pytest``
+    every test without a mark, each kernel, format, shape and cache type at least once: five minutes on two cores.
+``pytest --all``
+    these and what is marked ``thorough``: all combinations where the first tier takes each value, or each pair of values,
+    once; all examples of hypothesis; every kernel with all its constants.  Twenty minutes on two cores.
+``pytest --rest``
+    what ``--all`` has and ``pytest`` has not, for a run after that.
+``pytest --gpu``
+    what is marked ``gpu``, which needs a GPU, or targets that no machine without one runs: eight minutes on 16 cores.
+
+A test says where it belongs by a mark (``MARKS``), on itself or on a case (:func:`few`), or by :func:`examples`.
+"""
+
+import os
+import signal
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+FEWER = 5
+"""The first tier runs one of so many examples of hypothesis where there are many or each is costly."""
+
+MARKS = {
+    "thorough": "not in the first tier, but with --all",
+    "gpu": "only with --gpu",
+    "covering(n)": "the first tier takes combinations of parameters until every n values of different ones came together",
+    "more": "runs more of something with --all, e.g. examples of hypothesis",
+    "together(name)": "tests that one process runs, in their order; without it those of a file",
+    "alone": "no other test runs meanwhile, on a GPU, whose free memory it looks at",
+    "begin(n)": "groups are begun in the order of n, 0 without it: what takes long, or what others wait for, first",
+}
+
+
+class Tier:
+    """What was asked for on the command line."""
+
+    all = rest = gpu = False
+
+    @classmethod
+    def words(cls) -> list[str]:
+        """The same for another process."""
+        return [f"--{name}" for name in ("all", "rest", "gpu") if getattr(cls, name)]
+
+
+def few(cases: Iterable[Any], n: int = 1) -> list[Any]:
+    """The cases of a parameter, of which the first tier runs the first n."""
+    first, others = (cases := list(cases))[:n], cases[n:]
+    values = [case if isinstance(case, tuple) else (case,) for case in others]
+    return first + [pytest.param(*case, marks=pytest.mark.thorough) for case in values]
+
+
+def together(name: str, cases: Iterable[Any], n: int = 0) -> list[Any]:
+    """The cases of a parameter, each to be run by one process with others of the same name and values, or the same first n
+    values."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*v, marks=pytest.mark.together(" ".join(map(str, (name, *v[: n or len(v)]))))) for v in values]
+
+
+def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
+    """A test of hypothesis with n examples, or ``first`` (by default a fifth, and at least five) in the first tier."""
+    first = first or min(n, max(n // FEWER, 5))
+
+    def decorate(test: Any) -> Any:
+        test = settings(deadline=None, max_examples=n if Tier.all or Tier.rest else first, **options)(test)
+        return pytest.mark.more(test) if first < n else test
+
+    return decorate
+
+
+# --- what is collected -----------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--all", action="store_true", help="all tests that need no GPU")
+    group.addoption("--rest", action="store_true", help="of --all what a run without it leaves out")
+    group.addoption("--gpu", action="store_true", help="the tests that need a GPU, and a table of them")
+    group.addoption("--seconds", action="store_true", help="say how long the tests of each folder and file took")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    Tier.all, Tier.rest, Tier.gpu = (bool(config.getoption(name)) for name in ("--all", "--rest", "--gpu"))
+    if Tier.all + Tier.rest + Tier.gpu > 1:
+        raise pytest.UsageError("--all, --rest and --gpu exclude each other.")
+    if Tier.gpu:
+        # One process for each processor.
+        os.environ.setdefault("NUMBA_NUM_THREADS", "2")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that runs a job in the background has it ignore the signal, and processes that it starts do so too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _covering(items: list[Any], strength: int) -> set[Any]:
+    """Of the cases of a test so few that each ``strength`` values of different parameters come together in one of them.
+
+    Greedy: the case with the most combinations that are still missing is next.
+    """
+
+    def pairs(item: Any) -> set[Any]:
+        # Names of one parametrize have one index: they are one parameter.
+        return set(combinations(sorted(item.callspec.indices.items()), strength))
+
+    missing = set().union(*map(pairs, items))
+    chosen = set()
+    while missing:
+        best = max(items, key=lambda item: len(pairs(item) & missing))
+        chosen.add(best)
+        missing -= pairs(best)
+    return chosen
+
+
+def _in_first_tier(items: list[Any]) -> set[Any]:
+    first = {item for item in items if not item.get_closest_marker("thorough")}
+    tests = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("covering")
+        if mark and item in first:
+            tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, strength), cases in tests.items():
+        first -= set(cases) - _covering(cases, strength)
+    return first
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_gpu = {item for item in items if item.get_closest_marker("gpu")}
+    if Tier.gpu:
+        chosen = on_gpu
+    else:
+        chosen = set(items) - on_gpu
+        if not Tier.all:
+            first = _in_first_tier([item for item in items if item in chosen])
+            more = {item for item in first if item.get_closest_marker("more")}
+            chosen = chosen - first | more if Tier.rest else first
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = sorted((item for item in items if item in chosen), key=_place)
+    for item in items:
+        together = item.get_closest_marker("together")
+        alone = item.get_closest_marker("alone")
+        name = "alone" if alone else together.args[0] if together else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _place(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("begin")
+    return LAST if item.get_closest_marker("alone") else mark.args[0] if mark else 0
+
+
+LAST = 9
+
+
+@pytest.fixture(autouse=True)
+def _company(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On a GPU a test that is ``alone`` waits until the others that are running have ended, and others wait for it."""
+    if not Tier.gpu:
+        yield
+        return
+    import fcntl
+
+    run = getattr(request.config, "workerinput", {}).get("testrunuid", "")
+    with open(os.path.join(tempfile.gettempdir(), f"bitmirror-{run}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        yield
+
+
+# --- how long it took ------------------------------------------------------------------------------------------
+
+
+def _spent() -> float:
+    times = os.times()
+    return sum(times[:4])
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Notes the seconds of a processor since the last report of this process, children's included."""
+    now, before = _spent(), item.config.stash.get(SPENT, 0.0)
+    item.config.stash[SPENT] = now
+    item.user_properties.append(("cpu", now - before))
+    yield
+    item.user_properties.pop()
+
+
+SPENT: pytest.StashKey[float] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not (config.getoption("--seconds") or Tier.gpu) or not hasattr(terminalreporter, "stats"):
+        return
+    reports = [r for rs in terminalreporter.stats.values() for r in rs if hasattr(r, "when")]
+    terminalreporter.section("seconds by room", sep="-")
+    for line in table(reports):
+        terminalreporter.write_line(line)
+
+
+def table(reports: Iterable[Any]) -> Iterator[str]:
+    """Tests, how many passed, failed or were skipped, and seconds by the clock and of processors: of every folder, of every
+    file, and on a GPU of every test function."""
+    rows: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
+    for report in reports:
+        name = report.nodeid.partition("[")[0].partition("@")[0]
+        file = name.partition("::")[0]
+        for key in {file.rpartition("/")[0] + "/", file, name if Tier.gpu else file}:
+            row = rows[key]
+            if report.when == "call" or report.skipped or report.failed:
+                row[("passed", "failed", "skipped").index(report.outcome)] += 1
+            row[3] += report.duration
+            row[4] += sum(seconds for what, seconds in report.user_properties if what == "cpu")
+    yield f"{'':64} {'passed':>7} {'failed':>7} {'skipped':>7} {'clock s':>8} {'CPU s':>8}"
+    for key, (passed, failed, skipped, clock, cpu) in sorted(rows.items()):
+        yield f"{key:64} {passed:7.0f} {failed:7.0f} {skipped:7.0f} {clock:8.1f} {cpu:8.1f}"
