@@ -2,8 +2,3 @@
 
 ``asv.conf.json`` says how to run them.  Kernels are compiled in each suite's ``setup``, never while time is taken.
 """
-
-from engine.compile import cache as kernel_cache
-
-# Before any kernel is imported: compiled ones are then shared with ``python -m engine.run``.
-kernel_cache.use()

@@ -23,7 +23,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     from importlib import import_module
 
-    from engine.compile import cache as kernel_cache
-
-    kernel_cache.use()
     return getattr(import_module(f"engine.{_HOMES[name]}"), name)

@@ -18,6 +18,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.compile.numba_cache import install
+
+install()  # before the first function is declared
+
 f32 = np.float32
 i32 = np.int32
 u32 = np.uint32

@@ -82,8 +82,6 @@ def run(args: argparse.Namespace) -> int:
     check(args, prompt)
 
     import engine
-
-    load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
     from engine.cli.conversation import Answer, answer, chat
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
@@ -95,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     with Report(args.verbose) as report:
         path = resolve(args.model, report.progress)
         drafts = args.draft_model and not args.no_spec
-        llm = load(
+        llm = engine.load(
             path,
             device=args.device,
             n_ctx=args.ctx_size,

@@ -1,1 +1,1 @@
-"""Compiled kernels: where they are kept, and how they are made."""
+"""Compiled kernels: which sources they are made of, where they are kept, and compiling many at once."""

@@ -1,30 +1,207 @@
 """Compiled kernels of one version of the sources are never used by another."""
 
+import ast
+import errno
+import importlib
+import logging
 import os
+import pkgutil
 import subprocess
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import engine
 from engine.compile import cache as kernel_cache
+from engine.compile.sources import Sources
+
+ROOT = Path(engine.__file__).parent
+PARTS: tuple[kernel_cache.Part, ...] = ("cpu", "gpu")
 
 
-def test_the_fingerprint_follows_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "a.py").write_text("1")
-    monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "compile" / "cache.py"))
-    first = kernel_cache.fingerprint()
-    assert first == kernel_cache.fingerprint()
-    (tmp_path / "cpu" / "backend.py").write_text("calls kernels and has none")
-    assert kernel_cache.fingerprint() == first
-    (tmp_path / "cpu" / "a.py").write_text("2")
-    second = kernel_cache.fingerprint()
-    assert second != first
-    (tmp_path / "cpu" / "a.py").rename(tmp_path / "cpu" / "b.py")
-    assert kernel_cache.fingerprint() != second
+def texts() -> dict[str, str]:
+    return {
+        ".".join(("engine", *path.relative_to(ROOT).with_suffix("").parts)): path.read_text(encoding="utf-8")
+        for path in ROOT.rglob("*.py")
+    }
+
+
+# --- constants ---------------------------------------------------------------------------------------------------
+
+
+def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from code_objects(inner)
+
+
+def python_function(value: Any) -> Any:
+    """The plain function behind a compiled function, an intrinsic, or a kernel's factory; None for other values."""
+    for attribute in ("py_func", "_defn", "build"):
+        value = getattr(value, attribute, value)
+    value = getattr(value, "__wrapped__", value)
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def kernels(modules: list[types.ModuleType], gpu: bool) -> list[Any]:
+    """Functions of a module that Numba was told to compile, and factories of kernels for GPUs."""
+    found = []
+    for module in modules:
+        for value in vars(module).values():
+            made = (
+                type(value).__module__.partition(".")[0] in ("numba", "numba_cuda") or type(value).__name__ == "Kernel"
+            )
+            function = python_function(value)
+            if made and function and (".cuda" in function.__module__) == gpu:
+                found.append(function)
+    return found
+
+
+def constants(functions: list[Any]) -> set[tuple[str, str]]:
+    """Every global value that these functions, and those that they call, read: (name of a module that has it, its name)."""
+    read, seen, waiting = set(), set(), list(functions)
+    while waiting:
+        function = waiting.pop()
+        if function in seen or not function.__module__.startswith("engine"):
+            continue
+        seen.add(function)
+        spaces = function.__globals__
+        names = {name for code in code_objects(function.__code__) for name in code.co_names}
+        inside = {n: v for n, v in spaces.items() if n in names and isinstance(v, types.ModuleType)}
+        homes = [spaces, *(vars(module) for module in inside.values() if module.__name__.startswith("engine"))]
+        for space in homes:
+            for name in names & space.keys():
+                value = space[name]
+                other = python_function(value)
+                if other is not None:
+                    waiting.append(other)
+                elif not isinstance(value, (types.ModuleType, type)) and not callable(value):
+                    read.add((space["__name__"], name))
+        waiting.extend(
+            cell.cell_contents
+            for cell in function.__closure__ or ()
+            if isinstance(cell.cell_contents, types.FunctionType)
+        )
+    return read
+
+
+def definition(files: dict[str, str], module: str, name: str) -> tuple[str, int] | None:
+    """The assignment that gives a name its value: its module, and the line of that value."""
+    for statement in ast.parse(files.get(module) or files[module + ".__init__"]).body:
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                if (alias.asname or alias.name) == name and (statement.module or "").startswith("engine"):
+                    return definition(files, statement.module or "", alias.name)
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if name in {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}:
+                return module, statement.value.lineno
+    return None
+
+
+def changed(text: str, lines: set[int]) -> str:
+    """The text with other values in the assignments on these lines."""
+    all_lines = text.splitlines(keepends=True)
+    for statement in ast.parse(text).body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and statement.value.lineno in lines:
+            line, column = all_lines[statement.value.lineno - 1].encode(), statement.value.col_offset
+            all_lines[statement.value.lineno - 1] = (line[:column] + b"7 if True else " + line[column:]).decode()
+    return "".join(all_lines)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_constant_that_a_kernel_reads_changes_the_fingerprint(part: kernel_cache.Part) -> None:
+    if part == "gpu":
+        pytest.importorskip("numba_cuda", reason="kernels for GPUs need numba-cuda")
+    package = ROOT / "cuda" if part == "gpu" else ROOT / "cpu"
+    home = f"engine.{package.name}"
+    names = [m.name for m in pkgutil.walk_packages([str(package)], home + ".") if not m.name.endswith("simulator")]
+    modules = [importlib.import_module(name) for name in ("engine.numerics", "engine.verify.layout", *names)]
+    files = texts()
+    found: dict[str, dict[str, int]] = {}
+    for module, name in constants(kernels(modules, part == "gpu")):
+        place = definition(files, module, name)
+        if place is not None:
+            found.setdefault(place[0], {})[name] = place[1]
+    names_found = {name for names in found.values() for name in names}
+    assert names_found >= ({"CHUNK", "BLOCK", "LANES", "TINY", "CHAINS"} if part == "cpu" else {"CHUNK", "MOST_ROWS"})
+    sources = Sources(files)
+    before = sources.definitions(part)
+    for module, lines in found.items():
+        others = Sources(files | {module: changed(files[module], set(lines.values()))})
+        after = others.definitions(part)
+        for name in lines:
+            places = [(module, place) for place in sources.module(module).names[name]]
+            assert any(before[place] != after[place] for place in places), f"{module}.{name}"
+            # One definition with another hash is enough for another fingerprint.
+    assert others.digest(part) != sources.digest(part)
+
+
+def digests(files: dict[str, str]) -> tuple[str, str]:
+    sources = Sources(files)
+    return sources.digest("cpu"), sources.digest("gpu")
+
+
+def test_what_reaches_no_kernel_leaves_the_fingerprint_as_it_is() -> None:
+    files = texts()
+    before = digests(files)
+    # Comments, docstrings, layout, annotations.
+    module = "engine.cpu.glu"
+    text = files[module].replace("@njit", "# a comment\n\n\n@njit").replace('    """', '    """Something else. ', 1)
+    assert text != files[module] and digests(files | {module: text}) == before
+    # Host code beside kernels, and elsewhere.
+    for module in ("engine.run", "engine.cpu.backend", "engine.cuda.runtime.device"):
+        assert digests(files | {module: files[module] + "\n\ndef other():\n    return 1\n\nX = other()\n"}) == before
+
+
+def test_each_part_follows_its_own_kernels() -> None:
+    files = texts()
+    cpu, gpu = digests(files)
+    text = files["engine.numerics"].replace("def silu(x):", "def silu(x, y=0):")
+    changed_cpu, changed_gpu = digests(files | {"engine.numerics": text})
+    assert changed_cpu != cpu and changed_gpu != gpu
+    text = files["engine.cuda.runtime.compiler"].replace('"fma": False', '"fma": True')
+    assert digests(files | {"engine.cuda.runtime.compiler": text})[0] == cpu
+    assert digests(files | {"engine.cuda.runtime.compiler": text})[1] != gpu
+
+
+def small(**texts: str) -> str:
+    return Sources({f"p.{name}": text for name, text in texts.items()}).digest("cpu")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "constants"),
+    [
+        ("from p.c import X\n@njit\ndef k(): return X", "X = 1"),
+        ("from p.c import X as Y\n@njit\ndef k(): return Y", "X = 1"),
+        ("from p import c\n@njit\ndef k(): return c.X", "X = 1"),
+        ("import p.c\n@njit\ndef k(): return p.c.X", "X = 1"),
+        ("from p import c\n@njit\ndef k(): return getattr(c, 'X')", "X = 1"),
+        ("from .c import X\n@njit\ndef k(): return X", "X = 1"),
+        ("def f():\n  from p.c import X\n  return X\n@njit\ndef k(): return f()", "X = 1"),
+        ("from p.c import T\n@njit\ndef k(): return T", "T = {}\nfor i in range(1): T[i] = i"),
+        ("from p.c import T\n@njit\ndef k(): return T", "T = {}\nT.update(a=1)"),
+        ("from p.c import T\n@njit\ndef k(): return T", "T = {}\nT['a'] = 1"),
+        ("from p.c import T\n@njit\ndef k(): return T", "T = []\ndef r(f): T.append(f)\n@r\ndef g(): return 1"),
+        ("from p.c import X\ndef make():\n  @njit\n  def k(): return X\n  return k", "X = 1"),
+        ("from p.c import X\n@njit\ndef k(a=X): return a", "X = 1"),
+        ("from p.c import X\n@njit(cache=X)\ndef k(): return 1", "X = 1"),
+    ],
+)
+def test_how_a_value_may_reach_a_kernel(kernel: str, constants: str) -> None:
+    kernel = "from numba import njit\n" + kernel
+    if "getattr" not in kernel and "p.c.X" not in kernel:  # there, anything in the module may be meant
+        assert small(k=kernel, c=constants) == small(k=kernel + "  # x", c=constants + "\nOTHER = 5\n")
+    assert small(k=kernel, c=constants) != small(k=kernel, c=constants.replace("1", "2"))
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["numba", "numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink"])
@@ -40,35 +217,154 @@ def test_the_fingerprint_follows_the_compilers(name: str, monkeypatch: pytest.Mo
     seen = set()
     for version in (versions(""), versions(name), versions("", absent=name)):
         monkeypatch.setattr(kernel_cache, "version", version)
-        seen.add(kernel_cache.fingerprint())
+        seen.add(kernel_cache.fingerprint("gpu"))
     assert len(seen) == 3
 
 
-def test_files_without_kernels_are_named_as_they_are() -> None:
-    root = Path(kernel_cache.__file__).parent.parent
-    for name in kernel_cache.NO_KERNELS:
-        text = (root / name).read_text(encoding="utf-8")
-        assert "@cuda.jit" not in text and "@kernel" not in text and "@intrinsic" not in text
+def test_only_kernels_of_the_cpu_depend_on_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [kernel_cache.fingerprint(part) for part in PARTS]
+    monkeypatch.setattr(kernel_cache.sys, "version", "4.0")
+    after = [kernel_cache.fingerprint(part) for part in PARTS]
+    assert after[0] != before[0] and after[1] == before[1]
 
 
 def test_old_folders_are_removed(tmp_path: Path) -> None:
-    folders = [tmp_path / f"v{i}" for i in range(7)]
-    for i, folder in enumerate(folders):
-        folder.mkdir()
-        os.utime(folder, (i, i))
-    kernel_cache._prune(folders[0])
-    assert {f.name for f in tmp_path.iterdir()} == {"v0", "v3", "v4", "v5", "v6"}
+    for i in range(7):
+        for name in (f"cpu-{i}", f"gpu-{i}"):
+            (tmp_path / name).mkdir()
+            os.utime(tmp_path / name, (i, i))
+    kernel_cache._prune(tmp_path, "cpu-", 4)
+    left = {f.name for f in tmp_path.iterdir()}
+    assert left == {f"cpu-{i}" for i in (3, 4, 5, 6)} | {f"gpu-{i}" for i in range(7)}
 
 
-def used(variables: dict[str, str]) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("BITMIRROR_CACHE", "NUMBA_CACHE_DIR")} | variables
-    code = "import os; from engine import kernel_cache as k; k.use(); k.use(); print(os.environ.get('NUMBA_CACHE_DIR'))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+# --- folders -----------------------------------------------------------------------------------------------------
 
 
-def test_where_kernels_lie(tmp_path: Path) -> None:
-    name = kernel_cache.fingerprint()
-    assert used({"BITMIRROR_CACHE": str(tmp_path)}) == str(tmp_path / "kernels" / name)
-    assert used({"NUMBA_CACHE_DIR": str(tmp_path / "own")}) == str(tmp_path / "own" / name)
-    assert used({"BITMIRROR_CACHE": "/proc/nowhere"}) == "None"
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for kernels, and temporary files elsewhere."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
+    kernel_cache.places.cache_clear()
+    yield tmp_path
+    kernel_cache.places.cache_clear()
+
+
+def test_where_kernels_lie(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "gpu-" + kernel_cache.fingerprint("gpu")
+    assert kernel_cache.places("gpu").write == folders / "cache" / "kernels" / name
+    kernel_cache.write("gpu", "sm_90/a.cubin", b"code")
+    assert kernel_cache.read("gpu", "sm_90/a.cubin") == b"code" and kernel_cache.has("gpu", "sm_90/a.cubin")
+    assert kernel_cache.read("cpu", "sm_90/a.cubin") is None and not kernel_cache.has("gpu", "sm_90/b.cubin")
+    kernel_cache.places.cache_clear()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folders / "own"))
+    assert kernel_cache.places("gpu").write == folders / "own" / name
+
+
+def test_a_damaged_kernel_is_no_kernel(folders: Path) -> None:
+    kernel_cache.write("gpu", "a", b"code")
+    path = folders / "cache" / "kernels" / ("gpu-" + kernel_cache.fingerprint("gpu")) / "a"
+    data = path.read_bytes()
+    for broken in (b"", data[:3], data[:-1], data + b"x", data[:-1] + b"x"):
+        path.write_bytes(broken)
+        assert kernel_cache.read("gpu", "a") is None
+
+
+def test_a_folder_that_cannot_be_written(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITMIRROR_CACHE", "/dev/null/x")
+    places = kernel_cache.places("gpu")
+    assert places.write is not None and places.write.is_relative_to(folders)
+    private = places.write.parent.parent
+    assert private.stat().st_mode & 0o777 == 0o700
+    kernel_cache.write("gpu", "a", b"code")
+    assert kernel_cache.read("gpu", "a") == b"code"
+
+
+def test_a_folder_that_can_only_be_read(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_cache.write("gpu", "a", b"code")
+    kernel_cache.places.cache_clear()
+    chosen = kernel_cache._parents()[0]
+    monkeypatch.setattr(kernel_cache.os, "access", lambda path, mode: not Path(path).is_relative_to(chosen))
+    assert kernel_cache.read("gpu", "a") == b"code"
+    kernel_cache.write("gpu", "b", b"more")
+    assert kernel_cache.read("gpu", "b") == b"more" and not list(chosen.glob("*/b"))
+
+
+@pytest.mark.parametrize("how", ["mode", "link", "owner"])
+def test_a_temporary_folder_of_someone_else_is_not_used(
+    how: str, folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("BITMIRROR_CACHE", "/dev/null/x")
+    private = folders / f"bitmirror-{os.getuid()}"
+    if how == "mode":
+        private.mkdir()
+        private.chmod(0o777)
+    elif how == "link":
+        (folders / "elsewhere").mkdir(mode=0o700)
+        private.symlink_to(folders / "elsewhere")
+    else:
+        private.mkdir(mode=0o700)
+        real = os.getuid()
+        monkeypatch.setattr(kernel_cache.os, "getuid", lambda: real + 1)
+        private.rename(folders / f"bitmirror-{real + 1}")
+    with caplog.at_level(logging.WARNING):
+        kernel_cache.write("gpu", "a", b"code")
+    assert kernel_cache.read("gpu", "a") is None and kernel_cache.places("gpu").write is None
+    assert len(caplog.messages) == 1 and "set BITMIRROR_CACHE" in caplog.messages[0]
+
+
+def test_a_full_disk_is_named_once(
+    folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel_cache.places("gpu")
+
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with caplog.at_level(logging.WARNING):
+        kernel_cache.write("gpu", "a", b"code")
+        kernel_cache.write("gpu", "b", b"code")
+    folder = folders / "cache" / "kernels" / ("gpu-" + kernel_cache.fingerprint("gpu"))
+    assert caplog.messages == [f"compiled kernels are not kept in {folder}: No space left on device."]
+    assert list(folder.iterdir()) == []
+
+
+SILU = """
+import numpy as np
+from engine.cpu import glu
+x = np.ones(4, np.float32)
+out = np.empty_like(x)
+glu.swiglu(x, x, out)
+print(out[0])
+"""
+
+
+@pytest.mark.parametrize("where", ["writable", "/dev/null/x"])
+def test_a_changed_function_is_compiled_again(where: str, tmp_path: Path) -> None:
+    """Whether the folder for kernels can be written or not."""
+    copy = tmp_path / "engine"
+    for path in ROOT.rglob("*.py"):
+        place = copy / path.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(path.read_bytes())
+    cache = str(tmp_path / "cache") if where == "writable" else where
+    environment = os.environ | {"BITMIRROR_CACHE": cache, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+
+    def run() -> float:
+        done = subprocess.run(
+            [sys.executable, "-c", SILU], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        return float(done.stdout)
+
+    first = run()
+    numerics = copy / "numerics.py"
+    text = numerics.read_text()
+    assert text.count("return x / (_ONE + exp(-x))") == 1
+    numerics.write_text(text.replace("return x / (_ONE + exp(-x))", "return _ONE + x / (_ONE + exp(-x))"))
+    assert run() != first
+    assert not list(copy.rglob("*.nbi"))

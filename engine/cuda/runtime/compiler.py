@@ -6,17 +6,16 @@ folder of ``engine/compile/cache.py``, so a later run does neither.
 """
 
 import contextlib
-import os
+import hashlib
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from numba import types
 
+from engine.compile import cache as kernel_cache
 from engine.errors import DeviceError
 
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
@@ -214,36 +213,18 @@ def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
 
 def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -> tuple[bytes, str, bool]:
     """(machine code, name of its entry, whether it had to be compiled)."""
-    path = _path(specialization, compute_capability)
-    if path is not None:
-        try:
-            name, _, code = path.read_bytes().partition(b"\n")
-            return code, name.decode(), False
-        except OSError:
-            pass
+    kept = kernel_cache.read("gpu", file_name(specialization, compute_capability))
+    if kept is not None:
+        name, _, code = kept.partition(b"\n")
+        return code, name.decode(), False
     ptx = compile_ptx(specialization, compute_capability)
     name_, code = entry_name(ptx), link(ptx, compute_capability)
-    if path is not None:
-        _write(path, name_.encode() + b"\n" + code)
+    kernel_cache.write("gpu", file_name(specialization, compute_capability), name_.encode() + b"\n" + code)
     return code, name_, True
 
 
-def _path(specialization: Specialization, compute_capability: tuple[int, int]) -> Path | None:
-    """Where the machine code is kept; None where there is no such place."""
-    folder = os.environ.get("NUMBA_CACHE_DIR")
-    if not folder:
-        return None
+def file_name(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
+    """Where the machine code is kept, in the folder of ``engine/compile/cache.py``."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", specialization.name).strip("-")
-    return Path(folder) / "cuda-{}{}".format(*compute_capability) / f"{name}.cubin"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All or nothing, so that a run beside this one never reads half a kernel."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    except OSError:
-        # A full or read-only disk costs the next run its time, not this one its answer.
-        return
+    exact = hashlib.sha256(specialization.name.encode()).hexdigest()[:8]
+    return "sm_{}{}/{}-{}.cubin".format(*compute_capability, name, exact)
