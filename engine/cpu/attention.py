@@ -62,7 +62,7 @@ def weighted_sum(c, first, last, rows, half, out):  # type: ignore[no-untyped-de
 
 @njit(cache=True, error_model="numpy")
 def weigh(p, first, last):  # type: ignore[no-untyped-def]
-    """Scores p [64] to exp(p - maximum), 0 outside of the lanes [first, last), in place; returns the maximum."""
+    """Turn scores p [64] into exp(p - maximum) in place, 0 outside the lanes [first, last); returns the maximum."""
     m = f32(-np.inf)
     for j in range(CHUNK):
         if j < first or j >= last:
@@ -75,18 +75,18 @@ def weigh(p, first, last):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def attend_chunk(scaled, keys, values, first, last, half, p, o):  # type: ignore[no-untyped-def]
-    """One chunk: scaled q' [d_k], keys [d_k, 64], values [64, d_v]; visible are the lanes [first, last).  Returns the largest
-    score and the sum of p, and leaves the weighted values in o [d_v]; p [64] is scratch."""
+    """Attend over one chunk: scaled q' [d_k], keys [d_k, 64], values [64, d_v]; the lanes [first, last) are visible.
+    Returns the largest score and the sum of p, and writes the weighted values to o [d_v]; p [64] is scratch."""
     weighted_sum(scaled, 0, scaled.size, keys, half, p)
     m = weigh(p, first, last)
-    # What lies in hidden lanes is of other rows or older answers; 0 * inf would let it show.
+    # Hidden lanes hold keys and values of other rows or older answers; without this, 0 * inf would give NaN.
     weighted_sum(p, first, last, values, half, o)
     return m, fold(p, CHUNK)
 
 
 @njit(cache=True, error_model="numpy")
 def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
-    """A chunk joins those before it: out = out * a + o * b; returns the maximum and the sum of all."""
+    """Join a chunk to those before it: out = out * a + o * b; returns the maximum and the sum over all of them."""
     joined = max(maximum, m)
     a = exp(maximum - joined)
     b = exp(m - joined)
@@ -103,8 +103,8 @@ def first_visible(position, window):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out):  # type: ignore[no-untyped-def]
-    """One head of one row: q [d_k], keys [chunks, d_k, 64], values [chunks, 64, d_v], out [d_v]; scaled [d_k], p [64]
-    and o [d_v] are scratch."""
+    """Attention of one head of one row: q [d_k], keys [chunks, d_k, 64], values [chunks, 64, d_v], out [d_v]; scaled [d_k],
+    p [64] and o [d_v] are scratch."""
     chunks = keys.shape[0]
     low = first_visible(position, window)
     for d in range(q.size):
@@ -123,7 +123,8 @@ def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out
 
 @njit(cache=True, parallel=True, error_model="numpy")
 def attend(q, keys, values, positions, scale, window, half, shares, out):  # type: ignore[no-untyped-def]
-    """Every head of every row, keys and values both float32 or both float16; window 0 means all earlier positions."""
+    """Attention of every head of every row; keys and values are both float32 or both float16; window 0 means all earlier
+    positions."""
     rows, n_head, d_k = q.shape
     group = n_head // keys.shape[0]
     tasks = rows * n_head
@@ -133,7 +134,7 @@ def attend(q, keys, values, positions, scale, window, half, shares, out):  # typ
         p = np.empty(CHUNK, np.float32)
         o = np.empty(values.shape[3], np.float32)
         for task in range(share * step, min((share + 1) * step, tasks)):
-            # Rows of one head follow one another, so a thread reads few heads of the cache.
+            # Rows of a head are consecutive, so a thread reads few heads of the cache.
             h = task // rows
             t = task % rows
             attend_one(
@@ -156,7 +157,7 @@ def attend(q, keys, values, positions, scale, window, half, shares, out):  # typ
 
 @njit(cache=True, error_model="numpy")
 def floats(chunk, bits, out):  # type: ignore[no-untyped-def]
-    """A chunk of float32 or float16, given as words, as float32."""
+    """Convert a chunk of float32 or float16, given as words, to float32."""
     flat = out.reshape(-1)
     if bits == 32:
         flat[:] = chunk.view(np.float32)
@@ -168,8 +169,8 @@ def floats(chunk, bits, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def unpack(keys, values, k_bits, v_bits, key_integers, key_floats, value_integers, value_floats):  # type: ignore[no-untyped-def]
-    """A chunk of keys and of values, given as words: the keys' integers int16 [64, d_k] where they are quantized, else
-    key_floats float32 [d_k, 64]; value_floats float32 [64, d_v]; value_integers int8 [64, d_v] is scratch."""
+    """Unpack a chunk of keys and of values, given as words.  Keys: integers int16 [64, d_k] where they are quantized, else
+    key_floats float32 [d_k, 64].  Values: value_floats float32 [64, d_v]; value_integers int8 [64, d_v] is scratch."""
     if k_bits < 16:
         quantized_cache.integers(keys, key_integers.shape[1], k_bits, False, key_integers)
     else:
@@ -182,8 +183,8 @@ def unpack(keys, values, k_bits, v_bits, key_integers, key_floats, value_integer
 
 @njit(cache=True, error_model="numpy")
 def score(q, integers, scales, scale, keys, k_bits, key_integers, key_floats, dots, scaled, p):  # type: ignore[no-untyped-def]
-    """p [64] = scores of one query with the keys that ``unpack`` has left; integers and scales are those of the query where
-    keys are quantized; dots int32 [64] and scaled float32 [d_k] are scratch."""
+    """p [64] = scores of one query with the keys that ``unpack`` has written; integers and scales are those of the query
+    where keys are quantized; dots int32 [64] and scaled float32 [d_k] are scratch."""
     if k_bits < 16:
         quantized_cache.scores(key_integers, keys, k_bits, integers, scales, dots, p)
     else:
@@ -196,8 +197,8 @@ def score(q, integers, scales, scale, keys, k_bits, key_integers, key_floats, do
 def attend_share(  # type: ignore[no-untyped-def]
     q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, begin, end, out
 ):
-    """What one thread does of ``attend_quantized``: pairs of a head and a row, begin .. end - 1, the rows of a head side by
-    side."""
+    """One thread's share of ``attend_quantized``: the pairs begin .. end - 1 of a head and a row; the rows of a head are
+    consecutive."""
     rows, n_head, d_k = q.shape
     group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
     key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
@@ -238,10 +239,13 @@ def attend_share(  # type: ignore[no-untyped-def]
 def attend_quantized(  # type: ignore[no-untyped-def]
     q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, shares, out
 ):
-    """As ``attend`` where keys, values or both are quantized; of whichever types, they are words [n_head_kv, chunks, ...].
+    """Attention of every head of every row where keys, values or both are quantized.
 
-    integers int8 [rows, n_head, d_k], scales float32 [rows, n_head, d_k / 32]: the query where keys are quantized.  A thread
-    unpacks a chunk once for all its heads and rows that share it.
+    q float32 [rows, n_head, d_k]; keys and values are words [n_head_kv, chunks, ...] whatever their types; positions int32
+    [rows]; window 0 means all earlier positions; out float32 [rows, n_head, d_v].
+
+    integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the query where keys are quantized.  A
+    thread unpacks a chunk once for all its heads and rows that share it.
     """
     tasks = q.shape[0] * q.shape[1]
     step = (tasks + shares - 1) // shares

@@ -1,4 +1,4 @@
-"""Reading memory and doing nothing else: what a generated token could reach at best.
+"""A plain read of memory: the upper bound on the speed of generating a token.
 
 Formula: total = sum of all words mod 2^64.
 Shapes: data uint64 [n]; a uint64 out.
@@ -19,7 +19,7 @@ from numba import njit, prange
 
 @njit(cache=True)
 def sum_of(data):  # type: ignore[no-untyped-def]
-    """The sum of uint64 data: integers, so that the compiler may add in any order, as wide as the machine can."""
+    """The sum of data uint64 [n]: with integers the compiler may add in any order, as wide as the machine can."""
     total = np.uint64(0)
     for i in range(data.size):
         total += data[i]
@@ -28,7 +28,7 @@ def sum_of(data):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True)
 def read_sum(data, shares):  # type: ignore[no-untyped-def]
-    """The sum of uint64 data, each of ``shares`` threads reading its part once: as little work as a read can be."""
+    """The sum of data uint64 [n]; each of ``shares`` threads reads its part once and does no other work."""
     parts = np.zeros(shares, np.uint64)
     step = (data.size + shares - 1) // shares
     for c in prange(shares):
@@ -37,9 +37,9 @@ def read_sum(data, shares):  # type: ignore[no-untyped-def]
 
 
 def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) -> float:
-    """Bytes per second that ``n_threads`` threads read from memory: the best of some passes over ``n_bytes``.
+    """Bytes per second that ``n_threads`` threads read from memory: the best of ``passes`` passes over ``n_bytes``.
 
-    ``n_bytes`` must be far more than the caches hold for the figure to be memory's.
+    ``n_bytes`` must be much larger than the caches for the figure to be that of memory.
     """
     data = np.full(max(n_bytes // 8, 1), 1, np.uint64)
     numba.set_num_threads(n_threads)
@@ -54,7 +54,7 @@ def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) ->
 
 @cache
 def machine_bandwidth(n_threads: int) -> float:
-    """``memory_bandwidth`` over 1 GiB, or an eighth of the memory where that is less; measured once per process."""
+    """``memory_bandwidth`` over 1 GiB, or over an eighth of the memory if that is less; measured once per process."""
     try:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

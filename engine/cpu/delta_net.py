@@ -32,11 +32,11 @@ DOT_CHAINS = 32
 
 @njit(cache=True, error_model="numpy")
 def causal_conv(x, positions, weight, ring, y):  # type: ignore[no-untyped-def]
-    """y = silu of the convolution of x with the rows before it, which lie in ``ring``; then x goes there too."""
+    """y = silu of the convolution of x with the earlier rows, which ``ring`` holds; then x is stored there too."""
     rows, channels = x.shape
     taps, length = weight.shape[1], ring.shape[0]
     nothing = np.zeros(channels, np.float32)
-    # Channels side by side in memory, for each tap and token.
+    # Channels are contiguous in memory, for each tap and token.
     by_tap = weight.T.copy()
     for t in range(rows):
         out = y[t]
@@ -70,7 +70,7 @@ def l2_norm(y, eps, scale):  # type: ignore[no-untyped-def]
 
 @njit(forceinline=True, error_model="numpy")
 def _fold_dot(chains):  # type: ignore[no-untyped-def]
-    """The sum of 32 chains: each four that lie side by side, then the halving tree."""
+    """The sum of 32 chains: first each four neighbours, then the halving tree."""
     for g in range(DOT_CHAINS // 4):
         chains[g] = (chains[4 * g] + chains[4 * g + 2]) + (chains[4 * g + 1] + chains[4 * g + 3])
     return fold(chains, DOT_CHAINS // 4)
@@ -78,10 +78,10 @@ def _fold_dot(chains):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped-def]
-    """One token of one head: state [d, d] in place, q, k, v, out [d]; chains [32] is scratch."""
+    """One token of one head: updates state [d, d] in place; q, k, v, out [d]; chains [32] is scratch."""
     d = k.size
     for j in range(d):
-        # Runs of a length that the compiler knows become vector operations.
+        # Loops of a length that the compiler knows become vector operations.
         chains[:] = f32(0.0)
         for i in range(0, d, DOT_CHAINS):
             row, keys = state[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS]
@@ -102,7 +102,8 @@ def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped
 
 @njit(cache=True, parallel=True, error_model="numpy")
 def delta_rule(q, k, v, alpha, beta, a, dt, positions, shares, states, out):  # type: ignore[no-untyped-def]
-    """q, k [rows, n_k, d], normalized; v, out [rows, n_v, d]; alpha, beta [rows, n_v]; a, dt [n_v]."""
+    """Run the rule over all rows: q, k [rows, n_k, d], normalized; v, out [rows, n_v, d]; alpha, beta [rows, n_v]; a, dt
+    [n_v]."""
     rows, n_v, d = v.shape
     n_k, slots = q.shape[1], states.shape[0]
     step = (n_v + shares - 1) // shares
@@ -122,7 +123,7 @@ def delta_rule(q, k, v, alpha, beta, a, dt, positions, shares, states, out):  # 
 
 @njit(cache=True, error_model="numpy")
 def gated_norm(x, weight, gate, eps, y):  # type: ignore[no-untyped-def]
-    """y = ((x * r) * weight) * silu(gate) with r of ``engine/cpu/rms_norm.py``, over each run of weight.size elements."""
+    """y = ((x * r) * weight) * silu(gate), over each run of weight.size elements; r as in ``engine/cpu/rms_norm.py``."""
     chains = np.empty(NORM_CHAINS, np.float32)
     n = weight.size
     for t in range(x.shape[0]):

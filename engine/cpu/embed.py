@@ -23,7 +23,7 @@ F32, F16, BF16 = int(T.F32), int(T.F16), int(T.BF16)
 
 @njit(cache=True)
 def load_float(fmt, src, o):  # type: ignore[no-untyped-def]
-    """The weight at byte o of a float format, as float32: exact."""
+    """The weight at byte o of a float format, converted exactly to float32."""
     if fmt == F32:
         return bits_float(i32(load32(src, o)))
     if fmt == F16:
@@ -33,7 +33,7 @@ def load_float(fmt, src, o):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def dequantize_row(fmt, block, block_bytes, src, out, scale):  # type: ignore[no-untyped-def]
-    """One packed row into out float32 [columns], multiplied by scale."""
+    """Dequantize one packed row into out float32 [columns], multiplied by scale."""
     if block == 1:
         for i in range(out.size):
             out[i] = load_float(fmt, src, i * block_bytes) * scale
@@ -57,7 +57,7 @@ def dequantize_row(fmt, block, block_bytes, src, out, scale):  # type: ignore[no
 
 @njit(cache=True)
 def embed_rows(fmt, block, block_bytes, table, tokens, scale, out):  # type: ignore[no-untyped-def]
-    """Rows ``tokens`` int32 [n] of ``table`` uint8 [vocab, row bytes] into out float32 [n, n_embd]."""
+    """Dequantize the rows ``tokens`` int32 [n] of ``table`` uint8 [vocab, row bytes] into out float32 [n, n_embd]."""
     for t in range(tokens.size):
         dequantize_row(fmt, block, block_bytes, table[tokens[t]], out[t], scale)
 

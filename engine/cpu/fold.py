@@ -1,8 +1,8 @@
-"""The one tree that partial sums are joined by.
+"""The one tree in which partial sums are added.
 
 Formula: the sum of ``lanes[:width]``, width a power of two.
-Reduction order: ((l_0 + l_(w/2)), (l_1 + l_(w/2 + 1)), ...), then the same with half as many, down to one.
-A GPU does the same with exchanges between lanes that lie w / 2, w / 4, ..., 1 apart.
+Reduction order: ((l_0 + l_(w/2)), (l_1 + l_(w/2 + 1)), ...), then the same over half as many, down to one.
+A GPU adds in this order with exchanges between lanes that are w / 2, w / 4, ..., 1 apart.
 """
 
 from numba import njit

@@ -1,9 +1,9 @@
-"""The CPU's atoms: short vector operations on integers, each beside its law.
+"""The atoms of the CPU backend: short vector operations on integers, each beside its law.
 
 LLVM turns a plain loop over bytes into vector code only when it can prove that source and target do not overlap,
-which it cannot here.  So the loops that carry the weight of the engine are spelled as portable LLVM vector
-operations; the one instruction that is named, x86's ``vpmaddwd``, has a portable twin for other processors.  They
-are integer operations, exact in any order, and each has a ``_law``: the loop it stands for, which tests hold it to.
+which it cannot here.  So the loops that do most of the engine's work are written as portable LLVM vector operations.
+Only one instruction is named, x86's ``vpmaddwd``; other processors use a portable equivalent.  All of them are integer
+operations, exact in any order, and each has a ``_law``: the plain loop that it must agree with, as tests check.
 
 Arrays are one-dimensional and contiguous; indices are not checked.
 """
@@ -62,7 +62,7 @@ def _shuffle(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
 def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
     """x, y int16 [16] to int32 [8]: x[2t] y[2t] + x[2t + 1] y[2t + 1].
 
-    x86 does it in one instruction, which LLVM does not find when the sums go on as vectors, so it is named there.
+    x86 has one instruction for it, which LLVM does not find when the sums continue as vectors, so it is named here.
     """
     half = ir.VectorType(_I32, _PAIRS // 2)
     if _AVX2:
@@ -78,7 +78,7 @@ def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
 
 
 def _make_dot_four(n: int) -> Any:
-    """Four rows at once: the activations are widened once, and the four sums leave as one vector."""
+    """Four rows at once: the activations are widened once, and the four sums are stored as one vector."""
 
     @intrinsic
     def dot_four(typingctx, w, i, stride, a, j, out, k):  # type: ignore[no-untyped-def]
@@ -117,7 +117,8 @@ dot256_four = _make_dot_four(256)
 """dot256_four(w, i, stride, a, j, out, k): out[k + r] = sum(w[i + r stride + t] * a[j + t] for t in range(256)) for
 four rows r; w int16, a int8, out int32."""
 dot32_four = _make_dot_four(32)
-"""The same over 32 values."""
+"""dot32_four(w, i, stride, a, j, out, k): out[k + r] = sum(w[i + r stride + t] * a[j + t] for t in range(32)) for
+four rows r; w int16, a int8, out int32."""
 
 
 @intrinsic
@@ -229,7 +230,7 @@ def _body_nibbles_word(builder: Any, n: int, load: Any, i: Any, shift: Any, word
 def _lookup_body(table: Sequence[int]) -> Callable[..., Any]:
     def body(builder: Any, n: int, load: Any, i: Any, shift: Any, mul: Any) -> Any:
         index = _bits(builder, load, n, i, shift, ir.Constant(_I64, 15))
-        # A tree of selects, one level per bit of the index: no gather, and no shuffle that only x86 has.
+        # A tree of selects, one level per bit of the index: no gather, and no shuffle that exists only on x86.
         level = [_constant(_I16, [value] * n) for value in table]
         for bit in range(4):
             on = builder.icmp_unsigned(
@@ -244,12 +245,13 @@ def _lookup_body(table: Sequence[int]) -> Callable[..., Any]:
 bits16 = _byte_operation(16, 4, _body_bits)
 """bits16(w, j, src, i, shift, mask, add, mul): w[j + t] = (((src[i + t] >> shift) & mask) + add) * mul, t < 16."""
 bits32 = _byte_operation(32, 4, _body_bits)
-"""The same for t < 32."""
+"""bits32(w, j, src, i, shift, mask, add, mul): w[j + t] = (((src[i + t] >> shift) & mask) + add) * mul, t < 32."""
 bits16_high = _byte_operation(16, 8, _body_bits_high)
-"""bits16_high(w, j, src, i, shift, mask, k, high_shift, high_mask, up, add, mul): as bits16, with
-``((src[k + t] >> high_shift) & high_mask) << up`` joined to the bits before ``add``."""
+"""bits16_high(w, j, src, i, shift, mask, k, high_shift, high_mask, up, add, mul): w[j + t] = ((((src[i + t] >> shift) & mask)
+| ((src[k + t] >> high_shift) & high_mask) << up) + add) * mul, t < 16."""
 bits32_high = _byte_operation(32, 8, _body_bits_high)
-"""The same for t < 32."""
+"""bits32_high(w, j, src, i, shift, mask, k, high_shift, high_mask, up, add, mul): w[j + t] = ((((src[i + t] >> shift) & mask)
+| ((src[k + t] >> high_shift) & high_mask) << up) + add) * mul, t < 32."""
 nibbles16_word = _byte_operation(16, 3, _body_nibbles_word)
 """nibbles16_word(w, j, src, i, shift, word, add): w[j + t] = (((src[i + t] >> shift) & 15) | ((word >> t) & 1) << 4)
 + add, t < 16."""
@@ -257,14 +259,14 @@ bytes32 = _byte_operation(32, 0, lambda builder, n, load, i: load(i, signed=True
 """bytes32(w, j, src, i): w[j + t] = src[i + t] read as int8, t < 32."""
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The non-linear 4-bit grid of IQ4_NL and IQ4_XS."""
+"""The nonlinear 4-bit grid of IQ4_NL and IQ4_XS."""
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of the e2m1 floats of MXFP4."""
+"""The values of the e2m1 floats of MXFP4, doubled so that they are integers."""
 
 iq4_16 = _byte_operation(16, 2, _lookup_body(IQ4_VALUES))
 """iq4_16(w, j, src, i, shift, mul): w[j + t] = IQ4_VALUES[(src[i + t] >> shift) & 15] * mul, t < 16."""
 fp4_16 = _byte_operation(16, 2, _lookup_body(FP4_VALUES))
-"""The same with FP4_VALUES."""
+"""fp4_16(w, j, src, i, shift, mul): w[j + t] = FP4_VALUES[(src[i + t] >> shift) & 15] * mul, t < 16."""
 
 
 @intrinsic
@@ -301,7 +303,7 @@ LANES = 64
 @intrinsic
 def weighted_sum64(typingctx, c, i, n, rows, j, stride, out, k):  # type: ignore[no-untyped-def]
     """weighted_sum64(c, i, n, rows, j, stride, out, k): for 64 lanes t,
-    out[k + t] = fma(c[i + n - 1], rows[j + (n - 1) stride + t], ... fma(c[i], rows[j + t], 0)): one chain a lane.
+    out[k + t] = fma(c[i + n - 1], rows[j + (n - 1) stride + t], ... fma(c[i], rows[j + t], 0)): one chain per lane.
 
     c and out float32; rows float32, or uint16 holding float16, which are widened exactly.
     """

@@ -30,14 +30,14 @@ i32 = np.int32
 
 @njit(forceinline=True, error_model="numpy")
 def quantize_unit(x, unit, q, s):  # type: ignore[no-untyped-def]
-    """One unit of float32 x [unit] to int8 q [unit] and the int16 sums s of each 16; returns the scale.
+    """Quantize one unit: float32 x [unit] to int8 q [unit] and the int16 sums s of each 16; returns the scale.
 
-    scale = amax / 127; q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero, because
-    127 / amax would overflow for subnormal ones.
+    scale = amax / 127; q = round(x * (127 / amax)), ties to even.  A unit with amax < 2**-100 counts as zero, because
+    127 / amax would overflow where amax is subnormal.
     """
     bits = i32(0)
     for i in range(unit):
-        # The magnitudes of floats order as their bits do, so the maximum is one of integers: exact in any order.
+        # The magnitudes of floats order as their bits do, so this is a maximum of integers, exact in any order.
         bits = max(bits, i32(float_bits(x[i]) & i32(0x7FFFFFFF)))
     amax = bits_float(bits)
     if amax < TINY:
@@ -57,7 +57,7 @@ def quantize_unit(x, unit, q, s):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def quantize_rows(x, unit, q, d, s):  # type: ignore[no-untyped-def]
-    """float32 x [n, K] to int8 q [n, K], scales d [n, K / unit] and sums s int16 [n, K / 16]."""
+    """Quantize float32 x [n, K] to int8 q [n, K], scales d [n, K / unit] and sums s int16 [n, K / 16]."""
     for t in range(x.shape[0]):
         for u in range(d.shape[1]):
             a, g = u * unit, u * unit // 16
@@ -70,7 +70,7 @@ def quantize_rows(x, unit, q, d, s):  # type: ignore[no-untyped-def]
 
 @njit(forceinline=True, error_model="numpy")
 def dot_rows(unit, has_min, w, d, m, dm, q, da, s, dots, acc, total):  # type: ignore[no-untyped-def]
-    """Four unpacked weight rows times one activation row, into total float32 [4].
+    """Multiply four unpacked weight rows by one activation row, into total float32 [4].
 
     d and dm are laid out [unit][row], so that the four rows are four lanes of every float operation; ``dots`` int32 [8]
     (I of the four rows, then M) and ``acc`` float32 [4] are scratch.
@@ -141,7 +141,7 @@ def matmul_rows(fmt, unit, has_min, src, q, da, s, first, last, out):  # type: i
 
 @njit(cache=True, parallel=True, error_model="numpy")
 def matmul_quantized(fmt, unit, has_min, src, q, da, s, shares, out):  # type: ignore[no-untyped-def]
-    """Packed rows src uint8 [R, row bytes] times quantized rows, in ``shares`` runs of rows, into out [n, R]."""
+    """Multiply packed rows src uint8 [R, row bytes] by quantized rows into out [n, R]; ``shares`` threads divide the rows."""
     step = (src.shape[0] + shares - 1) // shares
     step = (step + 3) // 4 * 4
     for c in prange(shares):
@@ -153,7 +153,7 @@ def matmul_quantized(fmt, unit, has_min, src, q, da, s, shares, out):  # type: i
 
 @njit(cache=True, error_model="numpy")
 def float_dot(w, x):  # type: ignore[no-untyped-def]
-    """sum w[k] x[k] over float32 rows in the float order."""
+    """sum w[k] x[k] over float32 rows, in the float reduction order."""
     acc = np.zeros(FLOAT_CHAINS, np.float32)
     whole = x.size // FLOAT_CHAINS * FLOAT_CHAINS
     for k in range(0, whole, FLOAT_CHAINS):
@@ -166,7 +166,7 @@ def float_dot(w, x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, parallel=True, error_model="numpy")
 def matmul_float(fmt, size, src, x, shares, out):  # type: ignore[no-untyped-def]
-    """Rows of a float format, src uint8 [R, K * size], times x float32 [n, K], into out [n, R]."""
+    """Multiply rows of a float format, src uint8 [R, K * size], by x float32 [n, K], into out [n, R]."""
     step = (src.shape[0] + shares - 1) // shares
     for c in prange(shares):
         w = np.empty(x.shape[1], np.float32)

@@ -1,4 +1,4 @@
-"""What multi-token prediction needs beside a layer: the trunk's outputs by position, and the input made of one and a token.
+"""What multi-token prediction needs beside a layer: the trunk's outputs by position, and the input of the layer.
 
 Formula: ring[p % length] = x_p; with e_t the embedding of the token at position p_t and h the ring's row of position p_t - 1
     (zeros where p_t is 0): out_t = rms_norm(e_t), rms_norm(h), one after the other (``engine/cpu/rms_norm.py``).
@@ -19,7 +19,7 @@ f32 = np.float32
 
 @njit(cache=True, error_model="numpy")
 def keep_rows(ring, x, positions):  # type: ignore[no-untyped-def]
-    """ring row positions[t] % length = x[t]; of more rows than that, the last ones stay."""
+    """Store x[t] in ring row positions[t] % length; if there are more rows than that, the last ones stay."""
     rows, length = x.shape[0], ring.shape[0]
     for t in range(max(0, rows - length), rows):
         ring[positions[t] % length] = x[t]
@@ -27,7 +27,7 @@ def keep_rows(ring, x, positions):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def mtp_input(e, e_norm, hiddens, h_norm, positions, eps, out):  # type: ignore[no-untyped-def]
-    """The input of the layer: token, then what the trunk had made of the one before."""
+    """The input of the layer: the normalized token, then the normalized output of the trunk for the position before."""
     rows, n = e.shape
     h = np.zeros((rows, n), np.float32)
     for t in range(rows):

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 4 E2B and E4B): what every layer is told of the token itself.
+"""Per-layer embeddings (Gemma 4 E2B and E4B): what every layer receives about the token itself.
 
 Formula: out[l, t] = (rms_norm(m[t, l] * scale, weight) + e[t, l]) / sqrt(2): of token t, m is a projection of its embedding
     and e a row of a table, both with n elements for each layer.
@@ -21,7 +21,7 @@ ROOT_HALF = f32(0.5**0.5)
 
 @njit(cache=True, error_model="numpy")
 def per_layer_inputs(m, e, weight, scale, eps, out):  # type: ignore[no-untyped-def]
-    """What each layer gets of each row."""
+    """The inputs of all layers for all rows: m, e float32 [rows, layers * n], weight [n] to out [layers, rows, n]."""
     n = weight.size
     chains, x = np.empty(NORM_CHAINS, np.float32), np.empty(n, np.float32)
     for il in range(out.shape[0]):

@@ -1,13 +1,13 @@
-"""Quantized keys and values: their rotation, how they are stored, and how a query meets them.
+"""Quantized keys and values: their rotation, their storage, and their products with a query.
 
 Formula: rotate(x) = H x / sqrt(32) for each block of 32 elements, H the Hadamard matrix of Sylvester: orthonormal, its own
-    inverse, so q . k is that of the rotated ones, and what outliers a block has are shared by all of it before it is rounded.
+    inverse, so rotation does not change q . k, and it spreads a block's outliers over all its elements before rounding.
     q8_0: scale = half(amax / 127), integer = round(x * (127 / amax)).
     q4_0: scale = half(m / -8), integer = trunc(x * (-8 / m) + 8.5) - 8, at most 7, m the element of the largest
     magnitude, the negative one of two.
     Blocks whose largest magnitude is below 2**-100 count as zero.
-    score = sum over blocks of (dq * dk) * I, I the integer dot product of a block of the query, in int8 as q8_0 is but with a
-    float32 scale dq, and one of the key.
+    score = sum over blocks of (dq * dk) * I, I the integer dot product of a block of the key and one of the query, which is
+    int8 as in q8_0 but with a float32 scale dq.
 Shapes: x float32 [n * 32]; a chunk of keys or values of one head: words (``engine/cache/types.py``).
 Who owns what: one call, one thread.
 Reduction order: rotation: levels h = 1, 2, 4, 8, 16, (a, b) -> (a + b, a - b) for elements i and i + h, then the product;
@@ -33,7 +33,7 @@ UNIT = f32(BLOCK**-0.5)
 
 @njit(cache=True, error_model="numpy")
 def rotate(x):  # type: ignore[no-untyped-def]
-    """Each block of x float32 [n], in place."""
+    """Rotate each block of 32 of x float32 [n], in place."""
     for b in range(0, x.size, BLOCK):
         h = 1
         while h < BLOCK:
@@ -49,7 +49,7 @@ def rotate(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def rotate_rows(x):  # type: ignore[no-untyped-def]
-    """The same for x float32 [rows, n]."""
+    """Rotate each block of 32 of every row of x float32 [rows, n], in place."""
     for t in range(x.shape[0]):
         rotate(x[t])
 
@@ -59,7 +59,7 @@ def rotate_rows(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def largest(x):  # type: ignore[no-untyped-def]
-    """The largest magnitude in x, 0 where that is tiny."""
+    """The largest magnitude in x, or 0 where that is below 2**-100."""
     bits = i32(0)
     for i in range(x.size):
         bits = max(bits, i32(float_bits(x[i]) & i32(0x7FFFFFFF)))
@@ -69,7 +69,7 @@ def largest(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def quantize_query(x, q, d):  # type: ignore[no-untyped-def]
-    """x float32 [n] to q int8 [n] and a scale d float32 [n / 32] for each block."""
+    """Quantize x float32 [n] to q int8 [n] and a scale d float32 [n / 32] for each block."""
     for b in range(d.size):
         block = x[b * BLOCK : (b + 1) * BLOCK]
         amax = largest(block)
@@ -81,14 +81,14 @@ def quantize_query(x, q, d):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def quantize_queries(x, q, d):  # type: ignore[no-untyped-def]
-    """The same for x, q [rows, n] and d [rows, n / 32]."""
+    """Quantize x float32 [rows, n] to q int8 [rows, n] and scales d float32 [rows, n / 32]."""
     for t in range(x.shape[0]):
         quantize_query(x[t], q[t], d[t])
 
 
 @njit(cache=True, error_model="numpy")
 def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
-    """x float32 [32] to integers q int8 [32]; returns the bits of the float16 scale."""
+    """Quantize x float32 [32] to integers q int8 [32]; returns the bits of the float16 scale."""
     amax = largest(x)
     if amax == f32(0.0):
         q[:] = i8(0)
@@ -113,13 +113,13 @@ def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def n_words(d, bits):  # type: ignore[no-untyped-def]
-    """Words of the integers of a chunk; the scales come behind them."""
+    """The number of words that hold the integers of a chunk; the scales follow them."""
     return CHUNK * d * bits // 32
 
 
 @njit(cache=True)
 def place_of(j, i, d, bits, by_position):  # type: ignore[no-untyped-def]
-    """Where element i of position j of a chunk lies: (word, the bits below it)."""
+    """Where element i of position j of a chunk is stored: (the word, the number of bits below it)."""
     each = 32 // bits
     word = i // each
     within = i % each
@@ -131,13 +131,13 @@ def place_of(j, i, d, bits, by_position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def scale_of(j, b, d, by_position):  # type: ignore[no-untyped-def]
-    """The number of the scale of block b of position j among those of a chunk."""
+    """The index of the scale of block b of position j among those of a chunk."""
     return j * (d // BLOCK) + b if by_position else b * CHUNK + j
 
 
 @njit(cache=True, error_model="numpy")
 def store(chunk, j, x, bits, by_position):  # type: ignore[no-untyped-def]
-    """x float32 [d], rotated, to position j of a chunk of keys, or of values (``by_position``)."""
+    """Store x float32 [d], rotated, at position j of a chunk of keys, or of values (``by_position``)."""
     d = x.size
     q = np.empty(BLOCK, np.int8)
     halves = chunk[n_words(d, bits) :].view(np.uint16)
@@ -161,7 +161,7 @@ def append(x, positions, bits, by_position, ring):  # type: ignore[no-untyped-de
 
 @njit(cache=True, error_model="numpy")
 def integers(chunk, d, bits, by_position, out):  # type: ignore[no-untyped-def]
-    """The integers of a chunk, out int8 or int16 [64, d]; runs of 16 bytes lie together whichever way."""
+    """Unpack the integers of a chunk into out int8 or int16 [64, d]; runs of 16 bytes are contiguous in either layout."""
     runs = chunk[: n_words(d, bits)].view(np.uint8).reshape(-1, 16)
     per_row = d * bits // 128
     for j in range(CHUNK):
@@ -195,7 +195,7 @@ def scores(keys, chunk, bits, q, dq, dots, p):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def values(chunk, d, bits, scratch, out):  # type: ignore[no-untyped-def]
-    """The values of a chunk, out float32 [64, d]: a float16 times eight bits is exact; scratch int8 [64, d]."""
+    """Unpack the values of a chunk into out float32 [64, d]: a float16 times eight bits is exact; scratch int8 [64, d]."""
     integers(chunk, d, bits, True, scratch)
     scales = chunk[n_words(d, bits) :].view(np.uint16)
     for j in range(CHUNK):

@@ -22,7 +22,7 @@ NORM_CHAINS = 256
 
 @njit(cache=True)
 def norm_width(n):  # type: ignore[no-untyped-def]
-    """How many chains a row of n has: 256, or for at most 128 elements the least power of two that is not below n."""
+    """The number of chains of a row of n: 256, or for n <= 128 the least power of two that is not below n."""
     width = NORM_CHAINS
     while width // 2 >= n:
         width //= 2
@@ -53,7 +53,7 @@ def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def rms_norm(x, weight, eps, y):  # type: ignore[no-untyped-def]
-    """y = normalized x, row by row."""
+    """y = normalized x, row by row; x, y float32 [rows, n], weight float32 [n]."""
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(x.shape[0]):
         r = inverse_rms(x[t], eps, chains)

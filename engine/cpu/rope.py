@@ -14,7 +14,7 @@ from engine.numerics import fma
 
 @njit(cache=True)
 def rope(x, positions, table, neox):  # type: ignore[no-untyped-def]
-    """Rotate x; pairs are (i, i + n_rot / 2) where ``neox``, else (2i, 2i + 1)."""
+    """Rotate x in place; pairs are (i, i + n_rot / 2) where ``neox``, else (2i, 2i + 1)."""
     half = table.shape[2]
     for t in range(x.shape[0]):
         cos = table[positions[t], 0]

@@ -1,16 +1,16 @@
 """Sampling: from one row of logits to one token, the same token on every device.
 
-A *candidate list* is a pair of arrays, ``values`` float32 (the logits) and ``ids`` int32 (the tokens), of which the
-first ``n`` entries count.  The list starts as the whole vocabulary in the order of token ids.  :func:`top_k`,
-:func:`typical` and :func:`top_p` leave it sorted: logit descending, ties by lower token id.  Every sum over a list
-runs in the order of the list, in one of two ways:
+A *candidate list* is a pair of arrays, ``values`` float32 (the logits) and ``ids`` int32 (the tokens), whose first ``n``
+entries count.  The list starts as the whole vocabulary in the order of token ids.  :func:`top_k`, :func:`typical` and
+:func:`top_p` sort it: logit descending, ties by lower token id.  Every sum over a list runs in the order of the list, in
+one of two ways:
 
 * :func:`tree_sum` for totals (softmax denominators, expected logits);
 * :func:`reach` for running totals: entries are added one by one inside a chunk of 256 consecutive entries, and the
   totals of the finished chunks are added one by one; the running total is the sum of the two.
 
-Selecting and sorting compare integers (:func:`order_key`), so any algorithm gives the same list.  NaN sorts above
-everything: a list whose first value is not NaN holds none.
+Selecting and sorting compare integers (:func:`order_key`), so any algorithm gives the same list.  NaN sorts above all
+other values: a list whose first value is not NaN contains none.
 
 Semantics of the filters follow llama.cpp's ``llama-sampler.cpp`` with ``min_keep = 0``.
 """
@@ -64,8 +64,8 @@ def place_of(key):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _block_max(block):  # type: ignore[no-untyped-def]
-    """The largest order_key of ``_BLOCK`` values.  Given a slice, not an offset: then Numba knows that no index is
-    negative, and the loop becomes vector code."""
+    """The largest order_key of ``_BLOCK`` values.  It takes a slice, not an offset: then Numba knows that no index is
+    negative, and vectorizes the loop."""
     top = i32(-0x80000000)
     for i in range(_BLOCK):
         top = max(top, order_key(block[i]))
@@ -95,7 +95,7 @@ def argmax(values, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _sift(keys, root, n):  # type: ignore[no-untyped-def]
-    """Moves ``keys[root]`` down until ``keys[:n]`` is a heap with its smallest first."""
+    """Move ``keys[root]`` down until ``keys[:n]`` is a heap with its smallest first."""
     key = keys[root]
     child = 2 * root + 1
     while child < n:
@@ -111,7 +111,7 @@ def _sift(keys, root, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _heap_sort(keys, n):  # type: ignore[no-untyped-def]
-    """Sorts ``keys[:n]`` descending."""
+    """Sort ``keys[:n]`` descending."""
     for root in range(n // 2 - 1, -1, -1):
         _sift(keys, root, n)
     for last in range(n - 1, 0, -1):
@@ -123,7 +123,7 @@ def _heap_sort(keys, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _radix_sort(keys, spare, n):  # type: ignore[no-untyped-def]
-    """Sorts ``keys[:n]`` descending, given in the order of their places: three stable passes over the upper 32 bits,
+    """Sort ``keys[:n]``, given in the order of their places, descending: three stable passes over the upper 32 bits,
     11 bits at a time from the lowest."""
     count = np.zeros((3, _DIGITS), i32)
     for i in range(n):
@@ -153,7 +153,7 @@ def _digit(key, d):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def sort_keys(keys, spare, n):  # type: ignore[no-untyped-def]
-    """Sorts ``keys[:n]`` descending, given in the order of their places."""
+    """Sort ``keys[:n]``, given in the order of their places, descending; ``spare`` is scratch of the same size."""
     if n > FEW:
         _radix_sort(keys, spare, n)
     else:
@@ -162,7 +162,7 @@ def sort_keys(keys, spare, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def sort_from(values, n, least, keys, spare):  # type: ignore[no-untyped-def]
-    """The packed keys of those of ``values[:n]`` that are not below ``least``, sorted descending; returns how many."""
+    """The packed keys of those of ``values[:n]`` that are not below ``least``, sorted descending; returns their number."""
     m = i64(0)
     for i in range(n):
         if not values[i] < least:
@@ -174,9 +174,9 @@ def sort_from(values, n, least, keys, spare):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def select(values, n, k, keys):  # type: ignore[no-untyped-def]
-    """Puts the packed keys of the k largest of ``values[:n]`` into ``keys[:k]``, sorted descending; 0 < k <= n.
+    """Put the packed keys of the k largest of ``values[:n]`` into ``keys[:k]``, sorted descending; 0 < k <= n.
 
-    One pass with a heap of the k best so far, which looks at a block of values only when its largest can enter: fast
+    One pass with a heap of the k best so far, which visits a block of values only when its largest can enter: fast
     for k up to :data:`FEW`.
     """
     for i in range(k):
@@ -187,7 +187,7 @@ def select(values, n, k, keys):  # type: ignore[no-untyped-def]
     while start < n:
         stop = min(start + _BLOCK, n)
         block = values[start:stop]
-        # Strictly above: at equal values the places met first, which are lower, stay.
+        # Strictly above: of equal values, those at lower places, which were met first, stay.
         if stop - start < _BLOCK or u64(i64(_block_max(block)) + i64(0x80000000)) > keys[0] >> u64(32):
             for i in range(start, stop):
                 key = pack(values[i], i)
@@ -200,7 +200,7 @@ def select(values, n, k, keys):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def gather(values, ids, keys, n, out_values, out_ids):  # type: ignore[no-untyped-def]
-    """The entries at the places of ``keys[:n]``, in that order."""
+    """Copy the entries at the places of ``keys[:n]``, in that order, to out_values and out_ids."""
     for i in range(n):
         place = place_of(keys[i])
         out_values[i] = values[place]
@@ -215,8 +215,8 @@ def gather(values, ids, keys, n, out_values, out_ids):  # type: ignore[no-untype
 def tree_sum(x, n, partial):  # type: ignore[no-untyped-def]
     """The sum of ``x[:n]``, n > 0; ``partial`` holds at least ceil(n / 256) float32 values.
 
-    Each chunk of 256 consecutive entries is added in 32 lanes, lane j taking the entries j, j + 32, ... in turn, and
-    the lanes are folded in halves (j with j + 16, then + 8, 4, 2, 1).  The chunk sums are added up in the same way
+    Each chunk of 256 consecutive entries is added in 32 lanes, lane j adding the entries j, j + 32, ... in turn, and
+    the lanes are folded in halves (j with j + 16, then + 8, 4, 2, 1).  The chunk sums are added in the same way
     until one value remains.  Missing entries count as 0.
     """
     lanes = np.empty(LANES, f32)
@@ -244,7 +244,7 @@ def tree_sum(x, n, partial):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def softmax_weights(values, n, top, weights):  # type: ignore[no-untyped-def]
-    """``weights[i] = exp(values[i] - top)``: the softmax before its division, at most 1 when top is the largest."""
+    """``weights[i] = exp(values[i] - top)``: the softmax before its division; at most 1 when top is the largest value."""
     for i in range(n):
         weights[i] = exp(values[i] - top)
 
@@ -268,11 +268,11 @@ def reach(weights, keys, n, target, beyond):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def nucleus(order, least, weights, n, target, beyond, keys, spare):  # type: ignore[no-untyped-def]
-    """Puts into ``keys`` the shortest prefix, of the list sorted descending by ``order``, whose weights :func:`reach`
-    the target, or the whole list if nothing does; returns its length.
+    """Put into ``keys`` the shortest prefix of the list, sorted descending by ``order``, whose weights :func:`reach`
+    the target, or the whole list if no prefix does; returns its length.
 
-    Most lists need only their first entries, and are not sorted further: first :data:`FEW`, then those whose order is
-    at least ``least``, then all are tried.  Each is a prefix of the whole, so where it stops does not show.
+    Most results are short, so the list is sorted only as far as needed: first :data:`FEW` entries, then those whose order
+    is at least ``least``, then all.  Each is a prefix of the whole, so the result does not depend on where this stops.
     """
     m = min(n, FEW)
     select(order, n, m, keys)
@@ -298,11 +298,11 @@ def add_bias(logits, ids, bias):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def penalize(logits, recent, counts, repeat, frequency, presence):  # type: ignore[no-untyped-def]
-    """Penalties for the tokens in ``recent`` (int64), each once, whatever their order: a positive logit is divided by
+    """Penalize the tokens in ``recent`` (int64), each once, whatever their order: a positive logit is divided by
     ``repeat``, any other multiplied by it, then ``frequency`` * occurrences + ``presence`` is subtracted.
 
     Source: Keskar et al. 2019 for ``repeat`` (multiplying negative logits is llama.cpp's correction), the OpenAI API
-    for the other two.  ``counts`` is int32 [n_vocab], all 0 before and after.
+    for the other two.  ``counts`` is int32 [n_vocab], all 0 before and after the call.
     """
     for i in range(recent.size):
         counts[recent[i]] += i32(1)
@@ -315,12 +315,12 @@ def penalize(logits, recent, counts, repeat, frequency, presence):  # type: igno
             logits[token] = x / repeat - penalty if x > _ZERO else fma(x, repeat, -penalty)
 
 
-# --- filters: each reads a list of n entries, writes one, and returns its length -------------------------------
+# --- filters: each reads a list of n entries, writes a list, and returns its length ----------------------------
 
 
 @njit(cache=True, error_model="numpy")
 def top_k(values, ids, n, k, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
-    """The k largest, sorted; all of them, sorted, if there are no more than k."""
+    """The k largest entries, sorted descending; all entries, sorted, if there are no more than k."""
     k = min(n, k)
     if k > FEW:
         sort_from(values, n, -_INF, keys, spare)
@@ -331,11 +331,11 @@ def top_k(values, ids, n, k, keys, spare, out_values, out_ids):  # type: ignore[
 
 @njit(cache=True, error_model="numpy")
 def typical(values, ids, n, p, weights, scores, partial, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
-    """Locally typical sampling: the entries whose information content is nearest the entropy, as few as make up more
-    than p of the probability; ties by place.  Source: Meister et al. 2022.
+    """Locally typical sampling: the fewest entries, nearest first, whose information content is nearest the entropy and
+    whose probabilities add up to more than p; ties by place.  Source: Meister et al. 2022.
 
     With d = logit - max and Z = sum exp d, the content is log Z - d and the entropy is log Z - sum(d exp d) / Z, so
-    what is sorted is the distance of d from its mean, and no logarithm is taken.
+    the entries are sorted by the distance of d from its mean, and no logarithm is needed.
     """
     top = values[argmax(values, n)]
     softmax_weights(values, n, top, weights)
@@ -362,12 +362,12 @@ def typical(values, ids, n, p, weights, scores, partial, keys, spare, out_values
 
 @njit(cache=True, error_model="numpy")
 def top_p(values, ids, n, p, weights, partial, keys, spare, out_values, out_ids):  # type: ignore[no-untyped-def]
-    """Nucleus sampling: the most probable entries, as few as make up at least p of the probability.
+    """Nucleus sampling: the fewest entries, most probable first, whose probabilities add up to at least p.
     Source: Holtzman et al. 2019."""
     top = values[argmax(values, n)]
     softmax_weights(values, n, top, weights)
     total = tree_sum(weights, n, partial)
-    # Entries of a smaller weight than this make up less than half of 1 - p even if all others are such.
+    # Entries whose weight is below this make up less than half of 1 - p even if all are that small.
     least = top + log((f32(1.0) - p) * total / f32(2 * n))
     kept = nucleus(values, least, weights, n, p * total, False, keys, spare)
     return gather(values, ids, keys, kept, out_values, out_ids)
@@ -398,8 +398,8 @@ def draw(values, ids, n, temperature, seed, position):  # type: ignore[no-untype
     token = i64(ids[0])
     for i in range(n):
         x = values[i] / temperature
-        # The noise of v = uniform(...) is below -log(v), that is below m ln 2 where v >= 2**-m.  Rounding is monotonic,
-        # so an entry that this bound cannot bring to the front is passed over before any logarithm is taken.
+        # The noise of v = uniform(...) is below -log(v), and so below m ln 2 where v >= 2**-m.  Rounding is monotonic,
+        # so an entry that cannot become the largest under this bound is skipped before any logarithm is taken.
         m = i32(127) - (float_bits(uniform(seed, position, ids[i])) >> i32(23))
         if fma(f32(m), _LN2_ABOVE, x) < best:
             continue

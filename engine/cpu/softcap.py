@@ -10,6 +10,6 @@ from engine import numerics
 
 @njit(cache=True, error_model="numpy")
 def softcap(x, cap):  # type: ignore[no-untyped-def]
-    """x becomes cap * tanh(x / cap)."""
+    """x = cap * tanh(x / cap), in place; x float32 [n]."""
     for i in range(x.size):
         x[i] = numerics.softcap(x[i], cap)

@@ -1,4 +1,4 @@
-"""From packed blocks to integers: the one place where the CPU knows how a format lays out its bits.
+"""From packed blocks to integers: the only place where the CPU backend knows how a format stores its bits.
 
 Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.
 Shapes: ``src`` uint8 [row bytes], block at byte ``o``; ``w`` int16, filled at [j, j + unit); ``m`` int16, one entry per
@@ -177,7 +177,7 @@ def unpack_q4_k(src, o, w, j, m, scaled):  # type: ignore[no-untyped-def]
 
 @njit(forceinline=True)
 def unpack_q5_k(src, o, w, j, m, scaled):  # type: ignore[no-untyped-def]
-    """d[2] dmin[2] scales[12] qh[32] qs[128]: as Q4_K, with bit b of qh[i % 32] as the fifth bit."""
+    """d[2] dmin[2] scales[12] qh[32] qs[128]: the layout of Q4_K, and bit b of qh[i % 32] is the fifth bit."""
     for b in range(8):
         scale, minimum = scale_min(src, o + 4, b)
         bits32_high(w, j + 32 * b, src, o + 48 + 32 * (b // 2), 4 * (b % 2), 15, o + 16, b, 1, 4, 0, scale)
@@ -262,12 +262,12 @@ _iq4_nl, _iq4_xs, _mxfp4 = _row(unpack_iq4_nl, 32, 18), _row(unpack_iq4_xs, 256,
 
 @njit(cache=True)
 def unpack_row(fmt, src, w, j, m, d, dm, k, step, units, scaled):  # type: ignore[no-untyped-def]
-    """A packed row src uint8 of ``units`` blocks of format ``fmt`` (a GGUF type id) into w at j, m at j // 16, d and dm
+    """Unpack a row src uint8 of ``units`` blocks of format ``fmt`` (a GGUF type id) into w at j, m at j // 16, d and dm
     at k, k + step, ...
 
     With ``scaled`` False the formats that have signed scales and no minimum (Q3_K, Q6_K, IQ4_XS) leave their scales
-    out of ``w`` and put them into ``m``: a float product of the three then also has GGUF's sign of zero.  Q4_1 and
-    Q5_1, whose m is always 1, write it only then.
+    out of ``w`` and store them in ``m``: a float product of the three then also has the sign of zero that GGUF
+    specifies.  Q4_1 and Q5_1, whose m is always 1, write it only then.
     """
     if fmt == Q4_K:
         _q4_k(src, w, j, m, d, dm, k, step, units, scaled)
