@@ -163,7 +163,7 @@ def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     table = device.allocate_host(1000, "the weights (per_layer_token_embd.weight)")
     assert (table.n_bytes, device.allocated, len(driver.pinned)) == (1000, 0, 1)
     driver.room = 4 << 20
-    with pytest.raises(DeviceError, match=r"^the weights need 2\.00 GB of host memory that .*: end other programs"):
+    with pytest.raises(DeviceError, match=r"^the weights need 2\.00 GB of host memory that .*; close other programs"):
         device.allocate_host(2 * 10**9, "the weights")
 
 

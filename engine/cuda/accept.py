@@ -1,21 +1,21 @@
-"""The end of a step on the GPU: which drafts stay, and where the next step begins; and what drafts begin with.
+"""The end of a step on the GPU: which drafts are kept and where the next step begins; and the start of drafting.
 
-Formula: ``engine/cpu/accept.py``.  A step has gone over ``rows`` tokens: tokens[0], which is certain, and drafts after it,
-    tokens[i] at positions[i] = p + i.  What row i gives is for position p + i + 1: found[i], and a list of candidates.  The
-    drafts are looked at in order until one is refused, so a step of n accepted drafts has n + 1 tokens; the last of them
-    is the next step's certain one.
-Shapes: found, tokens, positions int32 [16]; history int32 [n_ctx], token by position; step int32 [1], how many steps have
-    ended; ring int32 [slots][32], slots a power of two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 ..
-    of a slot are a step's tokens, word 0 their number, :data:`EMPTY` before.  params: words, the seed (low, high), then the
-    float32 p_accept.  Lists: ids int32 and probabilities float32 [16][256], counts int32 [16]; row i of the drafts' lists
-    belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
-Who owns what: one block.  Exact acceptance: one warp, lane i owns row i.  Otherwise 256 threads, thread j compares candidate
-    j of every list, then is candidate j of the refused row.
-Reduction order: none, only largest keys and a first place.
-Bytes moved: some hundred; with lists, 8 x 256 for each.
+Formula: ``engine/cpu/accept.py``.  A step has processed ``rows`` tokens: tokens[0], which is certain, and the drafts after
+    it, tokens[i] at positions[i] = p + i.  Row i predicts position p + i + 1: found[i], and a list of candidates.  The
+    drafts are checked in order until one is rejected, so a step with n accepted drafts yields n + 1 tokens; the last of
+    them is the certain token of the next step.
+Shapes: found, tokens, positions int32 [16]; history int32 [n_ctx], token by position; step int32 [1], the number of steps
+    that have ended; ring int32 [slots][32], slots a power of two, pinned memory of the host, also seen as ``pairs``
+    uint64: words 1 .. of a slot are a step's tokens, word 0 their number, or :data:`EMPTY` before that.  params: words,
+    the seed (low, high), then the float32 p_accept.  Lists: ids int32 and probabilities float32 [16][256], counts int32
+    [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
+Who owns what: one block.  Exact acceptance: one warp, lane i owns row i.  Otherwise 256 threads; thread j compares candidate
+    j of every list, and then owns candidate j of the rejected row.
+Reduction order: none, only maxima and a first index.
+Bytes moved: a few hundred; with lists, 8 x 256 for each.
 
-The host sees a step when word 0 changes.  A step of one token, the only kind that plain decoding has, is one store of 8 bytes
-and so needs no fence: over a bus, a fence takes as long as all the rest.
+The host sees a step when word 0 changes.  A step of one token, the only kind in plain decoding, is a single store of 8 bytes
+and so needs no fence: over a bus, a fence takes as long as everything else.
 """
 
 from typing import Any
@@ -46,14 +46,14 @@ I = np.int32  # noqa: E741
 MOST_ROWS = MOST_DRAFTS + 1
 """Rows of the largest step."""
 MOST_K = 256
-"""Entries of the longest list of candidates, and threads that look at one."""
+"""Entries of the longest list of candidates, and the number of threads that examine one."""
 SLOT = 32
 """Words of a slot of the ring."""
 EMPTY = -(2**31)
 """Word 0 of a slot that has not been written."""
 
 SEED, P_ACCEPT = 0, 2
-"""Where the parameters of a sampler hold what acceptance needs, in words of 32 bits."""
+"""Offsets, in words of 32 bits, of what acceptance reads from the parameters of a sampler."""
 
 _STEP = (I32P, i32, i32, I32P, I32P, I32P, I32P, U64P, i32, I32P)
 _LISTS = (I32P, F32P, I32P)
@@ -75,7 +75,7 @@ def warp_max(key):  # type: ignore[no-untyped-def]
 
 @device
 def first_refused(stays):  # type: ignore[no-untyped-def]
-    """The lowest lane of a warp whose ``stays`` is false, in every lane; there must be one."""
+    """The lowest lane of a warp whose ``stays`` is false, in every lane; there must be such a lane."""
     lane = I(cuda.threadIdx.x & 31)
     first = I(31) if stays else lane
     for step in range(5):
@@ -88,10 +88,11 @@ def first_refused(stays):  # type: ignore[no-untyped-def]
 
 @device
 def end_step(mine, n, p, done, n_ctx, tokens, positions, history, ring, pairs, slots, step):  # type: ignore[no-untyped-def]
-    """Hand on a step whose tokens are the ``mine`` of lanes 0 .. n.  One warp calls it, when nobody reads any more.
+    """Commit a step whose tokens are the ``mine`` of lanes 0 .. n.  One warp calls it, when no thread reads the inputs any
+    more.
 
-    A row that cannot be sampled gives token 0 to whatever runs next, and its reason to the host.  Positions stop at the
-    end of the context, so that steps begun too many stay inside the cache.
+    A row that cannot be sampled passes token 0 to whatever runs next, and its reason to the host.  Positions stop at the
+    end of the context, so that steps started beyond it stay inside the cache.
     """
     lane = I(cuda.threadIdx.x)
     slot = I(done & (slots - 1))
@@ -117,7 +118,7 @@ def end_step(mine, n, p, done, n_ctx, tokens, positions, history, ring, pairs, s
 @kernel(*_STEP, I32P, *_LISTS, *_LISTS, threads=MOST_K)
 def accept(mode: str) -> Any:
     """The end of a step, after ``argmax`` or ``draw``.  Grid: 1 block, of a warp if ``mode`` is "exact" and of
-    :data:`MOST_K` threads otherwise.  Exact acceptance reads no parameters and no lists, p-min none of the drafts'."""
+    :data:`MOST_K` threads otherwise.  Exact acceptance reads no parameters and no lists; p-min reads no draft lists."""
     return _accept_exact() if mode == "exact" else _accept_listed(mode == "ratio")
 
 
@@ -138,7 +139,7 @@ def _accept_exact() -> Any:
         n = I(0)
         if rows > 1:
             n = first_refused(lane < rows - 1 and mine == draft)
-        # Everyone has read what some are about to write.
+        # Every lane has read what some lanes are about to write.
         cuda.syncwarp()
         end_step(mine, n, first, done, n_ctx, tokens, positions, history, ring, pairs, slots, step)
 
@@ -169,7 +170,7 @@ def _accept_listed(ratio: bool) -> Any:
         lane = I(thread & 31)
         wait_for_inputs()
 
-        # All loads are started before the first is needed; beyond the last draft its list comes again.
+        # All loads are issued before the first result is needed; past the last draft, its list is loaded again.
         last = max(I(rows - 2), I(0))
         for i in range(most_drafts):
             candidates[i] = ids[MOST_K * min(I(i), last) + thread]
@@ -214,7 +215,7 @@ def _accept_listed(ratio: bool) -> Any:
         n = accepted[0]
         word = found[n]
         if ratio and n < rows - 1 and word >= 0:
-            # The draw where the draft was refused.
+            # The draw that replaces the rejected draft.
             size = sizes[n]
             other_size = other_sizes[n]
             at = I(MOST_K * n + thread)
@@ -259,11 +260,11 @@ def _accept_listed(ratio: bool) -> Any:
 
 @kernel(I32P, i32, i32, I32P, I32P, I32P, I32P, I32P, threads=32)
 def propose(scripted: bool) -> Any:
-    """The end of a draft model's step: its token becomes its next input, and ``out[0]``, a draft of the target's step.
+    """The end of a draft model's step: its token becomes its next input and ``out[0]``, a draft in the target's step.
 
-    ``last``: the row that was sampled, found[0] its token; ``tokens``, ``positions``: the draft model's; ``script`` int32
-    [n_ctx]: if ``scripted``, what is proposed for a position in place of the model's token, unless negative.
-    Grid: 1 block of a warp, whose first lane does it all.
+    ``last``: the row that was sampled, whose token is found[0]; ``tokens``, ``positions``: the draft model's; ``script``
+    int32 [n_ctx]: if ``scripted``, the token proposed for a position instead of the model's own, unless negative.
+    Grid: 1 block of a warp, whose first lane does all the work.
     """
 
     @cuda.jit
@@ -286,8 +287,8 @@ def propose(scripted: bool) -> Any:
 
 @kernel(I32P, I32P, I32P, I32P, I32P, threads=32)
 def begin_draft(rows: int, anchored: bool) -> Any:
-    """The draft model's first inputs of a step: the last ``rows`` tokens up to the target's certain one, at
-    target_positions[0], which must be at least rows - 1.  Where ``anchored``, that position and the one before it go to
+    """The first inputs of a draft model in a step: the last ``rows`` tokens up to the target's certain one, at
+    target_positions[0], which must be at least rows - 1.  If ``anchored``, that position and the one before it are written to
     anchor int32 [2].  Grid: 1 block of a warp."""
 
     @cuda.jit
@@ -307,7 +308,7 @@ def begin_draft(rows: int, anchored: bool) -> Any:
 
 @kernel(I32P, i32, i32, I32P, I32P, I32P, threads=32)
 def place() -> Any:
-    """n drafts that the host has chosen, ``drafts`` int32 [n] in its pinned memory, into the target's step.
+    """Copy n drafts that the host has chosen, ``drafts`` int32 [n] in its pinned memory, into the target's step.
     Grid: 1 block of a warp."""
 
     @cuda.jit

@@ -2,7 +2,7 @@
 
 Formula: z[i] = x[i] + y[i % m].
 Shapes: x, z float32 [n]; y float32 [m], m = n for a residual.
-Who owns what: a thread an element; grid ceil(n / 256), blocks of 256.
+Who owns what: a thread owns one element; grid ceil(n / 256), blocks of 256.
 Reduction order: none.
 Bytes moved: 12 n.
 """

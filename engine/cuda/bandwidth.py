@@ -1,9 +1,9 @@
-"""Reading memory and doing nothing else: what a decode step could reach at best.
+"""A plain read of memory: the upper bound on the speed of a decode step.
 
 Formula: sums[t] = sum of the words that thread t reads, mod 2^32.
 Shapes: data uint32 [blocks * steps * STEP]; sums uint32 [blocks * THREADS].
-Who owns what: a block owns a run of steps * STEP words and goes through it in steps, in each of which every thread reads
-    LOADS times 16 bytes that lie next to those of its neighbours; all LOADS are on their way before the first is used.
+Who owns what: a block owns a run of steps * STEP words and processes it in steps; in each step every thread reads LOADS
+    vectors of 16 bytes, adjacent to those of its neighbours; all LOADS are in flight before the first is used.
 Reduction order: any, since integers do not round.
 Bytes moved: 4 per word, and 4 per thread at the end.
 """
@@ -23,13 +23,13 @@ LOADS = 8
 
 WORDS = 4 * LOADS
 STEP = WORDS * THREADS
-"""Words that a thread and a block read in a step; 32 KiB for a block."""
+"""Words that a thread and a block read per step; 32 KiB for a block."""
 
 BLOCKS = 4
-"""Blocks per multiprocessor: together 1024 threads, which every GPU has room for, with 128 KiB on their way."""
+"""Blocks per multiprocessor: together 1024 threads, which fit on every GPU, with 128 KiB in flight."""
 
 LARGEST = 1 << 30
-"""Bytes that are read to measure: far more than any GPU's caches hold."""
+"""Bytes read per measurement: far more than the caches of any GPU hold."""
 
 PASSES = 8
 
@@ -39,7 +39,7 @@ u32 = np.uint32
 
 @kernel(U32P, i32, U32P, threads=THREADS, blocks=BLOCKS)
 def read_sum() -> Any:
-    """Sums per thread.  Grid: as many blocks as data is laid out for, of THREADS threads."""
+    """Sums per thread.  Grid: as many blocks as the layout of data has, of THREADS threads."""
 
     @cuda.jit
     def read_sum(data, steps, sums):  # type: ignore[no-untyped-def]
@@ -64,9 +64,9 @@ _measured: "WeakKeyDictionary[Device, float]" = WeakKeyDictionary()
 
 
 def device_bandwidth(device: Device) -> float:
-    """Bytes per second that ``read_sum`` reads on a GPU, the best of some passes; measured once, in a few milliseconds.
+    """Bytes per second that ``read_sum`` reads on a GPU, the best of several passes; measured once, in a few milliseconds.
 
-    It reads 1 GiB, or an eighth of the free memory where that is less.  DeviceError where there is next to none.
+    It reads 1 GiB, or an eighth of the free memory if that is less.  Raises DeviceError if almost no memory is free.
     """
     if device not in _measured:
         _measured[device] = _measure(device)
@@ -81,7 +81,7 @@ def _measure(device: Device) -> float:
     sums = device.allocate(4 * THREADS * blocks, "the measurement of its bandwidth")
     arguments = (data.address, steps, sums.address)
     marks = []
-    # The first pass is not timed: while it runs, those that are timed line up, so that no gap between two is counted.
+    # The first pass is not timed: while it runs, the timed ones are queued behind it, so no gap between two is counted.
     for _ in range(PASSES + 1):
         device.launch(read_sum(), blocks, THREADS, arguments)
         marks.append(device.event())

@@ -1,4 +1,4 @@
-"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, and the gated norm behind it.
+"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, and the gated norm that follows it.
 
 Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution (``engine/cpu/delta_net.py``):
     y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
@@ -7,18 +7,18 @@ Formula, for the token at position p, with x_p the channels (q, k, v) before the
     e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta);
     M = M * e;  delta_j = (v_j - M_j . k) * beta';  M_ji = M_ji + delta_j * k_i;  out_j = M_j . q.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
-    apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions int32 [rows], one after the other; ring float32
-    [length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [slots, n_v, d, d], the
-    state after position p in slot p % slots; out float32 [rows, n_v d].  d is a multiple of 32, up to 128.
-Who owns what: a block owns 16 rows of the state of one head, 8 lanes a row of it: lane l holds elements 4 l + 32 m .. + 3, in
-    registers from the first token to the last, and they are on their way before the kernel's turn has come.  What all rows of
-    a state need of a token, each block computes again: q and k by a thread per channel, their norms by a warp each, four
-    tokens at a time; v by the lanes of its row, a token each; e and beta' of all tokens by a warp each.
+    apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions int32 [rows], consecutive; ring float32 [length, C],
+    x of position p in row p % length, length >= rows + n_conv - 1; states float32 [slots, n_v, d, d], the state after
+    position p in slot p % slots; out float32 [rows, n_v d].  d is a multiple of 32, up to 128.
+Who owns what: a block owns 16 rows of the state of one head, with 8 lanes per row: lane l holds elements 4 l + 32 m .. +
+    3, in registers from the first token to the last; their loads are in flight before ``wait_for_inputs``.  What all rows
+    of a state need of a token, each block computes again: q and k by a thread per channel, their norms by a warp each,
+    four tokens at a time; v by the lanes of its row, a token each; e and beta' of all tokens by a warp each.
 Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2): ``engine/cpu/rms_norm.py``.
     M_j . k: chain c of 32 owns i with i % 32 == c, which is element c % 4 of lane c // 4, one fma each in rising i, from 0;
     then with s_l = (c_4l + c_4l+2) + (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...),
     (0 + 1).  M_ji = fma(delta_j, k_i, M_ji * e).
-Bytes moved: 4 d^2 n_v read, and as many written for each of the last ``slots`` rows.
+Bytes moved: 4 d^2 n_v read, and the same number written for each of the last ``slots`` rows.
 """
 
 import math
@@ -54,12 +54,12 @@ I = np.int32  # noqa: E741
 U = np.uint32
 
 LANES = 8
-"""Lanes that share a row of the state."""
+"""Lanes that share one row of the state."""
 COLUMNS = 16
-"""Rows of the state that a block owns: elements of the value."""
+"""Rows of the state, which are elements of the value, that a block owns."""
 THREADS = LANES * COLUMNS
 BATCH = 4
-"""Tokens whose queries and keys are computed at a time; the states of those before are being written meanwhile."""
+"""Tokens whose queries and keys are computed at a time, while the states of the preceding ones are being written."""
 
 
 @device
@@ -72,17 +72,17 @@ def join(chains):  # type: ignore[no-untyped-def]
 
 
 def grid(d: int, n_v: int) -> tuple[int, int]:
-    """Blocks of ``delta_net``."""
+    """The grid of ``delta_net``."""
     return d // COLUMNS, n_v
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 3, threads=THREADS)
 def delta_net(d: int, n_conv: int, most: int) -> Any:
-    """One layer for up to ``most`` rows.
+    """One layer of the gated delta rule for up to ``most`` rows.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, out.
-    No kernel of the same chain writes the positions, states, or rows of the ring of earlier positions: they are read before
-    the kernel's turn has come.
+    No kernel of the same chain writes the positions, the states, or rows of the ring for earlier positions: they are read
+    before ``wait_for_inputs``.
     Grid: ``grid(d, n_v)``, blocks of ``THREADS``.
     """
     back = n_conv - 1
@@ -109,7 +109,7 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
 
     @device
     def fetch(x, first, rows, width, channels, thread, new):  # type: ignore[no-untyped-def]
-        """x of the thread's channels of q and k, of rows first .. first + batch - 1, on its way."""
+        """Start loading x of the thread's channels of q and k, of rows first .. first + batch - 1."""
         for n in range(n_channels):
             for b in range(batch):
                 new[n * batch + b] = F(0.0)
@@ -135,7 +135,7 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
         value_inputs = cuda.local.array(n_value_taps, np.float32)
         values = cuda.local.array(n_values, np.float32)
         part = cuda.local.array(n_runs, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         warp, lane, own = I(thread >> 5), I(thread & 31), I(thread & (LANES - 1))
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
@@ -148,7 +148,7 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
         # Where the first row goes.
         ring_row, slot = I(U(place) % U(length)), I(U(place) % U(slots))
 
-        # What earlier passes have left.
+        # What earlier passes have written.
         slot_size = np.int64(I(n_v * (d * d)))
         states = advance(states, I(head * (d * d) + I(column * d + 4 * own)))
         for k in range(n_state):
@@ -286,14 +286,14 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
     return delta_net
 
 
-# --- the norm of its results -----------------------------------------------------------------------------------
+# --- the norm of the results -----------------------------------------------------------------------------------
 
 
 def _make_gated_norm(d: int) -> Any:
     """The device function ``gated_norm(x, gate, weight, eps, at)``: element at + lane of ((x * r) * weight) * silu(gate), r =
     1 / sqrt(sum(x^2) / d + eps) over its run of d elements (``engine/cpu/delta_net.py``).
 
-    A warp calls it before its inputs are there, with ``at`` a multiple of 32; each computes r of its run again.
+    A warp calls it before its inputs are complete, with ``at`` a multiple of 32; each warp computes r of its run again.
     """
     n_x = d // 32
     squares = make_squares(d)
@@ -340,7 +340,9 @@ def gated_norm(d: int) -> Any:
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
 def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> Any:
-    """The same for rows of ``columns`` elements, as int8 of ``unit`` values a scale (``engine/cuda/products/quantize.py``).
+    """y, each run of d elements of x normalized, times silu(gate), as int8 with one scale per ``unit`` values.
+
+    Rows have ``columns`` elements; the layout is that of ``engine/cuda/products/quantize.py``.
 
     Arguments: x, weight [d], gate, eps, columns, q, d, sums.  Grid: (ceil(columns / 256), rows), blocks of 256.
     """
@@ -354,7 +356,7 @@ def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> Any:
         row, run = I(cuda.blockIdx.y & 0xFFFF), I(cuda.blockIdx.x & 0xFFFF)
         at = I(I(run * RUN) + I(cuda.threadIdx.x & (RUN - 32)))
         inside = at < columns
-        # A warp beyond the end of the row computes something that is there, and nobody looks at it.
+        # A warp past the end of the row computes on data that exists, and its result is not used.
         begin = I(I(row * columns) + (at if inside else I(0)))
         value = normalize(x, gate, weight, eps, begin)
         store(value if inside else F(0.0), inside, row, run, columns, tops, q, scales, sums)

@@ -2,8 +2,8 @@
 
 Formula: out[t, i] = scale * weight[token[t], i], weight[i] = fma(d, w[i], dm * m[i // 16]).
 Shapes: records of ``engine/cuda/products/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens int32 [rows].
-Who owns what: a warp owns one block of a row and reads the record it lies in; the four lanes that hold the row write it.
-Reduction order: none.
+Who owns what: a warp owns one block of a row and reads the record that contains it; the four lanes that hold the row write
+it. Reduction order: none.
 Bytes moved: the records of 16 rows, and 4 n_embd bytes out per token.
 """
 
@@ -40,7 +40,7 @@ def embed_quantized(format: str) -> Any:
 
     @device
     def write(j, words, h, low, high, d, dm, r, factor, y):  # type: ignore[no-untyped-def]
-        """The lane's 8 weights of positions 32 j .. 32 j + 31; j is a constant, so that words[k] is a register."""
+        """Write the lane's 8 weights of positions 32 j .. 32 j + 31; j is a constant, so that words[k] is a register."""
         a = block(words, j)
         for part in range(2):
             q = a[2 * part + 1] if r == 1 else a[2 * part]

@@ -1,4 +1,4 @@
-"""The one tree that partial sums are joined by, as exchanges between the threads of a block.
+"""The one tree in which partial sums are added, as exchanges between the threads of a block.
 
 Formula and order: ``engine/cpu/fold.py``; lanes that do not exist count as 0, which changes no sum of squares or weights.
 """

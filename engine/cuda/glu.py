@@ -1,8 +1,8 @@
-"""Gated linear units (Shazeer 2020), where what follows wants them as float32; else ``engine/cuda/products/quantize.py`` does it.
+"""Gated linear units (Shazeer 2020) with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8 result.
 
 Formula: y[i] = act(gate[i]) * up[i], act = silu (SwiGLU) or the tanh form of GELU (GeGLU).
 Shapes: gate, up, y float32 [n].
-Who owns what: a thread an element; grid ceil(n / 256), blocks of 256.
+Who owns what: a thread owns one element; grid ceil(n / 256), blocks of 256.
 Reduction order: none.
 Bytes moved: 12 n.
 """
@@ -17,7 +17,7 @@ from engine.cuda.runtime.compiler import F32P, i32, kernel
 
 @kernel(F32P, F32P, i32, F32P, threads=256)
 def swiglu() -> Any:
-    """y = silu(gate) * up."""
+    """y = silu(gate) * up; all float32 [n]."""
 
     @cuda.jit
     def swiglu(gate, up, n, y):  # type: ignore[no-untyped-def]
@@ -32,7 +32,7 @@ def swiglu() -> Any:
 
 @kernel(F32P, F32P, i32, F32P, threads=256)
 def geglu() -> Any:
-    """y = gelu(gate) * up."""
+    """y = gelu(gate) * up, gelu in its tanh form; all float32 [n]."""
 
     @cuda.jit
     def geglu(gate, up, n, y):  # type: ignore[no-untyped-def]

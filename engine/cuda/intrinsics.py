@@ -1,6 +1,6 @@
-"""The GPU's atoms: what cannot be said in plain Numba, each beside its law.
+"""The atoms of the GPU backend: what plain Numba cannot express, each beside its law.
 
-Everything else in ``engine/cuda`` is ordinary Python that Numba compiles.  Three kinds of things are here: loads of 16
+Everything else in ``engine/cuda`` is ordinary Python that Numba compiles.  There are three kinds of atoms: loads of 16
 bytes, integer instructions that multiply several values at once, and exchanges between the 32 lanes of a warp.  The
 integer ones are exact, the exchanges move bits, and the scalar float functions are those of ``engine/numerics.py``, so
 none of them can make a result depend on the device.
@@ -9,7 +9,7 @@ In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, fro
 of a kernel then runs there unchanged, one Python thread per GPU thread.
 
 Pointers are ``CPointer`` arguments of a kernel: ``p[i]`` is element i.  Words (uint32) hold whatever has been packed
-into them. Indices are not checked.
+into them.  Indices are not checked.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,8 +110,8 @@ def advance(typingctx, p, i):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def pointer(typingctx, array):  # type: ignore[no-untyped-def]
-    """The pointer to element 0 of a shared array; Numba lets indices of arrays count from the end, which costs instructions
-    at every access."""
+    """The pointer to element 0 of a shared array.  Numba lets array indices count from the end, which costs instructions at
+    every access."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return context.make_array(sig.args[0])(context, builder, args[0]).data
@@ -127,7 +127,7 @@ def halves(typingctx, p):  # type: ignore[no-untyped-def]
 
 
 def _make_load(instruction: str, n: int) -> Any:
-    """A load of n words that keeps its place: weights before ``wait_for_inputs``, what an earlier kernel wrote behind it."""
+    """A load of n words that is not reordered: weights before ``wait_for_inputs``, what an earlier kernel wrote after it."""
     type_ = types.uint32 if n == 1 else types.UniTuple(types.uint32, n)
     registers = "$0" if n == 1 else "{" + ",".join(f"${k}" for k in range(n)) + "}"
 
@@ -145,17 +145,17 @@ def _make_load(instruction: str, n: int) -> Any:
 
 stream4 = _make_load("ld.global.L1::no_allocate.v4.u32", 4)
 """stream4(p, i): the words p[i : i + 4], 16 bytes aligned, of memory that no kernel is writing and no other block needs
-soon: weights.  They pass by the L1 cache."""
+soon, such as weights.  They bypass the L1 cache."""
 stream2 = _make_load("ld.global.L1::no_allocate.v2.u32", 2)
-"""stream2(p, i): the words p[i : i + 2], likewise."""
+"""stream2(p, i): the words p[i : i + 2], 8 bytes aligned, of such memory, bypassing the L1 cache."""
 stream1 = _make_load("ld.global.L1::no_allocate.u32", 1)
-"""stream1(p, i): the word p[i], likewise."""
+"""stream1(p, i): the word p[i] of such memory, bypassing the L1 cache."""
 load4 = _make_load("ld.global.v4.u32", 4)
 """load4(p, i): the words p[i : i + 4], 16 bytes aligned, through L1: activations, which many blocks read."""
 load2 = _make_load("ld.global.v2.u32", 2)
-"""load2(p, i): the words p[i : i + 2], likewise."""
+"""load2(p, i): the words p[i : i + 2], 8 bytes aligned, through L1."""
 load1 = _make_load("ld.global.u32", 1)
-"""load1(p, i): the word p[i], likewise; for a value that is sent for long before it is used."""
+"""load1(p, i): the word p[i], through L1; for a value that is loaded long before it is used."""
 
 
 def _prefetch_body(builder: Any, args: Sequence[Any], target: Target) -> None:
@@ -169,8 +169,8 @@ _prefetch = _differing("prefetch", ir.VoidType(), [ir.IntType(64), _I32], _prefe
 
 @intrinsic
 def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
-    """n_bytes of memory from p[i] on, both multiples of 16, on their way into the L2 cache, where what other kernels write
-    meanwhile also arrives: so it may come before ``wait_for_inputs``."""
+    """Prefetch n_bytes of memory from p[i], both multiples of 16, into the L2 cache, where what other kernels write in the
+    meantime is also seen: so it may come before ``wait_for_inputs``."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         address = builder.ptrtoint(builder.gep(args[0], [args[1]]), ir.IntType(64))
@@ -182,7 +182,7 @@ def prefetch(typingctx, p, i, n_bytes):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def store4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
-    """p[i : i + 4] = a, b, c, d, float32, 16 bytes aligned, at once."""
+    """p[i : i + 4] = a, b, c, d, float32, 16 bytes aligned, in one store."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         address = builder.gep(args[0], [args[1]])
@@ -218,14 +218,14 @@ def _make_vector(n: int) -> Any:
 
 
 vector4 = _make_vector(4)
-"""vector4(p, i): the words p[i : i + 4] of shared memory, 16 bytes aligned, at once."""
+"""vector4(p, i): the words p[i : i + 4] of shared memory, 16 bytes aligned, in one load."""
 vector2 = _make_vector(2)
-"""vector2(p, i): the words p[i : i + 2] of shared memory, 8 bytes aligned, at once."""
+"""vector2(p, i): the words p[i : i + 2] of shared memory, 8 bytes aligned, in one load."""
 
 
 @intrinsic
 def keep4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
-    """p[i : i + 4] = a, b, c, d, 32 bits each, in shared memory, 16 bytes aligned, at once."""
+    """p[i : i + 4] = a, b, c, d, 32 bits each, in shared memory, 16 bytes aligned, in one store."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         address = builder.bitcast(builder.gep(args[0], [args[1]]), ir.VectorType(_I32, 4).as_pointer())
@@ -257,10 +257,11 @@ def _make_copy(n: int, way: str) -> Any:
 
 copy4 = _make_copy(4, "cg")
 """copy4(to, i, p, j, there): to[i : i + 4] = p[j : j + 4], words, 16 bytes aligned, from global to shared memory, or zeros
-if the int32 ``there`` is 0 (then p[j] need not exist), while the thread goes on; see ``copies_wait``.  Compute capability
+if the int32 ``there`` is 0 (then p[j] need not exist).  The copy is asynchronous; see ``copies_wait``.  Compute capability
 8.0."""
 copy1 = _make_copy(1, "ca")
-"""copy1(to, i, p, j, there): the same for one word."""
+"""copy1(to, i, p, j, there): to[i] = p[j], one word, from global to shared memory, or zero if the int32 ``there`` is 0 (then
+p[j] need not exist).  The copy is asynchronous; see ``copies_wait``.  Compute capability 8.0."""
 
 
 def _make_copies(instruction: str) -> Any:
@@ -276,11 +277,11 @@ def _make_copies(instruction: str) -> Any:
 
 
 copies_commit = _make_copies("cp.async.commit_group")
-"""copies_commit(): the thread's copies since the last call are a group."""
+"""copies_commit(): the thread's copies since the last call become a group."""
 copies_wait = _make_copies("cp.async.wait_group 0")
-"""copies_wait(): wait until all groups of the thread are there; those of other threads are after ``syncthreads``."""
+"""copies_wait(): wait until all groups of the thread have arrived; those of other threads have after ``syncthreads``."""
 copies_wait_but_one = _make_copies("cp.async.wait_group 1")
-"""copies_wait_but_one(): the same for all but the latest group."""
+"""copies_wait_but_one(): wait until all groups of the thread but the latest have arrived."""
 
 
 # --- integers --------------------------------------------------------------------------------------------------
@@ -300,16 +301,16 @@ def _make_dot2(half: str, signed: bool) -> Any:
 dot2_low = _make_dot2("lo", False)
 """dot2_low(a, b, c): c + a.0 b.0 + a.1 b.1, with a two int16 and b.0, b.1 the two low bytes of b, unsigned."""
 dot2_high = _make_dot2("hi", False)
-"""The same with the two high bytes of b."""
+"""dot2_high(a, b, c): c + a.0 b.2 + a.1 b.3, with a two int16 and b.2, b.3 the two high bytes of b, unsigned."""
 dot2_low_signed = _make_dot2("lo", True)
-"""dot2_low with signed bytes."""
+"""dot2_low_signed(a, b, c): c + a.0 b.0 + a.1 b.1, with the bytes of b signed."""
 dot2_high_signed = _make_dot2("hi", True)
-"""dot2_high with signed bytes."""
+"""dot2_high_signed(a, b, c): c + a.0 b.2 + a.1 b.3, with the bytes of b signed."""
 
 
 @intrinsic
 def pick_bytes(typingctx, a, b, index):  # type: ignore[no-untyped-def]
-    """Four of the eight bytes of a (0 .. 3) and b (4 .. 7): nibble k of index says which becomes byte k (PTX ISA, prmt)."""
+    """Four of the eight bytes of a (0 .. 3) and b (4 .. 7): nibble k of index selects byte k (PTX ISA, prmt)."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _asm(builder, "prmt.b32 $0, $1, $2, $3;", args)
@@ -322,7 +323,7 @@ _MMA16 = "mma.sync.aligned.m16n8k{}.row.col.s32.s8.s8.s32"
 
 
 def _mma_turing(builder: Any, a: Any, b: Any, c: Sequence[Any]) -> Any:
-    """An 8 x 8 x 16 product, the only int8 one of compute capability 7.5."""
+    """An 8 x 8 x 16 product, the only int8 product of compute capability 7.5."""
     return _asm(builder, f"{_MMA8} {{$0,$1}},{{$2}},{{$3}},{{$4,$5}};", [a, b, *c], 2, effect=True)
 
 
@@ -368,9 +369,9 @@ _mma16 = _differing("mma16", _STRUCT4, [_I32] * 3, _mma16_body)
 def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     """One tensor-core product of a warp: 16 weight rows times 8 activation rows over 32 positions, int8, sums in int32.
 
-    Lane 4 g + t gives the bytes at positions 4 t .. 4 t + 3 of weight rows g (a0) and g + 8 (a1), those at 16 + 4 t .. of the
-    same rows (a2, a3), and of activation row g (b0, b1).  It gets the sums of weight rows g, g, g + 8, g + 8 with activation
-    rows 2 t, 2 t + 1, 2 t, 2 t + 1 (PTX ISA, mma.m16n8k32).
+    Lane 4 g + t passes the bytes at positions 4 t .. 4 t + 3 of weight rows g (a0) and g + 8 (a1), those at 16 + 4 t .. of
+    the same rows (a2, a3), and of activation row g (b0, b1).  It gets the sums of weight rows g, g, g + 8, g + 8 with
+    activation rows 2 t, 2 t + 1, 2 t, 2 t + 1 (PTX ISA, mma.m16n8k32).
     """
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -381,7 +382,7 @@ def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def mma16(typingctx, a0, a1, b0):  # type: ignore[no-untyped-def]
-    """``mma32`` over 16 positions: a0, a1, b0 as there."""
+    """One tensor-core product of a warp over 16 positions, int8, sums in int32; a0, a1, b0 and the result as in ``mma32``."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return _tuple(context, builder, sig.return_type, _mma16(builder, args))
@@ -394,7 +395,7 @@ def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
     """One tensor-core product of a warp: 16 rows times 8 columns over 16 positions, two float16 to a word, sums in float32;
     exact as long as everything is an integer and no sum of magnitudes exceeds 2**24.  Compute capability 8.0.
 
-    Lane 4 g + t gives positions 2 t, 2 t + 1 of rows g (a0) and g + 8 (a1), positions 2 t + 8, 2 t + 9 of these (a2, a3),
+    Lane 4 g + t passes positions 2 t, 2 t + 1 of rows g (a0) and g + 8 (a1), positions 2 t + 8, 2 t + 9 of these (a2, a3),
     and the same positions of column g (b0, b1).  It gets the sums of rows g, g, g + 8, g + 8 with columns 2 t, 2 t + 1, 2 t,
     2 t + 1 (PTX ISA, mma.m16n8k16).
     """
@@ -430,11 +431,11 @@ def _make_shuffle(mode: str, is_float: bool) -> Any:
 
 
 lane_xor = _make_shuffle("bfly", True)
-"""lane_xor(x, m): the float32 x of the lane whose number differs in the bits of m.  All 32 lanes must call it."""
+"""lane_xor(x, m): the float32 x of the lane whose number is that of this lane XOR m.  All 32 lanes must call it."""
 lane_xor_int = _make_shuffle("bfly", False)
-"""The same for int32."""
+"""lane_xor_int(x, m): the int32 x of the lane whose number is that of this lane XOR m.  All 32 lanes must call it."""
 lane_from = _make_shuffle("idx", True)
-"""lane_from(x, l): the float32 x of lane l."""
+"""lane_from(x, l): the float32 x of lane l.  All 32 lanes must call it."""
 
 
 def _lanes_max_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
@@ -453,7 +454,7 @@ _lanes_max = _differing("lanes_max", _I32, [_I32], _lanes_max_body)
 
 @intrinsic
 def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
-    """The largest int32 x of all 32 lanes, which must all call it."""
+    """The largest int32 x of all 32 lanes.  All of them must call it."""
     return types.int32(types.int32), lambda context, builder, sig, args: _lanes_max(builder, args)
 
 
@@ -482,9 +483,9 @@ wait_for_inputs = _make_control("griddepcontrol.wait")
 """wait_for_inputs(): wait until the kernels before this one have ended and their results can be read.
 
 With programmatic dependent launch (compute capability 9.0) a kernel begins while the one before it still runs, so that its
-first weights are on their way when its inputs are ready.  Before that there is nothing to wait for."""
+first weights are in flight when its inputs are ready.  Before compute capability 9.0 there is nothing to wait for."""
 let_next_begin = _make_control("griddepcontrol.launch_dependents")
-"""let_next_begin(): allow the next kernel to begin as soon as every block of this one has said so."""
+"""let_next_begin(): allow the next kernel to begin as soon as every block of this one has called it."""
 
 
 def _numbers(builder: Any, type_: Any, value: Any) -> list[Any]:
@@ -513,10 +514,10 @@ _HOLD = {n: _make_hold(n) for n in (4, 2, 1)}
 
 @intrinsic
 def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
-    """hold(x, never): what x, a tuple of 32-bit numbers and tuples, is made of has been computed when this is passed.
+    """hold(x, never): everything that x, a tuple of 32-bit numbers and tuples, consists of has been computed at this point.
 
-    Compilers move arithmetic towards its use, behind ``wait_for_inputs``, where it would be waited for.  Here is another use,
-    a store that they must keep, since they cannot know that the int32 ``never`` is 0.
+    Compilers move arithmetic towards its use, past ``wait_for_inputs``, where it would delay the result.  This adds another
+    use, a store that they must keep, since they cannot know that the int32 ``never`` is 0.
     """
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]

@@ -1,9 +1,9 @@
-"""What multi-token prediction needs beside a layer: the trunk's outputs by position, and the input made of one and a token.
+"""What multi-token prediction needs beside a layer: the trunk's outputs by position, and the input of the layer.
 
 Formula: ``engine/cpu/mtp.py``.
 Shapes: x, e float32 [rows, n]; ring float32 [length, n]; positions int32 [rows]; weights float32 [n]; out float32
     [rows, 2 n].
-Who owns what: ``keep_rows``: a thread an element; ``mtp_input``: a block of 256 threads one of the two halves of a row.
+Who owns what: ``keep_rows``: a thread owns one element; ``mtp_input``: a block of 256 threads owns one half of a row.
 Reduction order: that of ``engine/cuda/rms_norm.py``.
 Bytes moved: 8 n per row; 16 n for the input.
 """
@@ -26,7 +26,10 @@ I = np.int32  # noqa: E741
 
 @kernel(F32P, F32P, i32, I32P, i32, i32, threads=256)
 def keep_rows() -> Any:
-    """ring row positions[t] % length = x[t]; of more rows than that, the last ones stay.  Grid: (ceil(n / 256), rows)."""
+    """Store x[t] in ring row positions[t] % length; if there are more rows than that, the last ones stay.
+
+    Grid: (ceil(n / 256), rows).
+    """
 
     @cuda.jit
     def keep_rows(ring, x, length, positions, rows, n):  # type: ignore[no-untyped-def]
@@ -42,7 +45,7 @@ def keep_rows() -> Any:
 
 @kernel(F32P, F32P, i32, I32P, i32, i32, F32P, threads=256)
 def beside() -> Any:
-    """out[t] = e[t] of n elements, then the row of ``hiddens`` for the position before, of m.
+    """out[t] = e[t], n elements, followed by the row of ``hiddens`` for the position before, m elements.
 
     Grid: (ceil((n + m) / 256), rows).
     """
@@ -63,7 +66,7 @@ def beside() -> Any:
 
 @kernel(F32P, F32P, F32P, i32, F32P, I32P, f32_t, i32, F32P, threads=256)
 def mtp_input() -> Any:
-    """Half 0 of out[t] is normalized e[t], half 1 the normalized row of ``hiddens`` for the position before.
+    """out[t] = normalized e[t], followed by the normalized row of ``hiddens`` for the position before.
 
     Grid: (2, rows).
     """
@@ -81,7 +84,7 @@ def mtp_input() -> Any:
             there = before >= 0
             x, row = hiddens, I(before % length) if there else I(0)
         x = advance(x, row * np.int64(n))
-        # That of zeros is known.
+        # The norm of zeros is known.
         r = inverse_rms(x, n, eps, chains) if there else f32(1.0) / f32(math.sqrt(eps))
         out = advance(out, I(2 * t + half) * np.int64(n))
         i = I(cuda.threadIdx.x)

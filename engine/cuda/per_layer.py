@@ -1,8 +1,8 @@
-"""Per-layer embeddings (Gemma 4 E2B and E4B): what every layer is told of the token itself, all layers at once.
+"""Per-layer embeddings (Gemma 4 E2B and E4B): what every layer receives about the token itself, all layers at once.
 
 Formula: x = m * scale, out[i] = ((x[i] * r) * weight[i] + e[i]) * sqrt(1/2), r = 1 / sqrt(sum(x^2) / n + eps), for each run
-    of n elements, which is a layer's.
-Shapes: m, e float32 [rows, layers * n], weight float32 [n], out float32 [layers, rows, n]: that of a layer is contiguous.
+    of n elements, which belongs to one layer.
+Shapes: m, e float32 [rows, layers * n], weight float32 [n], out float32 [layers, rows, n]: each layer is contiguous.
 Who owns what: a block of 256 threads owns a run of n.
 Reduction order: r as in ``engine/cuda/rms_norm.py``; then fma(x * r, weight, e) * float32(sqrt(1/2)).
 Bytes moved: 12 n per layer and row.
@@ -28,7 +28,7 @@ ROOT_HALF = f32(0.5**0.5)
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, threads=256)
 def per_layer_inputs(n: int) -> Any:
-    """What each layer gets of each row.  Grid: (layers, rows)."""
+    """The inputs of all layers for all rows.  Grid: (layers, rows)."""
     width = norm_width.py_func(n)
     n_x = -(-n // width)
 

@@ -1,4 +1,4 @@
-"""Quantized keys and values: how a warp rotates a block of 32 elements and stores it, an element a lane.
+"""Quantized keys and values: how a warp rotates a block of 32 elements and stores it, one element per lane.
 
 Formula, order: ``engine/cpu/quantized_cache.py``; shapes: ``engine/cache/types.py``.
 """
@@ -31,9 +31,9 @@ I = np.int32  # noqa: E741
 
 @device
 def rotate(x):  # type: ignore[no-untyped-def]
-    """The lane's element of the rotated block, x being that of the block."""
+    """The lane's element of the rotated block; x is its element of the block."""
     lane = I(cuda.threadIdx.x & 31)
-    # Both from another register: x itself may be a product, which would be joined with the sum.
+    # Both operands come from another register: x itself may be a product, and would be contracted with the sum.
     low, high = lane_from(x, I(lane & ~1)), lane_from(x, I(lane | 1))
     x = low - high if lane & 1 else low + high
     for k in range(1, 5):
@@ -44,7 +44,7 @@ def rotate(x):  # type: ignore[no-untyped-def]
 
 @device
 def largest(x):  # type: ignore[no-untyped-def]
-    """The largest magnitude of a block, 0 where that is tiny."""
+    """The largest magnitude of a block, or 0 where that is below 2**-100."""
     amax = bits_float(lanes_max(I(float_bits(x) & I(0x7FFFFFFF))))
     return F(0.0) if amax < TINY else amax
 
@@ -58,7 +58,7 @@ def to_int8(x, amax):  # type: ignore[no-untyped-def]
 
 @device
 def store_query(x, b, words, scales):  # type: ignore[no-untyped-def]
-    """Block b of a query as int8."""
+    """Store block b of a query as int8."""
     lane = I(cuda.threadIdx.x & 31)
     amax = largest(x)
     word = I(I(to_int8(x, amax) & I(0xFF)) << I(8 * (lane & 3)))
@@ -71,7 +71,7 @@ def store_query(x, b, words, scales):  # type: ignore[no-untyped-def]
 
 
 def make_store(d: int, bits: int, by_position: bool) -> Any:
-    """The device function ``store(chunk, j, b, x)``: block b, rotated, of position j to a chunk of keys, or of values
+    """The device function ``store(chunk, j, b, x)``: store block b, rotated, of position j in a chunk of keys, or of values
     (``by_position``)."""
     of_block = bits
     of_position = d * bits // 32
@@ -82,7 +82,7 @@ def make_store(d: int, bits: int, by_position: bool) -> Any:
     def store(chunk, j, b, x):  # type: ignore[no-untyped-def]
         lane = I(cuda.threadIdx.x & 31)
         amax = largest(x)
-        # Of four lanes, or eight where an integer has four bits, each even one of the first four stores half a word.
+        # Of four lanes, or of eight if an integer has four bits, each even one of the first four stores half a word.
         shift = I(8 * (lane & 1))
         if bits == 8:
             value, scale = I(to_int8(x, amax) & I(0xFF)), amax / F(127.0)

@@ -3,8 +3,8 @@
 Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps); added: y[i] = fma(x[i] * r, weight[i], residual[i])
     * scale.
 Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/products/quantize.py``.
-Who owns what: a block of 256 threads owns a row, or one of several parts of what is done with a row once r is known: each
-    part computes r again, which is cheaper than waiting for one another.
+Who owns what: a block of 256 threads owns a row, or one of several parts of the work on a row once r is known: each part
+    computes r again, which is cheaper than waiting for another.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
     (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows of at most 128 use the least power of two of chains.
 Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8, 13 n for both), and 4 n for the weights.
@@ -83,7 +83,7 @@ def rms_norm_add() -> Any:
 def _make_row(n: int) -> tuple[int, Any, Any]:
     """(n_x, own, inverse) of a row of n whose chains are the block's threads, in registers, without a loop.
 
-    ``own(p, x)``: x [n_x] = what is the thread's of the row at p, 0 where it has less.
+    ``own(p, x)``: x [n_x] = the thread's elements of the row at p, 0 past its end.
     ``inverse(x, eps, chains)``: r of the row, in every thread of the block; chains: shared memory, float32 [256].
     """
     width = norm_width.py_func(n)
@@ -110,7 +110,7 @@ def _make_row(n: int) -> tuple[int, Any, Any]:
 
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
 def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> Any:
-    """Normalized x as int8 of ``unit`` values a scale.
+    """Normalized x as int8 with one scale per ``unit`` values.
 
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
     """
@@ -143,7 +143,8 @@ def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> Any:
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, f32_t, F32P, U32P, F32P, U16P, threads=256)
 def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -> Any:
-    """``rms_norm_add``, and its result y as int8 of ``unit`` values a scale; ``normed``: y normalized.
+    """y = (residual + normalized x) * scale, and y as int8 with one scale per ``unit`` values; ``normed``: y normalized
+    again.
 
     Arguments: residual, x, weight, eps, scale, second_weight, second_eps, y, q, d, sums.
     Grid: (ceil(n / 256), rows); a block computes all of a row, and stores and quantizes a run of 256 positions.

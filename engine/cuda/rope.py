@@ -1,4 +1,4 @@
-"""What happens to q, k and v between the projections and attention, in one kernel: bias, head norm, rotation, append.
+"""The steps between the projections and attention in one kernel: bias, head norm, rotation, and storing k and v.
 
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
     (a, b) -> (a cos - b sin, a sin + b cos); v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to
@@ -9,8 +9,8 @@ Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behi
     int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k], biases float32 [heads, d];
     q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head,
     d_k / 32]; keys, values: words (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the
-    bits of what is appended, a word per element, for attention that has looked at the cache before; only where keys and
-    values are of one type that is not quantized.
+    bits of what is appended, one word per element, for attention that has read the cache earlier; only if keys and values are
+    of the same unquantized type.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
@@ -51,19 +51,19 @@ _ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, f32
 
 
 def grid(rows: int, n_head: int, n_head_kv: int) -> tuple[int, int]:
-    """A block per head of q, k and v and per row; n_head is 0 where keys and values are stored and nothing else is done,
-    n_head_kv where queries are all there is."""
+    """One block per head of q, k and v and per row; n_head is 0 if only keys and values are stored, n_head_kv is 0 if there
+    are only queries."""
     return n_head + 2 * n_head_kv, rows
 
 
 def notes(k_type: CacheType, v_type: CacheType) -> bool:
-    """Whether what is appended goes to ``new`` as well."""
+    """Whether what is appended is also written to ``new``."""
     return k_type == v_type and not k_type.quantized
 
 
 @device
 def put_half(ring, i, x):  # type: ignore[no-untyped-def]
-    """Element i of a ring of float16 = x; its bits."""
+    """Store x as element i of a ring of float16; returns its bits."""
     bits = float_to_half(x)
     halves(ring)[i] = bits
     return U(bits)
@@ -71,15 +71,15 @@ def put_half(ring, i, x):  # type: ignore[no-untyped-def]
 
 @device
 def put_float(ring, i, x):  # type: ignore[no-untyped-def]
-    """Element i of a ring of float32 = x; its bits."""
+    """Store x as element i of a ring of float32; returns its bits."""
     bits = U(float_bits(x))
     ring[i] = bits
     return bits
 
 
 def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Any:
-    """The device function ``append(x, ring, chunk, j, new)``: a head of d elements, of which x holds the lane's, to position
-    j of a chunk of keys, or of values (``by_position``); ``noted``: and their bits, a word each, to new."""
+    """The device function ``append(x, ring, chunk, j, new)``: store a head of d elements, the lane's in x, at position j of a
+    chunk of keys, or of values (``by_position``); ``noted``: also write their bits, one word each, to new."""
     n_x = -(-d // 32)
 
     if kind.quantized:
@@ -125,13 +125,13 @@ def rope(
     v_normed: bool,
     noted: bool = True,
 ) -> Any:
-    """The kernel for a kind of layer.
+    """The kernel for one kind of layer.
 
     ``k_type``, ``v_type``: of the cache; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q
     and k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes
-    ``positions``, so they and the table are read before its turn has come; ``gated``: gates, which are left alone, lie behind
-    the queries of each head; ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended goes to
-    ``new`` as well, if ``notes`` says so.
+    ``positions``, so they and the table are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow
+    the queries of each head; ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also
+    written to ``new``, if ``notes`` says so.
 
     Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, scale,
     n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
@@ -147,7 +147,7 @@ def rope(
 
     @device
     def ring_place(head, position, chunks):  # type: ignore[no-untyped-def]
-        """Which chunk of the cache a position of a head lies in."""
+        """The chunk of the cache that holds a position of a head."""
         return np.int64(I(head * chunks)) + I(U(position >> 6) % U(chunks))
 
     @device

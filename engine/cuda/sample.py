@@ -1,24 +1,24 @@
 """Sampling on the GPU: the tokens that ``engine/decode/sampler.py`` chooses, bit for bit, without the host.
 
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
-    Order is that of the packed keys there (larger logit, then lower id; NaN above all).  They are all different, so which
+    The order is that of the packed keys there (larger logit, then lower id; NaN above all).  Keys are all different, so which
     k are the largest does not depend on how they are found.
 Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, row r for the token after positions[r]; positions
     int32 [rows]; history int32 [n_ctx], token by position; params, the words of one :data:`PARAMS`; best uint64
-    [rows][1024]; found int32 [rows], the tokens, or why there is none.  With ``keep``, among which tokens row r was drawn:
-    ids int32 and probabilities float32 [..][256], counts int32 [..], at row slot + r.
+    [rows][1024]; found int32 [rows], the tokens, or why there is none.  With ``keep``, the candidates from which row r was
+    drawn: ids int32 and probabilities float32 [..][256], counts int32 [..], at row slot + r.
 Who owns what: ``edit``: a block per row, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines
     of 32 logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: a block per row, a thread per
     group, then per candidate.
 Reduction order: that of ``tree_sum`` and ``reach`` for at most 256 entries: lane j adds entries j, j + 32, ..., the lanes are
     folded in halves, and running totals are added one by one.
-Bytes moved: 4 n_vocab a row by ``maxima``; ``draw`` reads the groups of about k candidates again.
+Bytes moved: 4 n_vocab per row by ``maxima``; ``draw`` reads the groups of about k candidates again.
 
-What becomes of the tokens is the business of ``engine/cuda/accept.py``.
+``engine/cuda/accept.py`` processes the tokens further.
 
-The k largest keys lie in the k groups with the largest maxima: every other group has k maxima above all that it holds.  So
-``draw`` takes a bound that at least k maxima reach, collects what reaches it in their groups, a few more than k, and ranks
-these.  If a strange order of the logits leaves more than 1024, the bound is raised by counting the whole vocabulary.
+The k largest keys are in the k groups with the largest maxima: every other group has k maxima above all its keys.  So
+``draw`` finds a bound that at least k maxima reach, collects what reaches it in their groups, a few more than k, and ranks
+these.  If an unusual order of the logits leaves more than 1024, the bound is raised by counting the whole vocabulary.
 """
 
 import math
@@ -55,7 +55,7 @@ MOST_BIAS = 1024
 """The most entries of logit_bias."""
 
 NAN, INFINITE, BANNED = -1, -2, -3
-"""What can be found in place of a token: there is none, because the largest logit is NaN, +inf, -inf."""
+"""Stored in place of a token when there is none, because the largest logit is NaN, +inf or -inf."""
 
 PARAMS = np.dtype(
     [
@@ -74,8 +74,8 @@ PARAMS = np.dtype(
         ("bias", "<f4", (MOST_BIAS,)),
     ]
 )
-"""Everything about a choice that is not in the history.  Kernels read it as 32-bit words, so a captured graph serves any;
-the first of them are those of ``engine/cuda/accept.py``."""
+"""Everything about a choice except the history.  Kernels read it as 32-bit words, so a captured graph works with any values;
+its first words are those that ``engine/cuda/accept.py`` reads."""
 
 
 def _word(field: str) -> int:
@@ -87,7 +87,7 @@ _TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("temperature", "top_p", "log_min_
 _REPEAT, _FREQUENCY, _PRESENCE = map(_word, ("repeat", "frequency", "presence"))
 _TOP_K, _LAST_N, _N_BIAS, _BIAS_IDS, _BIAS = map(_word, ("top_k", "last_n", "n_bias", "bias_ids", "bias"))
 
-_BATCH = 8  # loads of a lane that are under way at once; 8 x 1024 lines are 262144 logits
+_BATCH = 8  # loads of a lane in flight at once; 8 x 1024 lines are 262144 logits
 _IN_GROUPS, _FOUND, _ABOVE = 0, 1, 2  # counters of draw
 
 
@@ -96,14 +96,14 @@ _IN_GROUPS, _FOUND, _ABOVE = 0, 1, 2  # counters of draw
 
 @njit
 def value_of(key):  # type: ignore[no-untyped-def]
-    """The float32 that ``pack`` put into a key; +0 for -0."""
+    """The float32 from which ``pack`` made a key; +0 for -0."""
     order = I(i64(key >> u64(32)) - i64(0x80000000))
     return bits_float(I(order ^ ((order >> I(31)) & I(0x7FFFFFFF))))
 
 
 @njit
 def found_of(key, token):  # type: ignore[no-untyped-def]
-    """What is found in a row whose largest logit has this key: the token, or why there is none."""
+    """The result for a row whose largest logit has this key: the token, or why there is none."""
     value = value_of(key)
     found = I(token)
     if value == f32(-math.inf):
@@ -120,7 +120,7 @@ def found_of(key, token):  # type: ignore[no-untyped-def]
 
 @kernel(F32P, i32, I32P, I32P, i32, I32P, threads=EDIT_THREADS)
 def edit(threads: int) -> Any:
-    """Bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
+    """Apply bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
 
     @cuda.jit
     def edit(rows, stride, params, history, n_ctx, positions):  # type: ignore[no-untyped-def]
@@ -140,7 +140,7 @@ def edit(threads: int) -> Any:
         while i < n:
             recent[i] = history[length - n + i]
             i = I(i + threads)
-        # Now every bias has been added, too.
+        # From here on, all biases have been added.
         cuda.syncthreads()
         i = thread
         while i < n:
@@ -150,7 +150,7 @@ def edit(threads: int) -> Any:
             while j < i:
                 earlier = I(earlier + I(recent[j] == token))
                 j = I(j + 1)
-            # The first occurrence stands for all.
+            # The first occurrence represents all.
             if earlier == 0:
                 count = I(0)
                 while j < n:
@@ -170,7 +170,7 @@ def edit(threads: int) -> Any:
 
 @kernel(F32P, i32, i32, U64P, threads=32 * WARPS)
 def maxima(groups: int, warps: int) -> Any:
-    """best[r][g] = the largest key of group g in row r, 0 if it is empty.  Grid: groups / warps, rows."""
+    """best[r][g] = the largest key of group g in row r, or 0 if the group is empty.  Grid: groups / warps, rows."""
     lines = groups * _BATCH
 
     @cuda.jit
@@ -184,7 +184,7 @@ def maxima(groups: int, warps: int) -> Any:
         wait_for_inputs()
         place = I(32 * group + lane)
         while place < n_vocab:
-            # All loads are started before the first is needed; beyond the end a lane's own first logit comes again.
+            # All loads are issued before the first result is needed; past the end, a lane loads its own first logit again.
             for b in range(_BATCH):
                 other = I(place + 32 * groups * b)
                 x[b] = logits[other if other < n_vocab else place]
@@ -201,7 +201,7 @@ def maxima(groups: int, warps: int) -> Any:
 
 @kernel(U64P, I32P, threads=GROUPS, blocks=1)
 def argmax(groups: int) -> Any:
-    """The largest of all groups is the token.  Grid: rows, of as many threads as groups."""
+    """Choose the largest key of all groups as the token.  Grid: rows, of as many threads as there are groups."""
     warps = groups // 32
 
     @cuda.jit
@@ -228,7 +228,7 @@ def argmax(groups: int) -> Any:
 
 @device
 def offer(key, least, keys, counters):  # type: ignore[no-untyped-def]
-    """Puts a key that is not below ``least`` among ``keys``, in any order; counts also those that find no room."""
+    """Add a key that is not below ``least`` to ``keys``, in any order; keys that do not fit are also counted."""
     if key >= least:
         slot = cuda.atomic.add(counters, _FOUND, I(1))
         if slot < keys.size:
@@ -237,7 +237,7 @@ def offer(key, least, keys, counters):  # type: ignore[no-untyped-def]
 
 @device
 def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-untyped-def]
-    """A bound that at least k and at most ``most`` keys of the vocabulary reach, given a lower one that k reach."""
+    """A bound that at least k and at most ``most`` keys of the vocabulary reach, given a lower one that k keys reach."""
     thread = I(cuda.threadIdx.x)
     bound = u64(0)
     count = n_vocab
@@ -267,10 +267,10 @@ def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-u
 
 @kernel(F32P, i32, i32, U64P, I32P, I32P, I32P, i32, I32P, F32P, I32P, threads=GROUPS, blocks=1)
 def draw(groups: int, keep: bool) -> Any:
-    """A token by top-k, top-p, min-p, temperature and noise.  Grid: rows, of as many threads as groups.
+    """Draw a token by top-k, top-p, min-p, temperature and noise.  Grid: rows, of as many threads as there are groups.
 
-    With ``keep``, the candidates and their probabilities are left, too, by ``probabilities`` of ``engine/cpu/accept.py``;
-    none for a row that cannot be sampled.
+    With ``keep``, the candidates and their probabilities are also stored, as computed by ``probabilities`` of
+    ``engine/cpu/accept.py``; none for a row that cannot be sampled.
     """
     warps = groups // 32
     most_k = min(MOST_K, groups)
@@ -298,7 +298,7 @@ def draw(groups: int, keep: bool) -> Any:
         k = min(min(params[_TOP_K], n_vocab), I(most_k))
         position = I(positions[row] + 1)
 
-        # A bound that at least k of the maxima reach, and few more.
+        # A bound that at least k of the maxima reach, and not many more.
         mine = best[row * groups + thread]
         least = u64(0)
         count = min(I((n_vocab + 31) >> 5), I(groups))
@@ -312,7 +312,7 @@ def draw(groups: int, keep: bool) -> Any:
                 count = reached
             bit -= 1
 
-        # What reaches it, in any order.
+        # The keys that reach it, in any order.
         cuda.syncthreads()
         if mine >= least and mine > u64(0):
             chosen[cuda.atomic.add(counters, _IN_GROUPS, I(1))] = thread
@@ -355,7 +355,7 @@ def draw(groups: int, keep: bool) -> Any:
                 ordered[rank] = key
         cuda.syncthreads()
 
-        # top-p: as many as reach p of the total; the list is sorted, so a running total is a thread's own loop.
+        # top-p: the fewest that reach p of the total; the list is sorted, so each thread can compute its own running total.
         largest = ordered[0]
         top = value_of(largest)
         value = f32(-math.inf)
@@ -382,7 +382,7 @@ def draw(groups: int, keep: bool) -> Any:
         likely = thread < kept and value >= top + bits_float(params[_LOG_MIN_P])
         kept = I(cuda.syncthreads_count(I(likely)))
 
-        # The largest after the noise.
+        # The largest after adding the noise.
         if thread < most_k:
             key = u64(0)
             if thread < kept:
@@ -390,7 +390,7 @@ def draw(groups: int, keep: bool) -> Any:
                 noise = gumbel(seed, position, token)
                 key = pack(value / bits_float(params[_TEMPERATURE]) + noise, token)
             keys[thread] = key
-            # The block has met since the weights were read.
+            # The block has been synchronized since the weights were read.
             if keep:
                 weights[thread] = exp((value - top) / bits_float(params[_TEMPERATURE])) if thread < kept else f32(0.0)
         cuda.syncthreads()
@@ -420,7 +420,7 @@ def draw(groups: int, keep: bool) -> Any:
 
 
 def supported(params: SamplingParams) -> bool:
-    """Whether the kernels of this file can do it; if not, the logits go to the host."""
+    """Whether the kernels of this file implement these parameters; if not, the logits are copied to the host."""
     recent = not params.penalizes or 0 < params.repeat_last_n <= MOST_RECENT
     filters = params.greedy or (0 < params.top_k <= MOST_K and params.typical_p >= 1)
     return recent and filters and len(params.logit_bias) <= MOST_BIAS
@@ -432,7 +432,7 @@ def edits(params: SamplingParams) -> bool:
 
 
 def pack_params(sampler: Sampler, p_accept: float = 0.0) -> np.ndarray:
-    """A sampler's parameters and seed: an array of one :data:`PARAMS`.  They must be :func:`supported`.  ``p_accept``: the
+    """A sampler's parameters and seed as an array of one :data:`PARAMS`; they must be :func:`supported`.  ``p_accept``: the
     bound of acceptance by p-min."""
     p = sampler.params
     packed = np.zeros(1, PARAMS)
@@ -451,7 +451,7 @@ def pack_params(sampler: Sampler, p_accept: float = 0.0) -> np.ndarray:
 
 
 def token_of(word: int) -> int:
-    """The token that was found, or the error that ``Sampler.sample`` raises for such logits."""
+    """The token that was found; raises the error that ``Sampler.sample`` raises for such logits."""
     word = int(word)
     if word < 0:
         host._check_largest({NAN: math.nan, INFINITE: math.inf, BANNED: -math.inf}[word])
@@ -459,8 +459,8 @@ def token_of(word: int) -> int:
 
 
 class Candidates(NamedTuple):
-    """Addresses of lists that ``draw`` leaves and ``accept`` compares: ids int32 and probabilities float32 [16][256], counts
-    int32 [16]."""
+    """Addresses of the lists that ``draw`` writes and ``accept`` compares: ids int32 and probabilities float32 [16][256],
+    counts int32 [16]."""
 
     ids: int
     probabilities: int
@@ -468,23 +468,23 @@ class Candidates(NamedTuple):
 
 
 class DeviceSampler:
-    """The memory that the kernels of choosing work in, and their launches.
+    """The memory of the kernels that choose tokens, and their launches.
 
-    One step: the logits of up to 16 rows become that row's tokens, as many of them as follow from each other are kept, and
-    the last one, its position and what lies between are where the next step reads them.  The host sets ``history`` and,
-    with :meth:`begin`, the parameters.
+    One step: the logits of up to 16 rows become one token per row; the tokens that follow from each other are kept, and the
+    last of them, its position and the tokens in between are stored where the next step reads them.  The host sets ``history``
+    and, with :meth:`begin`, the parameters.
 
-    ``mode`` is a way to accept drafts, of :data:`engine.speculative.params.MODES`.  A greedy choice has no distribution,
-    so there every mode is exact.
+    ``mode`` is a way to accept drafts, one of :data:`engine.speculative.params.MODES`.  A greedy choice has no distribution,
+    so every mode is exact then.
     """
 
     def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
-        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: how many steps the host may lag behind, a power of two."""
+        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: the most steps in flight at once, a power of two."""
         assert ring_slots & (ring_slots - 1) == 0
         self._device = device
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
-        #: int32 [ring_slots][32] that the device writes: results of the steps by turns; see ``engine/cuda/accept.py``.
+        #: int32 [ring_slots][32] written by the device: the results of the steps in turn; see ``engine/cuda/accept.py``.
         self.ring, self.ring_address = device.pinned((ring_slots, SLOT), np.int32)
         self.ring[...] = EMPTY
         self.params = device.allocate(PARAMS.itemsize, "the sampler's parameters")
@@ -496,7 +496,7 @@ class DeviceSampler:
 
     @property
     def lists(self) -> Candidates:
-        """Where candidates are left, in memory that is allocated on first use."""
+        """Where candidates are stored, in memory that is allocated on first use."""
         if not self._lists:
             sizes = (4 * MOST_K * MOST_ROWS, 4 * MOST_K * MOST_ROWS, 4 * MOST_ROWS, 4 * MOST_ROWS)
             self._lists = [self._device.allocate(n_bytes, "the lists of candidates") for n_bytes in sizes]
@@ -509,9 +509,9 @@ class DeviceSampler:
         return self.lists._replace(counts=self._lists[3].address)
 
     def begin(self, sampler: Sampler, mode: str = "exact", p_accept: float = 0.0) -> None:
-        """Steps that are launched from now on choose as this sampler does, and their results begin at ring[0]."""
+        """Make the steps launched from now on choose as this sampler does; their results begin at ring[0]."""
         if _accepts(mode, sampler.params.greedy) != "exact":
-            # Now, since a graph may be captured next.
+            # Now, because a graph may be captured next.
             _ = self.lists
         self._device.write(self.params.address, pack_params(sampler, p_accept))
         self._device.write(self.step.address, np.zeros(1, np.int32))
@@ -519,12 +519,12 @@ class DeviceSampler:
         self.taken = 0
 
     def ready(self) -> bool:
-        """Whether the result of the next step is there."""
+        """Whether the result of the next step has arrived."""
         return bool(self.ring[self.taken % len(self.ring), 0] != EMPTY)
 
     def take(self) -> list[int]:
-        """The tokens of the next step, once :meth:`ready`; frees its place.  Raises what ``Sampler.sample`` raises if one
-        could not be chosen; those before it are lost."""
+        """The tokens of the next step, once :meth:`ready`; frees its slot.  Raises what ``Sampler.sample`` raises if one
+        could not be chosen; the tokens before it are lost."""
         slot = self.ring[self.taken % len(self.ring)]
         words = slot[1 : 1 + int(slot[0])].tolist()
         slot[0] = EMPTY
@@ -533,9 +533,9 @@ class DeviceSampler:
 
     @staticmethod
     def kernels(greedy: bool, with_edit: bool, mode: str = "exact", accept: bool = True) -> list[Specialization]:
-        """What a step launches, in order."""
+        """The kernels that a step launches, in order."""
         mode = _accepts(mode, greedy)
-        # A draft model's candidates are asked for only where their probabilities are.
+        # A draft model's candidates are needed only if their probabilities are.
         keep = mode != "exact" if accept else mode == "ratio"
         choice = argmax(GROUPS) if greedy else draw(GROUPS, keep)
         return [edit(EDIT_THREADS)] * with_edit + [maxima(GROUPS, WARPS), choice] + [end_of_step(mode)] * accept
@@ -559,11 +559,11 @@ class DeviceSampler:
 
         logits: address of the first row; the next begins ``stride`` logits later.  Biased and penalized logits overwrite
             the given ones.
-        tokens, positions: addresses of int32 [16], history: of int32 [n_ctx], which already holds the drafts.
+        tokens, positions: addresses of int32 [16]; history: of int32 [n_ctx], which already contains the drafts.
         greedy, with_edit, mode: decide which kernels run, and so need a graph each; everything else is in the parameters.
-        draft_lists: among what the drafts were drawn, that of tokens[i + 1] in row i; None where they are certain.
-        accept: whether drafts are accepted and the step ends; if not, tokens are only found, as for a draft model, and its
-            candidates are left from row ``slot`` on.
+        draft_lists: the candidates from which the drafts were drawn, those of tokens[i + 1] in row i; None if they are
+        certain. accept: whether drafts are accepted and the step ends; if not, tokens are only found, as for a draft
+            model, and its candidates are stored from row ``slot`` on.
         """
         launch, params, found = self._device.launch, self.params.address, self.found.address
         kernels = self.kernels(greedy, with_edit, mode, accept)

@@ -1,6 +1,6 @@
 """Soft bound on logits (Gemma): y = cap * tanh(x / cap), element by element, in place.
 
-Shapes: x float32 [n].  A thread an element, grid ceil(n / 256), blocks of 256; no reduction; 8 n bytes moved.
+Shapes: x float32 [n].  One element per thread, grid ceil(n / 256), blocks of 256; no reduction; 8 n bytes moved.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from engine.cuda.runtime.compiler import f32 as f32_t
 
 @kernel(F32P, f32_t, i32, threads=256)
 def softcap() -> Any:
-    """x becomes cap * tanh(x / cap)."""
+    """x = cap * tanh(x / cap), in place; x float32 [n]."""
     bounded = intrinsics.softcap
 
     @cuda.jit

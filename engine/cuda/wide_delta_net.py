@@ -1,14 +1,14 @@
 """The gated delta rule over the rows of a prompt: what does not depend on the state for all rows at once, then the rule.
 
-Formula, arguments: ``engine/cuda/delta_net.py``.  ``convolve``: y = silu of the convolution, in q and k normalized and
+Formula, arguments: ``engine/cuda/delta_net.py``.  ``convolve``: y = silu of the convolution, with q and k normalized and
     scaled; e and beta'.  ``delta_rule``: M, delta and out of each token.  Neither writes the ring of inputs, which may be
-    shorter than the pass: the last rows are put there behind them (``engine/cuda/mtp.py``, ``keep_rows``).
+    shorter than the pass: the last rows are stored there afterwards (``engine/cuda/mtp.py``, ``keep_rows``).
 Shapes: x, y float32 [rows, C], C = (2 n_k + n_v) d; gates float32 [n_v, padded, 2]: e and beta' of each token, padded a
-    multiple of 8; the others as there.
+    multiple of 8; the others as in ``engine/cuda/delta_net.py``.
 Who owns what: ``convolve``: a warp owns 16 rows of d channels, which are the queries, the keys or the values of a head,
     lane l channels l + 32 k; or the gates of 32 heads.  ``delta_rule``: as in ``engine/cuda/delta_net.py``, a block owns 16
-    rows of the state of one head, 8 lanes a row of it, in registers from the first token to the last; what eight tokens
-    need comes to shared memory while the sixteen before are computed.
+    rows of the state of one head, with 8 lanes per row, in registers from the first token to the last; what eight tokens
+    need is copied to shared memory while the sixteen before are computed.
 Reduction order: that of ``engine/cuda/delta_net.py``.
 Bytes moved: ``convolve``: 8 C per row, and 4 C (n_conv - 1) more per 16 rows; ``delta_rule``: 4 C + 4 d n_v per row from and
     to memory (queries and keys go to n_v d / 16 blocks, from the L2 cache), and 4 d^2 n_v for the state.
@@ -50,7 +50,7 @@ I = np.int32  # noqa: E741
 U = np.uint32
 
 SPAN = 16
-"""Rows that a warp of ``convolve`` goes through."""
+"""Rows that a warp of ``convolve`` processes."""
 WARPS = 8
 """Warps of a block of ``convolve``."""
 TOKENS = LANES
@@ -59,18 +59,18 @@ STAGES = 3
 
 
 def padded(rows: int) -> int:
-    """Rows of the gates."""
+    """The number of rows of the gates: ``rows`` rounded up."""
     return -(-rows // TOKENS) * TOKENS
 
 
 def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
-    """Blocks of ``convolve``."""
+    """The grid of ``convolve``."""
     return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), -(-rows // SPAN)
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 5, *[F32P] * 3, threads=32 * WARPS)
 def convolve(d: int, n_conv: int) -> Any:
-    """What the rule needs of each token beside the state.
+    """Compute everything that the rule needs of each token except the state.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, n_v, rows, padded, length, ring, y, gates.
     Grid: ``convolve_grid(n_k, n_v, rows)``.
@@ -150,8 +150,8 @@ def convolve(d: int, n_conv: int) -> Any:
 
 
 def _make_step(d: int) -> Any:
-    """The device function ``step(stage, b, own, column, state, key, chains)``: token b of a stage: its state in place of the
-    one before, and its result, in each lane of a row; key [d / 8], chains [4]: registers."""
+    """The device function ``step(stage, b, own, column, state, key, chains)``: token b of a stage: replaces the state by the
+    next one and returns the token's result, in each lane of a row; key [d / 8], chains [4]: registers."""
     n_runs = d // 32
     values, rates = TOKENS * 2 * d, TOKENS * (2 * d + COLUMNS)
 
@@ -183,8 +183,8 @@ def _make_step(d: int) -> Any:
 
 def _make_steps(step: Any, first: int, n: int) -> Any:
     """The device function ``steps(stage, own, column, state, key, chains, mine)``: n tokens of a stage from ``first`` on,
-    without a branch, so that the end of one and the beginning of the next overlap; the result of token ``own``, if it is
-    among them, else ``mine``."""
+    without a branch, so that the end of one and the beginning of the next overlap; returns the result of token ``own`` if it
+    is among them, else ``mine``."""
     if n > 1:
         low, high = _make_steps(step, first, n // 2), _make_steps(step, first + n // 2, n // 2)
 
@@ -205,10 +205,10 @@ def _make_steps(step: Any, first: int, n: int) -> Any:
 
 @kernel(F32P, F32P, I32P, *[i32] * 4, F32P, F32P, threads=THREADS)
 def delta_rule(d: int) -> Any:
-    """The state of each head from token to token, and its results.
+    """Update the state of each head token by token, and write its results.
 
     Arguments: y, gates, positions, n_k, rows, padded, slots, states, out.
-    No kernel of the same chain writes the positions or the states: they are read before the kernel's turn has come.
+    No kernel of the same chain writes the positions or the states: they are read before ``wait_for_inputs``.
     Grid: ``delta_net.grid(d, n_v)``.
     """
     n_runs = d // 32
@@ -222,8 +222,8 @@ def delta_rule(d: int) -> Any:
 
     @device
     def fetch(stage, y, gates, first, rows, width, query, apart, thread):  # type: ignore[no-untyped-def]
-        """What tokens first .. first + 7 need, on its way.  y: the values of the block in row 0; query: where the query
-        begins from there; apart: how far behind it the key."""
+        """Start copying what tokens first .. first + 7 need.  y: the values of the block in row 0; query: the offset of the
+        query from there; apart: the distance from the query to the key."""
         for n in range(n_runs):
             i = I(thread + n * THREADS)
             b, piece = I(U(i) // U(pieces)), I(U(i) % U(pieces))
@@ -246,7 +246,7 @@ def delta_rule(d: int) -> Any:
         state = cuda.local.array(n_state, np.float32)
         key = cuda.local.array(n_state, np.float32)
         chains = cuda.local.array(4, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         own, column = I(thread & (LANES - 1)), I(thread >> 3)
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
@@ -277,7 +277,7 @@ def delta_rule(d: int) -> Any:
         first, turn = I(0), I(0)
         while first < rows:
             copies_wait_but_one()
-            # ... of all threads; and all have done with the stage before, whose place is the next one's.
+            # The copies of all threads have arrived, and all have finished the stage before, whose buffer is used next.
             cuda.syncthreads()
             stage = advance(shared, I(turn * n_stage))
             turn = I(0) if turn == STAGES - 1 else I(turn + 1)

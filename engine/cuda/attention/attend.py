@@ -1,9 +1,9 @@
-"""Causal attention over a cache of keys and values: every chunk of 64 absolute positions by itself.
+"""Causal attention over a cache of keys and values, each chunk of 64 absolute positions on its own.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1)
-    (``engine/cpu/attention.py``); here the part of each chunk, which ``engine/cuda/attention/combine.py`` joins.
+    (``engine/cpu/attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them.
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16; new [rows, n_head_kv, d_k + d_v], what the rows append, a word per element; float32 weights
+    float32 or two float16; new [rows, n_head_kv, d_k + d_v], what the rows append, one word per element; float32 weights
     [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a
     row is the first chunk that it sees.
 Who owns what: a block owns every ``splits``-th chunk of a KV head and up to ``tasks`` of the (row, head) pairs that read it.
@@ -45,19 +45,19 @@ U = np.uint32
 MAX_HEAD = 256
 """The largest d_k and d_v."""
 MAX_ROWS = 32
-"""Rows of a pass: a lane of a warp looks at the position of each."""
+"""Rows of a pass: each lane of a warp reads the position of one."""
 PITCH = CHUNK + 4
-"""Words from one pair of key dimensions to the next in shared memory: four more than 64, so that a warp that stores vectors
-of two pairs uses every bank."""
+"""Words from one pair of key dimensions to the next in shared memory: 64 plus four, so that a warp that stores vectors of two
+pairs uses every bank."""
 SPAN = 16
-"""Positions that the weighted sum takes at a time: with or without a look at what is visible."""
+"""Positions of the weighted sum per step: with and without a check of visibility."""
 SHARED_WORDS = 48 * 1024 // 4
 MOST_TASKS = 8
 """(row, head) pairs of a block."""
 FEW_SLOTS = 128
 """The most chunks of a single row that are joined and quantized in one kernel."""
 AMENDED = 8
-"""New positions that a block enters at a time into a chunk that it has fetched before they were there."""
+"""New positions per step that a block writes into a chunk that it fetched before they existed."""
 
 
 # --- launch geometry -------------------------------------------------------------------------------------------
@@ -81,33 +81,33 @@ class Geometry:
 
     @property
     def quantizes(self) -> bool:
-        """Whether ``combine_quantize`` is to join the chunks: not many of one row, which the many blocks of ``combine`` read
-        faster, and not where the elements of a warp would be of two heads."""
+        """Whether ``combine_quantize`` joins the chunks: not many chunks of a single row, which the many blocks of
+        ``combine`` read faster, and not where the elements of a warp would belong to two heads."""
         rows = self.combine_grid[1]
         return self.d_v % PART == 0 and (rows > 1 or self.n_slots <= FEW_SLOTS)
 
     def quantized(self, unit: int) -> Specialization:
-        """What joins chunks and quantizes: its grid is (ceil(n_head * d_v / 256), rows), its blocks have 256 threads."""
+        """The kernel that joins chunks and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256 threads."""
         return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated)
 
 
 def slots(capacity: int, window: int) -> int:
-    """The most chunks that one row sees: of a layer that has room for ``capacity`` positions, the whole context or a ring.
+    """The most chunks that one row sees, in a layer with room for ``capacity`` positions, the whole context or a ring.
 
-    A window no longer than a ring of n chunks may begin within a chunk and so touch n + 1.
+    A window no longer than a ring of n chunks may begin inside a chunk, and then touches n + 1.
     """
     chunks = -(-capacity // CHUNK)
     return min(chunks + 1, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
 
 
 def scratch(rows: int, n_head: int, d_v: int, n_slots: int) -> tuple[int, int]:
-    """Elements, float32, of what ``attend_chunks`` leaves for ``combine``: weights and sums."""
+    """Sizes, in float32 elements, of what ``attend_chunks`` writes for ``combine``: weights and sums."""
     pairs = rows * n_head * n_slots
     return 2 * pairs, pairs * padded(d_v)
 
 
 def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
-    """Whether the kernel of this file is for such a cache: others take ``engine/cuda/attention/direct.py``."""
+    """Whether the kernel of this file serves such a cache; ``engine/cuda/attention/direct.py`` serves all others."""
     return k_type == v_type and not k_type.quantized and max(d_k, d_v) <= MAX_HEAD
 
 
@@ -127,11 +127,11 @@ def geometry(
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
-    ``early``: no kernel of the same chain writes the positions, or what earlier passes have appended, so both are read
-    before a kernel's turn has come.  ``tasks``: (row, head) pairs per block, 0 for a good number.  ``gated``: the result is
-    multiplied by sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written what is
-    in the cache.
-    DeviceError for heads that the kernels cannot take.
+    ``early``: no kernel of the same chain writes the positions, nor what earlier passes have appended, so both are read
+    before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
+    multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
+    contents of the cache.
+    Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
         raise DeviceError(
@@ -144,11 +144,11 @@ def geometry(
     shared_by = min(4, max(1, tasks // 2))
     threads = 128 if half and max(d_k, d_v) <= 128 and tasks <= 8 else 256
     parts = -(-rows * group // tasks)
-    # No more blocks than are resident at once, two on a multiprocessor: the next kernel cannot begin before all have begun.
+    # No more blocks than are resident at once, two per multiprocessor: the next kernel cannot begin before all have begun.
     splits = min(n_slots, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
         attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, rows == 1, early and not past),
-        # Blocks begin in this order, x first: those of the first chunks, which are there at any position, before the others.
+        # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
         combine(d_v, early, gated),
@@ -170,19 +170,19 @@ def _tasks(needed: int, d_k: int, d_v: int, half: bool) -> int:
 
 
 def _staged(half: bool, d_k: int, d_v: int) -> bool:
-    """Whether keys and values pass through shared memory: they fit, or else they are read where they are used."""
+    """Whether keys and values pass through shared memory; if they do not fit, they are read where they are used."""
     return half or max(d_k, d_v) <= MAX_HEAD // 2
 
 
 def _apart(half: bool, d_k: int, d_v: int) -> bool:
-    """Whether shared memory holds the keys and the values of a chunk side by side: then all of a block's first chunk can be
-    there before the new positions are."""
+    """Whether shared memory holds the keys and the values of a chunk at the same time: then all of a block's first chunk can
+    be loaded before the new positions are written."""
     keys, values = d_k // 2 * PITCH, d_v * CHUNK // 2
     return half and keys + values + MOST_TASKS * (d_k + CHUNK) + MAX_ROWS <= SHARED_WORDS
 
 
 def _tile_words(half: bool, d_k: int, d_v: int) -> tuple[int, int]:
-    """Shared memory for the keys of a chunk, and for its values (0: where the keys were)."""
+    """Shared memory, in words, for the keys of a chunk and for its values (0: in the place of the keys)."""
     if not _staged(half, d_k, d_v):
         return 4, 0
     keys, values = (d_k // 2 * PITCH, d_v * CHUNK // 2) if half else (CHUNK * d_k, CHUNK * d_v)
@@ -223,9 +223,9 @@ def _make_copies(n_vectors: int, threads: int) -> tuple[int, Any, Any]:
 
 
 def _make_key_copies(d_k: int, threads: int) -> tuple[int, Any, Any]:
-    """The same for float16 keys: a thread moves 8 positions of two dimensions and stores a word per position that holds both.
+    """(words, load, store) for float16 keys: a thread moves 8 positions of two dimensions and stores one word per position.
 
-    Of 16 threads, 4 take half of one pair of dimensions, 4 half of the next, and so on: then no two of 8 meet in a bank.
+    Of 16 threads, 4 take half of one pair of dimensions, 4 half of the next, and so on, so that no two of 8 share a bank.
     """
     pairs = d_k // 2
     step = threads // 8
@@ -264,9 +264,9 @@ def _make_key_copies(d_k: int, threads: int) -> tuple[int, Any, Any]:
 
 
 def _make_score_run(half: bool, shared_by: int, n: int) -> Any:
-    """The device function ``run(key, scaled, total)``: 2 n dimensions further, n a power of two, without a loop.
+    """The device function ``run(key, scaled, total)``: the next 2 n dimensions, n a power of two, without a loop.
 
-    ``key``: the words of a thread's position; ``scaled``: q' of ``shared_by`` tasks side by side; total [shared_by]: chains.
+    ``key``: the words of a thread's position; ``scaled``: q' of ``shared_by`` tasks, interleaved; total [shared_by]: chains.
     """
     if n > 1:
         part = _make_score_run(half, shared_by, n // 2)
@@ -294,11 +294,11 @@ def _make_score_run(half: bool, shared_by: int, n: int) -> Any:
 
 
 def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: bool, n: int) -> Any:
-    """The device function ``run(value, weight, j, firsts, lasts, total)``: n positions from j on, n a power of two, without a
+    """The device function ``run(value, weight, j, firsts, lasts, total)``: n positions from j, n a power of two, without a
     loop.
 
-    ``value``: the words of a thread's two elements; ``weight``: p of ``shared_by`` tasks side by side; total [2 shared_by]:
-    chains; ``masked``: only positions from firsts[h] to before lasts[h] count for task h (h = 0 where all have one bound).
+    ``value``: the words of a thread's two elements; ``weight``: p of ``shared_by`` tasks, interleaved; total [2 shared_by]:
+    chains; ``masked``: only positions from firsts[h] to before lasts[h] count for task h (h = 0 where all share one bound).
     """
     if n > 1:
         part = _make_sum_run(half, d_v, shared_by, n_bounds, masked, n // 2)
@@ -334,10 +334,10 @@ def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: b
 
 
 def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
-    """The device function ``amend(new, key_tile, value_tile, places, chunk, rows, apart, thread)``: enter the keys and values
-    of rows 0 .. rows - 1, at most n, as far as they are in the chunk, into its float16 tiles.
+    """The device function ``amend(new, key_tile, value_tile, places, chunk, rows, apart, thread)``: write the keys and values
+    of rows 0 .. rows - 1, at most n, that belong to the chunk into its float16 tiles.
 
-    new: what was appended for row 0 and the block's KV head (``engine/cuda/rope.py``); rows lie ``apart`` words apart.
+    new: what was appended for row 0 and the block's KV head (``engine/cuda/rope.py``); rows are ``apart`` words apart.
     places: their positions.
     """
     key_pairs, items = d_k // 2, (d_k + d_v) // 2
@@ -376,10 +376,10 @@ def attend_chunks(
 
     Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, weights, sums, rows, chunks (of the ring), slots,
     window, scale.  ``single``: there is one row.
-    Where shared memory holds keys and values side by side, a block's first chunk is there before the kernel's turn has come,
-    and what the rows append to it is entered after that.
-    ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: how many of them a thread
-    serves with a key or value that it has in hand; ``early``: see ``geometry``.
+    Where shared memory holds keys and values at the same time, a block loads its first chunk before ``wait_for_inputs``, and
+    writes what the rows append to it afterwards.
+    ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: the number of them that a
+    thread serves with each key or value it has loaded; ``early``: see ``geometry``.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``threads``.
     """
     n_sets = tasks // shared_by
@@ -419,7 +419,7 @@ def attend_chunks(
 
     @device
     def fetch(keys, values, at, thread, key, value):  # type: ignore[no-untyped-def]
-        """All of a chunk on its way into registers."""
+        """Start loading a whole chunk into registers."""
         if staged:
             load_keys(advance(keys, at * key_words), thread, key)
             load_values(advance(values, at * value_words), thread, value)
@@ -504,7 +504,7 @@ def attend_chunks(
         loaded = cuda.local.array(scaled_rounds, np.float32)
         tops = cuda.local.array(weigh_rounds, np.float32)
         masses = cuda.local.array(weigh_rounds, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (threads - 1))
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
         n_head = I(cuda.gridDim.x * group)
@@ -526,7 +526,7 @@ def attend_chunks(
             places[0] = place
         elif thread < 32:
             places[thread] = place
-        # Chunks before the first new position are those of earlier passes; of the others, what is new comes later.
+        # Chunks before the first new position hold earlier passes; new positions in the others are added later.
         if chunk <= last_chunk and (apart or not early or chunk < lowest >> 6):
             fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
             if apart:

@@ -1,18 +1,18 @@
-"""The joining of attention's chunks: what ``engine/cuda/attention/attend.py`` has computed chunk by chunk becomes its result.
+"""Joining the chunks of attention: the per-chunk results of ``engine/cuda/attention/attend.py`` become the final result.
 
 Formula: over the chunks i that a row sees, with maxima m_i, sums l_i and weighted values o_i:
     M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; out = O / L,
     rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated
     (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot
-    0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], of which [:, :, 1] is read; out float32
+    0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is read; out float32
     [rows, n_head, d_v], or int8 as in ``engine/cuda/products/quantize.py``.
-Who owns what: ``combine``: a block owns 32 elements of one head of one row; ``combine_quantize``: a thread owns an element, a
-    block 256 of a row.  No grid depends on a position.
-Reduction order: that of the mirror, chunks in rising order.  The largest of what came before is exact in any order, so the
-    factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed side by side, and only L = fma(L, a_i, b_i l_i) and
-    O = fma(O, a_i, b_i o_i) one after the other.
-Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 for an element of the result, or about 1.2 where it becomes int8, and 4
+Who owns what: ``combine``: a block owns 32 elements of one head of one row; ``combine_quantize``: a thread owns one element,
+    a block 256 of a row.  No grid depends on a position.
+Reduction order: that of the mirror, chunks in rising order.  The maximum over the earlier chunks is exact in any order, so
+    the factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed in parallel, and only L = fma(L, a_i, b_i l_i) and
+    O = fma(O, a_i, b_i o_i) sequentially.
+Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result, or about 1.2 if it becomes int8, and 4
     for its gate.
 """
 
@@ -45,13 +45,13 @@ U = np.uint32
 
 COMBINE_THREADS = 128
 TILE = 128
-"""Chunks that ``combine`` takes at a time."""
+"""Chunks that ``combine`` processes at a time."""
 JOINED = 16
 """Chunks that it joins without a loop."""
 PART = 32
-"""Elements of a head that a block of ``combine``, or a warp of ``combine_quantize``, owns."""
+"""Elements of a head owned by a block of ``combine``, or by a warp of ``combine_quantize``."""
 AT_ONCE = 4
-"""Chunks that ``combine_quantize`` joins without a look at how many there are."""
+"""Chunks that ``combine_quantize`` joins without a check of how many there are."""
 
 
 def padded(d_v: int) -> int:
@@ -70,7 +70,7 @@ def first_visible(position, window):  # type: ignore[no-untyped-def]
 
 @kernel(F32P, U32P, I32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
 def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
-    """The chunks of a row joined in rising order.
+    """Join the chunks of a row in rising order; the result is float32.
 
     Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), out, slots, window; ``early``: no kernel
     of the same chain writes the positions; ``rotated``: values are quantized, d_v a multiple of 32.
@@ -85,7 +85,7 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
 
     @device
     def fetch(sums, first, n, thread, words):  # type: ignore[no-untyped-def]
-        """Sums of slots first .. first + 127 on their way: a thread takes 4 elements of every 16th slot."""
+        """Start loading the sums of slots first .. first + 127: a thread takes 4 elements of every 16th slot."""
         for k in range(n_vectors):
             if first + k * each < n:
                 slot = min(I(first + k * each + (thread >> 3)), I(n - 1))
@@ -149,7 +149,7 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
             joined = max(carried, top)
             a = exp(before - joined)
             b = exp(m - joined)
-            # What is added to the end of a tile to make it whole leaves every sum as it is, also one of -0.
+            # The padding at the end of a tile leaves every sum unchanged, even -0.
             inside = first + thread < n
             factors[thread] = a if inside else F(1.0)
             terms[thread] = b * mass if inside else F(-0.0)
@@ -196,11 +196,11 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
 
 
 def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
-    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp takes at a time.
+    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp processes at a time.
 
-    ``fetch(sums, count, x)``: the thread's element of each of ``count`` chunks on its way into x [32], 0 where there is none.
-    ``join(sums, count, more, factor, share, term, x, element, total)``: those of ``count`` chunks joined, and the ``more``
-    chunks at sums on their way; gives element and total.
+    ``fetch(sums, count, x)``: start loading the thread's element of each of ``count`` chunks into x [32], 0 past the last.
+    ``join(sums, count, more, factor, share, term, x, element, total)``: join ``count`` chunks while the ``more`` chunks at
+    sums are loaded; returns element and total.
     """
     if n > AT_ONCE:
         fetch_low, join_low = _make_join(d_v, first, n // 2)
@@ -242,11 +242,12 @@ def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
 
 @kernel(F32P, F32P, I32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
 def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
-    """The chunks of a row joined in rising order, and the result as int8 of ``unit`` values a scale.
+    """Join the chunks of a row in rising order and quantize the result to int8, one scale per ``unit`` values.
 
-    Arguments: weights, sums, positions, gate, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window; ``early``,
-    ``gated``, ``rotated``: as for ``combine``; d_v: a multiple of 32.
-    A warp takes 32 chunks at a time: a lane computes the factors of one of them, and joins all of them for its own element.
+    Arguments: weights, sums, positions, gate, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.  ``early``:
+    no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: values are quantized; d_v is a
+    multiple of 32.
+    A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
     n_shared, n_tops = RUN, WARPS
@@ -261,7 +262,7 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: boo
         terms = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
         x = cuda.local.array(32, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (RUN - 1))
         lane = I(thread & 31)
         row = I(cuda.blockIdx.y & 0xFFFF)
@@ -306,7 +307,7 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: boo
                 maximum = lane_from(joined, I(count - 1))
                 a = exp(before - joined)
                 b = exp(m - joined)
-                # What makes a group whole leaves every sum as it is, also one of -0.
+                # The padding of a group leaves every sum unchanged, even -0.
                 factor[lane] = a if lane < count else F(1.0)
                 share[lane] = b if lane < count else F(-0.0)
                 term[lane] = b * bits_float(I(pair[1])) if lane < count else F(-0.0)

@@ -1,14 +1,16 @@
-"""Attention over keys and values where they lie: quantized caches, mixed ones, and heads of up to 512.
+"""Attention over keys and values in place: quantized caches, mixed ones, and heads of up to 512.
 
-Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quantized, ``engine/cpu/quantized_cache.py``; here
-    the part of each chunk, which ``engine/cuda/attention/combine.py`` joins.  ``engine/cuda/attention/attend.py`` serves the other caches.
+Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quantized, ``engine/cpu/quantized_cache.py``.  This
+    file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them; ``engine/cuda/attention/attend.py`` serves the
+    other caches.
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled,
-    and float32 [rows, n_head, d_k / 32]; keys and values by type (``engine/cache/types.py``); weights, sums, slots as there.
+    and float32 [rows, n_head, d_k / 32]; keys and values by type (``engine/cache/types.py``); weights, sums, slots as in
+    ``engine/cuda/attention/attend.py``.
 Who owns what: a block of four warps owns every ``splits``-th chunk of a KV head and up to eight of the (row, head) pairs that
-    read it.  Where keys are quantized, a warp takes a chunk by itself (``engine/cuda/attention/warp_chunk.py``), but all four share
-    the last one if it would be the only one.  Of a shared chunk, scores of quantized keys: a warp owns 16 positions, which a
-    tensor core multiplies with all pairs; of others: a thread owns two positions, a warp up to two pairs.  Weighted values: a
-    thread owns four elements, of one or more pairs.
+    read it.  Where keys are quantized, a warp processes a chunk alone (``engine/cuda/attention/warp_chunk.py``), but all four share
+    the last one if it would be the only one.  In a shared chunk, for scores of quantized keys a warp owns 16 positions, which
+    a tensor core multiplies by all pairs; for others a thread owns two positions, a warp up to two pairs.  For weighted
+    values a thread owns four elements, of one or more pairs.
 Reduction order: that of the mirror; integers are exact in any order.
 Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
 """
@@ -51,9 +53,9 @@ MAX_HEAD = 512
 THREADS = 128
 WARPS = THREADS // 32
 BLOCKS = 4
-"""Blocks that a multiprocessor has room for."""
+"""Blocks that fit on a multiprocessor."""
 TILE_WORDS = 2048
-"""The most words of float keys that pass through shared memory at a time."""
+"""The most words of float keys that are in shared memory at a time."""
 
 
 # --- launch geometry -------------------------------------------------------------------------------------------
@@ -75,9 +77,9 @@ def geometry(
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of these types.
 
-    ``early``: no kernel of the same chain writes the positions, so they are read before a kernel's turn has come; ``tasks``:
-    (row, head) pairs per block, 0 for a good number; ``gated``: the result is multiplied by sigmoid of a gate.
-    DeviceError for heads that the kernel cannot take.
+    ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
+    (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate.
+    Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
     for d, of in zip((d_k, d_v), types, strict=True):
@@ -99,7 +101,7 @@ def geometry(
         attend_in_place(
             k_type, v_type, d_k, d_v, group, tasks, rows == 1, early, types[0].quantized and n_slots > splits
         ),
-        # Blocks begin in this order, x first: those that read the same chunk side by side.
+        # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
         combine(d_v, early, gated, rotated),
@@ -120,12 +122,12 @@ def geometry(
 def attend_in_place(
     k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool, apart: bool
 ) -> Any:
-    """Maximum, sum and weighted values of each visible chunk.
+    """The maximum, the sum and the weighted values of each visible chunk.
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,
     weights, sums, rows, chunks (of the ring), slots, window, scale (not used where keys are quantized).
     ``single``: there is one row; ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``early``: see
-    ``geometry``; ``apart``: a warp takes a chunk by itself where a block has several; keys are quantized.
+    ``geometry``; ``apart``: a warp processes a chunk alone where a block has several; keys are quantized.
     Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``THREADS``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -136,7 +138,7 @@ def attend_in_place(
     blocks = d_k // BLOCK
     row_words, row_scales, dimension_words = d_v * of_values.bits // 32, d_v // BLOCK, CHUNK * of_keys.bits // 32
 
-    # Keys in registers, and the shared memory that they or the queries pass through.
+    # Keys in registers, and the shared memory through which they or the queries pass.
     n_query, n_scales, tile_words, score_run, load_tile, store_tile = 4, 4, 4, None, None, None
     n_key, n_key_scales, load_key, score_key = 1, 1, None, None
     tile = step = 1
@@ -183,7 +185,7 @@ def attend_in_place(
 
     @device
     def fetch_query(q, q_scales, thread, n, task0, head0, n_head, words, scales):  # type: ignore[no-untyped-def]
-        """What a thread brings of the queries, on its way into registers."""
+        """Start loading a thread's part of the queries into registers."""
         for k in range(query_rounds):
             i = I(thread + k * THREADS)
             if i < n_vectors:
@@ -202,8 +204,8 @@ def attend_in_place(
 
     @device
     def place_query(words, scales, thread, scale, query, d):  # type: ignore[no-untyped-def]
-        """... and from there to where all threads find it: as a tensor core takes it, or times ``scale`` and side by side
-        what a warp works for."""
+        """Move them from there to where all threads find them: in the layout of a tensor core, or times ``scale`` with the
+        pairs of a warp interleaved."""
         for k in range(query_rounds):
             i = I(thread + k * THREADS)
             if i < n_vectors:
@@ -223,7 +225,7 @@ def attend_in_place(
 
     @device
     def fetch_keys(keys, thread, words, scales):  # type: ignore[no-untyped-def]
-        """The first keys of a chunk on their way into registers."""
+        """Start loading the first keys of a chunk into registers."""
         if quantized:
             own, own_scales = own_keys(keys, I(thread & 31), I(thread >> 5))
             load_key(own, own_scales, words, scales)
@@ -272,8 +274,8 @@ def attend_in_place(
 
     @device
     def bounds(places, t0, n, task0, window, chunk, firsts, lasts):  # type: ignore[no-untyped-def]
-        """What the pairs from t0 on that a thread serves see of a chunk: lanes firsts to before lasts; and from where to
-        where any of them, and all of them, see it."""
+        """The lanes of a chunk, firsts to before lasts, that the pairs from t0 which a thread serves see; and the ranges
+        that any of them, and all of them, see."""
         begin, end, inner_begin, inner_end = I(CHUNK), I(0), I(0), I(CHUNK)
         for h in range(n_bounds):
             t = min(I(t0 + h), I(n - 1))
@@ -307,21 +309,21 @@ def attend_in_place(
         total = cuda.local.array(n_total, np.float32)
         tops = cuda.local.array(weigh_rounds, np.float32)
         masses = cuda.local.array(weigh_rounds, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
         n_head = I(cuda.gridDim.x * group)
         head0 = I(head_kv * group)
         task0 = I((cuda.blockIdx.y * tasks) & 0xFFFF)
         n = min(I(rows * group - task0), I(tasks))
-        # What a thread owns of the weighted values.
+        # The thread's part of the weighted values.
         own, column = I(thread // columns), I(thread % columns)
         t0, shift = I(own * shared_by), I(4 * (column & 1))
         owner = t0 < n and own < sets
         if not early:
             wait_for_inputs()
         place = positions[min(I(thread & 31), I(rows - 1))]
-        # The compiler sees that these are the same in all lanes, and so are the ways that they decide.
+        # This tells the compiler that the values are the same in all lanes, and so are the branches that depend on them.
         highest = lanes_max(place)
         lowest = highest if single else I(-lanes_max(I(-place)))
         ring = I(head_kv * chunks)
@@ -334,10 +336,10 @@ def attend_in_place(
         at = I(ring + I(U(chunk) % U(chunks)))
         splits = I(cuda.gridDim.z)
         warp, lane = lanes_max(I(thread >> 5)), I(thread & 31)
-        # The warps of blocks that have fewer chunks than warps are not all of one scheduler.
+        # Warps of blocks that have fewer chunks than warps are spread over the schedulers.
         turn = I((warp + cuda.blockIdx.x + cuda.blockIdx.z + (cuda.blockIdx.z >> 2)) & (WARPS - 1))
         if early:
-            # Into the L2 cache: whatever is written there meanwhile is not missed.
+            # Into the L2 cache: whatever is written there meanwhile is seen.
             if lane == 0 if apart else thread == 0:
                 first = I(chunk + turn * splits) if apart else chunk
                 prefetch_keys(keys, ring, first, last_chunk, chunks)
@@ -357,7 +359,7 @@ def attend_in_place(
                     of_keys_at = advance(keys, np.int64(at) * key_words)
                     take_scores(of_keys_at, query, query_scales, own_scores, lane)
                     if lane == 0:
-                        # No sooner, or what many warps have asked for pushes itself out of the L2 cache.
+                        # Not earlier: what many warps have prefetched would evict itself from the L2 cache.
                         prefetch_keys(keys, ring, I(mine + WARPS * splits), last_chunk, chunks)
                     of_values_at = advance(values, np.int64(at) * value_words)
                     take_values(
@@ -409,7 +411,7 @@ def attend_in_place(
                         store4(sums, to, total[k], total[k + 1], total[k + 2], total[k + 3])
             note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk)
             if apart:
-                # There is no other.
+                # There is no other chunk.
                 break
             if after <= last_chunk:
                 fetch_keys(advance(keys, np.int64(at_after) * key_words), thread, key, key_scales)

@@ -2,11 +2,11 @@
 
 Formula: scores = sum over blocks of (dq * dk) * I, values = scale * integer (``engine/cpu/quantized_cache.py``).
 Shapes: keys and values by type (``engine/cache/types.py``); q words [rows, n_head, d_k / 4] of int8, already scaled, and
-    float32 [rows, n_head, d_k / 32].  In shared memory a tile's queries lie as a tensor core takes them, words [d_k / 32,
-    pairs / 16, 32 lanes, 4], and behind them their scales [d_k / 32, pairs].
+    float32 [rows, n_head, d_k / 32].  In shared memory a tile's queries are in the layout of a tensor core, words [d_k / 32,
+    pairs / 16, 32 lanes, 4], followed by their scales [d_k / 32, pairs].
 Who owns what: lane 4 g + t of a warp reads 8 dimensions of each block of the positions g, g + 8, ... g + 56 of a chunk.  A
-    product of the tensor core takes 16 positions and 8 pairs, so chosen that the lane gets the scores of its positions with
-    pairs 4 t .. 4 t + 3 and, 16 further, four.  Values: a thread unpacks 8 elements of one or more positions.
+    product of the tensor core takes 16 positions and 8 pairs, chosen so that the lane gets the scores of its positions with
+    pairs 4 t .. 4 t + 3 and with the four that are 16 further.  Values: a thread unpacks 8 elements of one or more positions.
 Reduction order: that of the mirror, one chain per score in rising blocks; integers are exact in any order.
 Bytes moved: keys from memory by every warp that needs them (the L1 cache serves all but the first), 16 of shared memory for
     every 4 products.
@@ -45,9 +45,9 @@ EIGHT = 8
 
 
 def make_query(tile: Tile, of: CacheType, group: int) -> Any:
-    """The device function ``place(q, q_scales, task0, last, head0, n_head, thread, to)``: the queries of pairs task0 and on,
-    of 0 .. last, to shared memory, for keys of a type: lane 4 g + t has words t and t + 4 of a block, or where a word of the
-    key has eight dimensions, 2 t and 2 t + 1."""
+    """The device function ``place(q, q_scales, task0, last, head0, n_head, thread, to)``: copy the queries of the pairs from
+    task0, of 0 .. last, to shared memory, for keys of a type: lane 4 g + t has words t and t + 4 of a block, or 2 t and 2
+    t + 1 if a word of the key has eight dimensions."""
     pairs, threads, of_head, blocks = tile.pairs, tile.threads, tile.d_k // 4, tile.d_k // BLOCK
     each, apart = (1, 4) if of.bits == 8 else (2, 1)
     n_vectors, n_scales, sets = pairs * of_head // 4, pairs * blocks, pairs // 16
@@ -82,7 +82,7 @@ def make_query(tile: Tile, of: CacheType, group: int) -> Any:
 
 
 def _make_load(bits: int, m: int) -> Any:
-    """The device function ``load(key, scale, words, scales)``: of a block, a lane's part of its positions 2 m and 2 m + 1."""
+    """The device function ``load(key, scale, words, scales)``: a lane's part of positions 2 m and 2 m + 1 of a block."""
 
     @device
     def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
@@ -97,8 +97,8 @@ def _make_load(bits: int, m: int) -> Any:
 
 
 def _make_product(m: int, n: int) -> Any:
-    """The device function ``product(a, query, d, x, y, s)``: a block further in the scores of positions 2 m and 2 m + 1,
-    whose scales are x and y, with pairs 2 n and 2 n + 1."""
+    """The device function ``product(a, query, d, x, y, s)``: add a block to the scores of positions 2 m and 2 m + 1, whose
+    scales are x and y, with pairs 2 n and 2 n + 1."""
 
     @device
     def product(a, query, d, x, y, s):  # type: ignore[no-untyped-def]
@@ -114,7 +114,7 @@ def _make_product(m: int, n: int) -> Any:
 def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
     """(words, fetch, score) for keys of a type.
 
-    ``fetch(keys, lane, words, scales)``: a lane's part of the first block of the chunk at keys on its way into registers,
+    ``fetch(keys, lane, words, scales)``: start loading a lane's part of the first block of the chunk at keys into registers,
     words [``words``] and scales uint16 [8].
     ``score(keys, lane, words, scales, query, d, s)``: all scores s [own, 8] of the lane, which were 0; query, d: the lane's
     part of the warp's first 16 pairs, and the scales of its first pair.
@@ -174,7 +174,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
                 for e in range(4):
                     b[4 * k + e] = vector[e]
                 take4(d, 16 * k, factor, 4 * k)
-            # What has been used makes room for the next block.
+            # The registers of a block that has been used are free for the next one.
             steps(key, scale, left > 0, words, scales, b, factor, s)
             query, d = advance(query, query_apart), advance(d, d_apart)
 
@@ -187,8 +187,8 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
 def make_values(tile: Tile, of: CacheType) -> tuple[int, int, Any, Any]:
     """(words, scales, fetch, store): registers of a thread, and two device functions for values of a type.
 
-    ``fetch(values, step, thread, words, scales)``: slice ``step`` of the chunk at values on its way into registers.
-    ``store(to, thread, words, scales)``: ... and from there, as float32, to shared memory: [positions, pitch].
+    ``fetch(values, step, thread, words, scales)``: start loading slice ``step`` of the chunk at values into registers.
+    ``store(to, thread, words, scales)``: move it from there, as float32, to shared memory: [positions, pitch].
     """
     bits, d_v, threads, pitch = of.bits, tile.d_v, tile.threads, tile.pitch
     n_words, per_position, integers = bits // 4, d_v // EIGHT, of.integer_words(d_v)

@@ -1,6 +1,6 @@
-"""Scores of keys where they lie: the parts of ``engine/cuda/attention/direct.py`` that turn keys into scores.
+"""Scores of keys in place: the parts of ``engine/cuda/attention/direct.py`` that turn keys into scores.
 
-Formula, order: ``engine/cpu/quantized_cache.py``, and of float keys ``engine/cpu/attention.py``; shapes:
+Formula, order: ``engine/cpu/quantized_cache.py``, and for float keys ``engine/cpu/attention.py``; shapes:
 ``engine/cache/types.py``.
 """
 
@@ -24,8 +24,8 @@ PAIRS = 8
 
 
 def make_own_keys(of: CacheType, d_k: int) -> Any:
-    """The device function ``own(keys, lane, tile)``: pointers to the integers and scales of a lane's two positions of the 16
-    of a tensor core's tile: 8 dimensions of each block, and all scales."""
+    """The device function ``own(keys, lane, tile)``: pointers to the integers and scales of a lane's two positions among the
+    16 of a tensor-core tile: 8 dimensions of each block, and all scales."""
     bits, integers = of.bits, of.integer_words(d_k)
 
     @device
@@ -39,8 +39,8 @@ def make_own_keys(of: CacheType, d_k: int) -> Any:
 
 
 def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> Any:
-    """The device function ``load(key, scale, words, scales)``: a block of two positions side by side, the lane's part: 8
-    dimensions of each, and the scales of both in a word; words ``at`` and ``scale_at`` on, as number ``slot``."""
+    """The device function ``load(key, scale, words, scales)``: load the lane's part of a block of two adjacent positions: 8
+    dimensions of each, and the scales of both in one word, ``at`` and ``scale_at`` words further, as number ``slot``."""
 
     @device
     def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
@@ -58,11 +58,11 @@ def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> Any:
 
 
 def _make_key_use(bits: int, slot: int, acc_at: int) -> Any:
-    """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: what block number ``slot`` adds to the scores
-    of two positions and two pairs, acc[acc_at : acc_at + 4].
+    """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: add block number ``slot`` to the scores of two
+    positions and two pairs, acc[acc_at : acc_at + 4].
 
-    b0, b1: words of all pairs as the lane of a tensor core takes them; d0, d1: scales of the lane's two pairs; z0, z1: eight
-    times the sums of their integers, since integers of four bits are stored plus 8.
+    b0, b1: words of all pairs as a tensor-core lane takes them; d0, d1: scales of the lane's two pairs; z0, z1: eight times
+    the sums of their integers, since integers of four bits are stored plus 8.
     """
 
     @device
@@ -84,12 +84,12 @@ def _make_key_use(bits: int, slot: int, acc_at: int) -> Any:
 
 
 def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, Any, Any]:
-    """(words, scales, load, score): registers of the first keys, ``load(key, scale, words, scales)`` to bring them, and the
-    device function ``score(key, scale, words, scales, query, d, acc)``, which leaves scores of 1 or 4 tiles of a tensor core,
-    16 positions each, in acc [4 tiles].
+    """(words, scales, load, score): the registers for the first keys, ``load(key, scale, words, scales)``, which loads them,
+    and the device function ``score(key, scale, words, scales, query, d, acc)``, which writes the scores of 1 or 4 tensor-core
+    tiles of 16 positions each to acc [4 tiles].
 
-    Units of a block of 32 dimensions and up to two tiles: where one has been used, the one that is ``ahead`` units further
-    takes its registers.
+    A unit is a block of 32 dimensions and up to two tiles: once a unit has been used, the one that is ``ahead`` units further
+    is loaded into its registers.
     """
     blocks = d_k // BLOCK
     n = next(n for n in (4, 3, 2, 1) if blocks % n == 0)
@@ -129,7 +129,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
         return loads
 
     def make_from(unit: int) -> Any:
-        """Units from ``unit`` on to the last of this round."""
+        """The units from ``unit`` to the last of this round."""
         rest = make_from(unit + 1) if unit + 1 < units else None
         last, opens, within = unit + 1 == units, unit % per_block == 0, unit + ahead < units
         at, slot, acc_at = unit // per_block * PAIRS, unit % ahead * wide, unit % per_block * wide * 4
@@ -180,7 +180,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
 
 
 def make_float_run(half: bool, of_warp: int, n: int) -> Any:
-    """The device function ``run(key, scaled, total)``: n dimensions further for two positions and the warp's pairs."""
+    """The device function ``run(key, scaled, total)``: the next n dimensions, for two positions and the warp's pairs."""
     if n > 1:
         low, high = make_float_run(half, of_warp, n // 2), make_float_run(half, of_warp, n - n // 2)
         key_apart, scaled_apart = n // 2 * (CHUNK // 2 if half else CHUNK), n // 2 * of_warp

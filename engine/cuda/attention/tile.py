@@ -1,10 +1,10 @@
-"""A tile of queries of attention: how the threads of a block share it, and what each computes without a loop.
+"""A tile of attention queries: how the threads of a block share it, and what each computes without a loop.
 
 Formula: the pieces of ``engine/cuda/attention/tiled.py``: scores and weighted sums as sums of outer products, from scores to
     weights and their sum, chunks joined, the result divided.
 Shapes: a thread's numbers are in registers: scores [own, 8], elements [8, columns] (``Tile``).
-Who owns what: of 8 pairs a thread has four side by side and, 16 further, four; of 8 positions of a chunk four and, 32
-    further, four, or where keys are quantized every eighth.
+Who owns what: of 8 pairs a thread has four adjacent ones and, 16 further, four more; of 8 positions of a chunk four and, 32
+    further, four more, or every eighth if keys are quantized.
 Reduction order: ``engine/cpu/attention.py``; the tree of 64 as exchanges between the eight lanes that share a pair's chunk.
 Bytes moved: 16 of shared memory for every 16 (8 x 8) or 11 (4 x 8) fused multiply-adds of a thread.
 """
@@ -43,11 +43,11 @@ HIDDEN = F(-1.0)
 
 @dataclass(frozen=True)
 class Tile:
-    """How the threads of a block share its tile, and what lies where in shared memory (float32).
+    """How the threads of a block share its tile, and the layout of shared memory (float32).
 
     ``own``: pairs of a thread while it computes scores; ``columns``: elements of a thread in the weighted sum; ``at_once``:
-    chunks whose scores are computed side by side; ``positions`` of values that are in shared memory at a time; ``quantized``:
-    keys are, and queries are in shared memory from beginning to end.
+    chunks whose scores are computed at the same time; ``positions``: of values that are in shared memory at a time;
+    ``quantized``: keys are, and queries stay in shared memory from beginning to end.
     """
 
     d_k: int
@@ -59,7 +59,7 @@ class Tile:
 
     @property
     def warps_apart(self) -> int:
-        """Warps that share the pairs of a chunk for scores."""
+        """The number of warps that share the pairs of a chunk for scores."""
         return self.pairs // (4 * self.own)
 
     @property
@@ -68,7 +68,7 @@ class Tile:
 
     @property
     def quads(self) -> int:
-        """Threads side by side along the elements of a value."""
+        """The number of threads along the elements of a value."""
         return 8 * (self.threads // self.pairs)
 
     @property
@@ -77,7 +77,7 @@ class Tile:
 
     @property
     def pitch(self) -> int:
-        """From one position's value to the next."""
+        """The distance from one position's value to the next."""
         return self.quads * self.columns
 
     @property
@@ -86,23 +86,23 @@ class Tile:
 
     @property
     def slice(self) -> int:
-        """One of the two places for queries and keys, or values, on their way."""
+        """The size of one of the two buffers for queries and keys, or values, that are being copied."""
         of_scores = 0 if self.quantized else DIMENSIONS * (self.pairs + self.at_once * CHUNK)
         return max(of_scores, self.positions * self.pitch)
 
     @property
     def weights(self) -> int:
-        """Weights [at_once, 64, pairs] begin behind two slices."""
+        """The offset of the weights [at_once, 64, pairs], which follow two slices."""
         return 2 * self.slice
 
     @property
     def factors(self) -> int:
-        """Then maxima and sums, or the two factors that join a chunk, each [at_once, pairs]."""
+        """The offset of maxima and sums, or of the two factors that join a chunk, each [at_once, pairs]."""
         return self.weights + self.at_once * CHUNK * self.pairs
 
     @property
     def queries(self) -> int:
-        """Then queries that stay: words [d_k / 4, pairs], scales [d_k / 32, pairs]."""
+        """The offset of queries that stay: words [d_k / 4, pairs], scales [d_k / 32, pairs]."""
         return self.factors + 2 * self.at_once * self.pairs
 
     @property
@@ -111,7 +111,8 @@ class Tile:
 
     @property
     def turn(self) -> int:
-        """Weights of four positions and of the next four lie differently (``keep_weights``): the first bit that differs."""
+        """Weights of four positions and of the next four have different layouts (``keep_weights``): the first bit that
+        differs."""
         return 0 if self.quantized else 8
 
 
@@ -160,8 +161,8 @@ def make_steps(
     """The device function ``steps(a, second, b, acc)``: n steps of a sum of outer products acc [own, columns], without a
     loop; n: a power of two.
 
-    a, second: pointers to a thread's rows of the first step, four each (second: where ``own`` is 8), ``a_pitch`` from step to
-    step; b: to its columns, four and, ``b_apart`` further, four, ``b_pitch`` from step to step; ``turns``: in every second
+    a, second: pointers to a thread's rows of the first step, four each (second: if ``own`` is 8), ``a_pitch`` from step to
+    step; b: to its columns, four and, ``b_apart`` further, four, ``b_pitch`` from step to step; ``turns``: in every other
     step the second four rows come first.
     """
     if n > 1:
@@ -198,9 +199,9 @@ def make_steps(
 
 
 def make_sum_run(tile: Tile, masked: bool) -> Any:
-    """The device function ``run(a, of_lane, b, acc)``: eight positions, from a multiple of 8 on, further in a weighted sum.
+    """The device function ``run(a, of_lane, b, acc)``: add eight positions, beginning at a multiple of 8, to a weighted sum.
 
-    a: the weights of the warp's 32 pairs, ``of_lane``: where among them the thread's first four lie.
+    a: the weights of the warp's 32 pairs; ``of_lane``: the offset of the thread's first four among them.
     """
     part = make_steps(8, tile.columns, tile.pairs, tile.pitch, 4 * tile.quads, masked, 4, tile.quantized)
     a_further, b_further, turn = 4 * tile.pairs, 4 * tile.pitch, tile.turn
@@ -215,8 +216,8 @@ def make_sum_run(tile: Tile, masked: bool) -> Any:
 
 
 def make_each(first: int, n: int, make: Any) -> Any:
-    """The device function that calls make(first), ..., make(first + n - 1), device functions, one after the other with its
-    arguments, without a loop."""
+    """The device function that calls make(first), ..., make(first + n - 1), device functions, in order with its arguments,
+    without a loop."""
     if n == 1:
         return make(first)
     low, high = make_each(first, n // 2, make), make_each(first + n // 2, n // 2, make)
@@ -230,15 +231,15 @@ def make_each(first: int, n: int, make: Any) -> Any:
 
 
 def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
-    """Four device functions for what a thread has of a chunk's scores, s [own, 8], from its position ``key`` on.
+    """Four device functions for a thread's part of a chunk's scores, s [own, 8], from its position ``key`` on.
 
-    ``hide(s, places, key, window, chunk)``: scores of positions that a pair does not see are -inf.
-    ``weigh(s, sums, tops, lane)``: scores become weights exp(score - maximum), sums the first steps of the tree, [own, 4] or,
-    where keys are quantized, [own]; maxima go to tops.
-    ``total(sums, masses, lane)``: sums of weights, a pair's or two to a lane, to masses.
-    ``mark(s, places, key, window, chunk)``: weights of positions that a pair does not see are ``HIDDEN``.
+    ``hide(s, places, key, window, chunk)``: set the scores of positions that a pair does not see to -inf.
+    ``weigh(s, sums, tops, lane)``: turn scores into weights exp(score - maximum); write the first steps of the tree to sums,
+    [own, 4] or, if keys are quantized, [own], and the maxima to tops.
+    ``total(sums, masses, lane)``: write the sums of weights, one pair or two per lane, to masses.
+    ``mark(s, places, key, window, chunk)``: set the weights of positions that a pair does not see to ``HIDDEN``.
     places, tops, masses: pointers to the thread's first pair.  The lanes of a chunk differ in bits 1, 2, 3; lane 2 k has
-    positions 4 k .. 4 k + 3 and, 32 further, four.  Where keys are quantized they differ in bits 2, 3, 4; lane 4 k has every
+    positions 4 k .. 4 k + 3 and, 32 further, four.  If keys are quantized they differ in bits 2, 3, 4; lane 4 k has every
     eighth position from k on.
     """
     own, quantized = tile.own, tile.quantized
@@ -284,7 +285,7 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
 
     @device
     def halve(sums, lane, bit, n):  # type: ignore[no-untyped-def]
-        """Of n pairs, a lane keeps half and hands the others to the one that differs in ``bit``."""
+        """Of n pairs, a lane keeps half and sends the others to the lane that differs in ``bit``."""
         upper = (lane >> bit) & 1 != 0
         for k in range(each * n // 2):
             low, high = sums[k], sums[each * n // 2 + k]
@@ -314,8 +315,8 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
 
 
 def make_join(tile: Tile) -> Any:
-    """The device function ``join(element, o, factors, shares)``: a chunk's weighted sums o [8, columns] join those before it;
-    factors, shares: pointers to the thread's first pair."""
+    """The device function ``join(element, o, factors, shares)``: join a chunk's weighted sums o [8, columns] to those before
+    it; factors, shares: pointers to the thread's first pair."""
     columns = tile.columns
 
     def make(i: int) -> Any:
@@ -339,7 +340,7 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
     a, b, c, d = a + c, b + d, a - c, b - d
     lane = I(cuda.threadIdx.x & 31)
     for k in range(1, 4):
-        # (x + y, x - y), of which the upper lane has the second: y, which is its own, counts with the other sign.
+        # (x + y, x - y); the upper lane holds the second result: y, which is its own element, enters with the other sign.
         upper = (lane >> k) & 1 != 0
         a = (-a if upper else a) + lane_xor(a, I(1 << k))
         b = (-b if upper else b) + lane_xor(b, I(1 << k))
@@ -349,9 +350,9 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> Any:
-    """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: element [8, columns] by
-    the totals of their pairs, rotated back where values are quantized (``rotated``), times the gates, to out; ``task``: the
-    number of the thread's first pair, of 0 .. last."""
+    """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: divide element
+    [8, columns] by the totals of their pairs, rotate it back if values are quantized (``rotated``), multiply it by the gates,
+    and write it to out; ``task``: the number of the thread's first pair, of 0 .. last."""
     columns, d_v, quads = tile.columns, tile.d_v, tile.quads
 
     def make(i: int) -> Any:
@@ -367,7 +368,7 @@ def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> Any:
                 a, b = element[start] / total, element[start + 1] / total
                 c, e = element[start + 2] / total, element[start + 3] / total
                 if rotated:
-                    # All lanes, also those of pairs that there are not.
+                    # All lanes, including those of pairs that do not exist.
                     a, b, c, e = rotate4(a, b, c, e)
                 if own <= last and d < d_v:
                     if gated:

@@ -1,18 +1,19 @@
-"""Causal attention for many rows at once: keys and values are read once for a tile of queries, and the result is finished.
+"""Causal attention for many rows at once: keys and values are read once for a tile of queries, and no second kernel is
+needed.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1),
     rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated
     (``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled, and
     float32 [rows, n_head, d_k / 32]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16, or as ``engine/cache/types.py`` says; gate float32 [rows, n_head, 2, d_v], of which [:, :, 1] is
+    float32 or two float16, or as ``engine/cache/types.py`` says; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
     read; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
     owns 8 pairs and 4 or 8 elements.  The longest tiles begin first.  No grid depends on a position.
 Reduction order: that of the mirror: one chain per score and per element of a chunk's weighted sum, the halving tree of 64 for
     the sum of weights, chunks joined in rising order.
-Bytes moved: per tile 4 d_k per pair in for every few chunks, or d_k + d_k / 8 once where keys are quantized, 4 d_v out, and
+Bytes moved: per tile 4 d_k per pair in for each group of chunks, or d_k + d_k / 8 once if keys are quantized, 4 d_v out, and
     (d_k + d_v) * element size per position.
 """
 
@@ -50,24 +51,24 @@ MAX_HEAD = 512
 """The largest d_k and d_v."""
 THREADS = 256
 UNROLLED = 8
-"""Dimensions, or positions, that are taken without a loop."""
+"""Dimensions, or positions, that are processed without a loop."""
 FILLED = 3
-"""A pass is for this kernel if it has a tile for every so many multiprocessors: with fewer, kernels that share the chunks of
-a tile among blocks are faster where many positions are seen."""
+"""This kernel serves a pass that has at least one tile for every so many multiprocessors: with fewer tiles, kernels that
+divide the chunks of a tile among blocks are faster at many visible positions."""
 
 
 # --- launch geometry -------------------------------------------------------------------------------------------
 
 
 def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
-    """Whether the kernel of this file is for such a cache."""
+    """Whether the kernel of this file serves such a cache."""
     multiples = BLOCK if k_type.quantized else DIMENSIONS, BLOCK if v_type.quantized else 8
     return max(d_k, d_v) <= MAX_HEAD and d_k % multiples[0] == 0 and d_v % multiples[1] == 0
 
 
 def _tile(k_type: str, d_k: int, d_v: int, shared: int) -> Tile:
-    """For a GPU whose blocks have ``shared`` bytes of shared memory: the threads of a block hold the weighted sum of the
-    pairs in registers, and queries stay in shared memory where keys are quantized."""
+    """The tile for a GPU whose blocks have ``shared`` bytes of shared memory: the threads of a block hold the weighted sum of
+    the pairs in registers, and queries stay in shared memory if keys are quantized."""
     quantized = CACHE_TYPES[k_type].quantized
     most = max(d_v, d_k if quantized else 0)
     tiles = [
@@ -75,15 +76,15 @@ def _tile(k_type: str, d_k: int, d_v: int, shared: int) -> Tile:
         for pairs, largest in ((128, 128), (64, 256), (32, MAX_HEAD))
         if most <= largest
     ]
-    # The kernel has a word for each pair besides.
+    # The kernel also uses one word per pair.
     return next((tile for tile in tiles if 4 * (tile.size + tile.pairs) <= shared), tiles[-1])
 
 
 def fills(
     rows: int, n_head: int, n_head_kv: int, d_k: int, d_v: int, k_type: str, multiprocessors: int, shared: int
 ) -> bool:
-    """Whether the kernel of this file is for so many rows on a GPU of so many multiprocessors, whose blocks have ``shared``
-    bytes of shared memory."""
+    """Whether the kernel of this file serves ``rows`` rows on a GPU with so many multiprocessors, whose blocks have
+    ``shared`` bytes of shared memory."""
     tiles = n_head_kv * -(-rows * n_head // n_head_kv // _tile(k_type, d_k, d_v, shared).pairs)
     return tiles * FILLED >= multiprocessors
 
@@ -123,12 +124,12 @@ def _bytes(
 def attend_tiles(
     k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool
 ) -> Any:
-    """Attention of the rows of a pass, or of queries over what earlier passes have left.
+    """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
     Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, gate (not read unless
     ``gated``), out, rows, chunks (of the ring), window, scale (not used where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``: of a ``Tile``; d_k: a multiple of 16, d_v: of 8, and
-    of 32 where they are quantized.
+    each of 32 where quantized.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -146,7 +147,7 @@ def attend_tiles(
     weights_at, tops_at = tile.weights, tile.factors
     masses_at = tops_at + at_once * pairs
 
-    # Queries: a thread brings ``n_query`` dimensions of one pair.
+    # Queries: a thread copies ``n_query`` dimensions of one pair.
     n_query = DIMENSIONS * pairs // threads
     # Keys: vectors thread, thread + threads, ... of the slices of all chunks.
     of_chunk = DIMENSIONS * CHUNK // per
@@ -176,7 +177,8 @@ def attend_tiles(
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values)
 
     def make_put(half: bool) -> Any:
-        """The device function ``put(to, at, words, k)``: the vector words[k : k + 4] of elements, as float32, to ``to``."""
+        """The device function ``put(to, at, words, k)``: store the vector words[k : k + 4] of elements as float32 in
+        ``to``."""
 
         @device
         def put(to, at, words, k):  # type: ignore[no-untyped-def]
@@ -193,7 +195,7 @@ def attend_tiles(
 
     @device
     def fetch_scores(q, keys, starts, step, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
-        """Slice ``step`` of queries and of keys on its way into registers."""
+        """Start loading slice ``step`` of queries and of keys into registers."""
         q = advance(q, I(step * DIMENSIONS))
         if n_query == 2:
             two = load2(q, I(0))
@@ -212,7 +214,7 @@ def attend_tiles(
 
     @device
     def begin_scores(q, keys, starts, ring, chunk, last_chunk, chunks, thread, query, key):  # type: ignore[no-untyped-def]
-        """Where the thread's keys of the chunks from ``chunk`` on lie, and the first slice."""
+        """Find the thread's keys of the chunks from ``chunk`` on, and start loading the first slice."""
         for k in range(key_rounds):
             i = I(thread + k * threads)
             lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
@@ -221,7 +223,7 @@ def attend_tiles(
 
     @device
     def begin_keys(keys, ring, chunk, last_chunk, chunks, lane, key, key_scales):  # type: ignore[no-untyped-def]
-        """The quantized keys of a chunk, the first block of which is on its way into registers."""
+        """Find the quantized keys of a chunk, and start loading the first block into registers."""
         own = advance(keys, np.int64(I(ring + I(U(chunk) % U(chunks)))) * key_words)
         if chunk <= last_chunk:
             fetch_keys(own, lane, key, key_scales)
@@ -229,7 +231,7 @@ def attend_tiles(
 
     @device
     def store_scores(to, scale, thread, query, key):  # type: ignore[no-untyped-def]
-        """... and from there to shared memory: queries times ``scale`` [16, pairs], keys [16, at_once, 64]."""
+        """Move them from there to shared memory: queries times ``scale`` [16, pairs], keys [16, at_once, 64]."""
         own_query = advance(to, I(I(thread // pairs * n_query) * pairs + thread % pairs))
         for k in range(n_query):
             own_query[k * pairs] = bits_float(I(query[k])) * scale
@@ -241,7 +243,7 @@ def attend_tiles(
 
     @device
     def fetch_values(values, step, thread, value, value_scales):  # type: ignore[no-untyped-def]
-        """Slice ``step`` of a chunk's values on its way into registers."""
+        """Start loading slice ``step`` of a chunk's values into registers."""
         values = advance(values, I(step * value_slice_words))
         for k in range(value_rounds):
             i = I(thread + k * threads)
@@ -252,7 +254,7 @@ def attend_tiles(
 
     @device
     def store_values(to, thread, value, value_scales):  # type: ignore[no-untyped-def]
-        """... and from there to shared memory: [positions, pitch]."""
+        """Move it from there to shared memory: [positions, pitch]."""
         for k in range(value_rounds):
             i = I(thread + k * threads)
             if n_vectors % threads == 0 or i < n_vectors:
@@ -263,10 +265,10 @@ def attend_tiles(
 
     @device
     def keep_weights(s, to, row, quad):  # type: ignore[no-untyped-def]
-        """A thread's weights to [64, pairs], from its position on.
+        """Store a thread's weights in [64, pairs], from its position on.
 
-        Of eight quads of pairs, number q of positions 4 k .. 4 k + 3 lies where number q ^ (2 k & 6) would, or where keys are
-        quantized, of position k, where number q ^ (4 k & 4) would: then no two of eight lanes meet in a bank.
+        Of eight quads of pairs, number q of positions 4 k .. 4 k + 3 is stored in the place of number q ^ (2 k & 6), or if
+        keys are quantized, of position k, in that of number q ^ (4 k & 4): then no two of eight lanes share a bank.
         """
         for e in range(8):
             at = I(row + (8 * e if quantized else e if e < 4 else e + 28) * pairs)
@@ -276,11 +278,12 @@ def attend_tiles(
 
     @device
     def find_factors(tops, masses, place, chunk, last_chunk, window, maximum, mass):  # type: ignore[no-untyped-def]
-        """Maxima and sums of a pair's chunks become the factors that join them, in place; gives maximum and sum of all."""
+        """Turn maxima and sums of a pair's chunks into the factors that join them, in place; returns the maximum and sum of
+        all."""
         for c in range(at_once):
             if chunk + c <= last_chunk:
                 first, last = visible(place, window, I(chunk + c))
-                # What joins a chunk that is hidden leaves every sum as it is, also one of -0.
+                # What joins a chunk that is hidden leaves every sum unchanged, even -0.
                 a, b = F(1.0), F(-0.0)
                 if first < last:
                     m = tops[c * pairs]
@@ -307,7 +310,7 @@ def attend_tiles(
         sums = cuda.local.array(n_sums, np.float32)
         o = cuda.local.array(n_elements, np.float32)
         element = cuda.local.array(n_elements, np.float32)
-        # The masks are for the compiler: it sees that nothing is negative.
+        # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (threads - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
@@ -326,7 +329,7 @@ def attend_tiles(
         own_q = advance(
             q, np.int64(I(I(row * n_head) + I(head0 + I(task - row * group)))) * d_k + thread // pairs * n_query
         )
-        # Lanes that share four pairs, or eight positions or elements, lie so that a vector for all is two accesses.
+        # Lanes that share four pairs, or eight positions or elements, are arranged so that a vector for all is two accesses.
         across, along = I((lane & 1) + ((lane >> 4) << 1)), I((lane >> 1) & 7)
         chunk_of, pair = I(warp // apart), I(warp % apart * (4 * own) + 4 * (lane & 3 if quantized else across))
         first = I(lane >> 2 if quantized else 4 * along)  # the thread's first position
@@ -335,7 +338,7 @@ def attend_tiles(
         sum_pair, column = I(warp % n_across * 32), I((warp // n_across * 8 + along) * 4)
         ring = I(head_kv * chunks)
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
-        inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees a part of
+        inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
         maximum, mass = F(-np.inf), F(0.0)
         for k in range(n_elements):
             element[k] = F(0.0)
@@ -357,7 +360,7 @@ def attend_tiles(
                 if own_chunk <= last_chunk:
                     own_queries = advance(memory, I(I(queries_at + I(warp % apart * (own // 4) * 128)) + 4 * lane))
                     score(own_keys, lane, key, key_scales, own_queries, advance(memory, I(scales_at + pair)), s)
-                # All have read the weights of the chunks before.
+                    # All threads have read the weights of the preceding chunks.
                 cuda.syncthreads()
             else:
                 step = I(0)
@@ -418,7 +421,7 @@ def attend_tiles(
                         weight = I(weights_at + I(c * CHUNK + (step - 1) * positions) * pairs)
                         a = advance(memory, I(weight + sum_pair))
                         b = advance(to, column)
-                        # As ``keep_weights`` has laid them out.
+                        # In the layout of ``keep_weights``.
                         left, of_lane = I(value_runs), I(4 * across ^ ((step - 1) * (2 * positions) & 3 * turn))
                         if whole:
                             while left > 0:

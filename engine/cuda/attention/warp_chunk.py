@@ -1,11 +1,11 @@
-"""A chunk of quantized keys, and of values, that one warp takes by itself: where a block has several, none waits for others.
+"""A chunk of quantized keys or values processed by one warp alone: if a block has several chunks, no warp waits for another.
 
 Formula, order: ``engine/cpu/attention.py`` and ``engine/cpu/quantized_cache.py``; shapes: those of
-    ``engine/cuda/attention/direct.py``, whose kernel these are parts of.
+    ``engine/cuda/attention/direct.py``, whose kernel these parts belong to.
 Who owns what: a warp owns all (row, head) pairs of its block; scores: a lane owns two of every 16 positions, with the columns
-    of a tensor core's tile; then four elements of the weighted sums of all pairs, and of the next 128 elements.  A value is
+    of a tensor-core tile; then four elements of the weighted sums of all pairs, and of the next 128 elements.  A value is
     unpacked once for all pairs.
-Bytes moved: keys and values from memory straight into registers, by way of the L2 cache, which is told ahead of time.
+Bytes moved: keys and values from memory directly into registers, through the L2 cache, into which they are prefetched.
 """
 
 from typing import Any
@@ -27,8 +27,8 @@ U = np.uint32
 
 
 def make_prefetch(key_words: int, value_words: int) -> tuple[Any, Any]:
-    """(prefetch_keys, prefetch_values): a chunk of so many words into the L2 cache, if there is one; what is written there
-    meanwhile is not missed.  Called with (keys or values, ring, chunk, last_chunk, chunks) by one lane."""
+    """(prefetch_keys, prefetch_values): prefetch a chunk of so many words into the L2 cache, if it exists; what is written
+    there meanwhile is seen.  Called with (keys or values, ring, chunk, last_chunk, chunks) by one lane."""
 
     def make(words: int) -> Any:
         @device
@@ -43,7 +43,7 @@ def make_prefetch(key_words: int, value_words: int) -> tuple[Any, Any]:
 
 def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> Any:
     """The device function ``score(keys, query, d, scores, lane)``: a warp's scores of all pairs, hidden or not; query, d:
-    words and scales of all pairs as a tensor core takes them."""
+    words and scales of all pairs in the layout of a tensor core."""
     n_key, n_scales, load_key, score_key = make_quantized_scores(of.bits, d_k, CHUNK // 16)
     own_keys, n_acc = make_own_keys(of, d_k), CHUNK // 4
 
@@ -70,12 +70,12 @@ def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> Any:
 def make_chunk_of_a_warp(
     of_keys: CacheType, of_values: CacheType, d_k: int, d_v: int, group: int, tasks: int, single: bool
 ) -> tuple[Any, Any]:
-    """Two device functions, a warp's way through a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from there to
-    weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0, head0, n_head,
-    slots, window, chunk)``.
+    """Two device functions for a warp that processes a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from
+    there to weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0,
+    head0, n_head, slots, window, chunk)``.
 
-    No warp waits for another.  The warp's own are scores float32 [tasks, 64] and limits int32 [3, tasks]: the first position
-    that a pair sees, the one behind the last, and the slot where its sums go, -1 if it sees none.
+    No warp waits for another.  Each warp has its own scores float32 [tasks, 64] and limits int32 [3, tasks]: the first
+    position that a pair sees, the one after the last, and the slot where its sums go, -1 if it sees none.
     """
     columns = d_v // OWNED
     sets = min(tasks, 32 // columns) if 32 % columns == 0 else 1
@@ -95,7 +95,8 @@ def make_chunk_of_a_warp(
 
     @device
     def look(places, limits, lane, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
-        """A lane's pair to limits; from where to where any pair, and all of them, see the chunk; and the lane's slot."""
+        """Write the limits of a lane's pair; returns the ranges of the chunk that any pair, and all pairs, see, and the
+        lane's slot."""
         t = min(lane, I(n - 1))
         place = places[row_of(I(task0 + t))]
         first, last = visible(place, window, chunk)
@@ -121,8 +122,8 @@ def make_chunk_of_a_warp(
 
     @device
     def weigh(scores, limits, first, last, lane):  # type: ignore[no-untyped-def]
-        """Scores to weights, in place; lane t gets the maximum and the sum of pair t.  What a pair that sees nothing gets is
-        not used.  Two pairs side by side, since one is a long chain."""
+        """Turn scores into weights, in place; lane t gets the maximum and the sum of pair t.  The result of a pair that sees
+        nothing is not used.  Two pairs are interleaved, since one is a long dependent chain."""
         top, mass = F(0.0), F(0.0)
         t = I(0)
         while t < n_weighed:
@@ -136,7 +137,7 @@ def make_chunk_of_a_warp(
             own[0], own[32 * pitch] = s, u
             if tasks > 1:
                 other[0], other[32 * pitch] = v, w
-            # As ``fold32`` does.
+            # The order of ``fold32``.
             x, y = s + u, v + w
             for k in range(5):
                 x = x + lane_xor(x, I(16 >> k))
@@ -159,7 +160,7 @@ def make_chunk_of_a_warp(
 
     @device
     def take_scores(keys, query, d, scores, lane):  # type: ignore[no-untyped-def]
-        # What other lanes have read of the chunk before is read.
+        # Other lanes have finished reading the chunk before.
         cuda.syncwarp()
         score(keys, query, d, scores, lane)
 

@@ -1,7 +1,7 @@
 """From the scores of a chunk to weights: what a (row, head) pair sees of it, exp(score - maximum), and their sum.
 
 Formula: m = max of the visible scores, p_j = exp(score_j - m), l = sum of p_j (``engine/cpu/attention.py``).
-Shapes: scores float32 [tasks / shared_by, 64, shared_by], in shared memory; ``combine.py`` finds m and l in weights [rows,
+Shapes: scores float32 [tasks / shared_by, 64, shared_by], in shared memory; ``combine.py`` reads m and l from weights [rows,
     n_head, slots, 2].
 Who owns what: a warp at a time owns a pair, a lane positions ``lane`` and ``lane + 32``.
 Reduction order: the halving tree of 64 for the sum; a maximum is exact in any order.
@@ -25,7 +25,7 @@ U = np.uint32
 
 @device
 def warp_max(x):  # type: ignore[no-untyped-def]
-    """The largest x of a warp, in every lane; as integers with the same order, which there is an instruction for."""
+    """The largest x of a warp, in every lane; computed on integers of the same order, for which there is an instruction."""
     bits = float_bits(x)
     most = lanes_max(I(bits ^ I((bits >> I(31)) & I(0x7FFFFFFF))))
     return bits_float(I(most ^ I((most >> I(31)) & I(0x7FFFFFFF))))
@@ -39,7 +39,7 @@ def visible(place, window, chunk):  # type: ignore[no-untyped-def]
 
 
 def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: bool) -> tuple[Any, Any, Any, Any]:
-    """(row_of, head_of, weigh, note): which row and head a (row, head) pair is, and from the scores of a chunk to weights,
+    """(row_of, head_of, weigh, note): the row and the head of a (row, head) pair; and from the scores of a chunk to weights,
     maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
     n_warps = threads // 32
     weigh_rounds = -(-tasks // n_warps)
@@ -50,13 +50,13 @@ def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: boo
 
     @device
     def head_of(task, n_head, head0):  # type: ignore[no-untyped-def]
-        """Number of a (row, head) pair, of all heads of all rows."""
+        """The number of a (row, head) pair among all heads of all rows."""
         return I(head0 + task) if single else I(row_of(task) * n_head + head0 + I(U(task) % U(group)))
 
     @device
     def weigh(scores, places, tops, masses, thread, n, task0, window, chunk):  # type: ignore[no-untyped-def]
-        """Scores to exp(score - maximum), in place; a warp at a time takes a task.  The maximum, and what the lane adds to
-        the sum, go to tops and masses."""
+        """Turn scores into exp(score - maximum), in place, one task per warp at a time.  The maximum, and the lane's summand
+        of the sum, go to tops and masses."""
         lane = I(thread & 31)
         for k in range(weigh_rounds):
             t = I((thread >> 5) + k * n_warps)
@@ -79,7 +79,7 @@ def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: boo
 
     @device
     def note(places, tops, masses, weights, thread, n, task0, head0, n_head, slots, window, chunk):  # type: ignore[no-untyped-def]
-        """Maxima and sums to where ``combine`` finds them."""
+        """Write maxima and sums to where ``combine`` reads them."""
         lane = I(thread & 31)
         for k in range(weigh_rounds):
             t = I((thread >> 5) + k * n_warps)

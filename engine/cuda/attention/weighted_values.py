@@ -1,12 +1,12 @@
-"""Weighted values where they lie: the parts of ``engine/cuda/attention/direct.py`` that add up values.
+"""Weighted values in place: the parts of ``engine/cuda/attention/direct.py`` that add up values.
 
 Formula, order: ``engine/cpu/attention.py``; shapes: ``engine/cache/types.py``.
 
 A quantized value is scale * n, which is exact, since a scale has 11 significant bits and n has 8.  The byte n + z, z = 8 or
 128, becomes bits 8 to 15 of a float32 whose exponent makes it x = 2**15 + z + n.  Then value = fma(x, scale, -(2**15 + z) *
-scale): the constant has 13 significant bits, or 9, so its product has 24 at most and is exact, and so is the fma, whose
-result is scale * n.  A zero may have another sign than that, which no sum shows: it begins at +0, and since a weight is 0 or
-above 1.3 * 2**-126 and a value 0 or at least 2**-24, no product that is not 0 becomes 0, so no sum is ever -0.
+scale): the constant has 13 significant bits, or 9, so its product has at most 24 and is exact, and so is the fma, whose
+result is scale * n.  A zero may have the other sign, but no sum shows it: a sum begins at +0, and since a weight is 0 or
+above 1.3 * 2**-126 and a value 0 or at least 2**-24, no nonzero product underflows to 0, so no sum is ever -0.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ U = np.uint32
 OWNED = 4
 """Elements of a value that a thread owns."""
 STEP = 4
-"""Positions that the weighted sum takes at a time where some are hidden."""
+"""Positions of the weighted sum per step if some are hidden."""
 ZEROS = {8: 32768 + 128, 4: 32768 + 8}
-"""The float32 that an integer of 0 becomes part of, by bits."""
+"""The bits of the float32 into which an integer is inserted."""
 UNSIGNED = U(0x80808080)
-"""What makes four int8 unsigned, each plus 128."""
+"""XORed with a word, it makes four int8 unsigned, each plus 128."""
 
 
 # --- weighted values -------------------------------------------------------------------------------------------
@@ -37,13 +37,13 @@ UNSIGNED = U(0x80808080)
 
 @device
 def unpacked(word, e, scale, offset):  # type: ignore[no-untyped-def]
-    """Byte e of a word of integers n + z as scale * n; offset: -(2**15 + z) * scale."""
+    """Byte e of a word of integers n + z, converted to scale * n; offset: -(2**15 + z) * scale."""
     return fma(bits_float(I(pick_bytes(word, U(0x47), U(0x4505 + 16 * e)))), scale, offset)
 
 
 def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
-    """The device function ``load(value, scale, first, words, scales)``: a thread's elements of positions first .. first + n -
-    1, a multiple of ``STEP``, to the same places of words and scales; value, scale: those of position 0."""
+    """The device function ``load(value, scale, first, words, scales)``: load a thread's elements of positions first .. first
+    + n - 1, a multiple of ``STEP``, to the same places of words and scales; value, scale: those of position 0."""
     bits, row_words, row_scales = of.bits, d_v * of.bits // 32, d_v // BLOCK
 
     @device
@@ -60,7 +60,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
 
     @device
     def load_step(value, scale, first, words, scales):  # type: ignore[no-untyped-def]
-        # Not a loop, which not all targets' compilers unroll.
+        # Not a loop, because the compilers of some targets do not unroll it.
         load_one(value, scale, first, words, scales)
         load_one(value, scale, I(first + 1), words, scales)
         load_one(value, scale, I(first + 2), words, scales)
@@ -82,12 +82,12 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
 
 
 def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool) -> Any:
-    """The device function ``run(words, scales, first, shift, weight, j, firsts, lasts, total)``: positions first .. first + 3
-    of those that are in registers, number 0 of which is j.
+    """The device function ``run(words, scales, first, shift, weight, j, firsts, lasts, total)``: add positions first .. first
+    + 3 of those in registers; j is the position of number 0.
 
-    shift: where in a byte a thread's integers of four bits are; weight: p of ``pitch`` pairs side by side, a power of two, of
-    which a thread serves the first ``served``; total [4 served]: chains; ``masked``: only positions from firsts[h] to before
-    lasts[h] count for pair h.
+    shift: the bit offset within a byte of a thread's 4-bit integers; weight: p of ``pitch`` pairs, interleaved, a power of
+    two; a thread serves the first ``served`` of them; total [4 served]: chains; ``masked``: only positions from firsts[h]
+    to before lasts[h] count for pair h.
     """
     one = n_bounds == 1
     zero = F(-ZEROS.get(bits, 0))
@@ -97,7 +97,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
 
     @device
     def use(words, scales, at, shift, p, of_p, j, firsts, lasts, total):  # type: ignore[no-untyped-def]
-        """One position, number ``at``; its weights are p[of_p : of_p + served]."""
+        """Add one position, number ``at``; its weights are p[of_p : of_p + served]."""
         value = cuda.local.array(OWNED, np.float32)
         if bits == 32:
             for e in range(OWNED):
@@ -142,8 +142,8 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
 
 
 def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, n: int) -> Any:
-    """The device function ``run(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total)``:
-    positions first .. first + n - 1 of those in registers, which those from value on replace if there are ``more``."""
+    """The device function ``run(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total)``: add
+    positions first .. first + n - 1 of those in registers, and if there are ``more``, replace them by those at value."""
     if n > STEP:
         half = make_spans(of, d_v, served, pitch, n_bounds, n // 2)
 
@@ -169,10 +169,10 @@ def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, 
 def make_weighted_sum(
     of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, span: int
 ) -> tuple[int, Any, Any]:
-    """(words, load, weighted_sum): registers of ``span`` positions, the device function ``load(value, scale, words,
-    scales)`` that brings the first of them, and ``weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts,
-    lasts, words, scales, total)``: sums over the positions from begin to before end; those from middle to before after, whole
-    spans, are visible to all pairs, and the first span is in registers.
+    """(words, load, weighted_sum): the registers of ``span`` positions; the device function ``load(value, scale, words,
+    scales)``, which loads the first of them; and ``weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts,
+    lasts, words, scales, total)``: sums over the positions from begin to before end.  Those from middle to before after,
+    whole spans, are visible to all pairs, and the first span is in registers.
 
     value, scale: a thread's elements of position 0 and their scale; the others as in ``make_sum_run``."""
     n_words, n_total = span * max(1, of.bits // 8), OWNED * served

@@ -1,12 +1,12 @@
 """What a warp does with a run of records: the chain of a row, for 16 rows at once.
 
-A record (16 weight rows, one block of each) is used as it lies in the registers of the warp, and the next one is sent for as
-soon as it has been used.  The first is sent for before the warp waits for its inputs, so that weights are on their way while
-the kernel before this one ends.  A *deep* chain keeps two records under way, for matrices of so few rows that a
+A record (16 weight rows, one block of each) is used directly in the registers of the warp, and the load of the next one is
+issued as soon as it has been used.  The first load is issued before the warp waits for its inputs, so that weights are in
+flight while the preceding kernel ends.  A *deep* chain keeps two records in flight, for matrices of so few rows that a
 multiprocessor has no other warps to fill the time.
 
-Where all blocks of a product are on the GPU at once and a row is short, a warp has a single unit and does with it whatever
-can be done before it waits: the record is unpacked, and behind the wait there is nothing but activations, products and sums.
+Where all blocks of a product are resident on the GPU at once and a row is short, a warp has a single unit and does as much
+as possible with it before it waits: the record is unpacked, and only activations, products and sums are left after the wait.
 
 The columns of a *gathered* chain are arbitrary activation rows: those that use an expert (``engine/cuda/products/experts.py``).
 
@@ -44,18 +44,18 @@ I = np.int32  # noqa: E741
 ZERO = (u32(0), u32(0), u32(0), u32(0))
 
 GROUP_BYTES = 2304
-"""Bytes of records of a 32-wide format that a warp has under way."""
+"""Bytes of records of a 32-wide format that a warp has in flight."""
 
 
 def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = False) -> Any:
     """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
     [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
 
-    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  Of the sums that a tensor-core product gives a
-        lane, one row needs every other.
-    single: one unit and one tile of activation rows.  The chain goes on in other warps, so acc [4 + 2] becomes values, which
+    most: of activation rows: 1, or a multiple of 8, the columns of a tile.  With one row, only every other sum that a
+        tensor-core product gives a lane is used.
+    single: one unit and one tile of activation rows.  The chain continues in other warps, so acc [4 + 2] holds values, which
         are still to be multiplied by da, and da of columns 2 t and 2 t + 1.
-    gathered: in place of ``rows`` come the places that the function of :func:`make_gather` has found.
+    gathered: instead of ``rows`` the function takes the places that the function of :func:`make_gather` has found.
     """
     if FORMATS[type_].unit == 32:
         return _make_32(type_, most, gathered)
@@ -67,14 +67,14 @@ def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = F
 
 
 def n_places(most: int) -> int:
-    """Places of a gathered chain: for each tile the lane's own column, for each tile its one or two sums; the number of
-    columns."""
+    """Size of ``places`` in a gathered chain: the lane's own column of each tile, its one or two sums of each tile, and the
+    number of columns."""
     return -(-most // 8) * (1 + min(most, 2)) + 1
 
 
 def make_gather(unit: int, most: int) -> Any:
     """The device function gather(listed, count, units, places): column j of a gathered chain is activation row listed[j], for
-    j < count; places int32 [``n_places``] are those of this lane.  A chain of one row takes that row in place of a list."""
+    j < count; places int32 [``n_places``] are those of this lane.  A chain of one row takes that row instead of a list."""
     tiles, columns = -(-most // 8), min(most, 2)
     last = n_places(most) - 1
     tile_words, column_words = 2 * unit, 16 if unit == 256 else 8
@@ -103,7 +103,7 @@ def make_gather(unit: int, most: int) -> Any:
                 place = words(listed[j], units)
             places[n] = place
             for c in range(columns):
-                # Columns that there are not get the sums of the last one, for nobody to read.
+                # Columns that do not exist get the sums of the last one, which are never read.
                 k = min(I(8 * n + 2 * (lane & 3) + c), I(count - 1))
                 places[tiles + columns * n + c] = sums(listed[k], units)
         places[last] = count
@@ -115,8 +115,8 @@ def make_gather(unit: int, most: int) -> Any:
 class _Where:
     """Where a lane finds the activations of a unit, relative to those of the first tile.
 
-    own(lane), pair(lane): lane and column that the first tile begins with; tile(rows, n): whether it has columns at all;
-    inside(rows, column, n): whether the lane's own column of tile n is one; x(rows, units, n): its words; scale(rows, units,
+    own(lane), pair(lane): the lane and the column that the first tile begins with; tile(rows, n): whether tile n has columns;
+    inside(rows, column, n): whether the lane's own column of tile n exists; x(rows, units, n): its words; scale(rows, units,
     n, c) and sums(rows, units, n, c): the scale and the sums (in words of a unit of 256) of the lane's c-th output column.
     """
 
@@ -207,8 +207,8 @@ def _make_where(unit: int, most: int, gathered: bool) -> _Where:
 
 
 def _make_add(mins: bool, single: bool = False) -> Any:
-    """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): a unit's part to the sums of rows g and g + 8,
-    acc[k] and acc[k + 2]; da: the activations' scale, f: ``Unpack.factors``, the others its integer sums."""
+    """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): add a unit to the sums of rows g and g + 8,
+    acc[k] and acc[k + 2]; da: the activations' scale; f: ``Unpack.factors``; the others: the unit's integer sums."""
 
     @device
     def add(acc, k, da, f, dot, dot8, minimum, minimum8):  # type: ignore[no-untyped-def]
@@ -227,7 +227,7 @@ def _make_add(mins: bool, single: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the chains of a format of 256 are made of.
+    """The building blocks of the chains of a 256-wide format.
 
     fmt: how a lane reads it; load, n_words: its words of a record, of ``size`` words; multiply(a, b, y, v, h, n, dots):
     positions 64 v .. 64 v + 63 of a unit, blocks a and b times activations y of tile n, to its four dots; load_sums(xs, at):
@@ -248,7 +248,7 @@ class Parts:
 
 
 def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: Any = load4) -> Parts:
-    """The parts of a chain, new functions at every call; read(p, i): four words of activations."""
+    """The parts of a chain, new functions at every call; read(p, i) loads four words of activations."""
     tiles, columns = -(-most // 8), min(most, 2)
     several = columns > 1
     fmt = unpack(type_)
@@ -270,7 +270,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
 
     @device
     def multiply(a, b, y, v, h, n, dots):  # type: ignore[no-untyped-def]
-        """Positions 64 v .. 64 v + 63 of a unit: blocks a and b times activations y of tile n, to its four dots."""
+        """Positions 64 v .. 64 v + 63 of a unit: blocks a and b times activations y of tile n, into its four dots."""
         if sixteen:
             parts = (mma16(a[0], a[1], y[0]), mma16(a[2], a[3], y[1]), mma16(b[0], b[1], y[2]), mma16(b[2], b[3], y[3]))
             for k in range(4):
@@ -292,7 +292,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
 
     @device
     def load_sums(xs, at):  # type: ignore[no-untyped-def]
-        """The sums of a unit's activations that the format needs: of 16 each, or of 32."""
+        """The sums of a unit's activations that the format needs: one for each 16, or for each 32."""
         if sixteen:
             return read(xs, at), read(xs, at + 4)
         if mins:
@@ -301,7 +301,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
 
     @device
     def close(low, high, f, sums, da, k, c, dots, acc):  # type: ignore[no-untyped-def]
-        """The float part of a unit for column c of the tile whose sums begin at acc[k]."""
+        """The float part of a unit, for column c of the tile whose sums begin at acc[k]."""
         minimum, minimum8 = I(0), I(0)
         if sixteen:
             e, g = sums
@@ -373,8 +373,8 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> Any:
 
     @device
     def quarter(v, words, h, x, units, rows, dots):  # type: ignore[no-untyped-def]
-        """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop as long as this
-        is not unrolled, and words[k] with a k known only at run time would lie in memory instead of registers."""
+        """Positions 64 v .. 64 v + 63 of a unit, for every tile.  Called with a constant v: a loop of this length is
+        not unrolled, and words[k] with a k known only at run time would be kept in memory instead of registers."""
         column = I((cuda.threadIdx.x & 31) >> 2)
         a = block(words, 2 * v)
         b = block(words, 2 * v + 1)

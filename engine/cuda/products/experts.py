@@ -1,20 +1,20 @@
-"""Products with the experts that rows have chosen, and the sum of what these give (Shazeer et al. 2017).
+"""Products with the experts that rows have chosen, and the sum of their outputs (Shazeer et al. 2017).
 
 Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
 Shapes: a *pair* is a row and one of its experts, pair = row * n_used + s; ids int32, weights float32 [rows, n_used].
-    Matrices of all experts are one of n_expert * R rows: rows [e R, (e + 1) R) are those of expert e.  Outputs float32
-    [pairs, R]; where a network that every row uses takes part, ``rows`` further ones follow: [pairs + rows, R].  Activations
-    are int8 as ``engine/cuda/products/quantize.py`` leaves them: for gate and up the rows, for down as many as there are outputs.
-Who owns what: ``matmul_experts``: a block owns 16 rows of the matrix of a pair's expert, and multiplies them for all pairs of
-    that expert if its own is the first of them; otherwise it leaves.  So an expert is read once, however many rows use it.
-    ``matmul_join``: a block owns 16 outputs of a single row, a warp one unit of one expert, of which it first makes the
-    activations.  ``join``: a thread owns an element.
+    The matrices of all experts form one of n_expert * R rows: rows [e R, (e + 1) R) are those of expert e.  Outputs float32
+    [pairs, R]; if a network that every row uses takes part, ``rows`` more follow: [pairs + rows, R].  Activations are int8 in
+    the layout of ``engine/cuda/products/quantize.py``: for gate and up one row per row, for down one per output.
+Who owns what: ``matmul_experts``: a block owns 16 rows of the matrix of a pair's expert, and multiplies them by all pairs of
+    that expert if its own is the first of them; otherwise it exits.  So an expert is read once, however many rows use it.
+    ``matmul_join``: a block owns 16 outputs of a single row, a warp one unit of one expert, whose activations it first
+    computes.  ``join``: a thread owns an element.
 Reduction order: that of ``engine/cuda/products/matmul.py``, then sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)),
-    fma(sigmoid(l_shared), y_shared, sum), residual + that where there is one.
-Bytes moved: the matrices of every expert in use once.
+    fma(sigmoid(l_shared), y_shared, sum), residual + that if there is one.
+Bytes moved: the matrices of every expert in use, once.
 
-Which weights are needed is known only when the inputs are there, but for the network that every row uses: its blocks come
-first, and have theirs by then.
+Which weights are needed is known only when the inputs are complete, except for the network that every row uses: its blocks
+come first, and have loaded theirs by then.
 """
 
 from typing import Any
@@ -59,7 +59,7 @@ AREA = 76
 
 
 def tiles(n_rows: int) -> int:
-    """Records of 16 rows that the matrix of an expert touches; where R is not a multiple of 16, it may begin within one."""
+    """Records of 16 rows that the matrix of an expert touches; if R is not a multiple of 16, it may begin inside a record."""
     return n_rows // 16 if n_rows % 16 == 0 else (n_rows + 30) // 16
 
 
@@ -67,7 +67,7 @@ def tiles(n_rows: int) -> int:
 
 
 def resident(formats: tuple[str, ...], most: int, *others: Any) -> int:
-    """Blocks per multiprocessor: three where 80 registers a thread are enough."""
+    """Blocks per multiprocessor: three if 80 registers per thread are enough."""
     small = {"Q2_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"}.isdisjoint(formats) and len(set(formats)) == 1
     return 3 if most == 1 and small else 2
 
@@ -88,10 +88,10 @@ def matmul_experts(
     scaled: bool = False,
 ) -> Any:
     """One or two matrices of every expert, w0 and w1 of ``formats``, times the activations of all pairs; ``shared``: s0 and
-    s1 are those of a network that every row uses; ``down``: activations are one row per output, and not one per row.
+    s1 are those of a network that every row uses; ``down``: activations are one row per output, not one per row.
 
-    most: rows, 1, 8 or 16.  n_expert: for a single row, the kernel itself chooses among so many by ``logits``, and leaves ids
-    and weights, with the experts' ``scales`` if ``scaled``.
+    most: rows, 1, 8 or 16.  n_expert: for a single row, the kernel itself chooses among that many by ``logits``, and writes
+    ids and weights, with the experts' ``scales`` if ``scaled``.
     Grid: (matrices * ``tiles(R)``, pairs + ``shared``) blocks of 32 * ``matmul.warps(units, False)`` threads.
     """
     kinds = [T[name] for name in formats]
@@ -138,7 +138,7 @@ def matmul_experts(
             if chooses:
                 last_block = pair == n_used - 1 and cuda.blockIdx.x == 0
                 mine, p = choose(logits, I(pair + 1))
-                # Every lane wants what lane ``pair`` has.
+                # Every lane needs the value of lane ``pair``.
                 origin = I(lanes_max(mine if lane == pair else I(-1)) * n_rows)
                 if last_block:
                     p = share(p, mine, scales)
@@ -166,7 +166,7 @@ def matmul_experts(
                     j = I(cuda.popc(I(bits & I(I(I(1) << lane) - 1))))
                     listed[j] = own
                     inputs[j] = own if down else lane
-        # The tile's first row, below 0 where the expert begins within a record.
+        # The tile's first row, negative if the expert begins inside a record.
         low = I(16 * tile - (origin & 15))
         if low >= n_rows:
             wait_for_inputs()
@@ -239,8 +239,8 @@ def matmul_experts_float(format: str, n_used: int, down: bool) -> Any:
 
 @kernel(F32P, F32P, F32P, F32P, F32P, i32, i32, F32P, threads=256)
 def join(n_used: int, shared: bool, add: bool) -> Any:
-    """The weighted y [pairs, n], and if ``shared`` common [rows, n] by the last of each row's logits, one every ``stride``;
-    ``add``: residual + that.  Grid: (ceil(n / 256), rows)."""
+    """out = the sum of y [pairs, n] by the experts' weights, plus, if ``shared``, common [rows, n] by the last of each row's
+    logits, one every ``stride``, plus residual if ``add``.  Grid: (ceil(n / 256), rows)."""
 
     @cuda.jit
     def join(residual, y, weights, common, logits, stride, n, out):  # type: ignore[no-untyped-def]
@@ -278,16 +278,16 @@ def join_threads(format: str, units: int, n_used: int, shared: bool) -> int:
 
 
 def can_join(format: str, units: int, n_rows: int, n_used: int, shared: bool) -> bool:
-    """Whether ``matmul_join`` serves a matrix of n_rows rows."""
+    """Whether ``matmul_join`` supports a matrix of n_rows rows."""
     few = join_threads(format, units, n_used, shared) <= 32 * MOST_WARPS
     return FORMATS[T[format]].unit == 256 and n_rows % 16 == 0 and few
 
 
 @device
 def swiglu_area(gate, up, area):  # type: ignore[no-untyped-def]
-    """silu(gate) * up, of 256 positions, to int8 by one warp, as ``engine/cuda/products/quantize.py`` does it; gives the scale.
+    """silu(gate) * up of 256 positions, quantized to int8 by one warp as in ``engine/cuda/products/quantize.py``; returns the scale.
 
-    area, words [76] in shared memory: words (v, i, 2 h + k) hold positions 64 v + 32 h + 16 k + 4 i .. + 3, then come the
+    area, words [76] in shared memory: word (v, i, 2 h + k) holds positions 64 v + 32 h + 16 k + 4 i .. + 3, followed by the
     int16 sums of each 16 and of each 32.
     """
     lane = I(cuda.threadIdx.x & 31)
@@ -337,7 +337,8 @@ def four(p, i):  # type: ignore[no-untyped-def]
 )
 def matmul_join(format: str, units: int, n_used: int, shared: bool) -> Any:
     """out [R] = residual + the mixture, from gate and up float32 [pairs + shared, 256 units] of a single row: SwiGLU, its
-    int8, the product with w (``common``: that of the network that every row uses), and the join (``logit``: its gate).
+    int8 quantization, the product with w (``common``: that of the network that every row uses), and the join (``logit``: its
+    gate).
 
     R is a multiple of 16.  Grid: R / 16 blocks of ``join_threads``.
     """

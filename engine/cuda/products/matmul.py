@@ -1,7 +1,7 @@
 """Matrix products on tensor cores: 16 weight rows by up to 16 activation rows at a time, weights read once.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
-Shapes: weights as records (``engine/cuda/products/repack.py``), activations as ``engine/cuda/products/quantize.py`` leaves them; out
+Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of ``engine/cuda/products/quantize.py``; out
     float32 [rows, R].
     Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
 Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c, or, in a kernel of a single unit per
@@ -40,26 +40,26 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 SINGLE_WARPS = 16
-"""Warps with a single unit each that a multiprocessor holds at once, with up to 128 registers a thread."""
+"""Warps with a single unit each that fit on a multiprocessor at once, with up to 128 registers per thread."""
 
 
 def compiled_rows(rows: int) -> int:
-    """For how many rows a kernel is compiled that serves so many: one, or whole tiles of 8."""
+    """The number of rows that the kernel for ``rows`` rows is compiled for: one, or whole tiles of 8."""
     return 1 if rows == 1 else -(-rows // 8) * 8
 
 
 def warps(units: int, single: bool) -> int:
-    """Warps of a block: chains that have units, or, with a single one per warp, units."""
+    """Warps of a block: the number of chains that have units, or, with a single unit per warp, of units."""
     return units if single else -(-units // -(-units // CHAINS))
 
 
 def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
-    """Threads of the largest block."""
+    """Threads of the largest block of ``matmul_quantized``."""
     return 32 * (single or CHAINS)
 
 
 def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
-    """Blocks per multiprocessor: three where 80 registers a thread are enough."""
+    """Blocks per multiprocessor: three if 80 registers per thread are enough."""
     if single:
         return SINGLE_WARPS // single
     return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS"} & set(formats) else 3
@@ -166,7 +166,7 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
 
 
 def make_load_float(type_: T) -> Any:
-    """The device function ``load_float(words, i)``: weight i of a float format, exact."""
+    """The device function ``load_float(words, i)``: weight i of a float format, converted exactly."""
     if type_ == T.F32:
 
         @device
@@ -187,7 +187,7 @@ def make_load_float(type_: T) -> Any:
 
 @kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
 def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
-    """A matrix of a float format times float32 activations, up to ``most`` rows, or with ``each`` > 1 any number from there.
+    """A matrix of a float format times float32 activations, up to ``most`` rows, or any number of rows if ``each`` > 1.
 
     Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.
     Grid: ceil(R / 8) blocks of 8 warps; with ``each`` > 1 ``wide_grid``.
@@ -203,7 +203,7 @@ def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
         lane = I(cuda.threadIdx.x & 31)
         block = cuda.blockIdx.y if wide else cuda.blockIdx.x
         r = I(I(block * 8 + (cuda.threadIdx.x >> 5)) * each)
-        # The last rows are a whole block, too: some are computed twice, with the same result.
+        # The last block is a whole one, too: some rows are computed twice, with the same result.
         first = I(min(I(cuda.blockIdx.x * most), I(rows - most))) if wide else I(0)
         x = advance(x, np.int64(first) * columns)
         sums = cuda.local.array(n_sums, np.float32)
@@ -236,5 +236,5 @@ def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
 
 
 def wide_grid(rows: int, n_rows: int, most: int, each: int) -> tuple[int, int]:
-    """Blocks of ``matmul_float`` with ``each`` > 1: those that share weight rows are neighbours."""
+    """The grid of ``matmul_float`` with ``each`` > 1; blocks that share weight rows are neighbours."""
     return -(-rows // most), -(-n_rows // (8 * each))

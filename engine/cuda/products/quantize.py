@@ -1,17 +1,17 @@
-"""Activations to int8, in the order in which tensor cores take them.
+"""Activations to int8, in the layout that tensor cores read.
 
 Formula: per unit d = amax / 127, q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero
-    (``engine/cpu/matmul.py``, ``quantize_unit``).  The kernels differ in where x comes from: memory, or a gate and what it
+    (``engine/cpu/matmul.py``, ``quantize_unit``).  The kernels differ in the source of x: memory, or a gate and what it
     multiplies (``swiglu``, ``geglu``); ``engine/cuda/rms_norm.py`` has one that normalizes first.
-Shapes: x float32 [rows, K]; rows go in groups of 8, the columns of a tensor-core tile.  Row t is column c = t % 8 of
+Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-core tile.  Row t is column c = t % 8 of
     tile n = t // 8.
     unit 256: q words [tiles, K / 256, 4, 32, 4], d float32 [tiles, K / 256, 8], sums words [tiles, K / 256, 8, 12]:
         word (v, 4 c + i, 2 h + k) of a unit holds positions 64 v + 32 h + 16 k + 4 i .. + 3 of column c;
         sums: 16 int16 sums of 16 positions each, then 8 of 32; in a wide pass the 16 are float16, which holds them exactly,
-        and the 8 are not there.
+        and the 8 are absent.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
-Who owns what: a block of 256 threads owns a run of 256 positions of a row, a thread each, or several, one after the other:
-    while a matrix product before it fills the GPU, there is room for few blocks.
+Who owns what: a block of 256 threads owns a run of 256 positions of a row, one per thread, or several runs in sequence: while
+    a matrix product before it fills the GPU, only few blocks fit.
 Reduction order: none; maxima and integer sums are exact in any order.
 Bytes moved: 4 K in (8 K for a gate), about 1.2 K out per row.
 """
@@ -42,7 +42,7 @@ from engine.gguf.quants import TINY
 from engine.limits import STEP_ROWS
 
 RUN = 256
-"""Positions of a row that a block quantizes, one a thread."""
+"""Positions of a row that a block quantizes, one per thread."""
 
 WARPS = RUN // 32
 """Warps of a block, each a block of 32 positions."""
@@ -57,15 +57,15 @@ I = np.int32  # noqa: E741
 
 
 def is_wide(unit: int, rows: int) -> bool:
-    """Whether activations of so many rows have their sums as float16, for tensor cores."""
+    """Whether activations of ``rows`` rows have their sums as float16, for tensor cores."""
     return unit == RUN and rows > STEP_ROWS
 
 
 def make_store(unit: int, wide: bool = False) -> Any:
-    """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize positions 256 run .. of row t,
-    x being the thread's; all threads of the block call it.
+    """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize the positions from 256 run of row
+    t, with x the thread's element; all threads of the block call it.
 
-    inside: whether there is such a position, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
+    inside: whether the position exists, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
     bits; wide: ``is_wide`` of the pass.
     """
 
@@ -121,9 +121,9 @@ def make_store(unit: int, wide: bool = False) -> Any:
 
 @kernel(F32P, F32P, i32, U32P, F32P, U16P, threads=RUN)
 def quantize(unit: int, source: str, wide: bool = False) -> Any:
-    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up;
-    wide: ``is_wide`` of the pass, here and in the other kernels that end so.
+    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up.
 
+    wide: ``is_wide`` of the pass, here and in the other kernels that quantize their result.
     Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
     store = make_store(unit, wide)
@@ -152,6 +152,6 @@ def quantize(unit: int, source: str, wide: bool = False) -> Any:
 
 
 def activation_words(unit: int, rows: int, columns: int) -> tuple[int, int, int]:
-    """Sizes of (q, d, sums) in words, for ``rows`` activation rows."""
+    """The sizes of (q, d, sums) in words, for ``rows`` activation rows of ``columns`` elements."""
     tiles, units = -(-rows // 8), columns // unit
     return (tiles * columns * 2, tiles * units * 8, tiles * units * (96 if unit == 256 else 8))

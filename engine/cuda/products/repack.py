@@ -1,17 +1,16 @@
-"""How weights lie in device memory: records of 16 rows, in the order in which tensor cores take them.
+"""How weights are laid out in device memory: records of 16 rows, in the order in which tensor cores read them.
 
-The tensor-core product of ``intrinsics.mma32`` gives lane 4 g + t of a warp the weights at positions 4 t .. 4 t + 3
-and 16 + 4 t ..
-of rows g and g + 8.  So 16 rows of one block form a *record* of 16 * block_bytes bytes: the same bytes as in the file, in
-another order, chosen so that each lane finds what it needs as aligned vectors, and a warp reads a record from end to end.
-Record (tile, u), of rows 16 tile .. 16 tile + 15 and block u of each, begins at byte (tile * blocks + u) * 16 *
-block_bytes.  Rows past the last are zeros.
+The tensor-core product of ``intrinsics.mma32`` expects in lane 4 g + t of a warp the weights at positions 4 t .. 4 t + 3
+and 16 + 4 t .. of rows g and g + 8.  So 16 rows of one block form a *record* of 16 * block_bytes bytes: the same bytes as
+in the file, in another order, chosen so that each lane reads what it needs as aligned vectors, and a warp reads a record
+from end to end.  Record (tile, u), of rows 16 tile .. 16 tile + 15 and block u of each, begins at byte
+(tile * blocks + u) * 16 * block_bytes.  Rows past the last are zeros.
 
 A record is a sequence of *planes*, each a few words (4 bytes) per lane or per row:
 
 * a *lane plane* of n words holds, for lanes 0 .. 31, the words a0, a1, (a2, a3) of ``mma32``: rows g and g + 8 alternate;
-* a *row plane* of n bytes holds them for the rows 0, 8, 1, 9, ..., so that the pair (g, g + 8) is adjacent, or (``paired``
-  False) for the rows 0 .. 15 in turn.
+* a *row plane* of n bytes holds n bytes for each of the rows 0, 8, 1, 9, ..., so that the pair (g, g + 8) is adjacent, or
+  (``paired`` False) for each of the rows 0 .. 15 in order.
 
 Weights of the float formats (F32, F16, BF16) stay as they are in the file.
 """
@@ -92,14 +91,14 @@ _RECORDS: dict[T, Callable[[], list[tuple[int, int]]]] = {
 
 @cache
 def record(type_: T) -> np.ndarray:
-    """For each byte of a record, where it comes from: row * block_bytes + byte, int32 [16 * block_bytes]."""
+    """The source of each byte of a record: row * block_bytes + byte, int32 [16 * block_bytes]."""
     places = _RECORDS[type_]()
     block_bytes = max(byte for _, byte in places) + 1
     return np.array([row * block_bytes + byte for row, byte in places], np.int32)
 
 
 def repack_rows(entry: Format, data: np.ndarray) -> np.ndarray:
-    """Packed rows uint8 [rows, row bytes] as records, uint8 [tiles, blocks, 16 * block_bytes]: the law of the kernel."""
+    """Packed rows uint8 [rows, row bytes] to records uint8 [tiles, blocks, 16 * block_bytes]: the law of the kernel."""
     rows, row_bytes = data.shape
     tiles = -(-rows // TILE)
     padded = np.zeros((tiles * TILE, row_bytes), np.uint8)
@@ -109,7 +108,7 @@ def repack_rows(entry: Format, data: np.ndarray) -> np.ndarray:
 
 
 def repacked_bytes(entry: Format, rows: int, columns: int) -> int:
-    """Device memory of a repacked matrix."""
+    """Device memory of a repacked matrix, in bytes."""
     return -(-rows // TILE) * TILE * entry.row_bytes(columns)
 
 
@@ -120,9 +119,9 @@ def repack(block_bytes: int) -> Any:
     Formula: record[tile, u][b] = row[16 tile + place[b] / block_bytes][u * block_bytes + place[b] % block_bytes].
     Shapes: rows uint8 [rows, blocks * block_bytes]; place int32 [16 * block_bytes]; records, in words of four bytes,
         [tiles, blocks, 4 * block_bytes].
-    Who owns what: block (u, tile - first) of 256 threads, a thread a word at a time; the grid covers tiles first ..
+    Who owns what: block (u, tile - first) of 256 threads, each thread one word at a time; the grid covers tiles first ..
     Reduction order: none.
-    Bytes moved: each byte once in, once out.
+    Bytes moved: each byte is read once and written once.
     """
     words = 4 * block_bytes
 

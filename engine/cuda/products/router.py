@@ -3,11 +3,11 @@
 Formula: ``engine/cpu/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/matmul.py`` (float formats).
 Shapes: x float32 [rows, n]; router float32 [n_rows, n]; logits float32 [rows, n_rows], of which the first n_expert are
     experts; ids int32, weights float32 [rows, n_used]; scales float32 [n_expert], where experts have any.
-Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others have a
+Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others own one
     router row per warp, and each computes the norm again.  ``route``: a warp per row, expert e belongs to lane e % 32.
 Reduction order: the norm as in ``engine/cuda/rms_norm.py``; logits: one fma per k in rising k in each of 32 chains, then the
     tree of ``fold32``; p summed from the first to the last.
-Bytes moved: the router once per row, from memory for the first; before its inputs are there.
+Bytes moved: the router once per row, from memory for the first row; loaded before the kernel waits for its inputs.
 """
 
 import math
@@ -42,16 +42,16 @@ MOST_COLUMNS = 8192
 """The longest row that a block normalizes in shared memory."""
 
 HELD = 64
-"""Weights of a router row that a lane holds when its inputs come."""
+"""Weights of a router row that a lane holds when its inputs arrive."""
 
 LOWEST = -(2**31)
-"""Below the order of every number."""
+"""A key below that of every number."""
 
 
 @kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
 def rms_norm_router(unit: int, n: int) -> Any:
-    """Normalized x as int8 of ``unit`` values a scale, and products of normalized x with the rows of a router: two weight
-    vectors, that of the first and that of what the router sees, which may be one.
+    """Normalized x as int8 with one scale per ``unit`` values, and products of normalized x with the rows of a router.  There
+    are two weight vectors, that of the former and that of the router's input, which may be the same.
 
     n: a multiple of 32, at most :data:`MOST_COLUMNS`.  Grid: (ceil(n / 256) + ceil(n_rows / 8), rows).
     """
@@ -123,13 +123,13 @@ def rms_norm_router(unit: int, n: int) -> Any:
 
 @njit
 def value_of_order(key):  # type: ignore[no-untyped-def]
-    """The float32 that ``order_key`` made a key of; +0 for -0."""
+    """The float32 from which ``order_key`` made a key; +0 for -0."""
     return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
 
 
 def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
     """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p;
-    share(p, expert, scales) makes weights of the p of all n_used, times the experts' scales if ``scaled``."""
+    share(p, expert, scales) turns the p of all n_used into weights, times the experts' scales if ``scaled``."""
     n_own = -(-n_expert // 32)
 
     @device
@@ -148,7 +148,7 @@ def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
                 if keys[k] > best:
                     best, place = keys[k], I(lane + 32 * k)
             top = lanes_max(best)
-            # Among equals the lowest: the largest of those counted downwards.
+            # Among equals the lowest: the largest of their numbers counted down.
             chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
             for k in range(n_own):
                 if lane + 32 * k == chosen:
@@ -174,7 +174,7 @@ def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
 
 @kernel(F32P, i32, F32P, I32P, F32P, threads=32)
 def route(n_expert: int, n_used: int, scaled: bool = False) -> Any:
-    """The experts of each row of logits, one every ``stride``, and their weights.  Grid: rows, of a warp each."""
+    """The experts of each row of logits, one row every ``stride``, and their weights.  Grid: rows, one warp each."""
     choose, share = make_route(n_expert, n_used, scaled)
 
     @cuda.jit

@@ -1,9 +1,8 @@
-"""From records to tensor-core operands: the one place where the GPU knows how a format lays out its bits.
+"""From records to tensor-core operands: the only place where the GPU backend knows how a format stores its bits.
 
-Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  Where ``engine/cpu/unpack.py``
-    writes w with the scales of the sub-blocks multiplied in, here a lane gets the bare integers q, four to a word, and
-    the scales beside them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the
-    scales multiply its sums.
+Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/unpack.py`` writes w with
+    the scales of the sub-blocks multiplied in; here a lane gets the bare integers q, four to a word, and the scales beside
+    them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the scales multiply its sums.
 Shapes: a record of ``engine/cuda/products/repack.py``; lane 4 g + t of a warp works for rows g and g + 8.
 Everything here is integer arithmetic, exact in any order.
 """
@@ -29,7 +28,7 @@ GRID = np.ascontiguousarray(IQ2_XXS_GRID).view(np.uint32)
 
 
 def device(function: Callable[..., Any]) -> Any:
-    """A function that kernels call and that loads or exchanges something."""
+    """Compile a function for kernels to call that loads or exchanges data."""
     return cuda.jit(device=True)(function) if SIMULATED else cuda.jit(device=True, forceinline=True)(function)
 
 
@@ -38,17 +37,17 @@ class Unpack:
     """How a lane reads one format.
 
     group: weights that share a scale (32 or 16; 0: no integer scales).
-    offset: what is subtracted from every q by way of the sums of the activations.
-    mins: the format has minimums.
+    offset: what is subtracted from every q by means of the sums of the activations.
+    mins: whether the format has minimums.
 
-    pieces: what a lane takes of a record, in this order: (words, where they begin, whose they are).  Lanes' own
-        ("lane") lie one after the other; those of a row ("row") are for its four lanes; "pair": one for two rows.
+    pieces: the parts of a record that a lane reads, in this order: (words, offset, owner).  "lane": each lane has its own,
+        contiguous with those of the others; "row": the four lanes of a row share them; "pair": two rows share them.
     header(words): whatever is decoded once per record, a tuple.
     block(words, j): q of positions 32 j .. 32 j + 31: the four words a0 .. a3 of ``mma32``.
     scale(header, r, g): int32 scale of group g of row g (r = 0) or g + 8 (r = 1).
-    sums(header, r): four words of 16 bytes (group 16) or two of 8 (group 32): what multiplies the sums of the activations:
-        the minimums, or the scales where there is an offset.
-    factors(words): d of the two rows, then dm of the two (0 where the format has none).
+    sums(header, r): four words of 16 bytes (group 16) or two of 8 (group 32): the factors of the sums of the activations,
+        which are the minimums, or the scales if there is an offset.
+    factors(words): d of the two rows, then dm of the two (0 if the format has none).
     """
 
     group: int
@@ -63,12 +62,12 @@ class Unpack:
 
     @property
     def words(self) -> int:
-        """How many words of a record a lane takes."""
+        """The number of words of a record that a lane reads."""
         return sum(n for n, _, _ in self.pieces)
 
     def make_load(self, streams: Any = None) -> Any:
-        """The device function load(record, lane, words): the lane's words, on their way to registers; streams: loads of 1, 2
-        and 4 words, other than those from memory."""
+        """The device function load(record, lane, words): start loading the lane's words into registers; streams: loads of 1,
+        2 and 4 words to use instead of those from memory."""
         before = [sum(n for n, _, _ in self.pieces[:k]) for k in range(len(self.pieces))]
         streams = streams or {1: stream1, 2: stream2, 4: stream4}
         return _chain([_make_load(*piece, at, streams) for piece, at in zip(self.pieces, before, strict=True)])
@@ -78,7 +77,7 @@ _SHIFTS = {"lane": 0, "row": 2, "pair": 3}
 
 
 def _chain(functions: list[Any]) -> Any:
-    """One function of three arguments that calls all."""
+    """One function of three arguments that calls all of them."""
     if len(functions) == 1:
         return functions[0]
     first, rest = functions[0], _chain(functions[1:])
@@ -142,13 +141,13 @@ def nibbles(w, shift):  # type: ignore[no-untyped-def]
 
 @njit
 def minus(w, k):  # type: ignore[no-untyped-def]
-    """Four bytes below 128, less k each (k as four bytes), as int8: bit 7 is lent, so no byte borrows from the next."""
+    """Four bytes below 128, less k each (k as four bytes), as int8: bit 7 is set first, so no byte borrows from the next."""
     return u32(u32((w | u32(0x80808080)) - u32(k)) ^ u32(0x80808080))
 
 
 @njit
 def spread(bits):  # type: ignore[no-untyped-def]
-    """Bits 0 .. 3 to the lowest bits of bytes 0 .. 3: the product puts copies 7 bits apart, which do not meet."""
+    """Move bits 0 .. 3 to the lowest bits of bytes 0 .. 3: the product makes copies 7 bits apart, which do not overlap."""
     return u32(u32((bits & u32(15)) * u32(0x00204081)) & u32(0x01010101))
 
 
@@ -207,7 +206,7 @@ def _q4_1() -> Unpack:
 
 @device
 def _fifth_bits(q, h, shift, first):  # type: ignore[no-untyped-def]
-    """Four nibbles of q with bits of h as their fifth: those of the lane's positions, ``first`` + 4 t and on."""
+    """Four nibbles of q with bits of h as their fifth bits: those of the lane's positions, from ``first`` + 4 t on."""
     t = u32(cuda.threadIdx.x & 3)
     bits = spread(u32(h >> u32(u32(first) + u32(4) * t)))
     return u32(nibbles(q, shift) | u32(bits << u32(4)))
@@ -266,8 +265,7 @@ def _words(values: list[int]) -> tuple[Any, ...]:
 
 
 def _table(values: list[int]) -> tuple[Any, Any]:
-    """Two functions that look nibbles up in a table of 16 signed bytes: those of the low and of the high nibbles of
-    a word."""
+    """Two functions that look nibbles up in a table of 16 signed bytes: the low and the high nibbles of a word."""
     t0, t1, t2, t3 = (u32(w) for w in _words(values))
 
     @njit
@@ -341,8 +339,8 @@ def scale_min(h1, h2, h3):  # type: ignore[no-untyped-def]
 
 
 def _k_functions(block: Any, at: int) -> tuple[Any, Any, Any, Any, Any]:
-    """header, block, scale, sums, factors of Q4_K and Q5_K, whose d, dmin and scales of both rows are the words from
-    ``at`` on."""
+    """header, block, scale, sums, factors of Q4_K and Q5_K, whose d, dmin and scales of both rows are the words from ``at``
+    on."""
 
     @njit
     def header(w):  # type: ignore[no-untyped-def]
@@ -366,7 +364,7 @@ def _k_functions(block: Any, at: int) -> tuple[Any, Any, Any, Any, Any]:
 
 
 def _vectors(*starts: int) -> tuple[tuple[int, int, str], ...]:
-    """Pieces of four words for each lane."""
+    """Pieces of four words for each lane, at the given offsets."""
     return tuple((4, start, "lane") for start in starts)
 
 
@@ -591,5 +589,5 @@ _FORMATS: dict[T, Callable[[], Unpack]] = {
 
 
 def unpack(type_: T) -> Unpack:
-    """How lanes read a format; new functions at every call, since Numba keeps what it compiled for one target."""
+    """How lanes read a format; returns new functions at every call, since Numba keeps what it compiled for one target."""
     return _FORMATS[type_]()

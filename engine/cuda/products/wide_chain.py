@@ -1,7 +1,7 @@
-"""What a warp of a wide product does with a stage: 16 weight rows times up to 128 activation rows, 256 positions at a time.
+"""The work of a warp on one stage of a wide product: 16 weight rows times up to 128 activation rows, 256 positions at a time.
 
-A stage lies in shared memory: the activations of all columns of the block, and a run of records for each warp.  The lane's
-weights are unpacked once and stay in registers while the columns pass by, eight to a tensor-core product.  Of a unit of 256
+A stage is in shared memory: the activations of all columns of the block, and a run of records for each warp.  The lane's
+weights are unpacked once and stay in registers for all columns, eight per tensor-core product.  In a unit of 256
 the integer sums of each sub-block are multiplied by its scale and added up as integers, as in ``engine/cuda/products/chain.py``; the
 minimums take one more product, of float16: they are at most 63 and the sums of 16 activations at most 2032, so all factors
 are exact, and so are the sums in float32, which stay below 2**24.
@@ -37,7 +37,7 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 POSITIONS = 256
-"""Positions of a stage: one unit, or eight."""
+"""Positions of a stage: one unit of 256, or eight of 32."""
 
 
 @device
@@ -53,7 +53,7 @@ class Stage:
     """A stage in words of shared memory, for ``tiles`` tiles of 8 columns: x, then sums (where the format has minimums), then
     scales of all columns, then the records of each warp.
 
-    units: of a stage; sums: words of a unit's sums for 8 columns; record: words of one record.
+    units: of a stage; sums: words of the sums of a unit for 8 columns; record: words of one record.
     """
 
     tiles: int
@@ -63,21 +63,21 @@ class Stage:
 
     @property
     def sums_at(self) -> int:
-        """Where the sums begin."""
+        """The offset of the sums."""
         return 512 * self.tiles
 
     @property
     def scales_at(self) -> int:
-        """Where the scales begin."""
+        """The offset of the scales."""
         return self.sums_at + self.sums * self.units * self.tiles
 
     @property
     def records_at(self) -> int:
-        """Where the records begin."""
+        """The offset of the records."""
         return self.scales_at + 8 * self.units * self.tiles
 
     def words(self, warps: int) -> int:
-        """All of it."""
+        """The size of the whole stage."""
         return self.records_at + warps * self.units * self.record
 
 
@@ -91,11 +91,11 @@ def stage_of(type_: T, tiles: int) -> Stage:
 
 
 def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
-    """The device function ``wide(stage, records, lane, u, units, length, acc, total)``: units u .. of a stage, as far as
-    there are ``units``, for ``tiles`` tiles of columns.
+    """The device function ``wide(stage, records, lane, u, units, length, acc, total)``: process the units of a stage from u,
+    up to ``units``, for ``tiles`` tiles of columns.
 
-    acc float32 [4 tiles]: the chain that goes on; total, shared memory: the sums of those that have ended, of ``length``
-    units each, a tile's ``apart`` words from those of the next.
+    acc float32 [4 tiles]: the current chain; total, shared memory: the sums of the chains that have ended, of ``length``
+    units each, ``apart`` words from one tile to the next.
 
     Lane 4 g + t sums rows g and g + 8 for columns 2 t and 2 t + 1 of each tile n: [4 n] .. [4 n + 3] are (g, 2 t), (g, 2 t +
     1), (g + 8, 2 t), (g + 8, 2 t + 1).
@@ -104,8 +104,8 @@ def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
 
 
 def _make_end(tiles: int, apart: int) -> Any:
-    """The device function ``end(acc, total)``: a chain has ended; total: the thread's sums of a tile, ``apart`` words from
-    those of the next."""
+    """The device function ``end(acc, total)``: end a chain; total: the thread's sums, ``apart`` words from one tile to the
+    next."""
 
     @device
     def end(acc, total):  # type: ignore[no-untyped-def]
@@ -124,8 +124,8 @@ def _make_end(tiles: int, apart: int) -> Any:
 
 
 def _make_minimums(fmt: Unpack) -> Any:
-    """The device function ``minimums(h, lane)``: the lane's part of a record's minimums as ``mma_half`` takes them, one for
-    each 16 positions."""
+    """The device function ``minimums(h, lane)``: the lane's part of a record's minimums in the layout of ``mma_half``, one
+    for each 16 positions."""
     sums, sixteen = fmt.sums, fmt.group == 16
 
     @device
@@ -156,9 +156,9 @@ def _make_minimums(fmt: Unpack) -> Any:
 
 def _make_quarter(parts: Any, v: int, n: int) -> Any:
     """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
-    ``high``, for n tiles, without a loop; x is that of the lane, of the first tile; dots int32 [4 n].
+    ``high``, for n tiles, without a loop; x is the lane's, of the first tile; dots int32 [4 n].
 
-    Columns pass by while the weights stay, so that one product need not wait for the other.
+    The weights stay in registers for all columns, so that products do not depend on each other.
     """
     if n > 1:
         part, further = _make_quarter(parts, v, n // 2), n // 2
@@ -182,7 +182,7 @@ def _make_quarter(parts: Any, v: int, n: int) -> Any:
 
 def _make_close(mins: bool, apart: int, n: int) -> Any:
     """The device function ``close(sums, scales, m, f, dots, acc)``: the float part of a unit, for n tiles, without a loop;
-    sums (in two planes, ``apart``) and scales are those of the lane, of the first tile."""
+    sums (in two planes, ``apart``) and scales are the lane's, of the first tile."""
     if n > 1:
         part, further = _make_close(mins, apart, n // 2), n // 2
         middle, end = 4 * further, 4 * n
@@ -257,8 +257,8 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
 
 
 def _make_tiles_32(mins: bool, n: int) -> Any:
-    """The device function ``run(x, sums, scales, a, f, acc)``: n tiles, without a loop; x, sums and scales are those of the
-    lane, of the first tile."""
+    """The device function ``run(x, sums, scales, a, f, acc)``: process n tiles, without a loop; x, sums and scales are the
+    lane's, of the first tile."""
     if n > 1:
         half, further = _make_tiles_32(mins, n // 2), n // 2
         middle, end = 4 * further, 4 * n

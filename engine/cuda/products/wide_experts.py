@@ -1,21 +1,21 @@
-"""Products with the experts that the many rows of a prompt have chosen: pairs sorted by expert, and one product per expert.
+"""Products with the experts that the many rows of a prompt have chosen: pairs sorted by expert, one product per expert.
 
 Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
 Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the pairs of the
-    first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs begin in the list, how
-    many of them, at most the columns of a block (0: there is nothing to do), and a word of nothing.  Activations are int8 as
-    ``engine/cuda/products/quantize.py`` leaves them for a wide pass, one row per row or, for down, per pair; out float32 [pairs, R].
-Who owns what: ``sort_pairs``: a block owns an expert, and goes through the ids of all pairs; a thread lists those that it
-    has met, behind those of the threads before it.  ``matmul_experts_wide``: a block owns the pairs of an item and 128 weight
-    rows of its expert (64 where there is little shared memory), a warp 16 of the rows, as in
-    ``engine/cuda/products/wide_matmul.py``; columns of a stage are gathered.
-Reduction order: that of ``engine/cuda/products/matmul.py``.  In which order pairs are listed does not show: each is a column of its
-    own.
-Bytes moved: the ids twice per expert, from the L2 cache; the records of an expert once per item, of which neighbours have
+    first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs begin in the list, the
+    number of them, at most the columns of a block (0: the item is empty), and an unused word.  Activations are int8 in the
+    layout of ``engine/cuda/products/quantize.py`` for a wide pass, one row per row or, for down, per pair; out float32 [pairs, R].
+Who owns what: ``sort_pairs``: a block owns an expert, and reads the ids of all pairs; a thread lists the pairs that it has
+    found, after those of the threads before it.  ``matmul_experts_wide``: a block owns the pairs of an item and 128 weight
+    rows of its expert (64 if there is little shared memory), a warp 16 of the rows, as in
+    ``engine/cuda/products/wide_matmul.py``; the columns of a stage are gathered.
+Reduction order: that of ``engine/cuda/products/matmul.py``.  The order in which pairs are listed does not matter: each is a column of
+    its own.
+Bytes moved: the ids twice per expert, from the L2 cache; the records of an expert once per item, but neighbouring items read
     the same, so from memory once; the activations of an item once per 128 weight rows, from the L2 cache.
 
 Expert e has its items from place start / columns + e on, start being where its pairs begin.  So it need not know how many
-items others have: floor(a) + ceil(b) - 1 is at most floor(a + b), and the next one's first place is free.
+items others have: floor(a) + ceil(b) - 1 is at most floor(a + b), and the next expert's first place is free.
 """
 
 from dataclasses import dataclass
@@ -54,29 +54,29 @@ TILES = SMALL.tiles
 COLUMNS = 8 * TILES
 LARGE = Block(TILES, 8)
 GROUP = 4
-"""Tiles of pairs that a warp multiplies at a time: there is room for the sums of no more if a multiprocessor is to hold two
-blocks, and an item of few pairs has fewer groups."""
+"""Tiles of pairs that a warp multiplies at a time: the sums of more would not fit if a multiprocessor is to hold two blocks,
+and an item of few pairs has fewer groups."""
 
 SHARED = 113 << 10
-"""Shared memory of a block of which a multiprocessor holds two (compute capability 9.0)."""
+"""Shared memory per block if a multiprocessor is to hold two (compute capability 9.0)."""
 
 SORTERS = 512
-"""Threads of a block that sorts."""
+"""Threads of a block of ``sort_pairs``."""
 AT_ONCE = 8
-"""Ids that a thread of it has on their way."""
+"""Ids that a thread of ``sort_pairs`` has in flight."""
 
 
 # --- pairs by expert -------------------------------------------------------------------------------------------
 
 
 def n_items(pairs: int, n_expert: int) -> int:
-    """Places for items: each expert has one more than its pairs need, and some of them stay empty."""
+    """The number of places for items: each expert has one more than its pairs need, so some stay empty."""
     return pairs // COLUMNS + n_expert
 
 
 @kernel(I32P, i32, I32P, I32P, threads=SORTERS)
 def sort_pairs() -> Any:
-    """Lists pairs by expert, and items of ``COLUMNS`` of them.  Grid: n_expert blocks of ``SORTERS``."""
+    """List pairs by expert, and items of ``COLUMNS`` of them.  Grid: n_expert blocks of ``SORTERS``."""
     warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
 
     @cuda.jit
@@ -97,7 +97,7 @@ def sort_pairs() -> Any:
                     before = I(before + (I(1) if other < expert else I(0)))
                     own = I(own + (I(1) if other == expert else I(0)))
             i = I(i + round_)
-        # place: where the thread's own pairs go, behind those of all threads before it.
+        # place: where the thread's own pairs go, after those of all threads before it.
         place, total = I(0), own
         for k in range(5):
             others = lane_xor_int(total, I(1 << k))
@@ -144,28 +144,28 @@ def sort_pairs() -> Any:
 
 @dataclass(frozen=True)
 class Group(Stage):
-    """A stage as tiles from ``first`` on see it, whose words of x it begins with."""
+    """A stage as seen by the tiles from ``first`` on, beginning with their words of x."""
 
     first: int
 
     @property
     def sums_at(self) -> int:
-        """Where their sums begin."""
+        """The offset of the sums of these tiles."""
         return self.stage.sums_at + (-512 + (32 if self.units == 1 else 64)) * self.first
 
     @property
     def scales_at(self) -> int:
-        """Where their scales begin."""
+        """The offset of the scales of these tiles."""
         return self.stage.scales_at + (-512 + 8 * self.units) * self.first
 
     @property
     def stage(self) -> Stage:
-        """All of it."""
+        """The whole stage."""
         return Stage(self.tiles, self.units, self.sums, self.record)
 
 
 def block_of(small: bool) -> Block:
-    """The blocks of a kernel."""
+    """The shape of the blocks: ``SMALL`` or not."""
     return SMALL if small else LARGE
 
 
@@ -182,12 +182,12 @@ def shared_bytes(format: str, share: int, small: bool = False) -> int:
 
 
 def resident(format: str, share: int, small: bool = False) -> int:
-    """Blocks per multiprocessor; IQ4_XS wants more registers than two leave it."""
+    """Blocks per multiprocessor; IQ4_XS needs more registers than two blocks would leave it."""
     return 2 if shared_bytes(format, share) <= SHARED and format != "IQ4_XS" and not small else 1
 
 
 def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
-    """(kernel, grid, threads per block) for so many items and ``tiles`` tiles of 16 weight rows of an expert, where a block
+    """(kernel, grid, threads per block) for ``items`` items and ``tiles`` tiles of 16 weight rows of an expert, if a block
     may have ``most`` bytes of shared memory."""
     small = shared_bytes(format, share) > most
     block = block_of(small)
@@ -196,8 +196,8 @@ def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tupl
 
 
 def make_gather(shape: Stage, threads: int) -> Any:
-    """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: units u .. of the activation rows
-    ``inputs``, shared memory, one for each column of the stage, on their way into it."""
+    """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: start copying the units from u of the
+    activation rows ``inputs``, shared memory, one per column of the stage, into it."""
     large, has_sums = shape.units == 1, shape.sums > 0
     sums_at, scales_at = shape.sums_at, shape.scales_at
     rounds, step, plane = TILES * 128 // threads, threads // 128, 32 * TILES
@@ -255,7 +255,7 @@ def make_gather(shape: Stage, threads: int) -> Any:
 
 @device
 def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
-    """Which tile of rows this is, and whether it is one of the second matrix; behind the last it is the last again."""
+    """Which tile of rows this is, and whether it belongs to the second matrix; past the last tile it is the last again."""
     tile = min(tile, I(end - 1))
     second = tile >= n_tiles
     return I(tile - n_tiles) if second else tile, second
@@ -263,7 +263,7 @@ def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
 
 def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
     """The device function ``multiply(stage, records, lane, u, units, length, count, acc, total)``: ``make_wide`` for the
-    tiles from ``first`` on, as far as there are ``count`` columns, a group after the other."""
+    tiles from ``first`` on that have some of the ``count`` columns, one group at a time."""
     n = min(GROUP, shape.tiles)
     group = Group(shape.tiles, shape.units, shape.sums, shape.record, first)
     wide, after = make_wide(T[format], group, n, apart), first + n
@@ -289,8 +289,8 @@ def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
 def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
     """One or two matrices of every expert, w0 and w1 of one format, times the activations of all pairs.
 
-    share: pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one matrix of an
-    expert touches (``experts.tiles``); end: of the one or two of them.
+    share: the number of pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one
+    matrix of an expert touches (``experts.tiles``); end: of one matrix, or of both.
     ``small``: whether blocks are ``SMALL``.  Grid and threads: ``geometry``, for ``n_items`` and ``end``.
     """
     block, shape = block_of(small), stage_of(T[format], TILES)
@@ -320,14 +320,14 @@ def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
             return
         pairs, inputs = advance(shared, I(pairs_at)), advance(shared, I(inputs_at))
         if thread < COLUMNS:
-            # Columns that there are not are the last one again, and nobody looks at what becomes of them.
+            # Columns that do not exist repeat the last one, and their results are not used.
             pair = listed[start + min(thread, I(count - 1))]
             pairs[thread] = u32(pair)
             inputs[thread] = u32(pair) // u32(share)
         tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
         w = w1 if second else w0
         origin = I(expert * n_rows)
-        # The expert may have one record less than there is room for.
+        # The expert may have one record less than the grid allows for.
         tile = min(tile, I(I(I(origin & 15) + n_rows - 1) >> 4))
         records = advance(w, np.int64(I(I(I(origin >> 4) + tile) * units)) * record)
         total = advance(shared, I(total_at + 4 * thread))
@@ -357,10 +357,10 @@ def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
             if I(cuda.blockIdx.y * row_tiles + warp) < end:
                 multiply(stage, mine, lane, u, units, length, count, acc, total)
             u, used = ahead, free
-        # Found once more, for there is no room to keep it.
+        # Computed again, because there is no room to keep it.
         tile, second = find(n_tiles, end, I(cuda.blockIdx.y * row_tiles + warp))
         out = out1 if second else out0
-        # Below 0 where the expert begins within a record, whose other rows are another's.
+        # Negative if the expert begins inside a record, whose other rows belong to another expert.
         low = I(16 * tile - (I(item[0] * n_rows) & 15))
         column, row = I(2 * (lane & 3)), I(low + (lane >> 2))
         if I(cuda.blockIdx.y * row_tiles + warp) < end:

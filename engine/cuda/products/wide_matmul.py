@@ -1,15 +1,15 @@
 """Matrix products of many activation rows on tensor cores: the prompt pass.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
-Shapes: weights as records (``engine/cuda/products/repack.py``), activations as ``engine/cuda/products/quantize.py`` leaves them for a wide
+Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of ``engine/cuda/products/quantize.py`` for a wide
     pass; out float32 [rows, R].  Up to three matrices of one format with the same activations are multiplied in one launch.
 Who owns what: a block owns 128 weight rows and 128 activation rows, a warp 16 of the rows; lane 4 g + t rows g and g + 8
-    for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/products/wide_chain.py``) come to shared
-    memory one ahead of the one that is used.  Where a GPU has too little of it, blocks are 64 by 64.
-Reduction order: that of ``engine/cuda/products/matmul.py``: a warp goes through the units of its rows from first to last, so it has
+    for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/products/wide_chain.py``) are copied to shared
+    memory one ahead of the one in use.  On a GPU with too little of it, blocks are 64 by 64.
+Reduction order: that of ``engine/cuda/products/matmul.py``: a warp processes the units of its rows from first to last, so it has
     one chain at a time, and adds each to the sum of those before it when it ends.
-Bytes moved: the records once per 128 activation rows, the activations once per 128 weight rows: neighbouring blocks have the
-    same records, so these come from memory once, all else from the L2 cache.
+Bytes moved: the records once per 128 activation rows, the activations once per 128 weight rows.  Neighbouring blocks read the
+    same records, so these come from memory once, and all else from the L2 cache.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ STAGES = 2
 
 @dataclass(frozen=True)
 class Block:
-    """What a block owns: tiles of 8 columns, which are activation rows, and tiles of 16 weight rows, one a warp."""
+    """The part of a block: tiles of 8 columns, which are activation rows, and tiles of 16 weight rows, one per warp."""
 
     tiles: int
     row_tiles: int
@@ -56,11 +56,11 @@ class Block:
 
 LARGE = Block(16, 8)
 SMALL = Block(8, 4)
-"""For GPUs whose blocks may have 99 KiB of shared memory, the least there is from compute capability 8.0 on."""
+"""For GPUs whose blocks may have 99 KiB of shared memory, the minimum from compute capability 8.0 on."""
 
 
 def block_of(small: bool) -> Block:
-    """The blocks of a kernel."""
+    """The shape of the blocks: ``SMALL`` or not."""
     return SMALL if small else LARGE
 
 
@@ -76,7 +76,7 @@ def shared_bytes(format: str, small: bool = False) -> int:
 
 
 def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
-    """(kernel, grid, threads per block) for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows, where a block may
+    """(kernel, grid, threads per block) for ``rows`` activation rows and ``tiles`` tiles of 16 weight rows, if a block may
     have ``most`` bytes of shared memory."""
     small = shared_bytes(format) > most
     block = block_of(small)
@@ -85,8 +85,8 @@ def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specializat
 
 
 def make_fetch_records(shape: Stage) -> Any:
-    """The device function ``fetch(own, records, left, lane)``: a warp's records of a stage on their way; left: units that are
-    still to come, this stage's included."""
+    """The device function ``fetch(own, records, left, lane)``: start copying a warp's records of a stage; left: the number of
+    units that are still to come, including this stage's."""
     large, record, own_words = shape.units == 1, shape.record, shape.units * shape.record
     rounds, exact = -(-own_words // 128), own_words % 128 == 0
 
@@ -103,9 +103,9 @@ def make_fetch_records(shape: Stage) -> Any:
 
 
 def make_fetch(format: str, block: Block) -> Any:
-    """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: units u .. of a block's
-    activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, on their way into a
-    stage.  Tiles behind ``last`` are those of ``last`` again, and nobody looks at what becomes of them."""
+    """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: start copying the units from u of
+    a block's activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, into a stage.
+    Tiles after ``last`` repeat ``last``, and their results are not used."""
     tiles, threads = block.tiles, block.threads
     shape = stage_of(T[format], tiles)
     n_sums = shape.sums
@@ -118,7 +118,7 @@ def make_fetch(format: str, block: Block) -> Any:
 
     @device
     def fetch(stage, records, q, d, s, tile, last, u, units, thread):  # type: ignore[no-untyped-def]
-        # Of units of 32 there may be fewer than eight.
+        # There may be fewer than eight units of 32.
         here = I(1) if large or I(thread & 127) * 4 < 64 * (units - u) else I(0)
         x, n = advance(q, I(I(thread & 127) * 4 + u * unit_words)), I(tile + (thread >> 7))
         to, pitch = advance(stage, I(4 * thread)), I(units * unit_words)
@@ -181,7 +181,7 @@ def matmul_wide(format: str, small: bool = False) -> Any:
         first, last = I(cuda.blockIdx.x * tiles), I((rows - 1) >> 3)
         tile = I(cuda.blockIdx.y * row_tiles + warp)
         there = tile < end2
-        # Behind the last tile it is the last again.
+        # Past the last tile it is the last again.
         tile = min(tile, I(end2 - 1))
         w, out, n_rows = w0, out0, rows0
         if tile >= end1:

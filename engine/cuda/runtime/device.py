@@ -1,8 +1,8 @@
 """One GPU, as the backend sees it: memory, launches, captured graphs, and errors that say what to do.
 
 Everything goes through NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
-``engine/cuda/runtime/compiler.py``; from compute capability 9.0 on each may begin while the one before it ends (programmatic
-dependent launch), which is why every kernel says ``wait_for_inputs`` before it reads what another has written.
+``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 each may begin while the one before it ends (programmatic dependent
+launch), so every kernel calls ``wait_for_inputs`` before it reads what another has written.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from engine.cuda.runtime.compiler import Kernel, Specialization, cubin
 from engine.errors import DeviceError
 
 OLDEST = (7, 5)
-"""The least compute capability: the first with int8 tensor cores."""
+"""The lowest supported compute capability: the first with int8 tensor cores."""
 
 SHARED_PERCENT = 40
-"""How much of a multiprocessor's fast memory is shared memory, the rest being cache: the same for all kernels, because it is
-only changed between two that do not overlap.  Enough for two blocks of attention, the largest user, on a multiprocessor."""
+"""The share of a multiprocessor's fast memory used as shared memory; the rest is cache.  It is the same for all kernels,
+because it changes only between two that do not overlap.  Enough for two blocks of attention, the largest user."""
 
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
@@ -38,7 +38,7 @@ def _kinds(kernel: Kernel) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What the driver says of a GPU; memory in bytes, and shared memory is the most that a block may have."""
+    """What the driver reports about a GPU; memory in bytes; shared memory is the most that a block may have."""
 
     index: int
     name: str
@@ -50,7 +50,7 @@ class DeviceInfo:
 
 
 def _driver() -> Any:
-    """The driver bindings, initialized; DeviceError says why there are none."""
+    """The driver bindings, initialized; raises DeviceError with the reason if there are none."""
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -71,13 +71,13 @@ def _driver() -> Any:
 
 
 def require_gpu() -> None:
-    """DeviceError, one sentence, where there is no GPU; quick, and nothing is started on any."""
+    """Raise DeviceError if there is no GPU; fast, and nothing is started on a GPU."""
     if int(_value(_driver().cuDeviceGetCount())) == 0:
         raise DeviceError("the NVIDIA driver sees no GPU on this machine; use --device cpu.")
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every GPU of this machine; DeviceError, one sentence, where there is none."""
+    """Every GPU of this machine; raises DeviceError if there is none."""
     driver = _driver()
     return [_describe(driver, index) for index in range(int(_value(driver.cuDeviceGetCount())))]
 
@@ -114,7 +114,7 @@ def _value(result: tuple[Any, ...]) -> Any:
 
 
 class Buffer:
-    """Device memory: ``address`` and ``n_bytes``; given back when nobody refers to it any more."""
+    """Device memory: ``address`` and ``n_bytes``; freed when nothing refers to it any more."""
 
     def __init__(self, address: int, n_bytes: int, release: Callable[[int, int], None]) -> None:
         self.address = address
@@ -126,23 +126,23 @@ class Buffer:
 
 
 class _Owner:
-    """Something of the driver's that is given back when its owner goes."""
+    """A resource of the driver that is released together with its owner."""
 
     def __init__(self, release: Callable[[Any], Any], handle: Any) -> None:
         self._release = release
         self._handle = handle
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # at the interpreter's end the bindings may be gone
+        with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
             self._release(self._handle)
 
 
 _FUNCTIONS: dict[int, dict[Specialization, Any]] = {}
-"""Kernels that are loaded on each GPU, for all models on it."""
+"""The kernels loaded on each GPU, shared by all models on it."""
 
 
 class Device:
-    """A GPU with a stream of its own; two of them do not disturb one another.
+    """A GPU with its own stream; two of them do not interfere with each other.
 
     Attributes: ``info``, ``compute_capability``, ``allocated`` (bytes in use), ``compiled`` (kernels that were compiled, not
     found on disk) and ``compile_seconds``.
@@ -163,7 +163,7 @@ class Device:
                 f"{_dotted(OLDEST)} or more (Turing, 2018); use --device cpu."
             )
         self._handle = _value(self._driver.cuDeviceGet(index))
-        # The context is the process's own, and stays until it ends.
+        # The context belongs to the process, and stays until it ends.
         self._context = _value(self._driver.cuDevicePrimaryCtxRetain(self._handle))
         self._use()
         stream = _value(self._driver.cuStreamCreate(1))  # 1: does not wait for the default stream
@@ -180,30 +180,30 @@ class Device:
 
     @property
     def name(self) -> str:
-        """The GPU's name."""
+        """The name of the GPU."""
         return self.info.name
 
     @property
     def multiprocessors(self) -> int:
-        """How many multiprocessors the GPU has."""
+        """The number of multiprocessors of the GPU."""
         return self.info.multiprocessors
 
     @property
     def shared_memory(self) -> int:
-        """How many bytes of shared memory a block may have at most."""
+        """The most shared memory that a block may have, in bytes."""
         return self.info.shared_memory
 
     def _use(self) -> None:
-        """Make this device's context the current one of this thread."""
+        """Make this device's context the current context of this thread."""
         self._check(self._driver.cuCtxSetCurrent(self._context), "its start")
 
     def _check(self, result: tuple[Any, ...], what: str) -> Any:
-        """The values of a driver call; DeviceError names ``what`` was going on."""
+        """The values of a driver call; raises DeviceError that names ``what`` was in progress."""
         status, *values = result
         if int(status) != 0:
             raise DeviceError(
                 f"{self.info.name} reported {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')} during "
-                f"{what}; run again, and if it stays, use --device cpu."
+                f"{what}; run again, and if it persists, use --device cpu."
             )
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -212,15 +212,15 @@ class Device:
     def free_memory(self) -> int:
         """Bytes that can still be allocated."""
         self._use()
-        return int(self._check(self._driver.cuMemGetInfo(), "a look at its memory")[0])
+        return int(self._check(self._driver.cuMemGetInfo(), "a query of its memory")[0])
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
-        """Memory, not cleared; DeviceError says what it was for when there is too little."""
+        """Allocate memory, not cleared; raises DeviceError that names ``what`` if too little is free."""
         self._use()
         n_bytes = max(256, -(-n_bytes // 256) * 256)
         status, address = self._driver.cuMemAlloc(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-            gc.collect()  # a model that nobody uses any more may still lie there, in a cycle of references
+            gc.collect()  # a model no longer in use may still occupy memory, in a reference cycle
             status, address = self._driver.cuMemAlloc(n_bytes)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
@@ -232,8 +232,8 @@ class Device:
         return Buffer(int(address), n_bytes, self._free)
 
     def allocate_host(self, n_bytes: int, what: str) -> Buffer:
-        """Memory of the host, not cleared, that the device reads and writes at the buffer's address; DeviceError says what it
-        was for when there is too little."""
+        """Allocate host memory, not cleared, that the device reads and writes at the buffer's address; raises DeviceError
+        that names ``what`` if too little is free."""
         pointer = self._host_memory(n_bytes, what)
         return Buffer(self._mapped(pointer), n_bytes, lambda address, n_bytes: self._free_host(pointer))
 
@@ -243,23 +243,23 @@ class Device:
         status, pointer = self._driver.cuMemHostAlloc(n_bytes, flags)
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
-                f"{what} need {n_bytes / 1e9:.2f} GB of host memory that {self.info.name} can read, and the system does not "
-                "give it: end other programs, or use --device cpu."
+                f"{what} need {n_bytes / 1e9:.2f} GB of host memory that {self.info.name} can read, and the system "
+                "cannot provide it; close other programs, or use --device cpu."
             )
         return int(self._check((status, pointer), f"the allocation of {what}"))
 
     def reach(self, other: "Device") -> None:
-        """Have kernels of this device read and write the other's memory; DeviceError where the two are not connected."""
+        """Let kernels of this device read and write the other's memory; raises DeviceError if the two are not connected."""
         self._use()
-        able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a look at another GPU")
+        able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a query of another GPU")
         if not able:
             raise DeviceError(
-                f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant has to; "
+                f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant must; "
                 "leave out --device-draft."
             )
         status = self._driver.cuCtxEnablePeerAccess(other._context, 0)
         if status[0] != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
-            self._check(status, "the way to another GPU")
+            self._check(status, "enabling access to another GPU")
 
     def _free_host(self, pointer: int) -> None:
         with contextlib.suppress(Exception):
@@ -267,12 +267,12 @@ class Device:
             self._driver.cuMemFreeHost(pointer)
 
     def _mapped(self, pointer: int) -> int:
-        """Where the device finds memory of the host."""
+        """The device's address of host memory."""
         return int(self._check(self._driver.cuMemHostGetDevicePointer(pointer, 0), "the mapping of host memory"))
 
     def _free(self, address: int, n_bytes: int) -> None:
         self.allocated -= n_bytes
-        with contextlib.suppress(Exception):  # at the interpreter's end the bindings may be gone
+        with contextlib.suppress(Exception):  # when the interpreter exits, the bindings may be gone
             self._driver.cuCtxSetCurrent(self._context)
             self._driver.cuMemFree(address)
 
@@ -314,7 +314,7 @@ class Device:
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def load(self, specialization: Specialization) -> Any:
-        """The driver's handle of a kernel, compiled or taken from disk on first use."""
+        """The driver's handle of a kernel, which is compiled or read from disk on first use."""
         function = self._functions.get(specialization)
         if function is None:
             self._use()
@@ -337,7 +337,7 @@ class Device:
     def launch(
         self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[Any]
     ) -> None:
-        """Start a kernel behind those started before; pointers are integer addresses."""
+        """Start a kernel after those started before; pointers are integer addresses."""
         if self.on_launch:
             self.on_launch(specialization.name)
         function = self.load(specialization)
@@ -365,17 +365,17 @@ class Device:
         )
 
     def finish(self) -> None:
-        """What is launched next begins when all that was launched before has ended, not earlier."""
+        """Start whatever is launched next only when everything launched before has ended."""
         self._first = True
 
     def synchronize(self, what: str = "") -> None:
-        """Wait until everything launched has ended; DeviceError for what went wrong meanwhile."""
+        """Wait until everything launched has ended; raises DeviceError if something failed meanwhile."""
         self._use()
         self._check(self._driver.cuStreamSynchronize(self._stream), what or f"the kernels up to {self._last}")
         self._first = True
 
     def is_idle(self) -> bool:
-        """Whether everything launched has ended; DeviceError if something went wrong."""
+        """Whether everything launched has ended; raises DeviceError if something failed."""
         (status,) = self._driver.cuStreamQuery(self._stream)
         if status == self._driver.CUresult.CUDA_ERROR_NOT_READY:
             return False
@@ -384,7 +384,7 @@ class Device:
 
     @contextlib.contextmanager
     def capture(self) -> Iterator["Graph"]:
-        """Record launches instead of starting them; the graph can be launched when the block has ended."""
+        """Record launches instead of starting them; the graph can be launched after the block."""
         self._use()
         driver = self._driver
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -413,7 +413,7 @@ class Device:
         return event
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Seconds between two marks; waits for the second."""
+        """Seconds between two marks; waits for the second one."""
         self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
 
@@ -427,7 +427,7 @@ class Graph:
         self.n_nodes = 0
 
     def launch(self) -> None:
-        """Start the sequence behind whatever was started before."""
+        """Start the sequence after everything started before."""
         device = self._device
         device._use()
         device._last = "the last of a captured pass (python -m engine.parity MODEL finds which)"

@@ -1,18 +1,18 @@
-"""Device memory for intermediate results, used again and again."""
+"""Device memory for intermediate results, which is reused."""
 
 from collections import defaultdict
 
 from engine.cuda.runtime.device import Buffer, Device
 
 LARGE = 1 << 20
-"""Bytes from which on intermediate results share memory whatever their sizes."""
+"""Size in bytes from which intermediate results share memory regardless of their exact sizes."""
 
 
 class Pool:
-    """Device memory for intermediate results, used again as soon as nothing refers to it.
+    """Device memory for intermediate results, reused as soon as nothing refers to it.
 
     Kernels run in the order in which they were recorded, so a later one may write where an earlier one has read.  Memory is
-    never given back before the pool is: recorded graphs hold its addresses.
+    freed only together with the pool: recorded graphs hold its addresses.
     """
 
     def __init__(self, device: Device) -> None:
@@ -21,8 +21,8 @@ class Pool:
         self._free: dict[int, list[int]] = defaultdict(list)
 
     def take(self, n_bytes: int) -> "Loan":
-        """Some memory; it returns when the loan is forgotten.  What is large may be up to eight times what was asked for, so
-        that passes of fewer rows use that of the one of most."""
+        """Borrow memory until the loan is garbage-collected.  A large block may be up to eight times the requested size, so
+        that passes of fewer rows reuse the memory of the largest pass."""
         size = max(256, 1 << (n_bytes - 1).bit_length()) if n_bytes < LARGE else -(-n_bytes // LARGE) * LARGE
         if size >= LARGE:
             size = min((s for s, free in self._free.items() if free and size <= s <= 8 * size), default=size)
@@ -34,7 +34,7 @@ class Pool:
 
 
 class Loan:
-    """Memory of a pool: an address."""
+    """Borrowed memory of a pool: an address."""
 
     def __init__(self, address: int, home: list[int]) -> None:
         self.address = address

@@ -1,9 +1,9 @@
 """Reading PTX: proof without a GPU that a kernel keeps the contract of ``engine/numerics.py``.
 
-:func:`check` lists what breaks it; :func:`instructions` counts, so that a test can ask for those a kernel is built on.
+:func:`check` lists violations; :func:`instructions` counts, so that a test can require those a kernel is built on.
 ``mul.f32`` and ``add.f32`` without ``.rn`` may be contracted by whatever compiles the PTX further (PTX ISA, "mul"), and NVVM
-has by then contracted what it could.  So a product that feeds a sum must be searched for twice: in the PTX that runs, and in
-the one that NVVM makes with ``-fma=0``, which still has every product of the source.
+has already contracted what it could.  So a product that feeds a sum must be searched for twice: in the PTX that runs, and in
+the PTX that NVVM produces with ``-fma=0``, which still contains every product of the source.
 """
 
 import re
@@ -29,8 +29,8 @@ _REGISTER = re.compile(r"%\w+")
 class Statement:
     """An instruction or, with an opcode that begins with a dot, a directive; a label is a directive ``.label``.
 
-    opcode as written, ``fma.rn.f32``; operands: what follows it; function: which one it is in, "" outside; line: from 1;
-    conditional: whether a predicate decides if it is carried out.
+    opcode as written, ``fma.rn.f32``; operands: the text after it; function: the one that contains it, "" outside; line: from
+    1; conditional: whether it is predicated.
     """
 
     opcode: str
@@ -49,7 +49,7 @@ class Statement:
 
     @property
     def modifiers(self) -> set[str]:
-        """What follows it, ``{"rn", "f32"}``."""
+        """The modifiers of the operation, such as ``{"rn", "f32"}``."""
         return set(self.opcode.split(".")[1:])
 
     @property
@@ -65,14 +65,14 @@ class Statement:
 
     @property
     def scales(self) -> bool:
-        """Whether it is a product with a power of two, such as NVVM makes of a division by one.  It is exact above the
+        """Whether it multiplies by a power of two, which is what NVVM makes of a division by one.  This is exact above the
         subnormals, so contracting it changes no bits."""
         factor = _CONSTANT.search(self.operands)
         return self.name == "mul" and factor is not None and int(factor[1], 16) & 0x7FFFFF == 0
 
 
 def statements(ptx: str) -> Iterator[Statement]:
-    """The statements of a PTX text in order."""
+    """The statements of a PTX text, in order."""
     text = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), ptx)
     function, depth, inside, start = "", 0, 0, 0
     for token in re.finditer(r"[;{}]", text):
@@ -92,7 +92,7 @@ def statements(ptx: str) -> Iterator[Statement]:
             if statement := _statement(head, function, text.count("\n", 0, at) + 1):
                 yield statement
         else:
-            # Braces within a statement hold the registers of a vector.
+            # Braces inside a statement hold the registers of a vector.
             inside += (token[0] == "{") - (token[0] == "}")
             continue
         start = token.end()
@@ -105,7 +105,7 @@ def _function(head: str) -> str:
 
 def _statement(head: str, function: str, line: int) -> Statement | None:
     if head.startswith("."):
-        # Some directives end with their line and no semicolon: the last line is the one that did not.
+        # Some directives end with their line, without a semicolon: the last line is the one that did not.
         *others, head = head.splitlines()
         opcode, _, operands = head.strip().partition(" ")
         return Statement(opcode, operands, function, line + len(others))
@@ -114,12 +114,12 @@ def _statement(head: str, function: str, line: int) -> Statement | None:
 
 
 def instructions(ptx: str) -> Counter[str]:
-    """How often each instruction occurs, by its full name such as ``ld.global.v4.u32``."""
+    """The number of occurrences of each instruction, by its full name such as ``ld.global.v4.u32``."""
     return Counter(s.opcode for s in statements(ptx) if not s.opcode.startswith("."))
 
 
 def check(ptx: str) -> list[str]:
-    """What breaks the contract, a sentence each; empty for a kernel that keeps it.
+    """Violations of the contract, one sentence each; empty for a kernel that keeps it.
 
     Not allowed: a float32 product that feeds a sum (through moves and negations; it must be an fma, unless a factor is a
     power of two), approximate operations, division and square root that do not round to nearest, subnormals flushed to
@@ -138,7 +138,7 @@ def check(ptx: str) -> list[str]:
 def _forbidden(statement: Statement) -> Iterator[str]:
     name, modifiers = statement.name, statement.modifiers
     if statement.opcode.startswith("."):
-        # Every access needs this declaration, so one is enough to say it.
+        # Every access needs this declaration, so reporting one is enough.
         if re.search(r"\.local\b", str(statement)):
             yield "local memory"
         return
@@ -153,8 +153,8 @@ def _forbidden(statement: Statement) -> Iterator[str]:
 
 
 def _products_in_sums(body: list[Statement]) -> Iterator[str]:
-    """Sums of products within a function: each product is followed from where it is made to where it, or a copy of it, is
-    used."""
+    """Sums of products within a function: each product is followed from its definition to the uses of it or of a copy of
+    it."""
     users, makers = defaultdict(list), Counter(s.result for s in body if s.result)
     for k, s in enumerate(body):
         carries = s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"}
@@ -175,7 +175,7 @@ def _products_in_sums(body: list[Statement]) -> Iterator[str]:
             register = body[made].result
             used = users[register]
             if used and makers[register] > 1:
-                # A register is used again and again, for one thing after the other.
+                # A register is reused for different values.
                 reached = _reached(body, labels, made)
                 used = [k for k in used if k in reached]
             left += [k for k in used if body[k].name in ("mov", "neg")]
@@ -185,7 +185,7 @@ def _products_in_sums(body: list[Statement]) -> Iterator[str]:
 
 
 def _reached(body: list[Statement], labels: dict[str, int], made: int) -> set[int]:
-    """The statements that find in its register what statement ``made`` has left there."""
+    """The statements that read from its register what statement ``made`` has written there."""
     register = body[made].result
     reached: set[int] = set()
     left = _next(body, labels, made)
@@ -200,11 +200,11 @@ def _reached(body: list[Statement], labels: dict[str, int], made: int) -> set[in
 
 
 def _next(body: list[Statement], labels: dict[str, int], k: int) -> list[int]:
-    """Where a function goes on after a statement."""
+    """The statements that may follow statement k."""
     s = body[k]
     targets = []
     if s.name in ("bra", "brx"):
-        # A branch by a table may go to any label.
+        # A branch through a table may go to any label.
         targets = [labels[s.operands]] if s.operands in labels else list(labels.values())
     ends = s.name in ("bra", "brx", "ret", "exit", "trap") and not s.conditional
     return targets if ends else [*targets, k + 1]

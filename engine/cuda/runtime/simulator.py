@@ -1,21 +1,21 @@
-"""The laws of the atoms, and a simulator in which kernels run as the Python they are written in.
+"""The laws of the atoms, and a simulator in which kernels run as plain Python.
 
 With ``NUMBA_ENABLE_CUDASIM=1`` set before Numba is imported, ``engine/cuda/intrinsics.py`` takes its names from here, and::
 
     from engine.cuda.runtime.simulator import run
     run(KERNEL(constants), grid, block, [array, array, number])
 
-runs a kernel thread by thread on NumPy arrays, with the bits a GPU would give.  One thread runs at a time, in the order of
-their numbers, until it waits for others: so a ``print`` in a kernel or in a function it calls prints in order, and
+runs a kernel thread by thread on NumPy arrays, with the same bits as on a GPU.  One thread runs at a time, in the order of
+their numbers, until it waits for others: so ``print`` in a kernel or in a function it calls prints in order, and
 ``breakpoint()`` stops there.
 
 Numba's own simulator knows blocks and ``syncthreads`` but no warps.  Here the 32 lanes of a warp meet at every exchange: each
-leaves its operands and waits; when all 32 have come, the law gives each its result and they go on.
+deposits its operands and waits; when all 32 have arrived, the law gives each its result and they continue.
 
-What would hang or give garbage on a GPU is an error that says what happened: an index outside of an array, a vector load that
-is not aligned, lanes that do not come to the exchange where the rest of their warp waits, a thread that ends without
-``wait_for_inputs`` or writes before it.  Local and shared arrays are filled with bytes 0xFF (not a number, or -1), since
-nobody promises zeros.
+What would hang or give garbage on a GPU raises an error that says what happened: an index outside an array, a vector load
+that is not aligned, lanes that do not reach the exchange where the rest of their warp waits, a thread that ends without
+``wait_for_inputs`` or writes before it.  Local and shared arrays are filled with bytes 0xFF (NaN, or -1), since nothing
+guarantees zeros.
 """
 
 import inspect
@@ -83,17 +83,17 @@ __all__ = [
 WARP = 32
 
 Law = Callable[[list[Any]], Sequence[Any]]
-"""What an exchange computes: from the operands of lanes 0 .. 31 their results."""
+"""The result of an exchange: from the operands of lanes 0 .. 31 to their results."""
 
 
 # --- pointers and wide loads -----------------------------------------------------------------------------------
 
 
 class Pointer:
-    """A pointer: ``p[i]`` is element ``offset + i`` of ``array`` (contiguous), IndexError where there is none.
+    """A pointer: ``p[i]`` is element ``offset + i`` of ``array`` (contiguous); raises IndexError if there is none.
 
-    ``name`` is that of the kernel's argument, which other kernels may be using before ``wait_for_inputs``; "" for memory of
-    the kernel's own, such as a shared array.
+    ``name`` is that of the kernel's argument, which other kernels may be using before ``wait_for_inputs``; "" for memory that
+    belongs to the kernel, such as a shared array.
     """
 
     def __init__(self, array: np.ndarray, offset: int = 0, name: str = "") -> None:
@@ -117,7 +117,7 @@ class Pointer:
         self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
 
     def words(self, i: Any, n: int) -> tuple[Any, ...]:
-        """n words of 4 bytes from element i on, which must be a multiple of 4 n bytes from the start of the array."""
+        """n words of 4 bytes from element i, which must be a multiple of 4 n bytes from the start of the array."""
         size = self.array.dtype.itemsize
         start = (self.offset + int(i)) * size
         if start % (4 * n):
@@ -128,7 +128,7 @@ class Pointer:
 
 
 def advance(p: Pointer, i: Any) -> Pointer:
-    """The pointer to ``p[i]``, which may lie outside of the array as long as nothing is read there."""
+    """The pointer to ``p[i]``, which may lie outside the array as long as nothing is read there."""
     return Pointer(p.array, p.offset + int(i), p.name)
 
 
@@ -156,14 +156,14 @@ stream4, stream2, stream1 = load4, load2, load1
 
 
 def prefetch(p: Pointer, i: Any, n_bytes: Any) -> None:
-    """Nothing: only that there is such memory, and that both ends are aligned, is checked."""
+    """Does nothing except check that the memory exists and that both ends are aligned."""
     if (start := (p.offset + int(i)) * p.array.itemsize) % 16 or n_bytes % 16:
         raise ValueError(f"{p.name or 'pointer'}: a prefetch of {n_bytes} bytes at byte {start} is not aligned")
     p._place(i, int(n_bytes) // p.array.itemsize)
 
 
 def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """Four float32 at once."""
+    """Store four float32 at once."""
     p.words(i, 4)
     for k, x in enumerate((a, b, c, d)):
         p[int(i) + k] = np.float32(x)
@@ -176,14 +176,14 @@ vector2, vector4 = load2, load4
 
 
 def keep4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
-    """Four numbers of 32 bits."""
-    p.words(i, 4)  # aligned, and inside
+    """Store four 32-bit numbers at once."""
+    p.words(i, 4)  # aligned, and inside the array
     for k, x in enumerate((a, b, c, d)):
         p[i + k] = np.array([x]).view(p.array.dtype)[0]
 
 
 def copy4(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
-    """Four words, at once: what is read before ``copies_wait`` is not found out here."""
+    """Copy four words, immediately: reading them before ``copies_wait`` is not detected here."""
     keep4(to, i, *(p.words(j, 4) if there else (np.uint32(0),) * 4))
 
 
@@ -194,7 +194,7 @@ def copy1(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
 
 
 def copies_commit() -> None:
-    """Nothing: what is copied is there."""
+    """Does nothing: copies are complete at once."""
 
 
 copies_wait = copies_wait_but_one = copies_commit
@@ -221,22 +221,22 @@ def dot2_low(a: Any, b: Any, c: Any) -> Any:
 
 
 def dot2_high(a: Any, b: Any, c: Any) -> Any:
-    """... times the unsigned bytes 2 and 3 of b."""
+    """c plus the int16 halves of a times the unsigned bytes 2 and 3 of b."""
     return _dot2(a, _bytes(b)[2:], c)
 
 
 def dot2_low_signed(a: Any, b: Any, c: Any) -> Any:
-    """... times the signed bytes 0 and 1 of b."""
+    """c plus the int16 halves of a times the signed bytes 0 and 1 of b."""
     return _dot2(a, _bytes(b, signed=True)[:2], c)
 
 
 def dot2_high_signed(a: Any, b: Any, c: Any) -> Any:
-    """... times the signed bytes 2 and 3 of b."""
+    """c plus the int16 halves of a times the signed bytes 2 and 3 of b."""
     return _dot2(a, _bytes(b, signed=True)[2:], c)
 
 
 def pick_bytes(a: Any, b: Any, index: Any) -> Any:
-    """Nibble k of index says which of the eight bytes of a and b becomes byte k; its bit 3 spreads that byte's sign."""
+    """Nibble k of index selects which of the eight bytes of a and b becomes byte k; its bit 3 replicates that byte's sign."""
     both = _bytes(a) + _bytes(b)
     picked = []
     for k in range(4):
@@ -250,7 +250,7 @@ def pick_bytes(a: Any, b: Any, index: Any) -> Any:
 
 
 class DivergenceError(RuntimeError):
-    """Threads wait for others that will not come."""
+    """Threads wait for others that will not arrive."""
 
 
 class _Cancelled(BaseException):
@@ -269,14 +269,14 @@ _launch = Launch()
 
 
 def _taken() -> Any:
-    """A lock for one thread to wait at until another releases it."""
+    """A lock on which a thread waits until another releases it."""
     lock = threading.Lock()
     lock.acquire()
     return lock
 
 
 class Lane(simulator.BlockThread):  # type: ignore[misc]
-    """A thread of a block.  It runs from :meth:`resume` until it waits or ends, and then lets the block go on."""
+    """A thread of a block.  It runs from :meth:`resume` until it waits or ends, and then lets the block continue."""
 
     def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
         super().__init__(body, block, grid_point, point, False)
@@ -296,7 +296,7 @@ class Lane(simulator.BlockThread):  # type: ignore[misc]
             self.turn.release()
 
     def wait(self, place: str, given: Any = None, law: Law | None = None) -> Any:
-        """Hand the turn back until the others have come to ``place``; gives this thread's result of ``law``."""
+        """Yield until the others have reached ``place``; returns this thread's result of ``law``."""
         self.place, self.given, self.law = place, given, law
         self.block.go_on()
         self.turn.acquire()
@@ -309,7 +309,7 @@ class Lane(simulator.BlockThread):  # type: ignore[misc]
 
     def run(self) -> None:
         try:
-            # Integers wrap and floats overflow as on a GPU, without a word.
+            # Integers wrap and floats overflow silently, as on a GPU.
             with np.errstate(all="ignore"):
                 threading.Thread.run(self)
             if _launch.strict and not self.inputs_ready:
@@ -325,7 +325,7 @@ class Lane(simulator.BlockThread):  # type: ignore[misc]
 
 
 class Block(simulator.BlockManager):  # type: ignore[misc]
-    """The threads of one block: each runs until it waits, then those that all came to one place go on, and so forth."""
+    """The threads of one block: each runs until it waits, then those that have all reached one place continue, and so on."""
 
     def run(self, grid_point: tuple[int, ...], *args: Any) -> None:
         self.turn = _taken()
@@ -355,7 +355,7 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
                     lane.join()
 
     def go_on(self) -> None:
-        """Called by the thread that has the turn: gives it to the next one, or back to :meth:`run`."""
+        """Called by the running thread: lets the next one run, or returns to :meth:`run`."""
         if self.cancelled:
             return
         if self.queue and not self.error:
@@ -364,7 +364,7 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
             self.turn.release()
 
     def _released(self, lanes: list[Lane]) -> list[Lane]:
-        """The threads that can go on."""
+        """The threads that can continue."""
         ready = []
         for first in range(0, len(lanes), WARP):
             warp = lanes[first : first + WARP]
@@ -384,7 +384,7 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
 
 
 def _report(lanes: list[Lane]) -> Iterator[str]:
-    """Which threads of each warp wait where."""
+    """Which threads of each warp wait, and where."""
     for first in range(0, len(lanes), WARP):
         warp = lanes[first : first + WARP]
         places: dict[str, list[str]] = {}
@@ -414,7 +414,7 @@ def _from_law(given: list[Any]) -> list[Any]:
 
 
 def _mma_law(given: list[Any]) -> list[tuple[Any, ...]]:
-    """The fragments (a of rows g, g + 8 for each 16 positions; then b) put together, multiplied, and handed out."""
+    """Assemble the fragments (a of rows g, g + 8 for each 16 positions; then b), multiply, and distribute the result."""
     halves = len(given[0]) // 3
     lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.int8)
     lanes = lanes.reshape(8, 4, 3 * halves, 4)  # g, t, register, byte
@@ -430,7 +430,7 @@ def mma32(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
 
 
 def mma16(a0: Any, a1: Any, b0: Any) -> Any:
-    """The same over 16 positions."""
+    """16 weight rows times 8 activation rows over 16 positions, int32."""
     return _meet("mma16", (a0, a1, b0), _mma_law)
 
 
@@ -449,43 +449,43 @@ def mma_half(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
 
 
 def lane_xor(x: Any, lane: Any) -> Any:
-    """x, float32, of the lane whose number differs in the bits of ``lane``."""
+    """The float32 x of the lane whose number is that of this lane XOR ``lane``."""
     return _meet("lane_xor", (np.float32(x), int(lane)), _xor_law)
 
 
 def lane_xor_int(x: Any, lane: Any) -> Any:
-    """The same for int32."""
+    """The int32 x of the lane whose number is that of this lane XOR ``lane``."""
     return _meet("lane_xor_int", (_int32(x), int(lane)), _xor_law)
 
 
 def lane_from(x: Any, lane: Any) -> Any:
-    """x, float32, of that lane."""
+    """The float32 x of lane ``lane``."""
     return _meet("lane_from", (np.float32(x), int(lane)), _from_law)
 
 
 def lanes_max(x: Any) -> Any:
-    """The largest x, int32, of the warp."""
+    """The largest int32 x of the warp."""
     return _meet("lanes_max", _int32(x), lambda given: [max(given)] * WARP)
 
 
 def pointer(array: np.ndarray) -> Pointer:
-    """The pointer to element 0."""
+    """The pointer to element 0 of a shared array."""
     return Pointer(array)
 
 
 def wait_for_inputs() -> None:
-    """Kernels run one after the other here; only that it is called, and before the first write, is checked."""
+    """Kernels run one after another here; this only checks that it is called, and before the first write."""
     lane = threading.current_thread()
     if isinstance(lane, Lane):
         lane.inputs_ready = True
 
 
 def let_next_begin() -> None:
-    """Nothing: the next kernel begins when this one has ended."""
+    """Does nothing: the next kernel begins when this one has ended."""
 
 
 def hold(x: Any, never: Any) -> None:
-    """Nothing: Python computes where it is told to."""
+    """Does nothing: Python computes in the order of the source."""
     if never:
         raise RuntimeError("hold: never is not 0")
 
@@ -523,10 +523,10 @@ _returns: dict[tuple[Any, ...], Any] = {}
 
 
 def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls of ``@njit`` functions from Python.
+    """Call an ``@njit`` function from Python.
 
-    Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but give NumPy scalars of the
-    declared type: Numba makes Python numbers of them, and those would be added and multiplied in float64.
+    Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but return NumPy scalars of the
+    declared type: Numba would return Python numbers, which would be added and multiplied in float64.
     """
     module = self.py_func.__module__
     inside = isinstance(threading.current_thread(), Lane)
@@ -571,7 +571,7 @@ class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
 
 class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
     def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
-        """The block's array of this call in the source; shape 0 is the memory asked for at the launch."""
+        """The block's array for this call in the source; shape 0 is the memory requested at the launch."""
         if np.shape(shape) == () and shape == 0:
             return super().array(shape, np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype))
         frame = sys._getframe(1)
@@ -609,7 +609,7 @@ def _launching(launch: Launch) -> Iterator[None]:
 
 
 def _argument(type_: Any, value: Any, name: str) -> Any:
-    """What the kernel gets: a Pointer to the array's own memory, or a NumPy scalar."""
+    """The value that the kernel gets: a Pointer to the array's own memory, or a NumPy scalar."""
     if not isinstance(type_, types.CPointer):
         return as_dtype(type_).type(value)
     dtype = as_dtype(type_.dtype)
@@ -651,12 +651,12 @@ def run(
     seed: int | None = None,
     strict: bool = True,
 ) -> None:
-    """Run a kernel on contiguous NumPy arrays of any shape (written in place; read as the pointers' element type, whatever
-    theirs; None for a pointer that is not used) and numbers.
+    """Run a kernel on numbers and on contiguous NumPy arrays of any shape, which it reads as the pointers' element type
+    whatever their dtype, and writes in place; None for a pointer that is not used.
 
-    ``seed``: threads take their turns in a shuffled order; a result that depends on it lacks a ``syncthreads``.
+    ``seed``: threads run in a shuffled order; a result that depends on it lacks a ``syncthreads``.
     ``strict``: every thread must call ``wait_for_inputs``, and before it writes.
-    Raises IndexError, ValueError or DivergenceError for what the head of this file lists.
+    Raises IndexError, ValueError or DivergenceError for what the module's docstring lists.
     """
     if not config.ENABLE_CUDASIM:
         raise RuntimeError("set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in the simulator")
