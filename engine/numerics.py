@@ -1,13 +1,13 @@
 """The contract in code: every scalar function that both backends compute with.
 
-A function here is plain ``@njit`` source that Numba compiles for the CPU and for the GPU alike, so there is
-one text for one arithmetic.  The rules that make its bits equal everywhere:
+A function here is plain ``@njit`` source that Numba compiles both for the CPU and for the GPU, so there is one source
+for one arithmetic.  The rules that make its bits equal everywhere:
 
 * only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
-* every product that feeds a sum is an explicit :func:`fma`, so no compiler is left a choice to contract;
+* every product that feeds a sum is an explicit :func:`fma`, so no compiler can choose to contract it;
 * ``exp`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and ``softcap``
   end in a product and must not be added to;
-* finite values: which bits a NaN has is not promised.
+* finite values only: the bits of a NaN are not specified.
 
 All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
 against a float64 reference and are checked in ``tests/test_numerics.py``.
@@ -27,7 +27,7 @@ i32 = np.int32
 u32 = np.uint32
 u64 = np.uint64
 
-# --- atoms: what the two compilers would not agree on by themselves ------------------------------------------
+# --- atoms: operations on which the two compilers would not agree by themselves -------------------------------
 
 
 @intrinsic
@@ -51,7 +51,7 @@ def bits_float(typingctx, i):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def half_to_float(typingctx, h):  # type: ignore[no-untyped-def]
-    """float16, given as its 16 bits (uint16), to float32: exact."""
+    """Convert float16, given as its 16 bits (uint16), to float32, exactly."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
@@ -61,7 +61,7 @@ def half_to_float(typingctx, h):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def float_to_half(typingctx, x):  # type: ignore[no-untyped-def]
-    """float32 to float16 bits (uint16), round to nearest, ties to even."""
+    """Convert float32 to float16 bits (uint16), rounding to nearest, ties to even."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
@@ -163,7 +163,7 @@ def log(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def log1p(x):  # type: ignore[no-untyped-def]
-    """log(1 + x) for finite x > -1, error below 2.5 ulp, also for small x: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
+    """log(1 + x) for finite x > -1, error below 2.5 ulp, even for small x: log(u) x / (u - 1) with u = 1 + x (Kahan)."""
     u = _ONE + x
     if u == _ONE:
         return x
@@ -187,7 +187,7 @@ def silu(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def softplus(x):  # type: ignore[no-untyped-def]
-    """log(1 + e**x), x itself above 20, error below 3 ulp; as :func:`log1p`, it must not be added to."""
+    """log(1 + e**x), x itself above 20, error below 3 ulp; like :func:`log1p`, it must not be added to."""
     if x > f32(20.0):
         return x
     return log1p(exp(x))

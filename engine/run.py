@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has had enough
+    except BrokenPipeError:  # the reader has closed the pipe
         abandon_stdout()
         return EXIT_BROKEN_PIPE
     except EngineError as error:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def abandon_stdout() -> None:
-    """Gives the interpreter, which flushes stdout once more at its end, a place where that cannot fail."""
+    """Redirects stdout, which the interpreter flushes once more at exit, to a place where that cannot fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -71,7 +71,7 @@ def fail(sentence: str, status: int, verbose: bool) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """What the flags ask for, from the model to the report; raises EngineError."""
+    """Does what the flags request, from loading the model to the report; raises EngineError."""
     if args.version:
         print(f"bitmirror {version()}")
         return 0
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.hub.resolve import resolve
 
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
-    SamplingParams(**fields)  # a value out of range is told before a model is loaded for seconds
+    SamplingParams(**fields)  # reports a value out of range before a model is loaded, which takes seconds
     with Report(args.verbose) as report:
         path = resolve(args.model, report.progress)
         drafts = args.draft_model and not args.no_spec
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         )
         report.started(llm)
         if args.verbose and args.device == "auto" and llm.model.ops.name == "cpu":
-            report.detail(f"auto means the CPU here: {why_no_gpu()}")
+            report.detail(f"auto selects the CPU: {why_no_gpu()}")
         template = choose_template(args, llm)
         if not args.no_warmup:
             llm.compile(report.progress)
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         if template is not None:
             system = [{"role": "system", "content": args.system}] if args.system is not None else []
             messages = [*system, {"role": "user", "content": prompt}]
-            report.detail(f"prompt as the template writes it: {template.render(messages)!r}")
+            report.detail(f"prompt as rendered by the template: {template.render(messages)!r}")
             ids = template.encode(messages)
         reply = answer(llm, ids, options, report, show=not args.json, echo="" if template is not None else prompt)
         if args.json:
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_devices() -> int:
-    """Prints a line for each device."""
+    """Prints one line per device."""
     from engine.devices import describe_devices
 
     print("\n".join(describe_devices()))
@@ -149,23 +149,23 @@ def list_devices() -> int:
 
 
 def use_utf8() -> None:
-    """Pipes and files carry UTF-8 whatever the locale says; a terminal keeps its encoding but never fails."""
+    """Makes pipes and files carry UTF-8 whatever the locale is; a terminal keeps its encoding but never fails."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding=stream.encoding if stream.isatty() else "utf-8", errors="replace")
 
 
 def read_prompt(args: argparse.Namespace) -> str | None:
-    """The text of -p, -f or stdin; None where no prompt is given. Raises UsageError."""
+    """The text of -p, -f or stdin; None if no prompt is given. Raises UsageError."""
     if args.prompt is not None and args.file is not None:
-        raise UsageError("-p and -f are both given: the prompt is one of them")
+        raise UsageError("-p and -f are both given: give only one of them")
     if args.prompt is not None and args.prompt != "-":
         return unescape(args.prompt) if args.escape else valid(args.prompt)
     name = args.file or args.prompt
     if name is None:
         return None
     if name == "-" and sys.stdin.isatty():
-        print("the prompt, ended by Ctrl-D on a line of its own:", file=sys.stderr)
+        print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
     except OSError as error:
@@ -178,7 +178,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
 
 
 def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | None":
-    """The chat template to ask through; None to continue bare text. Raises UsageError where a flag needs one."""
+    """The chat template to use; None to continue bare text. Raises UsageError if a flag needs one."""
     if args.no_cnv:
         return None
     if args.chat_template is not None:
@@ -194,7 +194,7 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
 def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any]) -> dict[str, Any]:
     """The object that --json prints; rates that were not measured and infinite log-probabilities are null.
 
-    All but the timings is the same on every device.
+    Everything but the timings is the same on every device.
     """
     from engine.cli.report import peak_memory
     from engine.devices import device_label
@@ -242,7 +242,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
 
 
 def speculation_object(s: "Statistics") -> dict[str, Any]:
-    """What --json says of drafts."""
+    """What --json reports about drafts."""
     return {
         "drafted": s.drafted,
         "accepted": s.accepted,
@@ -256,7 +256,7 @@ def speculation_object(s: "Statistics") -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """The value as JSON can say it."""
+    """The value as JSON can represent it: None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -272,5 +272,5 @@ def version() -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tidies the terminal and the cache as it leaves
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal and the cache are cleaned up at exit
     sys.exit(main())

@@ -133,7 +133,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, capsys: Capture)
     assert open_device("auto").name == "cpu"
     # What auto does is told to those who ask.
     assert main(["-p", "x", "-n", "1", "--verbose"]) == 0
-    assert "auto means the CPU here: Abacus I has compute capability 6.1" in capsys.readouterr().err
+    assert "auto selects the CPU: Abacus I has compute capability 6.1" in capsys.readouterr().err
     assert main(["-p", "x", "-n", "1"]) == 0
     assert "Abacus" not in capsys.readouterr().err
 

@@ -156,7 +156,7 @@ def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatc
     assert main(["-p", "abc", "-dev", "cuda", "-t", "3"]) == 0
     err = capsys.readouterr().err
     assert "cache 1.0 MB, cuda:0 Abacus X1\n" in err
-    assert "GPU memory 2.5 MB (weights 0.5 MB, cache 1.0 MB, rest 1.0 MB), 7.00 GB free; it reads 4000 GB/s\n" in err
+    assert "GPU memory 2.5 MB (weights 0.5 MB, cache 1.0 MB, rest 1.0 MB), 7.00 GB free; it reads at 4000 GB/s\n" in err
     assert "tokens/s  10.0 GB/s (0% of the 4000 GB/s that a plain read reaches)\n" in err
     assert re.search(r"^memory      .* at most, 2\.5 MB on the GPU$", err, re.M)
     assert "thread" not in err
@@ -401,7 +401,7 @@ def test_a_message_too_long_is_taken_back(
     assert main(["--cnv"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "ok\nok\n"
-    assert "/clear begins a new conversation" in captured.err
+    assert "/clear starts a new conversation" in captured.err
     assert chatty[0].asked[-1]["prompt"] == "user: a\nassistant: ok\nuser: b\nassistant: "
 
 

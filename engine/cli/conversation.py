@@ -1,4 +1,4 @@
-"""One answer, and a conversation made of many: streaming, Ctrl-C, and the commands of the chat."""
+"""One answer, and a conversation of many: streaming, Ctrl-C, and the commands of the chat."""
 
 import json
 import re
@@ -25,14 +25,14 @@ HELP = """\
 /help            this list
 /clear           forget the conversation (the system prompt stays)
 /save [FILE]     write the conversation to a JSON file
-/quit            leave, as Ctrl-D does
-A line that ends with \\ goes on in the next; \"\"\" begins and ends a message of many lines.
-Ctrl-C ends an answer; at the prompt it leaves."""
+/quit            exit, as Ctrl-D does
+A line that ends with \\ continues on the next; \"\"\" begins and ends a message of many lines.
+Ctrl-C ends an answer; at the prompt it exits."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A generation that has ended, whether Ctrl-C ended it, and why tokens were read again for it, if they were."""
+    """A finished generation, whether Ctrl-C ended it, and why tokens were read again for it, if they were."""
 
     generation: "Generation"
     interrupted: bool
@@ -58,8 +58,8 @@ def answer(
 ) -> Answer:
     """Generates one answer and, with ``show``, writes it to stdout piece by piece; raises EngineError.
 
-    ``options`` are the keyword arguments of ``LLM.generate``. ``echo`` is shown first where a person watches. The first
-    Ctrl-C ends the answer after the token in work, so that the cache stays whole; the second ends it on the spot.
+    ``options`` are the keyword arguments of ``LLM.generate``. ``echo`` is shown first on a terminal. The first Ctrl-C ends
+    the answer after the current token, so that the cache stays consistent; the second ends it immediately.
     """
     terminal = sys.stdout.isatty()
     with ctrl_c() as pressed:
@@ -92,7 +92,7 @@ def answer(
 
 @contextmanager
 def ctrl_c() -> Iterator[threading.Event]:
-    """Turns the first Ctrl-C into an event; the second is a KeyboardInterrupt as ever."""
+    """Turns the first Ctrl-C into an event; the second is a KeyboardInterrupt as usual."""
     pressed = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -100,7 +100,7 @@ def ctrl_c() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         pressed.set()
 
-    # A shell that runs a job in the background has it ignore the signal; a thread may not touch handlers at all.
+    # A shell makes a background job ignore the signal; a thread must not change handlers at all.
     mine = threading.current_thread() is threading.main_thread()
     if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield pressed
@@ -118,14 +118,14 @@ class Conversation:
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.messages: list[dict[str, str]] = []
-        #: The latest prompt and what was answered, as text and as ids.
+        #: The latest prompt and its answer, as text and as ids.
         self.known: tuple[str, list[int]] | None = None
         self._asked = ""
         self.saved: set[Path] = set()
         self.clear()
 
     def clear(self) -> None:
-        """Back to the system prompt alone."""
+        """Removes all messages except the system prompt."""
         self.known = None
         self.messages = [{"role": "system", "content": self.system}] if self.system is not None else []
 
@@ -134,20 +134,20 @@ class Conversation:
         self.messages.append({"role": role, "content": content})
 
     def prompt(self, template: "ChatTemplate") -> list[int]:
-        """The token ids to answer; what was asked and answered before keeps the ids it had, so that it need not be read
-        again."""
+        """The token ids to answer; earlier prompts and answers keep the ids they had, so that they need not be read again."""
         self._asked = template.render(self.messages)
         return template.encode(self.messages, known=self.known)
 
     def answered(self, generation: "Generation", text: str) -> None:
-        """The answer to the latest prompt; ``text``: what its ids stand for."""
+        """Records the answer to the latest prompt; ``text`` is what its ids stand for."""
         self.add("assistant", generation.text)
-        # A stop text is cut off, and half a character is not shown: then the ids say more than the conversation does.
+        # A stop text is cut off, and an incomplete character is not shown: then the ids hold more than the conversation.
         whole = text == generation.text and text != ""
         self.known = (self._asked + text, [*generation.prompt_ids, *generation.ids]) if whole else None
 
     def save(self, name: str) -> Path:
-        """Writes the messages as JSON; never over a file that this conversation did not write. Raises EngineError."""
+        """Writes the messages as JSON, but never overwrites a file that this conversation did not write. Raises
+        EngineError."""
         path = Path(name or time.strftime("chat-%Y%m%d-%H%M%S.json")).expanduser()
         text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
         try:
@@ -170,9 +170,10 @@ def chat(
     system: str | None = None,
     first: str | None = None,
 ) -> int:
-    """Talks until /quit or the end of stdin, and returns the exit status; ``first`` is the first message.
+    """Runs a conversation until /quit or the end of stdin, and returns the exit status; ``first`` is the first message.
 
-    An error that a message causes (too long, refused by the template) is one sentence, and that message is taken back.
+    An error that a message causes (too long, refused by the template) is printed as one sentence, and the message is
+    removed.
     """
     conversation = Conversation(system)
     if sys.stdin.isatty():
@@ -206,19 +207,19 @@ def _exchange(
     except BaseException as error:
         conversation.messages.pop()
         if isinstance(error, ContextError) and len(conversation.messages) > 1:
-            raise EngineError(f"{str(error).rstrip('.')}; /clear begins a new conversation") from error
+            raise EngineError(f"{str(error).rstrip('.')}; /clear starts a new conversation") from error
         raise
     generation = reply.generation
     conversation.answered(generation, llm.detokenize(generation.ids))
     if not sys.stdout.isatty() and not generation.text.endswith("\n"):
-        sys.stdout.write("\n")  # a file that holds several answers needs them apart
+        sys.stdout.write("\n")  # separates the answers in a file
     if reply.reread is not None:
         report.line(f"note: {reply.reread}")
     report.turn(generation, reason=reply.reason, n_ctx=llm.n_ctx)
 
 
 def _obey(command: str, argument: str, conversation: Conversation, report: Report) -> bool:
-    """Runs one command of the chat; False when it is the last."""
+    """Runs one command of the chat; False if it ends the chat."""
     if command in ("quit", "exit", "bye"):
         return False
     if command == "help":
@@ -235,7 +236,7 @@ def _obey(command: str, argument: str, conversation: Conversation, report: Repor
 
 
 def read_message(report: Report) -> str | None:
-    """One message of the person at the keyboard, or on stdin; None at its end."""
+    """One message from the keyboard or from stdin; None at the end of the input."""
     line = _read_line(report, "> ")
     if line is None:
         return None
@@ -256,7 +257,7 @@ def _read_block(report: Report, line: str | None) -> str:
             break
         lines.append(line)
         line = _read_line(report, ". ")
-    # The marks may stand on lines of their own.
+    # The marks may be on lines of their own.
     return "\n".join(lines).strip("\n")
 
 
@@ -272,7 +273,7 @@ def _read_line(report: Report, prompt: str) -> str | None:
         except EOFError:
             report.line()
             return None
-    # input() would write its prompt to stdout, which here is a file or a pipe.
+    # input() would write its prompt to stdout, which is a file or a pipe here.
     if sys.stdin.isatty():
         report.stream.write(prompt)
         report.stream.flush()

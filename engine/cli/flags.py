@@ -15,73 +15,72 @@ from engine.speculative.params import MODES, SpeculationParams
 from engine.text.chat_templates import TEMPLATES
 
 DESCRIPTION = """\
-Answers with a GGUF model. The answer goes to stdout and nothing else does; progress and
-reports go to stderr.
+Answers with a GGUF model. Only the answer goes to stdout; progress and reports go to stderr.
 
   python -m engine.run -p "def fibonacci(n):"               the bundled model continues the text
   python -m engine.run -m smollm2-135m                      a conversation
   python -m engine.run -m model.gguf -p "Why is it dark?"   one question, one answer
   git diff | python -m engine.run -m model.gguf -p - --json | jq -r .text
 
-With -p or -f, a model that has a chat template is asked one question through it; --cnv goes on
-as a conversation after it, --no-cnv lets the model continue the bare text, which is also what a
-model without a template does. Without a prompt a conversation begins, if stdin is a terminal and
-the model has a template."""
+With -p or -f, a model that has a chat template is asked one question through it; --cnv continues
+as a conversation, --no-cnv makes the model continue the bare text, which is also what a model
+without a template does. Without a prompt a conversation begins, if stdin is a terminal and the
+model has a template."""
 
 
 MODEL = """\
 path of a GGUF file, a name from `python -m engine.models` (fetched when needed), or
-hf:owner/repo/file.gguf; without -m the bundled model answers"""
+hf:owner/repo/file.gguf; default: the bundled model"""
 
 CACHE_RAM = """\
-MiB of host memory for what recurrent models know at the ends of messages, so that a conversation
-is taken up there; -1 = up to 2048, less where memory is short"""
+MiB of host memory for the states of recurrent models at the ends of messages, so that a
+conversation can resume there; -1 = up to 2048, less if memory is short"""
 
 DEVICE = """\
-cpu (or none), cuda, cuda:1 and so on, or auto: the first GPU if there is one that can be used,
-else the CPU; the answer is the same"""
+cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none;
+the answer is the same"""
 
 BATCH_SIZE = """\
-tokens of a prompt that are read at once; 0 = 1024 on a GPU, less where memory is short, and 128 on the CPU; the answer is the
-same"""
+tokens of a prompt read per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU;
+the answer is the same"""
 
 DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts tokens for this one, named as for -m; the
-answer is the same, sooner"""
+answer is the same, but faster"""
 
 DRAFT_LOOKUP = """\
-draft what followed the last time that the latest tokens occurred in prompt or answer; with a draft
-model too, that one drafts where nothing is found"""
+draft what followed the last occurrence of the latest tokens in prompt or answer; a draft model, if
+there is one, drafts where nothing is found"""
 
 DRAFT_MAX = """\
-most drafts of a pass, at most 15; 0 = 4 of a draft model or the model's own layer, 7 looked up. Fewer are made, or none,
-where they would cost more time than they save"""
+most drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7 from lookup.
+Fewer are made, or none, where they would cost more time than they save"""
 
 SPEC_ACCEPT = """\
-exact: the text is the same as without drafts; ratio: another text of the same distribution; p-min:
-drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
+exact: the text is the same as without drafts; ratio: another text from the same distribution;
+p-min: drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
 
 JSON = """\
-print one JSON object, not the text: model, prompt, prompt_ids, ids, text, finish_reason, logprobs,
-seed, timings, speculation"""
+print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason,
+logprobs, seed, timings, speculation"""
 
 EPILOG = """\
-Exit status: 0 answered, 2 something to mend (one sentence on stderr says what), 130 ended by
+Exit status: 0 answered, 2 user error (one sentence on stderr says what to do), 130 interrupted by
 Ctrl-C, 1 a bug. `python -m engine.models` lists the named models."""
 
 
 CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0")
-"""Names of ``engine/cache/types.py``, which imports more than a command line that is wrong needs."""
+"""The names in ``engine/cache/types.py``, repeated here because importing it is slow and a wrong command line needs none."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose complaints are one UsageError, and which takes a value that begins with a dash."""
+    """argparse that raises its complaints as a UsageError, and accepts values that begin with a dash."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (--help lists every flag)")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As in argparse, but ``-p --x`` means the prompt ``--x``, as it does in llama.cpp."""
+        """Parses like argparse, but ``-p --x`` means the prompt ``--x``, as it does in llama.cpp."""
         rest, joined = list(args if args is not None else sys.argv[1:]), []
         while rest:
             word = rest.pop(0)
@@ -102,7 +101,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Document(argparse.RawDescriptionHelpFormatter):
-    """Help that names a flag's value once (``-n, --predict N``) and every default."""
+    """Help that shows the value of a flag once (``-n, --predict N``) and every default."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=98)
@@ -144,7 +143,7 @@ def bias(text: str) -> tuple[int, float]:
 
 
 def parser() -> Parser:
-    """The command line as an argparse parser; building it imports nothing heavy."""
+    """The command line as an argparse parser; building it imports nothing that is slow to import."""
     top = Parser(
         prog="python -m engine.run",
         usage="python -m engine.run [-m MODEL] [-p TEXT | -f FILE] [flags]",
@@ -162,17 +161,17 @@ def parser() -> Parser:
 
     add = top.add_argument_group("model").add_argument
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
-    add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less where memory is short")
+    add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less if memory is short")
     add("-b", "--batch-size", **n, default=0, help=BATCH_SIZE)
     types: dict[str, Any] = {"choices": CACHE_TYPES, "metavar": "TYPE"}
-    add("--cache-type", **types, default="f16", help="the key-value cache: f32, f16, q8_0 or q4_0")
-    add("-ctk", "--cache-type-k", **types, help="the same for keys alone")
-    add("-ctv", "--cache-type-v", **types, help="the same for values alone")
+    add("--cache-type", **types, default="f16", help="type of the key-value cache: f32, f16, q8_0 or q4_0")
+    add("-ctk", "--cache-type-k", **types, help="type of the keys, if different")
+    add("-ctv", "--cache-type-v", **types, help="type of the values, if different")
     add("-cram", "--cache-ram", **n, default=-1, help=CACHE_RAM)
     add("-t", "--threads", **n, default=0, help="CPU threads; 0 = every core")
     add("-dev", "--device", metavar="NAME", default="auto", help=DEVICE)
-    add("--list-devices", **yes, help="print the devices of this machine and leave")
-    add("--no-warmup", **yes, help="compile each kernel when it is first met, not all before the prompt")
+    add("--list-devices", **yes, help="print the devices of this machine and exit")
+    add("--no-warmup", **yes, help="compile each kernel on first use, not all before the prompt")
 
     add = top.add_argument_group("prompt").add_argument
     add("-p", "--prompt", **text, help="the prompt; - reads it from stdin")
@@ -182,20 +181,22 @@ def parser() -> Parser:
         "--escape",
         **yes,
         default=True,
-        help="read \\n \\t \\r \\' \\\" \\\\ \\xHH in -p and --stop (the default)",
+        help="interpret \\n \\t \\r \\' \\\" \\\\ \\xHH in -p and --stop (the default)",
     )
-    add("--no-escape", dest="escape", action="store_false", help="leave backslashes as they are")
+    add("--no-escape", dest="escape", action="store_false", help="do not interpret backslash escapes")
     add("-sys", "--sys", "--system-prompt", **text, dest="system", help="the system prompt")
-    add("-cnv", "--cnv", "--conversation", **yes, dest="cnv", help="a conversation, also after -p")
-    add("-no-cnv", "--no-cnv", "--no-conversation", **yes, dest="no_cnv", help="no template: continue the bare text")
+    add("-cnv", "--cnv", "--conversation", **yes, dest="cnv", help="start a conversation, even after -p")
+    add(
+        "-no-cnv", "--no-cnv", "--no-conversation", **yes, dest="no_cnv", help="use no template: continue the bare text"
+    )
     add("--chat-template", metavar="NAME", help=f"{', '.join(TEMPLATES)}, or a Jinja file")
 
     add = top.add_argument_group("answer").add_argument
     add("-n", "--predict", "--n-predict", **n, default=-1, help="tokens to generate; -1 = until the context is full")
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
-    add("--ignore-eos", **yes, help="go on after the model's end of text")
-    add("--no-heal", **yes, help="continue a bare text after its last token as it is; else that token may grow")
-    add("--logprobs", **n, default=0, help="also log-probabilities: each token's and the N likeliest of its place")
+    add("--ignore-eos", **yes, help="continue after the model's end of text")
+    add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
+    add("--logprobs", **n, default=0, help="also report log-probabilities, of each token and of the N likeliest")
     add("--json", **yes, help=JSON)
 
     add = top.add_argument_group("sampling").add_argument
@@ -205,40 +206,42 @@ def parser() -> Parser:
     add("--top-p", **x, default=0.95, help="keep the likeliest tokens that add up to X; 1 = all")
     add("--min-p", **x, default=0.05, help="drop tokens below X times the likeliest; 0 = none")
     add("--typical", "--typical-p", **x, default=1.0, help="locally typical sampling; 1 = off")
-    add("--repeat-penalty", **x, default=1.0, help="make tokens seen before less likely; 1 = off")
-    add("--repeat-last-n", **n, default=64, help="how many tokens back the penalties look; 0 = none, -1 = all")
-    add("--presence-penalty", **x, default=0.0, help="taken from the logits of tokens seen; 0 = off")
-    add("--frequency-penalty", **x, default=0.0, help="the same for each time they were seen; 0 = off")
+    add("--repeat-penalty", **x, default=1.0, help="divide the logits of recent tokens by X; 1 = off")
+    add("--repeat-last-n", **n, default=64, help="number of recent tokens to penalize; 0 = none, -1 = all")
+    add("--presence-penalty", **x, default=0.0, help="subtracted from the logits of recent tokens; 0 = off")
+    add("--frequency-penalty", **x, default=0.0, help="subtracted once per occurrence of a recent token; 0 = off")
     add("-l", "--logit-bias", **many, type=bias, metavar="ID+X", help="15043+1, 15043-1, 2-inf; may be repeated")
 
     add = top.add_argument_group("speculation").add_argument
     add("-md", "--draft-model", "--model-draft", metavar="MODEL", default="", dest="draft_model", help=DRAFT_MODEL)
-    add("-devd", "--device-draft", metavar="NAME", default="", help="where it runs; left out: where the model does")
+    add("-devd", "--device-draft", metavar="NAME", default="", help="device of the draft model; default: the same")
     add(
         "--no-mtp",
         **yes,
-        help="do not use the model's own layer for drafting, if it brings one (multi-token prediction)",
+        help="do not draft with the model's own layer for it, if there is one (multi-token prediction)",
     )
     add("--draft-lookup", **yes, help=DRAFT_LOOKUP)
     add("--draft-max", **n, default=0, help=DRAFT_MAX)
-    add("--draft-min", **n, default=0, help="fewer drafts than N are not verified")
-    add("--draft-p-min", **x, default=0.0, help="the draft model stops where its token is less likely than X")
+    add("--draft-min", **n, default=0, help="do not verify fewer than N drafts")
+    add("--draft-p-min", **x, default=0.0, help="stop drafting at a token less likely than X")
     add("--spec-accept", choices=MODES, metavar="HOW", default="exact", help=SPEC_ACCEPT)
     add("--spec-p-min", **x, default=0.3, help="the probability of --spec-accept p-min")
-    add("--spec-sequential-verify", **yes, help="verify drafts one by one, not in one pass: slow, for finding faults")
-    add("--no-spec", **yes, help="no drafts, whatever else is asked for")
+    add("--spec-sequential-verify", **yes, help="verify drafts one by one, not in one pass: slow, for debugging")
+    add("--no-spec", **yes, help="no drafts, whatever the other flags say")
 
     add = top.add_argument_group("other").add_argument
-    add("-v", "--verbose", **yes, help="say more, and show the traceback of an error")
-    add("--version", **yes, help="print the version and leave")
-    add("-h", "--help", action="help", help="print this and leave")
+    add("-v", "--verbose", **yes, help="print more, and show the traceback of an error")
+    add("--version", **yes, help="print the version and exit")
+    add("-h", "--help", action="help", help="print this help and exit")
     return top
 
 
 def check(args: argparse.Namespace, prompt: str | None) -> None:
-    """Refuses flags that contradict one another, before anything slow is begun; raises UsageError."""
+    """Refuses flags that contradict one another, before anything slow starts; raises UsageError."""
     if args.cnv and (args.no_cnv or args.json):
-        raise UsageError(f"--cnv and {'--no-cnv' if args.no_cnv else '--json'} exclude one another: give one of them")
+        raise UsageError(
+            f"--cnv and {'--no-cnv' if args.no_cnv else '--json'} are mutually exclusive: give only one of them"
+        )
     if args.no_cnv and (args.system is not None or args.chat_template is not None):
         raise UsageError("--no-cnv uses no chat template: leave out --sys and --chat-template, or leave out --no-cnv")
     if prompt is None and not args.cnv and (args.no_cnv or args.json or not sys.stdin.isatty()):
@@ -255,13 +258,13 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
     parse_device(args.device)
     if args.device_draft:
         if not args.draft_model:
-            raise UsageError("--device-draft says where a draft model runs: give one with --draft-model")
+            raise UsageError("--device-draft is the device of a draft model: give one with --draft-model")
         parse_device(args.device_draft)
     speculation_params(args)
 
 
 def speculation_params(args: argparse.Namespace) -> SpeculationParams:
-    """What the flags of speculation ask for; raises UsageError for a value out of range."""
+    """The parameters of speculation that the flags set; raises UsageError for a value out of range."""
     return SpeculationParams(
         enabled=not args.no_spec,
         lookup=args.draft_lookup,
@@ -275,12 +278,12 @@ def speculation_params(args: argparse.Namespace) -> SpeculationParams:
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of ``LLM.generate``; the seed is drawn here, so that a report can name it."""
+    """The keyword arguments of ``LLM.generate``; a random seed is chosen here, so that a report can name it."""
     biases: dict[int, float] = {}
     for token, value in args.logit_bias:
         biases[token] = biases.get(token, 0.0) + value
     return {
-        "max_tokens": max(args.predict, -1),  # llama.cpp's -2, until the context is full, is what -1 means here
+        "max_tokens": max(args.predict, -1),  # llama.cpp's -2, until the context is full, is -1 here
         "temperature": max(args.temp, 0.0),
         "top_k": max(args.top_k, 0),
         "top_p": args.top_p,
@@ -305,7 +308,7 @@ _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\"
 
 
 def unescape(text: str) -> str:
-    """Text with its backslash escapes read as llama.cpp reads them; an unknown escape stays as it is written."""
+    """Text with its backslash escapes interpreted as in llama.cpp; an unknown escape stays as it is written."""
 
     def replace(match: re.Match[bytes]) -> bytes:
         escape = match[1]
@@ -316,7 +319,7 @@ def unescape(text: str) -> str:
 
 
 def valid(text: str) -> str:
-    """The text itself; raises UsageError where it is not Unicode (bytes of another encoding, or a cut ``\\xHH``)."""
+    """The text itself; raises UsageError if it is not Unicode (bytes of another encoding, or a cut ``\\xHH``)."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

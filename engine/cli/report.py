@@ -1,7 +1,7 @@
-"""What a run says about itself: bars while something is slow, a live rate, and a report at the start and the end.
+"""What a run reports: bars while something is slow, a live rate, and a report at the start and the end.
 
-Everything here goes to stderr, so that stdout holds the answer and nothing else. On a terminal there are bars and a
-line at the bottom of the screen; anywhere else the same facts are plain lines, few and far between.
+Everything here goes to stderr, so that stdout contains only the answer. On a terminal there are bars and a
+line at the bottom of the screen; anywhere else the same facts are a few plain lines.
 """
 
 import os
@@ -35,13 +35,13 @@ SOURCES = {
 }
 
 PLAIN_SECONDS = 2.0
-"""Without a terminal, a stage that takes longer than this says how far it is, this often."""
+"""Seconds between the lines that report the progress of a slow stage without a terminal."""
 
 LIVE_SECONDS = 0.2
 """How often the line with the live rate is drawn on a terminal."""
 
 
-# A carriage return vanishes, tab and newline stay; ESC and its like would let a model's text drive the terminal.
+# Carriage returns are removed, tabs and newlines stay; ESC and the like would let a model's text control the terminal.
 _CONTROLS = {c: "\ufffd" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in (0x09, 0x0A)} | {0x0D: None}
 
 
@@ -54,7 +54,7 @@ TokenText = Callable[[int], str]
 
 
 class Report:
-    """Writes to one stream, stderr unless told otherwise; a context manager that leaves the terminal as it was."""
+    """Writes to one stream, stderr by default; a context manager that restores the terminal at the end."""
 
     def __init__(self, verbose: bool = False, stream: TextIO | None = None) -> None:
         self.stream = stream if stream is not None else sys.stderr
@@ -80,20 +80,20 @@ class Report:
             self._status = None
 
     def line(self, text: str = "") -> None:
-        """One line, dim on a terminal."""
+        """Prints one line, dim on a terminal."""
         self.close()
         text = printable(text)
         print(f"\x1b[2m{text}\x1b[0m" if self.terminal and text else text, file=self.stream, flush=True)
 
     def detail(self, text: str) -> None:
-        """One line that only ``--verbose`` shows."""
+        """Prints one line if ``--verbose`` is on."""
         if self.verbose:
             self.line(text)
 
-    # -- stages: progress(stage, done, total), as engine.load, LLM.compile and the catalog call it
+    # -- stages: progress(stage, done, total), as called by engine.load, LLM.compile and the catalog
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """How far a stage is; a bar on a terminal, else a line when it takes long. The bar ends at ``done == total``."""
+        """Shows how far a stage is: a bar on a terminal, else a line if it is slow. The bar ends at ``done == total``."""
         if stage != self._stage:
             self.close()
             self._stage = stage
@@ -112,13 +112,13 @@ class Report:
             self._end_stage()
 
     def _start_bar(self, stage: str, total: int) -> None:
-        # Imported here: a run that shows no bar starts a twentieth of a second sooner.
+        # Imported here: a run without a bar starts 0.05 s sooner.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.fields[amount]}"))
         console = Console(file=self.stream)
-        # A transient bar leaves no trace; stdout is not rich's to redirect: it is the answer.
+        # A transient bar leaves no trace; rich must not redirect stdout, which is the answer.
         self._bar = Progress(
             *columns,
             TimeElapsedColumn(),
@@ -139,7 +139,7 @@ class Report:
     # -- the answer
 
     def live(self, generation: "Generation") -> None:
-        """The rate while an answer is written; call it after each piece, once that has been flushed."""
+        """Shows the rate while an answer is written; call it after each piece, once that has been flushed."""
         now = time.perf_counter()
         if self._stage != "answer":
             self._end_stage()
@@ -156,7 +156,7 @@ class Report:
             self._status.draw(text)
 
     def echo(self, prompt: str) -> None:
-        """Shows the text that a completion continues, where answer and report share the screen."""
+        """Shows the text that a completion continues, if answer and report share the screen."""
         self.close()
         if self.terminal and sys.stdout.isatty():
             shown = prompt if len(prompt) <= 2000 else "…" + prompt[-2000:]
@@ -164,9 +164,9 @@ class Report:
             self.stream.flush()
 
     def answered(self, text: str, *, shown: bool) -> None:
-        """Call once the answer is complete: what follows starts on a line of its own."""
+        """Call it once the answer is complete: what follows starts on a line of its own."""
         self.close()
-        # The line break is the report's, not the answer's: stdout stays exactly what the model wrote.
+        # The line break belongs to the report, not to the answer: stdout stays exactly what the model wrote.
         if shown and self.terminal and sys.stdout.isatty() and not text.endswith("\n"):
             self.stream.write("\n")
             self.stream.flush()
@@ -174,7 +174,7 @@ class Report:
     # -- the two reports
 
     def started(self, llm: "LLM") -> None:
-        """What was loaded: model, size, context, cache, threads."""
+        """Reports what was loaded: model, size, context, cache, threads."""
         config = llm.config
         bits = 8 * llm.n_bytes / max(llm.n_params, 1)
         self.line(
@@ -189,8 +189,8 @@ class Report:
         if llm.slot_bytes:
             slots = llm.model.slots
             self.line(
-                f"recurrent states {slots} x {_bytes(llm.slot_bytes)} for tokens that are taken back, and up to "
-                f"{_bytes(llm.snapshots.budget)} of host memory for the ends of messages"
+                f"recurrent states {slots} x {_bytes(llm.slot_bytes)} to roll tokens back, and up to "
+                f"{_bytes(llm.snapshots.budget)} of host memory for snapshots at the ends of messages"
             )
         for note in llm.notes:
             self.line(f"note: {note}")
@@ -212,7 +212,7 @@ class Report:
                 self.line(f"note: {note}")
 
     def device(self, llm: "LLM") -> None:
-        """What the model takes of a GPU's memory, what is left of it, and how fast it can be read; nothing for the CPU."""
+        """Reports a GPU's memory, used by the model and free, and how fast it can be read; nothing for the CPU."""
         ops = llm.model.ops
         if ops.name == "cpu":
             return
@@ -223,15 +223,15 @@ class Report:
         rest = used - ops.weight_bytes - llm.cache_bytes
         parts = f"weights {_bytes(ops.weight_bytes)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
         bandwidth = _bandwidth(ops)
-        read = f"; it reads {_speed(bandwidth)}" if bandwidth else ""
+        read = f"; it reads at {_speed(bandwidth)}" if bandwidth else ""
         self.line(f"GPU memory {_bytes(used)} ({parts}), {_bytes(ops.device.free_memory())} free{read}")
 
     def finished(self, llm: "LLM", generation: "Generation", *, reason: str, seed: int) -> None:
-        """The end report: seconds, tokens, rates, memory."""
+        """Prints the end report: seconds, tokens, rates, memory."""
         from engine.models.traffic import bytes_per_second
 
         t, ops = generation.timings, llm.model.ops
-        peak = peak_memory()  # before the bandwidth of a CPU is measured, which takes memory too
+        peak = peak_memory()  # before the bandwidth of a CPU is measured, which also takes memory
         cached = f"  ({t.cache_n} more were in the cache)" if t.cache_n else ""
         rows = [("load", f"{t.load_s:.2f} s")]
         if t.compile_s:
@@ -242,7 +242,7 @@ class Report:
         answer = f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {_rate(t.predicted_per_second)}"
         if speed := bytes_per_second(llm, t):
             answer += f"  {_speed(speed)}"
-            # A GPU's is known since the start; a CPU's takes half a second and a gigabyte, for those who want to know more.
+            # A GPU's is already known; a CPU's takes half a second and a gigabyte, so it is measured only on request.
             if bandwidth := _bandwidth(ops) if ops.name != "cpu" or self.verbose else 0.0:
                 answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
         rows.append(("answer", answer))
@@ -259,7 +259,7 @@ class Report:
             self.line(f"{label:<12}{value}")
 
     def turn(self, generation: "Generation", *, reason: str, n_ctx: int) -> None:
-        """The report of one answer in a conversation, on one line."""
+        """Reports one answer of a conversation, on one line."""
         t = generation.timings
         used = t.cache_n + t.prompt_n + t.predicted_n
         end = "" if reason == "stop" else f", {reason}"
@@ -271,7 +271,7 @@ class Report:
         )
 
     def logprobs(self, generation: "Generation", token_text: "TokenText") -> None:
-        """One line per generated token: its log-probability (natural), then the most likely tokens of that place."""
+        """Prints one line per generated token: its log-probability (natural), then the most likely tokens in its place."""
         self.line()
         for entry in generation.logprobs:
             top = "  ".join(f"{token_text(id)!r} {value:.4f}" for id, value in entry["top"])
@@ -279,10 +279,10 @@ class Report:
 
 
 class StatusLine:
-    """One line of a terminal that is drawn again and again.
+    """One line of a terminal that is redrawn.
 
-    Where the answer goes to the same terminal (``shared``), the line is the bottom row, kept out of the part that
-    scrolls (DECSTBM), so that text streams above it undisturbed; else it is simply the current line.
+    If the answer goes to the same terminal (``shared``), the line is the bottom row, excluded from the scrolling region
+    (DECSTBM), so that text streams above it undisturbed; else it is the current line.
     """
 
     def __init__(self, stream: TextIO, *, shared: bool) -> None:
@@ -291,7 +291,7 @@ class StatusLine:
         self.rows = 0
 
     def draw(self, text: str) -> None:
-        """Replaces the text; a terminal of fewer than five rows has no row to spare and shows nothing."""
+        """Replaces the text; a terminal of fewer than five rows has no row to spare, and shows nothing."""
         size = _terminal_size(self.stream)
         text = f"\x1b[2m{text[: size.columns - 1]}\x1b[0m"
         if not self.shared:
@@ -299,14 +299,14 @@ class StatusLine:
             self.rows = size.lines
         elif size.lines >= 5:
             if size.lines != self.rows:
-                # Index and cursor-up make sure the cursor is above the bottom row, in the same column.
+                # Index and cursor-up make sure that the cursor is above the bottom row, in the same column.
                 self.stream.write(f"\x1bD\x1b[A\x1b7\x1b[1;{size.lines - 1}r\x1b8")
                 self.rows = size.lines
             self.stream.write(f"\x1b7\x1b[{self.rows};1H\x1b[2K{text}\x1b8")
         self.stream.flush()
 
     def close(self) -> None:
-        """Clears the line and gives the whole screen back to scrolling."""
+        """Clears the line and makes the whole screen scroll again."""
         if self.rows:
             self.stream.write(f"\x1b7\x1b[r\x1b[{self.rows};1H\x1b[2K\x1b8" if self.shared else "\r\x1b[2K")
             self.stream.flush()
@@ -314,7 +314,7 @@ class StatusLine:
 
 
 def peak_memory() -> int | None:
-    """The most physical memory this process ever held, in bytes, mapped weights included; None where unknown."""
+    """The peak physical memory of this process in bytes, including mapped weights; None if unknown."""
     try:
         # getrusage would inherit the peak of the process that started this one.
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
@@ -358,7 +358,7 @@ def _speed(bytes_per_second: float) -> str:
 
 
 def _speculation(s: "Statistics", per_second: float) -> list[tuple[str, str]]:
-    """What drafts did: the rows of the end report."""
+    """The rows of the end report about drafts."""
     if not s.drafted:
         return [("drafts", "none: nothing was found to draft" if s.plain_n else "none")]
     kept = f"{s.accepted} of {s.drafted} kept ({s.acceptance:.0%}"
@@ -372,7 +372,7 @@ def _speculation(s: "Statistics", per_second: float) -> list[tuple[str, str]]:
 
 
 def _bandwidth(ops: Any) -> float:
-    """Bytes per second that the device reads at best; 0 where it has no memory left to measure that with."""
+    """Bytes per second that the device reads at best; 0 if too little memory is left to measure it."""
     from engine.models.traffic import measured_bandwidth
 
     try:
@@ -390,5 +390,5 @@ def _tokens(n: int) -> str:
 
 
 def _rate(per_second: float) -> str:
-    # Nothing was measured when nothing was done: no rate then, rather than zero or infinity.
+    # If nothing was done, nothing was measured: no rate then, rather than zero or infinity.
     return f"{per_second:.1f} tokens/s" if 0 < per_second < float("inf") else "- tokens/s"

@@ -66,7 +66,7 @@ def dequantize(type_: T, data: np.ndarray) -> np.ndarray:
     """The float32 weights of packed blocks: uint8 [n_bytes] to float32 [n_bytes / block_bytes * block].
 
     ``fma(d, w, dm * m)``: for every format here the products are exact or rounded once, as in ``gguf.quants``,
-    so the result is that library's byte for byte.
+    so the result is byte for byte that of ``gguf.quants``.
     """
     entry = format_of(type_)
     if data.dtype != np.uint8 or data.ndim != 1 or data.size % entry.block_bytes:

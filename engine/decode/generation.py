@@ -1,4 +1,4 @@
-"""One answer in the making: an iterator of text with a record of what happened."""
+"""One answer as it is generated: an iterator of text with a record of what happened."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Timings:
     """Seconds and counts of one answer.
 
-    ``prompt_n`` tokens were computed in ``prompt_s``, after ``cache_n`` that the cache still held; ``predicted_n``
-    tokens came in ``predicted_s``, counted from the end of the prompt; ``first_token_s`` is from the call to the first
-    token.  ``load_s`` and ``compile_s`` are the model's.
+    ``prompt_n`` tokens were computed in ``prompt_s``, after ``cache_n`` tokens that the cache still held; ``predicted_n``
+    tokens were generated in ``predicted_s``, counted from the end of the prompt; ``first_token_s`` is from the call to the
+    first token.  ``load_s`` and ``compile_s`` are the model's.
     """
 
     load_s: float = 0.0
@@ -47,10 +47,10 @@ class Generation:
     """Iterate it for the text; ``ids``, ``text``, ``logprobs``, ``finish_reason`` and ``timings`` are valid at any time.
 
     ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
-    while it runs or when it was closed early.  ``ids`` holds the tokens whose text was produced, without the
-    end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: a last token taken
-    back, so that it may turn into a longer one; it is not shown again.  ``speculation`` says what drafts did, where there
-    are any.
+    while it runs or if it was closed early.  ``ids`` contains the tokens whose text was produced, without the
+    end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: the last token
+    of the prompt, removed so that a longer token may replace it (token healing); it is not shown again.  ``speculation``
+    reports what became of drafts, if there are any.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Generation:
         self._pieces.close()
 
     def _run(self) -> Generator[str, None, None]:
-        """Tokens, then text, then what may be shown of it."""
+        """Tokens, then text, then the part of it that may be shown."""
         decoder = self._llm.tokenizer.stream()
         held = ""
         for token in self._tokens():
@@ -134,7 +134,7 @@ class Generation:
         history = list(self.prompt_ids)
         room = llm.n_ctx - len(history)
         room = room if self._max_tokens < 0 else min(room, self._max_tokens)
-        # It reads the history when its first token is asked for.
+        # It reads the history when its first token is requested.
         following = llm.decode(history, self._sampler, room - 1, self._speculation, self._top_logprobs > 0)
         try:
             for step in range(room):
@@ -160,7 +160,7 @@ class Generation:
             following.close()
 
     def _beginning(self, logits: np.ndarray) -> np.ndarray:
-        """The logits with all tokens ruled out but those whose text begins with ``begins_with``."""
+        """The logits with every token excluded whose text does not begin with ``begins_with``."""
         tokenizer, prefix = self._llm.tokenizer, self._begins_with.encode()
         allowed = [i for i in range(logits.size) if tokenizer.token_bytes(i).startswith(prefix)]
         kept = np.full_like(logits, -np.inf)
@@ -175,7 +175,7 @@ def _logprob_entry(logits: np.ndarray, token: int, n: int) -> dict[str, Any]:
 
 
 def _find_stop(text: str, stops: Sequence[str]) -> tuple[int | None, int]:
-    """Where the first stop text begins (None if there is none), and how much of ``text`` can be shown: all but an end
+    """Where the first stop text begins (None if there is none), and how much of ``text`` can be shown: all except an end
     that might become a stop text."""
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if found:

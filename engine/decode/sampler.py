@@ -1,9 +1,9 @@
-"""Sampling: which token follows, given the logits.
+"""Sampling: choosing the next token from the logits.
 
-The chain is llama.cpp's default one: logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.  A stage
-that is switched off costs nothing.  The draw takes the largest logit after adding noise that depends on nothing but
-the seed, the position and the token, so a token is a function of the logits, the recent history, the seed and its
-position: the same on every device, and the same whether it is sampled plainly or to verify a draft.
+The chain is llama.cpp's default: logit bias, penalties, top-k, typical, top-p, min-p, temperature, draw.  A stage
+that is switched off costs nothing.  The draw takes the largest logit after adding noise that depends only on the seed,
+the position and the token, so a token is a function of the logits, the recent history, the seed and its position: the
+same on every device, and the same whether it is sampled in plain decoding or to verify a draft.
 """
 
 import math
@@ -20,7 +20,7 @@ from engine.cpu import sample as kernels
 from engine.errors import ModelError, UsageError
 from engine.numerics import log
 
-# Below this, logit / temperature may overflow; it is far below what noise could still overturn.
+# Below this, logit / temperature may overflow; it is far below the point where noise could change the result.
 _LEAST_TEMPERATURE = 1e-30
 
 _NO_TOKENS = np.empty(0, np.int64)
@@ -37,11 +37,11 @@ class SamplingParams:
     top_p: keep the most probable tokens that together make up this share; 1 or more: off.
     min_p: keep tokens at least this fraction as probable as the most probable one; 0 or less: off.
     repeat_penalty: divides the positive, multiplies the other logits of recent tokens; 1: off.
-    repeat_last_n: how many of the last tokens the three penalties look at; 0: none, -1: all.
+    repeat_last_n: number of last tokens that the three penalties consider; 0: none, -1: all.
     presence_penalty: subtracted from the logit of a recent token; 0: off.
-    frequency_penalty: subtracted as many times as the token occurs among the recent ones; 0: off.
+    frequency_penalty: subtracted once for each occurrence of the token among the recent ones; 0: off.
     logit_bias: token id -> value added to its logit; ``-inf`` bans the token.
-    seed: 0 <= seed < 2**64, or -1 for one drawn by the operating system.
+    seed: 0 <= seed < 2**64, or -1 for a random one from the operating system.
 
     Raises UsageError, one sentence, for a value outside its range.
     """
@@ -77,7 +77,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken, without noise."""
+        """Whether the most probable token is chosen, without noise."""
         return self.temperature <= 0
 
     @property
@@ -94,12 +94,12 @@ class Sampler:
     """
 
     def __init__(self, params: SamplingParams, n_vocab: int) -> None:
-        """``n_vocab``: how many logits a row has.  Raises UsageError if ``logit_bias`` names a token outside it."""
+        """``n_vocab``: the number of logits per row.  Raises UsageError if ``logit_bias`` names a token outside it."""
         if n_vocab < 1:
             raise UsageError(f"a sampler needs a vocabulary of at least 1 token, not {n_vocab}")
         self.params = params
         self.n_vocab = n_vocab
-        #: The seed in use: ``params.seed``, or the random one that stands in for -1 (32 bits, short enough to retype).
+        #: The seed in use: ``params.seed``, or the random one that replaces -1 (32 bits, short enough to retype).
         self.seed: int = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float32)
@@ -109,7 +109,7 @@ class Sampler:
             )
         self._temperature = np.float32(max(params.temperature, _LEAST_TEMPERATURE))
         self._log_min_p = np.float32(log(np.float32(params.min_p)))
-        # Pages of an array that is never touched cost nothing, so every array is as long as the vocabulary.
+        # Untouched memory pages cost nothing, so every array is as long as the vocabulary.
         self._all_ids = np.arange(n_vocab, dtype=np.int32)
         self._lists = [(np.empty(n_vocab, np.float32), np.empty(n_vocab, np.int32)) for _ in range(2)]
         self._edited = np.empty(n_vocab, np.float32)
@@ -122,11 +122,11 @@ class Sampler:
 
     @property
     def temperature(self) -> np.float32:
-        """What logits are divided by: above 0 also where sampling is greedy."""
+        """The divisor of the logits, above 0 even if sampling is greedy."""
         return self._temperature
 
     def narrowed(self, n_vocab: int) -> "Sampler":
-        """The same choice, seed included, among the first ``n_vocab`` tokens only."""
+        """A sampler with the same parameters and seed for the first ``n_vocab`` tokens only."""
         bias = {token: value for token, value in self.params.logit_bias.items() if token < n_vocab}
         return Sampler(replace(self.params, logit_bias=bias, seed=self.seed), n_vocab)
 
@@ -135,8 +135,8 @@ class Sampler:
 
         logits: float32 [n_vocab], left unchanged.
         position: the absolute position, from 0, that the sampled token will occupy.
-        history: the token ids before it, prompt included; only penalties look at them.
-        Raises ModelError when the logits hold NaN or +infinity, UsageError when an argument does not fit or every
+        history: the token ids before it, including the prompt; only penalties use it.
+        Raises ModelError if the logits contain NaN or +infinity, UsageError if an argument does not fit or every
         token is banned.
         """
         position = operator.index(position)
@@ -155,11 +155,11 @@ class Sampler:
     def candidates(
         self, logits: npt.NDArray[np.float32], history: Sequence[int] = ()
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """(ids, logits) among which the draw is made: int32 [n] and float32 [n], with bias and penalties but not yet
+        """(ids, logits) from which the token is drawn: int32 [n] and float32 [n], with bias and penalties but not yet
         divided by the temperature.
 
         Sorted by logit descending, ties by lower id, if top_k, typical_p or top_p is on, else by id.  Arguments and
-        errors are those of :meth:`sample`; when sampling is greedy there is one candidate.
+        errors are those of :meth:`sample`; if sampling is greedy there is one candidate.
         """
         if self.params.greedy:
             token = self.sample(logits, 0, history)
@@ -193,7 +193,7 @@ class Sampler:
         recent = np.asarray(history if last_n < 0 else history[-last_n:], np.int64)
         if recent.size and not 0 <= recent.min() <= recent.max() < self.n_vocab:
             outside = recent[(recent < 0) | (recent >= self.n_vocab)][0]
-            raise UsageError(f"the history holds token {outside}, but the vocabulary ends at {self.n_vocab - 1}")
+            raise UsageError(f"the history contains token {outside}, but the vocabulary ends at {self.n_vocab - 1}")
         return recent
 
     def _filter(
@@ -234,13 +234,13 @@ class Logprobs(NamedTuple):
 def logprobs(logits: npt.NDArray[np.float32], ids: Iterable[int] = (), top_n: int = 0) -> Logprobs:
     """Log-probabilities under the softmax of a whole row of logits (temperature 1, no filter).
 
-    logits: float32 [n_vocab]; ids: the tokens asked for; top_n: how many of the most probable ones to add.
+    logits: float32 [n_vocab]; ids: the requested tokens; top_n: the number of most probable tokens to add.
     Returns ``values`` float32 [len(ids)] in the order of ``ids``, and ``top_ids`` int32 [top_n] with ``top_values``
     float32 [top_n], most probable first, ties by lower id (fewer if the vocabulary is smaller).
 
     A value is (logit - max) - log(sum of exp(logit - max)), the sum taken over the vocabulary in the order of token
     ids by :func:`engine.cpu.sample.tree_sum`, so it is the same float32 on every device.
-    Raises ModelError when the logits hold NaN or +infinity, UsageError when an argument does not fit.
+    Raises ModelError if the logits contain NaN or +infinity, UsageError if an argument does not fit.
     """
     if not isinstance(logits, np.ndarray) or logits.dtype != np.float32 or logits.ndim != 1 or not logits.size:
         raise UsageError(f"logits must be one row of float32 [n_vocab], not {_describe(logits)}")
@@ -268,7 +268,7 @@ def logprobs(logits: npt.NDArray[np.float32], ids: Iterable[int] = (), top_n: in
 
 
 def _check_largest(value: float) -> None:
-    """The largest logit tells whether a row can be sampled: NaN sorts above everything."""
+    """Raise the error for a row that cannot be sampled; the largest logit shows it, since NaN sorts above everything."""
     if math.isnan(value):
         raise ModelError("the model produced NaN logits; the file is damaged or its arithmetic overflowed")
     if value == math.inf:
@@ -292,7 +292,7 @@ def _checked_int(name: str, value: Any) -> int:
 
 
 def _checked_float(name: str, value: Any) -> float:
-    """A number that float32 can hold: the arithmetic of sampling knows no other."""
+    """A number that float32 can represent, since sampling computes in float32."""
     if isinstance(value, (bool, str, bytes)):
         raise UsageError(f"{name} must be a number, not {value!r}")
     try:
@@ -305,7 +305,7 @@ def _checked_float(name: str, value: Any) -> float:
 
 
 def _checked_bias(bias: Any) -> dict[int, float]:
-    """A copy of its own; later changes of the caller's mapping do not show."""
+    """A checked copy, so that later changes of the caller's mapping have no effect."""
     if not isinstance(bias, Mapping):
         raise UsageError(f"logit_bias must map token ids to numbers, not {type(bias).__name__}")
     checked: dict[int, float] = {}

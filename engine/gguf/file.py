@@ -42,7 +42,7 @@ class Tensor:
 
     ``shape`` is in NumPy order, outermost first (the reverse of the file's). ``data`` is a read-only uint8 view of
     shape [nbytes] over the mapping, which lives as long as any such view; it starts at byte ``offset`` of ``path`` and
-    is aligned only as far as the file's alignment goes.
+    is aligned only as far as the file's alignment guarantees.
     """
 
     name: str
@@ -151,7 +151,10 @@ class GGUF:
         *,
         n: int | None = None,
     ) -> MetadataValue | Default:
-        """As ``require``, but ``default`` (unchecked) when the file does not have ``key``."""
+        """The value of ``key``, checked like ``require`` does, or ``default`` (unchecked) when the file does not have it.
+
+        Raises GGUFError when the key exists but its type, length or range is wrong.
+        """
         if key not in self.metadata:
             return default
         return self.require(cast(Any, key), cast(Any, kind), lo, hi, n=n)
@@ -229,7 +232,7 @@ def _split_value(path: Path, header: Header, key: str, kind: str, default: int |
 
 
 def _part_paths(path: Path, header: Header, count: int) -> list[Path]:
-    """The paths of all parts, from the name of one; nothing of them but the number of parts comes from the file."""
+    """The paths of all parts, derived from the name of one; only the number of parts comes from the file."""
     number = _split_value(path, header, "split.no", "u16", None) + 1
     expected = f"-{number:05d}-of-{count:05d}.gguf"
     match = _PART_NAME.fullmatch(path.name)
@@ -313,7 +316,7 @@ SCALES: dict[T, tuple[_Scale, ...]] = {
     T.F32: _element("<u4", 0x7F80_0000),
     T.F64: _element("<u8", 0x7FF0_0000_0000_0000),
 }
-_CHUNK = 1 << 18  # blocks looked at together: bounds the temporary arrays to a few MiB
+_CHUNK = 1 << 18  # blocks checked together: bounds the temporary arrays to a few MiB
 
 
 def _check_scales(tensor: Tensor) -> None:

@@ -5,8 +5,8 @@ n_tensors times (name, n_dims u32, dims u64[n_dims] innermost first, type u32, o
 tensor data. A string is a u64 byte count and UTF-8; an array is an element type u32, a u64 count and the elements.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
-A file is hostile until checked. Every read is bounded by the file at the read itself, every count is weighed against
-the bytes that are left before anything is allocated for it, and every size is a Python int, which cannot overflow.
+A file is hostile until checked. Every read is bounded by the file at the read itself, every count is compared with the
+bytes that are left before anything is allocated for it, and every size is a Python int, which cannot overflow.
 """
 
 import mmap
@@ -64,7 +64,7 @@ REMOVED_TYPES = {
 }
 ACTIVATION_TYPES = (GGMLQuantizationType.Q8_1, GGMLQuantizationType.Q8_K)  # made while computing, never stored
 
-# how a file that is no GGUF file begins, and what it then is
+# the first bytes of files that are not GGUF files, and what such a file is
 OTHER_MAGICS = {
     b"version https://git-lfs": "it is a Git LFS pointer: fetch the real file with git lfs pull",
     b"<": "it looks like a web page: download the file itself instead of the page about it",
@@ -77,21 +77,21 @@ _U64 = struct.Struct("<Q")
 
 
 def shown(text: str) -> str:
-    """``text`` from a file, safe to print on a terminal: control characters escaped, long text cut."""
+    """``text`` from a file, safe to print on a terminal: control characters are escaped, long text is cut."""
     safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:80])
     return safe + "…" if len(text) > 80 else safe
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header says of one tensor. ``shape``: NumPy order, outermost first; ``offset``: from the data's start."""
+    """A tensor's entry in the header. ``shape``: NumPy order, outermost first; ``offset``: from the start of the data."""
 
     name: str
     type: GGMLQuantizationType
     shape: tuple[int, ...]
     nbytes: int
     offset: int
-    field_offset: int  # where in the header the entry's offset field lies, for messages
+    field_offset: int  # position of the entry's offset field in the header, for messages
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Header:
 
 
 class Cursor:
-    """A position in a mapped file from which values are read; each read checks that its bytes exist."""
+    """A position in a mapped file at which values are read; each read checks that its bytes exist."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self.path = path
@@ -152,7 +152,7 @@ class Cursor:
             self.refuse(field, start, f"is not UTF-8 text; {DAMAGED}")
 
     def strings(self, n: int, field: str) -> list[str]:
-        """``n`` strings. This is the loop that a vocabulary of 250 000 entries goes through: no calls it can avoid."""
+        """``n`` strings. A vocabulary of 250 000 entries goes through this loop, so it avoids every call it can."""
         if n > self.strings_left:
             self.refuse(field, self.pos, f"brings the strings in arrays to more than {MAX_STRINGS}; {DAMAGED}")
         self.strings_left -= n
@@ -171,7 +171,7 @@ class Cursor:
         except UnicodeDecodeError:
             self.refuse(f"{field}[{len(values)}]", start, f"is not UTF-8 text; {DAMAGED}")
         self.pos = start
-        if len(values) < n:  # read the one that did not fit again, for its message
+        if len(values) < n:  # read the string that did not fit again, for its error message
             self.string(f"{field}[{len(values)}]", MAX_VALUE_BYTES)
         return values
 
@@ -281,7 +281,7 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _check_counts(cursor: Cursor, n_tensors: int, n_kv: int) -> None:
-    """Refuses counts that the rest of the file cannot hold, before a loop or an allocation believes them."""
+    """Refuses counts that the rest of the file cannot hold, before a loop or an allocation relies on them."""
     for name, n, offset in (("n_tensors", n_tensors, 8), ("n_kv", n_kv, 16)):
         if n > MAX_RECORDS:
             cursor.refuse(name, offset, f"is {n}, the limit is {MAX_RECORDS}; {DAMAGED}")
@@ -356,7 +356,7 @@ def _read_tensor_type(cursor: Cursor, label: str) -> GGMLQuantizationType:
 
 
 def _check_layout(cursor: Cursor, header: Header) -> None:
-    """Tensors lie in the file one after the other, in any order, with nothing but padding between them.
+    """Checks that tensors follow one another in the file, in any order, with nothing but padding between them.
 
     The last one may lack its padding, and bytes may follow it: writers differ there and nothing depends on it.
     """

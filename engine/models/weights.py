@@ -1,4 +1,4 @@
-"""A weight matrix as the model sees it: packed rows and the format that explains them."""
+"""A weight matrix as the model sees it: packed rows and the format needed to read them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from engine.models.config import ModelConfig
 class Weight:
     """Packed rows of one tensor.
 
-    ``data`` uint8 [n, row bytes], usually a view of the mapped file; ``columns`` weights per row.  Where ``pitch`` is not 0,
-    only ``count`` rows of every ``pitch`` are meant, from row ``first`` on.
+    ``data`` uint8 [n, row bytes], usually a view of the mapped file; ``columns`` weights per row.  If ``pitch`` is not 0, the
+    matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Weight:
 
     @property
     def rows(self) -> int:
-        """Number of output values."""
+        """The number of output values."""
         n = int(self.data.shape[0])
         return n // self.pitch * self.count if self.pitch else n
 
@@ -42,14 +42,14 @@ class Weight:
         return self.data[i // self.count * self.pitch + self.first + i % self.count]
 
     def halves(self, pitch: int) -> "tuple[Weight, Weight]":
-        """The first and the second half of every ``pitch`` rows."""
+        """Two matrices: the first and the second half of every ``pitch`` rows."""
         n = pitch // 2
         return replace(self, count=n, pitch=pitch), replace(self, first=n, count=n, pitch=pitch)
 
 
 def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-    """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices, one under the other;
-    ModelError if it is absent or shaped otherwise."""
+    """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices stacked; raises ModelError if
+    it is missing or has another shape."""
     tensor = gguf.tensors.get(name)
     if tensor is None:
         raise ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
@@ -58,20 +58,23 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) 
     shape = (count, rows, columns) if count else (rows, columns)
     if tensor.shape != shape:
         raise ModelError(
-            f"{gguf.path}: tensor {name} has shape {list(tensor.shape)} where the metadata asks for {list(shape)}; "
+            f"{gguf.path}: tensor {name} has shape {list(tensor.shape)} where the metadata requires {list(shape)}; "
             "the file is inconsistent."
         )
     return Weight(name, entry, columns, tensor.data.reshape(-1, entry.row_bytes(columns)))
 
 
 def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
-    """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers."""
+    """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers.
+
+    Raises ModelError if it is missing, has another shape, or is neither F32 nor F16.
+    """
     weight_tensor = gguf.tensors.get(name)
     if weight_tensor is None:
         raise ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
     if weight_tensor.shape != shape:
         raise ModelError(
-            f"{gguf.path}: tensor {name} has shape {list(weight_tensor.shape)} where the metadata asks for {list(shape)}; "
+            f"{gguf.path}: tensor {name} has shape {list(weight_tensor.shape)} where the metadata requires {list(shape)}; "
             "the file is inconsistent."
         )
     kind = weight_tensor.type.name
@@ -82,18 +85,18 @@ def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
 
 
 def stacked(name: str, *weights: Weight) -> Weight:
-    """The rows of several matrices of one format and width, one under the other."""
+    """The rows of several matrices of one format and width, stacked."""
     first = weights[0]
     return Weight(name, first.format, first.columns, np.concatenate([weight.data for weight in weights]))
 
 
 def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
-    """Bytes that one token reads of some tensors: of a stack of experts, as many as it uses."""
+    """Bytes of some tensors that one token reads: of a stack of experts, only as many experts as it uses."""
     used = config.experts.n_used / config.experts.n_expert if config.experts is not None else 1.0
     return sum(int(tensor.nbytes * (used if "_exps." in tensor.name else 1.0)) for tensor in tensors)
 
 
 def join_rows(name: str, *parts: np.ndarray) -> Weight:
-    """A float32 matrix of the rows of several, each [.., columns] or [columns]."""
+    """A float32 matrix made of the rows of several arrays, each [.., columns] or [columns]."""
     rows = np.vstack([np.atleast_2d(part) for part in parts]).astype("<f4")
     return Weight(name, FORMATS[GGMLQuantizationType.F32], rows.shape[1], rows.view(np.uint8))

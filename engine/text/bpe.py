@@ -1,8 +1,8 @@
 """Byte-pair encoding: models ``gpt2`` (over GPT-2's byte alphabet) and ``gemma4`` (over raw UTF-8).
 
 Text is cut into pieces by the expressions of the pre-tokenizer; in each piece the pair of symbols with the best rank
-is merged until none is left (by the ``tokenizers`` library). The expressions below are the published ones of each
-model family, under the names that llama.cpp gives them; none is ever taken from a model file.
+is merged until no pair is left (by the ``tokenizers`` library). The expressions below are the published ones of each
+model family, under llama.cpp's names; none is ever taken from a model file.
 """
 
 import re
@@ -16,7 +16,7 @@ import numpy as np
 from engine.text.vocabulary import TokenType, Vocabulary
 
 # Expressions that several families share. \s+(?!\S) leaves the last blank of a run to the word that follows. Those of
-# tekken and gpt-4o are as published; llama.cpp's leave the combining marks (\p{M}) out.
+# tekken and gpt-4o are as published; llama.cpp's omit the combining marks (\p{M}).
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTION = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -30,10 +30,10 @@ _CASED = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut before merging: every pattern cuts the pieces of the one before it.
+    """How text is cut before merging: every pattern cuts the pieces that the one before it made.
 
-    ``whole_pieces``: a piece that is itself a token is taken as that token, whatever the merges say (llama.cpp's
-    ``ignore_merges``). ``add_bos`` is the default where the file does not say.
+    ``whole_pieces``: a piece that is itself a token becomes that token, whatever the merges say (llama.cpp's
+    ``ignore_merges``). ``add_bos`` is the default if the file does not say.
     """
 
     patterns: tuple[str, ...]
@@ -89,7 +89,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
-    """The pre-tokenizer the file names; raises TokenizerError for an unknown one."""
+    """The pre-tokenizer that the file names; raises TokenizerError for an unknown one."""
     try:
         return PRE_TOKENIZERS[vocabulary.pre or "default"]
     except KeyError:
@@ -99,14 +99,14 @@ def pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
 
 
 def byte_alphabet() -> dict[int, str]:
-    """GPT-2's printable stand-in for every byte: itself where printable, else a character from U+0100 on."""
+    """GPT-2's printable substitute for every byte: itself if printable, else a character from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
 
 
 class BPE:
-    """The encoder of one vocabulary; :meth:`encode` takes text in which special tokens have been dealt with."""
+    """The encoder of one vocabulary; :meth:`encode` takes text whose special tokens have already been extracted."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -115,7 +115,7 @@ class BPE:
         self.raw = vocabulary.pre == "gemma4"
         self.index = vocabulary.index
         self.n_vocab = len(vocabulary.tokens)
-        # Text must never merge into a control token, so the encoder does not know them.
+        # Text must never merge into a control token, so the encoder does not contain them.
         vocab = dict(vocabulary.index)
         kinds = np.frombuffer(vocabulary.types, np.uint8)
         for id in np.flatnonzero(np.isin(kinds, (TokenType.CONTROL, TokenType.UNKNOWN))):
@@ -134,14 +134,14 @@ class BPE:
             self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``; a byte that the vocabulary cannot express at all is left out."""
+        """The ids of ``text``; bytes that the vocabulary cannot express at all are left out."""
         if self.raw:
             return self._encode_raw(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return ids if self.complete else [id for id in ids if id < self.n_vocab]
 
     def _encode_raw(self, text: str) -> list[int]:
-        """Runs of newlines are pieces of their own, and tokens as a whole where the vocabulary has them."""
+        """Runs of newlines are separate pieces, and single tokens if the vocabulary has them."""
         ids: list[int] = []
         for piece in re.findall("\n+|[^\n]+", text.replace(" ", "\u2581")):
             if piece[0] == "\n" and piece in self.index:
@@ -152,15 +152,15 @@ class BPE:
 
 
 def _merges(vocabulary: Vocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """The merge rules as pairs, best first; raises TokenizerError where one names a token that does not exist.
+    """The merge rules as pairs, best first; raises TokenizerError if one names a token that does not exist.
 
-    ``vocab`` lacks the control tokens, and rules for them are left out. Of equal rules the first counts.
+    ``vocab`` lacks the control tokens, and rules for them are left out. Of equal rules, the first one counts.
     """
     rules = vocabulary.merges
     if len(set(rules)) != len(rules):
         rules = list(dict.fromkeys(rules))
     pairs: list[Any] = [tuple(rule.split(" ", 1)) for rule in rules]
-    # There may be half a million rules: they are looked at one by one only where something is wrong with one.
+    # There may be half a million rules: they are checked one by one only if one of them is wrong.
     texts = chain(map(itemgetter(0), pairs), map(itemgetter(-1), pairs), map("".join, pairs))
     if set(map(len, pairs)) <= {2} and all(map(vocab.__contains__, texts)):
         return pairs

@@ -1,4 +1,4 @@
-"""What one rendering of a chat template may cost: steps, time, and the size of every value it makes."""
+"""Limits on rendering a chat template: steps, time, and the size of every value it makes."""
 
 import time
 from itertools import chain
@@ -6,10 +6,10 @@ from typing import Any
 
 from engine.errors import TemplateError
 
-MAX_STEPS, STEPS_PER_VALUE = 200_000, 2_000  # for a template alone, and more for every value in the messages
+MAX_STEPS, STEPS_PER_VALUE = 200_000, 2_000  # for a template alone, and in addition for every value in the messages
 MAX_SIZE, SIZE_PER_CHARACTER = 1 << 18, 16  # of one value: characters of text plus number of values
 MAX_TOTAL = 16  # times MAX_SIZE, for all values that a rendering makes
-MAX_SECONDS = 10.0  # only for what the counts above should fail to see
+MAX_SECONDS = 10.0  # a safety net for costs that the counts above miss
 
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -36,7 +36,7 @@ class Budget:
             raise TemplateError("the chat template makes or compares far too much text: it is broken or hostile")
 
     def size(self, value: Any) -> int:
-        """Characters and values in ``value``, with shared parts counted every time that printing would print them."""
+        """Characters and values in ``value``; a shared part counts as often as it would be printed."""
         if isinstance(value, str):
             return 1 + len(value)
         if not isinstance(value, (list, tuple, dict, *VIEWS)):
@@ -54,7 +54,7 @@ class Budget:
         return size
 
     def made(self, value: Any) -> Any:
-        """Counts a new value, and returns it."""
+        """Counts a new value and returns it."""
         size = self.size(value)
         self.refuse_over(size)
         self.total -= size

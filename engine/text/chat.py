@@ -1,4 +1,4 @@
-"""Chat templates: messages to the text, and the token ids, that a model was trained to answer.
+"""Chat templates: from messages to the text, and the token ids, that a model was trained to answer.
 
 The template language and its limits are in :mod:`engine.text.sandbox`; it is loaded when a template is first used.
 """
@@ -30,9 +30,9 @@ ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function
 
 
 class ChatTemplate:
-    """How one model wants a conversation written; ``source`` is Jinja, run as ``transformers`` runs it.
+    """How a model expects a conversation to be written; ``source`` is Jinja, run as in ``transformers``.
 
-    Everything in messages, tools and further values is plain text: whatever it spells, no character of it becomes part
+    Everything in messages, tools and further values is plain text: whatever it contains, no character of it becomes part
     of a control token. Control tokens come from the template's own text, ``bos_token`` and the like, and role names.
     """
 
@@ -44,7 +44,7 @@ class ChatTemplate:
 
     @classmethod
     def from_gguf(cls, gguf: Metadata, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """The template in the file's metadata, None where it has none. It is compiled, and can fail, on first use."""
+        """The template in the file's metadata, None if it has none. It is compiled, and can fail, on first use."""
         source = gguf.metadata.get(KEY)
         if source is None:
             return None
@@ -83,7 +83,7 @@ class ChatTemplate:
         return Template(self.source)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The conversation as one text, for reading; to feed a model use :meth:`encode`.
+        """The conversation as one text, for reading; use :meth:`encode` to feed a model.
 
         ``messages`` are mappings with at least ``role`` and ``content``. ``extra`` goes to the template (``tools``,
         ``enable_thinking``, …). Raises TemplateError for messages the template refuses, or a template that is broken.
@@ -98,10 +98,11 @@ class ChatTemplate:
         known: tuple[str, Sequence[int]] | None = None,
         **extra: Any,
     ) -> list[int]:
-        """As :meth:`render`, but token ids, with the model's begin token once if it wants one.
+        """The token ids of the conversation, with the model's begin token once if the model uses it.
 
-        known: a text and the ids it stands for, as an earlier prompt and its answer.  If the conversation begins with it, it
-        keeps those ids: a model need not have written its answer in the tokens that its tokenizer would choose.
+        messages, add_generation_prompt, extra and the errors are those of :meth:`render`.
+        known: a text and the ids it stands for, such as an earlier prompt and its answer.  If the conversation begins with
+        it, it keeps those ids: a model may have written its answer in other tokens than its tokenizer would choose.
         """
         text = self._render(messages, add_generation_prompt, extra)
         tokenizer = self.tokenizer
@@ -109,14 +110,14 @@ class ChatTemplate:
             rest = text[len(known[0]) :]
             if tokenizer.add_eos:
                 rest = _without(rest, self._token_text(tokenizer.eos_id), at_end=True)
-            # An answer ends in ordinary text: the tokens of control have been left out of it.
+            # An answer ends in ordinary text: control tokens have been left out of it.
             ids = tokenizer.encode_marked(rest, rest.marks, add_special=False, continued=True)
             return [
                 *known[1],
                 *ids,
                 *([tokenizer.eos_id] if tokenizer.add_eos and tokenizer.eos_id is not None else []),
             ]
-        # The tokenizer adds them: a template that writes them as well would double them.
+        # The tokenizer adds them: a template that also writes them would double them.
         if tokenizer.add_bos:
             text = _without(text, self._token_text(tokenizer.bos_id), at_end=False)
         if tokenizer.add_eos:
@@ -151,7 +152,7 @@ class ChatTemplate:
 def _message(message: Message, index: int, count: "_Count") -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
-        raise TemplateError(f"message {index} is no message: give each a role and a content")
+        raise TemplateError(f"message {index} is not a message: give each a role and a content")
     copied: dict[str, Any] = count.copied(message)
     if role in ROLES:
         copied["role"] = trusted(role)
@@ -159,7 +160,7 @@ def _message(message: Message, index: int, count: "_Count") -> dict[str, Any]:
 
 
 class _Count:
-    """Copies values to plain Python ones, which carry no marks and no code, and counts them."""
+    """Copies values to plain Python values, which carry no marks and no code, and counts them."""
 
     def __init__(self) -> None:
         self.values = 0

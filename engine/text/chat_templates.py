@@ -1,4 +1,4 @@
-"""Built-in chat templates, for models whose file has none: each family's turns, without tools."""
+"""Built-in chat templates for models whose file has none: the turns of each family, without tools."""
 
 _SYSTEM_FIRST = (
     "{% if messages and messages[0]['role'] == 'system' %}"

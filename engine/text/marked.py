@@ -2,8 +2,8 @@
 
 A chat template joins its own text (``<|im_start|>``) with text that people wrote. Once joined they cannot be told
 apart, so someone who writes ``<|im_end|>`` could end their turn and speak as the system. A :class:`MarkedText` is a
-``str`` that carries one mark per character; whatever a template does to it either keeps marks and characters in step or
-loses the marks. Marks can get lost, never gained, so text from outside cannot become a control token.
+``str`` that carries one mark per character; every operation of a template on it either keeps marks and characters in
+step or drops the marks. Marks can be lost, never gained, so text from outside cannot become a control token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -103,7 +103,7 @@ def trusted(text: str) -> MarkedText:
 
 
 def marks_of(text: str) -> bytes:
-    """The marks of any string: those it carries, none for a plain one."""
+    """The marks of any string: those it carries, or none for a plain string."""
     return text.marks if isinstance(text, MarkedText) else bytes(len(text))
 
 

@@ -1,10 +1,10 @@
-"""The one place where chat templates are compiled and run: a Jinja sandbox with limits on everything.
+"""The only place where chat templates are compiled and run: a Jinja sandbox with limits on everything.
 
-A template comes with a model file, so it is a program by a stranger. Jinja's ``ImmutableSandboxedEnvironment`` keeps it
-from Python; what it still could do is run for ever, fill the memory, or pass off what a user wrote as its own text.
-So this environment sees every step of a template (a pass of a loop, a call, an operator, an attribute, a filter, an
-output) and every value it makes, counts both, and refuses before an operation that would make something too large.
-Text of the template itself is marked (:mod:`engine.text.marked`); text that comes in is not.
+A template comes with a model file, so it is an untrusted program. Jinja's ``ImmutableSandboxedEnvironment`` keeps it
+away from Python; it could still run forever, fill the memory, or present what a user wrote as its own text.
+So this environment sees every step of a template (an iteration, a call, an operator, an attribute, a filter, an
+output) and every value it makes, counts both, and refuses an operation before it makes something too large.
+Text of the template itself is marked (:mod:`engine.text.marked`); text from outside is not.
 """
 
 import json
@@ -27,9 +27,9 @@ from engine.text.template_code import Generation, LiteralEnvironment, TemplateGe
 
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000
-MAX_BITS = 4096  # of an integer
+MAX_BITS = 4096  # size of an integer
 
-# The methods of Python's own types that a template may use, and the filters of Jinja that are taken as they are.
+# The methods of Python's own types that a template may use, and the filters of Jinja that are used unchanged.
 _STR_METHODS = """
     capitalize casefold count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier islower
     isnumeric isprintable isspace istitle isupper join lower lstrip partition removeprefix removesuffix replace rfind
@@ -51,7 +51,7 @@ _WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4}
 
 
 class _Namespace(Namespace):
-    """``namespace()``; Jinja's own prints what it holds, which may be itself."""
+    """``namespace()``; Jinja's own prints its contents, which may include itself."""
 
     def __repr__(self) -> str:
         return "<namespace>"
@@ -85,11 +85,11 @@ class TemplateEnvironment(LiteralEnvironment):
     # --- what compiled templates call --------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Counts one pass of a loop."""
+        """Counts one iteration of a loop."""
         self.budget.tick()
 
     def made(self, value: Any) -> Any:
-        """Counts a list, tuple or mapping that the template writes down."""
+        """Counts a list, tuple or mapping literal of the template."""
         return self.budget.made(value)
 
     def text(self, value: Any) -> str:
@@ -101,7 +101,7 @@ class TemplateEnvironment(LiteralEnvironment):
         return str(self.budget.made(str(value)))
 
     def concat(self, parts: Iterable[str]) -> MarkedText:
-        """Joins what a template, macro or block has put out."""
+        """Joins the output of a template, macro or block."""
         return self.budget.made(joined(self._limited(parts)))  # type: ignore[no-any-return]
 
     def _limited(self, parts: Iterable[str]) -> Iterator[str]:
@@ -138,7 +138,7 @@ class TemplateEnvironment(LiteralEnvironment):
         return self.budget.made(super().call(__context, __obj, *args, **kwargs))
 
     def _checked_arguments(self, method: str, text: str, *args: Any) -> tuple[Any, ...]:
-        """``args`` for a method of ``text``, once it is clear that the result and the work will not be too large."""
+        """``args`` for a method of ``text``, after checking that the result and the work are not too large."""
         if method == "join" and args:
             parts = list(self._limited(args[0]))
             self.budget.refuse_over(len(text) * len(parts))
@@ -146,7 +146,7 @@ class TemplateEnvironment(LiteralEnvironment):
         if method == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
             self.budget.refuse_over(len(text) + text.count(args[0]) * len(args[1]))
         elif method != "replace":
-            # Stripping, and searching backwards, may compare each character with each.
+            # Stripping, and searching backwards, may compare every character with every other.
             longest = max((len(arg) for arg in args if isinstance(arg, (str, tuple))), default=0)
             self.budget.refuse_over(len(text) * longest // 100)
         return args
@@ -204,7 +204,7 @@ class TemplateEnvironment(LiteralEnvironment):
 
     def _filter_round(self, value: Any, precision: int = 0, method: str = "common") -> Any:
         if not -30 <= precision <= 30:
-            raise TemplateError("the chat template rounds to an absurd number of digits")
+            raise TemplateError("the chat template rounds to an excessive number of digits")
         return filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
     def _filter_safe(self, value: Any) -> Any:
@@ -226,10 +226,10 @@ class TemplateEnvironment(LiteralEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """As in ``transformers``: JSON that is not escaped for HTML."""
+        """JSON that is not escaped for HTML, as in ``transformers``."""
         self.budget.refuse_over(self.budget.size(value))
         if indent is not None and not (isinstance(indent, int) and 0 <= indent <= 16):
-            raise TemplateError("the chat template indents JSON by an absurd width")
+            raise TemplateError("the chat template indents JSON by an excessive width")
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         return "".join(self._limited(encoder.iterencode(value)))
 
@@ -257,7 +257,7 @@ class _Formatter(SandboxedFormatter):
                 name, number = f"{number}{name}", number + 1
             value = self.convert_field(self.get_field(name, args, kwargs)[0], conversion)
             if spec and re.search(r"\d{4}|{", spec):
-                raise TemplateError("the chat template formats a value far too wide, or as wide as another value says")
+                raise TemplateError("the chat template formats a value far too wide, or to a width from another value")
             yield self._env.text(value) if not spec else self.format_field(value, spec)
 
 
@@ -274,7 +274,7 @@ def _range(*bounds: int) -> range:
 
 def _strftime_now(format: str) -> str:
     if len(format) > 100 or re.search(r"%[^a-zA-Z%]*\d", format):
-        raise TemplateError("the chat template asks for the date in an absurd format")
+        raise TemplateError("the chat template asks for the date in an unreasonable format")
     return datetime.now().strftime(format)
 
 
@@ -296,7 +296,7 @@ class Template:
         return self._environment.from_string(tree)
 
     def render(self, values: Mapping[str, Any], n_values: int, n_characters: int) -> MarkedText:
-        """The text for ``values``; their size (numbers of values and of characters) sets the limits."""
+        """The text for ``values``; their size (the number of values and of characters) sets the limits."""
         self._environment.budget = Budget(n_values, n_characters)
         text: MarkedText = _guarded(lambda: self._environment.concat(self._run(values)))
         return text
@@ -306,7 +306,7 @@ class Template:
 
 
 def _guarded(action: Callable[[], Any]) -> Any:
-    """Runs a step of a template, and turns whatever it raises into a TemplateError of one sentence."""
+    """Runs a step of a template, and turns whatever it raises into a TemplateError with one sentence."""
     try:
         return action()
     except TemplateError:
@@ -322,5 +322,5 @@ def _guarded(action: Callable[[], Any]) -> Any:
 
 
 def _shown(message: Any) -> str:
-    """What a template says, fit for a terminal."""
+    """A message of a template, made safe to print on a terminal."""
     return "".join(symbol if symbol.isprintable() else " " for symbol in str(message)[:500])

@@ -1,6 +1,6 @@
 """SentencePiece-style BPE, model ``llama``: the adjacent pair whose union has the best score is merged first.
 
-The vocabulary is handed to the ``sentencepiece`` library as the model file it would have been trained into, written
+The vocabulary is passed to the ``sentencepiece`` library as the model file that training would have produced, written
 here field by field from the GGUF arrays (``sentencepiece_model.proto``), with every normalization switched off.
 """
 
@@ -8,7 +8,7 @@ from engine.text.vocabulary import TokenType, Vocabulary
 
 SPACE = "\u2581"
 
-# ModelProto.SentencePiece.Type; user-defined tokens are cut out of the text before, so that here they are ordinary
+# ModelProto.SentencePiece.Type; user-defined tokens are extracted from the text beforehand, so here they are ordinary
 # results of merging, as in llama.cpp.
 _PIECE_TYPES = {
     TokenType.UNDEFINED: 1,
@@ -41,7 +41,7 @@ def _number(field: int, value: int) -> bytes:
 
 
 class SPM:
-    """The encoder of one vocabulary; :meth:`encode` takes text in which special tokens have been dealt with.
+    """The encoder of one vocabulary; :meth:`encode` takes text whose special tokens have already been extracted.
 
     Unlike in llama.cpp, text can never merge into a control token or spell out a byte token (SentencePiece's rule).
     """
@@ -58,7 +58,7 @@ class SPM:
             raise vocabulary.refuse("tokens", f"is not a vocabulary that SentencePiece accepts ({error})") from None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``; where the vocabulary lacks byte tokens, an unknown character is the unknown token."""
+        """The ids of ``text``; if the vocabulary lacks byte tokens, an unknown character becomes the unknown token."""
         ids: list[int] = self.processor.encode(text.replace(" ", SPACE))
         if self.n_vocab in ids:
             known = [self.unk_id] if self.unk_id is not None else []
@@ -67,7 +67,7 @@ class SPM:
 
 
 def _model_proto(vocabulary: Vocabulary) -> bytes:
-    """The vocabulary as a serialized ``ModelProto``, with one piece more: the unknown piece that it must have."""
+    """The vocabulary as a serialized ``ModelProto``, plus the unknown piece that SentencePiece requires."""
     assert vocabulary.scores is not None
     scores = vocabulary.scores.astype("<f4").tobytes()
     types = [b"\x18" + bytes([_PIECE_TYPES[TokenType(kind)]]) if kind != TokenType.NORMAL else b"" for kind in range(7)]

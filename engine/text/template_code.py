@@ -1,7 +1,7 @@
-"""How templates become Python: Jinja's compiler, made to show the environment every value, loop and literal.
+"""How templates become Python: Jinja's compiler, extended to show the environment every value, loop and literal.
 
-The environment (:mod:`engine.text.sandbox`) sees calls, operators, attributes and filters anyway. What is added here: a tick
-in every loop, a count of every list, tuple, mapping and slice, joins that keep marks, and marks on the template's text.
+The environment (:mod:`engine.text.sandbox`) already sees calls, operators, attributes and filters. This adds a tick in every
+loop, a count of every list, tuple, mapping and slice, joins that keep marks, and marks on the template's own text.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ class LiteralEnvironment(ImmutableSandboxedEnvironment):
 
 
 class TemplateGenerator(CodeGenerator):
-    """Jinja's compiler to Python, with the values and loops that it would not show to the environment."""
+    """Jinja's compiler to Python, plus the values and loops that it would not show to the environment."""
 
     environment: LiteralEnvironment
 

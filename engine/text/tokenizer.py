@@ -21,8 +21,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class Tokenizer:
     """The tokenizer of one model.
 
-    ``n_vocab`` token ids 0..n_vocab-1; ``bos_id`` and ``eos_id`` are None where the model has none. ``add_bos`` and
-    ``add_eos`` say whether :meth:`encode` puts them around a text. Generation ends at any id of ``eog_ids`` and never
+    ``n_vocab`` token ids 0..n_vocab-1; ``bos_id`` and ``eos_id`` are None if the model has none. ``add_bos`` and
+    ``add_eos`` say whether :meth:`encode` adds them to a text. Generation ends at any id of ``eog_ids`` and never
     chooses one of ``suppressed_ids``.
     """
 
@@ -38,7 +38,7 @@ class Tokenizer:
             self._model = SPM(vocabulary)
         else:
             pre = pre_tokenizer(vocabulary)
-            # Gemma 4 answers nonsense without it, and files exist that forbid it; llama.cpp insists as well.
+            # Without it Gemma 4 produces nonsense, and files exist that forbid it; llama.cpp also insists.
             self.add_bos = (
                 pre.add_bos if vocabulary.add_bos is None else vocabulary.add_bos or vocabulary.pre == "gemma4"
             )
@@ -59,25 +59,26 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of ``text``.
 
-        ``add_special`` puts the model's begin and end tokens around it, where the model wants them. With
-        ``parse_special`` the text of a control token becomes that token: never use it for text you did not write.
+        ``add_special`` adds the model's begin and end tokens, if the model uses them. With ``parse_special`` the text
+        of a control token becomes that token: never use it for text you did not write.
         """
         return self._encode(text, None if parse_special else b"", add_special)
 
     def encode_marked(
         self, text: str, trusted: bytes, *, add_special: bool = True, continued: bool = False
     ) -> list[int]:
-        """As :meth:`encode`, but a control token is recognized only where each of its characters is trusted.
+        """The ids of ``text``, where a control token is recognized only if each of its characters is trusted.
 
-        ``trusted`` has one byte per character of ``text``, 1 for what may be part of a control token, else 0; ``continued``:
-        ordinary text comes before it.
+        ``trusted`` has one byte per character of ``text``, 1 if it may be part of a control token, else 0;
+        ``add_special`` adds the model's begin and end tokens, if the model uses them; ``continued``: ordinary text
+        precedes it. Raises ValueError if the lengths of ``text`` and ``trusted`` differ.
         """
         if len(trusted) != len(text):
             raise ValueError(f"{len(trusted)} marks for {len(text)} characters")
         return self._encode(text, trusted, add_special, continued)
 
     def _encode(self, text: str, trusted: bytes | None, add_special: bool, continued: bool = False) -> list[int]:
-        # A lone surrogate (from undecodable bytes of a command line) is no character: UTF-8 cannot express it.
+        # A lone surrogate (from undecodable bytes of a command line) is not a character: UTF-8 cannot express it.
         text = _SURROGATES.sub("\ufffd", text)
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         prefix = self.vocabulary.add_space_prefix
@@ -96,7 +97,7 @@ class Tokenizer:
     # --- ids to text -------------------------------------------------------------------------------------------
 
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:
-        """The bytes that token ``id`` adds to a text, perhaps only part of a character.
+        """The bytes that token ``id`` adds to a text, possibly only part of a character.
 
         Control, unknown and unused tokens add nothing unless ``special``. Raises TokenizerError outside the vocabulary.
         """
@@ -126,34 +127,34 @@ class Tokenizer:
         return {symbol: byte for byte, symbol in byte_alphabet().items()}
 
     def token_type(self, id: int) -> TokenType:
-        """Raises TokenizerError for an id outside the vocabulary."""
+        """The type of token ``id``; raises TokenizerError for an id outside the vocabulary."""
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"token id {id} is outside the vocabulary of {self.n_vocab} tokens")
         return TokenType(self.vocabulary.types[id])
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token stored as ``text`` (``"<|im_end|>"``), None where there is none."""
+        """The id of the token stored as ``text`` (``"<|im_end|>"``), None if there is none."""
         return self.vocabulary.index.get(text)
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ``ids``; bytes that form no character become U+FFFD, control tokens nothing unless ``special``.
+        """The text of ``ids``; bytes that form no character become U+FFFD, control tokens add nothing unless ``special``.
 
-        The blank that :meth:`encode` put before a text (models with ``add_space_prefix``) is taken off again.
+        The blank that :meth:`encode` puts before a text (models with ``add_space_prefix``) is removed again.
         """
         stream = self.stream(special=special, begins_text=True)
         return "".join([*map(stream.feed, ids), stream.flush()])
 
     def stream(self, *, special: bool = False, begins_text: bool = False) -> "TokenStream":
-        """A decoder that is fed one id after the other.
+        """A decoder that takes one id at a time.
 
-        ``begins_text``: the ids are those of a whole text, so the blank that :meth:`encode` put before it is left out;
-        not so for an answer, which continues a prompt.
+        ``begins_text``: the ids are those of a whole text, so the blank that :meth:`encode` put before it is left out.
+        An answer, which continues a prompt, keeps it.
         """
         return TokenStream(self, special, begins_text and self.vocabulary.add_space_prefix)
 
 
 class TokenStream:
-    """Turns ids into text as they come; an incomplete character waits for the ids that complete it.
+    """Turns ids into text as they arrive; an incomplete character waits for the ids that complete it.
 
     The pieces of :meth:`feed` and :meth:`flush` joined are ``data.decode("utf-8", errors="replace")`` of all bytes.
     """
@@ -165,7 +166,7 @@ class TokenStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, id: int) -> str:
-        """The text that is certain once ``id`` has come; raises TokenizerError for an id outside the vocabulary."""
+        """The text that is certain once ``id`` has arrived; raises TokenizerError for an id outside the vocabulary."""
         data = self._tokenizer.token_bytes(id, special=self._special)
         if self._drop_blank and data and self._tokenizer.token_type(id) != TokenType.CONTROL:
             self._drop_blank = False
@@ -173,7 +174,7 @@ class TokenStream:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD where a character was never completed. The stream can be used again."""
+        """The rest at the end: U+FFFD for a character that was never completed. The stream can be used again."""
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
@@ -186,7 +187,7 @@ class _SpecialTokens:
         kinds = np.frombuffer(vocabulary.types, np.uint8)
         special = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
         ids = [int(id) for id in np.flatnonzero(np.isin(kinds, special))]
-        # Longest first, in bytes: the order in which llama.cpp gives them their share of the text.
+        # Longest first, in bytes: the order in which llama.cpp searches for them.
         ids.sort(key=lambda id: -len(vocabulary.tokens[id].encode("utf-8")))
         self.ids = {vocabulary.tokens[id]: id for id in ids}
         self.anywhere = {text for text, id in self.ids.items() if kinds[id] == TokenType.USER_DEFINED}
@@ -212,15 +213,15 @@ class _SpecialTokens:
                 new = {token for n in lengths if (token := text[at : at + n]) in self.ids} - found
                 if new:
                     found |= new
-                    # What has been found need not be looked for again: long runs of blanks stay cheap.
+                    # A token that has been found is not searched for again: long runs of blanks stay cheap.
                     wanted[head] = lengths - Counter(map(len, new))
         return [token for token in self.ids if token in found] if found else []
 
     def split(self, text: str, trusted: bytes | None) -> Sequence[str | int]:
         """``text`` as fragments and the ids of the special tokens between them.
 
-        Each token, the longest first, takes all its occurrences from left to right out of what the earlier ones left.
-        ``trusted`` marks the characters that control tokens may be made of: None for all, empty for none.
+        Each token, the longest first, takes all its occurrences from left to right in what the earlier ones have left.
+        ``trusted`` marks the characters that control tokens may consist of: None for all, empty for none.
         """
         spans: list[tuple[int, int, int | None]] = [(0, len(text), None)] if text else []
         for token in self.present(text):

@@ -1,4 +1,4 @@
-"""The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and brought into one shape.
+"""The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and normalized.
 
 Nothing here encodes or decodes: :mod:`engine.text.bpe` and :mod:`engine.text.spm` do, and :mod:`engine.text.tokenizer` joins them.
 Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
@@ -41,8 +41,8 @@ class Metadata(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-# Tokens that have a meaning by their text, for files whose keys do not say so. All of them are control tokens,
-# whatever type the file gives them.
+# Tokens whose text defines their meaning, for files whose keys do not. All of them are control tokens, whatever type the
+# file gives them.
 _EOT_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
     *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),
@@ -131,7 +131,7 @@ class _Reader:
     def strings(self, key: str) -> list[str]:
         value = self.metadata.get(PREFIX + key)
         if value is None:
-            raise self.refuse(key, "is missing, so the model's text cannot be tokenized; convert the model again")
+            raise self.refuse(key, "is missing, so text cannot be tokenized; convert the model again")
         if not isinstance(value, list) or not all(map(str.__instancecheck__, value)):
             raise self.refuse(key, "must be an array of strings")
         return value
@@ -203,9 +203,9 @@ class _Reader:
         return bytearray(values.astype(np.uint8).tobytes())
 
     def ids(self, model: str, index: dict[str, int], types: bytearray) -> dict[str, int | None]:
-        """The special ids by the name of their key; those found by text instead become control tokens."""
+        """The special ids by the name of their key; tokens found by their text also become control tokens."""
         n = len(index)
-        # The defaults of the first SentencePiece models; llama.cpp's default of 11 for gpt2 means nothing.
+        # The defaults of the first SentencePiece models; llama.cpp's default of 11 for gpt2 has no meaning.
         ids: dict[str, int | None] = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" and n > 2 else {}
         for name in _ID_KEYS:
             key = f"{name}_token_id"
@@ -239,7 +239,7 @@ class _Reader:
         return frozenset(eog)
 
     def suppressed(self, n: int) -> frozenset[int]:
-        """Tokens that a model is not made to choose, such as those that stand for parts of an image."""
+        """Tokens that a model never chooses, such as those that stand for parts of an image."""
         values = self.numbers("suppress_tokens", "iu")
         ids = frozenset() if values is None else frozenset(values.tolist())
         if outside := [id for id in sorted(ids) if not 0 <= id < n]:

@@ -565,7 +565,7 @@ def test_arguments_are_checked() -> None:
     with pytest.raises(UsageError, match="position of a token must be 0 or more, not -1"):
         sampler.sample(logits, -1)
     for token in (-1, 10):
-        with pytest.raises(UsageError, match=f"the history holds token {token}, but the vocabulary ends at 9"):
+        with pytest.raises(UsageError, match=f"the history contains token {token}, but the vocabulary ends at 9"):
             sampler.sample(logits, 0, [1, token])
     with pytest.raises(UsageError, match="logit_bias names token 10, but the vocabulary ends at 9"):
         Sampler(SamplingParams(logit_bias={10: 1.0}), 10)

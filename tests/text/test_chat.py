@@ -200,9 +200,9 @@ def test_messages_of_many_kinds() -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([{"content": "x"}], "message 0 is no message"),
-        ([{"role": "user"}, "hello"], "message 1 is no message"),
-        ([{"role": 1}], "message 0 is no message"),
+        ([{"content": "x"}], "message 0 is not a message"),
+        ([{"role": "user"}, "hello"], "message 1 is not a message"),
+        ([{"role": 1}], "message 0 is not a message"),
         ([{"role": "user", "content": b"x"}], "a message holds a bytes"),
         ([{"role": "user", "content": object()}], "a message holds a object"),
     ],
