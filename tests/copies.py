@@ -1,0 +1,204 @@
+"""Copies of the working tree in which one text is changed, and the tests that are run there.
+
+Kernels compiled for one source must never be run for another, and to compile all of them for every change takes minutes. So a
+copy has a cache of its own, which begins with what was compiled of unchanged modules: those that import the changed one,
+however indirectly, are compiled again.
+"""
+
+import ast
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+SIMULATED = "tests/cuda/simulated/"
+"""Tests below this folder run in Numba's CUDA simulator."""
+
+LEFT_OUT = {"__pycache__", "build", "dist", "node_modules"}
+"""Folders that are no part of the sources, where git cannot be asked."""
+
+SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How tests ended. ``found``: the first one that failed, "" where all passed; ``how``: "passed", "failed" or "timed out";
+    ``seconds``: how long they took; ``output``: what pytest printed."""
+
+    found: str
+    how: str
+    seconds: float
+    output: str = ""
+
+
+def sources() -> list[str]:
+    """Paths of the files of the tree, relative to it: those that git tracks, or all where there is no repository."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    names = [name for name in listed.stdout.split("\0") if name]
+    if listed.returncode or not names:
+        names = [path.relative_to(REPOSITORY).as_posix() for path in _walk(REPOSITORY)]
+    return [name for name in names if (REPOSITORY / name).is_file()]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            yield path
+        elif path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.name not in LEFT_OUT:
+            yield from _walk(path)
+
+
+class Imports:
+    """Which modules of the package take part in which others."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._files = {name for name in names if name.startswith("engine/") and name.endswith(".py")}
+
+    @cached_property
+    def _direct(self) -> dict[str, set[str]]:
+        return {name: set(self._imported(name)) for name in self._files}
+
+    def _imported(self, name: str) -> Iterator[str]:
+        for node in ast.walk(ast.parse((REPOSITORY / name).read_text(encoding="utf-8"))):
+            modules: list[str] = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for module in modules:
+                path = module.replace(".", "/")
+                yield from {f"{path}.py", f"{path}/__init__.py"} & self._files
+
+    def users(self, changed: str) -> set[str]:
+        """The changed file and all that import it, directly or not."""
+        found = {changed}
+        while more := {name for name, imported in self._direct.items() if imported & found} - found:
+            found |= more
+        return found
+
+
+class Copy:
+    """A copy of the tree below ``folder``, where one change at a time is made and undone."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.names = names
+        self.tree, self.cache = folder / "tree", folder / "cache"
+        for name in names:
+            to = self.tree / name
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, to)
+
+    def change(self, name: str, text: str) -> None:
+        """Give a file another text."""
+        (self.tree / name).write_text(text, encoding="utf-8")
+
+    def restore(self, name: str) -> None:
+        """Give it back its own, and forget what tests have left."""
+        shutil.copy2(REPOSITORY / name, self.tree / name)
+        shutil.rmtree(self.cache, ignore_errors=True)
+        for path in self.tree.rglob("__pycache__"):
+            shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
+
+    def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
+        """Begin with the kernels that ``other`` has compiled, but for those that ``changed`` has a part in."""
+        folders = {Path(name).parent for name in self.names if name.endswith(".py")}
+        places = {_numba_folder(other.tree / folder): (folder, _numba_folder(self.tree / folder)) for folder in folders}
+        versions = other.fingerprint, self.fingerprint
+        stale = imports.users(changed)
+        for path in other.cache.rglob("*.nb[ci]"):
+            if path.parent.name not in places:
+                continue
+            folder, place = places[path.parent.name]
+            if (folder / f"{path.name.split('.')[0]}.py").as_posix() in stale:
+                continue
+            between = path.parent.parent.relative_to(other.cache).parts
+            to = self.cache.joinpath(*(versions[1] if part == versions[0] else part for part in between), place)
+            to.mkdir(parents=True, exist_ok=True)
+            _link(path, to / path.name)
+
+    @property
+    def fingerprint(self) -> str:
+        """The name that the package gives to kernels of these sources."""
+        code = "from engine import kernel_cache; print(kernel_cache.fingerprint())"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=self.tree,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() or "none"
+
+    def _environment(self) -> dict[str, str]:
+        python = os.pathsep.join(filter(None, (str(self.tree), os.environ.get("PYTHONPATH", ""))))
+        return os.environ | {
+            "PYTHONPATH": python,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(self.cache),
+            "BITMIRROR_CACHE": os.environ.get("BITMIRROR_CACHE") or str(self.tree.parent / "models"),
+            "BITMIRROR_SHARED": os.environ.get("BITMIRROR_SHARED") or str(REPOSITORY.parent / "shared"),
+            # Copies run side by side: each has one core.
+            "NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS") or "2",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def test(self, targets: Sequence[str], limit: float) -> Outcome:
+        """Run tests, one after the other until one fails, for at most ``limit`` seconds each."""
+        started = time.perf_counter()
+        for target in targets:
+            outcome = self._run(target, limit)
+            if outcome.how != "passed":
+                return Outcome(outcome.found, outcome.how, time.perf_counter() - started, outcome.output)
+        return Outcome("", "passed", time.perf_counter() - started)
+
+    def _run(self, target: str, limit: float) -> Outcome:
+        environment = self._environment()
+        environment.pop("NUMBA_ENABLE_CUDASIM", None)
+        if target.startswith(SIMULATED):
+            environment["NUMBA_ENABLE_CUDASIM"] = "1"
+        options = ["-x", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "-o", "addopts="]
+        command = [sys.executable, "-m", "pytest", *options, *target.split()]
+        started = time.perf_counter()
+        with subprocess.Popen(
+            command,
+            cwd=self.tree,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output = process.communicate(timeout=limit)[0]
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                output = process.communicate()[0]
+                return Outcome(target, "timed out", time.perf_counter() - started, output)
+        if process.returncode == 0:
+            return Outcome("", "passed", time.perf_counter() - started, output)
+        found = SUMMARY.search(output)
+        return Outcome(found[1] if found else target, "failed", time.perf_counter() - started, output)
+
+
+def _numba_folder(folder: Path) -> str:
+    """What Numba calls the folder of the kernels of a folder of sources."""
+    return f"{folder.name}_{hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()}"
+
+
+def _link(path: Path, to: Path) -> None:
+    # Numba replaces these files and never writes into them, so two folders can share one.
+    try:
+        os.link(path, to)
+    except OSError:
+        shutil.copy2(path, to)

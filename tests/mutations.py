@@ -1,0 +1,577 @@
+"""Random small changes of the code that computes, caches, drafts and samples, and whether the tests of its room find them.
+
+    python -m tests.mutations --seed 1 -n 100 -j 2 --json mutations.json
+
+The same seed gives the same changes of the same sources. A change (a *mutant*) is found if a test fails, or does not end.
+
+What can be changed: an operator, a comparison or its bound, a constant, a bound of ``range``, the operands of what does not
+commute, two arguments of a call, a product and a sum in place of ``fma``, and two statements of which the second needs the
+first.
+
+What is not changed, since by rule it cannot or need not show in a result:
+
+- docstrings and other texts, messages of errors, assertions, annotations, decorators, imports;
+- the length of scratch memory (``np.empty``, ``cuda.local.array``, ``cuda.shared.array``, ...): more of it changes nothing;
+- masks that are "for the compiler": ``cuda.threadIdx.x & 255`` and its like;
+- hints to the hardware: ``prefetch``, ``let_next_begin``, ``hold``;
+- how work is divided, which the contract keeps out of the results: what the host works out before a kernel is made or
+  launched (in ``engine/cuda`` only functions that run on the device are changed), and the constants of :data:`TUNING`;
+- the two factors of ``fma`` and what else commutes;
+- host code of the GPU backend, the simulator and the checks of PTX, which are no kernels.
+"""
+
+import argparse
+import ast
+import functools
+import json
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.conftest import REPOSITORY
+from tests.copies import Copy, Imports, Outcome, sources
+
+SIM = "tests/cuda/simulated"
+
+ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
+    "cpu": (
+        30,
+        {
+            "engine/numerics.py": ("tests/test_numerics.py", "tests/decode/test_sampler.py"),
+            "engine/cpu/accept.py": ("tests/speculative/test_accept.py",),
+            "engine/cpu/attention.py": ("tests/cpu/test_attention.py", "tests/cpu/test_quantized_cache.py"),
+            "engine/cpu/delta_net.py": ("tests/cpu/test_delta_net.py",),
+            "engine/cpu/embed.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
+            "engine/cpu/experts.py": ("tests/cpu/test_experts.py",),
+            "engine/cpu/fold.py": ("tests/cpu/test_operations.py", "tests/cpu/test_matmul.py"),
+            "engine/cpu/glu.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
+            "engine/cpu/intrinsics.py": ("tests/cpu/test_intrinsics.py", "tests/cpu/test_matmul.py"),
+            "engine/cpu/matmul.py": ("tests/cpu/test_matmul.py",),
+            "engine/cpu/mtp.py": ("tests/models/test_mtp.py",),
+            "engine/cpu/per_layer.py": ("tests/models/test_gemma4.py", "tests/models/test_oracle.py"),
+            "engine/cpu/quantized_cache.py": ("tests/cpu/test_quantized_cache.py",),
+            "engine/cpu/rms_norm.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
+            "engine/cpu/rope.py": ("tests/cpu/test_operations.py",),
+            "engine/cpu/sample.py": ("tests/decode/test_sampler.py",),
+            "engine/cpu/softcap.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
+            "engine/cpu/unpack.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
+        },
+    ),
+    "cuda": (
+        40,
+        {
+            "engine/cuda/accept.py": (f"{SIM}/test_accept.py",),
+            "engine/cuda/add.py": (f"{SIM}/test_operations.py -k sums",),
+            "engine/cuda/attention/attend.py": (f"{SIM}/test_attention.py",),
+            "engine/cuda/products/chain.py": (f"{SIM}/test_operations.py -k matmul", f"{SIM}/test_experts.py"),
+            "engine/cuda/attention/combine.py": (f"{SIM}/test_attention.py",),
+            "engine/cuda/delta_net.py": (f"{SIM}/test_delta_net.py",),
+            "engine/cuda/attention/direct.py": (f"{SIM}/test_direct_attention.py",),
+            "engine/cuda/embed.py": (f"{SIM}/test_operations.py -k embed",),
+            "engine/cuda/products/experts.py": (f"{SIM}/test_experts.py",),
+            "engine/cuda/fold.py": (f"{SIM}/test_operations.py -k norm", f"{SIM}/test_rope.py"),
+            "engine/cuda/glu.py": (f"{SIM}/test_operations.py -k gate", f"{SIM}/test_parity.py"),
+            "engine/cuda/products/matmul.py": (f"{SIM}/test_operations.py -k matmul",),
+            "engine/cuda/mtp.py": (f"{SIM}/test_mtp.py",),
+            "engine/cuda/per_layer.py": (f"{SIM}/test_per_layer.py",),
+            "engine/cuda/products/quantize.py": (f"{SIM}/test_operations.py",),
+            "engine/cuda/quantized_cache.py": (f"{SIM}/test_rope.py", f"{SIM}/test_direct_attention.py"),
+            "engine/cuda/attention/quantized_tile.py": (f"{SIM}/test_tiled_attention.py",),
+            "engine/cuda/rms_norm.py": (f"{SIM}/test_operations.py -k norm",),
+            "engine/cuda/rope.py": (f"{SIM}/test_rope.py",),
+            "engine/cuda/products/router.py": (f"{SIM}/test_experts.py",),
+            "engine/cuda/sample.py": (f"{SIM}/test_sample.py",),
+            "engine/cuda/attention/scores.py": (f"{SIM}/test_direct_attention.py",),
+            "engine/cuda/softcap.py": (f"{SIM}/test_operations.py -k softcap",),
+            "engine/cuda/attention/tile.py": (f"{SIM}/test_tiled_attention.py",),
+            "engine/cuda/attention/tiled.py": (f"{SIM}/test_tiled_attention.py",),
+            "engine/cuda/products/unpack.py": (f"{SIM}/test_operations.py", f"{SIM}/test_wide_matmul.py"),
+            "engine/cuda/attention/warp_chunk.py": (f"{SIM}/test_direct_attention.py",),
+            "engine/cuda/attention/weigh.py": (f"{SIM}/test_attention.py",),
+            "engine/cuda/attention/weighted_values.py": (f"{SIM}/test_direct_attention.py",),
+            "engine/cuda/products/wide_chain.py": (f"{SIM}/test_wide_matmul.py",),
+            "engine/cuda/wide_delta_net.py": (f"{SIM}/test_delta_net.py",),
+            "engine/cuda/products/wide_experts.py": (f"{SIM}/test_experts.py",),
+            "engine/cuda/products/wide_matmul.py": (f"{SIM}/test_wide_matmul.py",),
+        },
+    ),
+    "cache": (
+        10,
+        {
+            "engine/cache/kv.py": (
+                "tests/cache/test_cache.py",
+                "tests/models/test_recurrent.py",
+                "tests/speculative/test_speculation.py",
+            ),
+            "engine/cache/recurrent.py": ("tests/models/test_recurrent.py",),
+            "engine/cache/types.py": ("tests/cache/test_cache.py", "tests/cpu/test_quantized_cache.py"),
+        },
+    ),
+    "speculation": (
+        12,
+        {
+            "engine/speculative/acceptance.py": ("tests/speculative/test_ratio.py",),
+            "engine/speculative/assistant.py": ("tests/models/test_assistant.py",),
+            "engine/speculative/controller.py": ("tests/speculative/test_controller.py",),
+            "engine/speculative/draft_model.py": (
+                "tests/speculative/test_draft_model.py",
+                "tests/speculative/test_ratio.py",
+            ),
+            "engine/speculative/lookup.py": ("tests/speculative/test_lookup.py",),
+            "engine/speculative/loop.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
+            "engine/speculative/mtp.py": ("tests/models/test_mtp.py",),
+            "engine/speculative/params.py": ("tests/speculative/test_speculation.py", "tests/cli/test_flags.py"),
+            "engine/speculative/proposal.py": ("tests/speculative/test_speculation.py",),
+            "engine/speculative/steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
+        },
+    ),
+    "sampler": (8, {"engine/decode/sampler.py": ("tests/decode/test_sampler.py",)}),
+}
+"""Of each room its share of a hundred mutants, and the tests of each of its files, the cheapest first."""
+
+ON_DEVICE = "engine/cuda/"
+"""Of files below this folder, functions are changed that run on the device: the others make kernels or divide work."""
+
+TUNING = frozenset(
+    ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
+    + ("AHEAD_OF_LOOKUP", "SPARE", "step", "shares", "__all__")
+)
+"""Names that decide how fast something is, and nothing else."""
+
+SCRATCH = frozenset(("empty", "zeros", "empty_like", "zeros_like", "array", "full"))
+HINTS = frozenset(("prefetch", "let_next_begin", "hold", "set_num_threads", "print"))
+COMMUTE = frozenset(("min", "max", "fma", "isinstance", "join", "zip", "range", "getattr", "pick_bytes"))
+
+OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "+"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+    ast.LShift: ("<<", ">>"),
+    ast.RShift: (">>", "<<"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.BitXor: ("^", "|"),
+}
+COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place: bytes [start, end) of a file become ``new``."""
+
+    file: str
+    line: int
+    kind: str
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def apply(self, text: str) -> str:
+        """The text of the file with the change."""
+        raw = text.encode()
+        assert raw[self.start : self.end].decode() == self.old
+        return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
+
+    def __str__(self) -> str:
+        old, new = (" ".join(part.split()) for part in (self.old, self.new))
+        return f"{self.file}:{self.line} {self.kind}: {old} -> {new}"
+
+
+class Places(ast.NodeVisitor):
+    """All changes of one file."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.raw = file, text.encode()
+        self._begins = [0]
+        for line in self.raw.splitlines(keepends=True):
+            self._begins.append(self._begins[-1] + len(line))
+        self.found: list[Mutant] = []
+        self._functions = 0
+        self.visit(ast.parse(text))
+
+    # --- where ----------------------------------------------------------------------------------------------------
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        n: ast.expr = node  # type: ignore[assignment]
+        assert n.end_lineno is not None and n.end_col_offset is not None
+        return self._begins[n.lineno - 1] + n.col_offset, self._begins[n.end_lineno - 1] + n.end_col_offset
+
+    def _text(self, node: ast.AST) -> str:
+        start, end = self._span(node)
+        return self.raw[start:end].decode()
+
+    def _add(self, kind: str, node: ast.AST, start: int, end: int, new: str) -> None:
+        old = self.raw[start:end].decode()
+        if old != new:
+            self.found.append(Mutant(self.file, getattr(node, "lineno", 0), kind, start, end, old, new))
+
+    # --- what is left out -------------------------------------------------------------------------------------------
+
+    def visit_Module(self, node: ast.Module) -> None:
+        self._block(node.body)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._block(node.body)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        decorators = {ast.unparse(d) for d in node.decorator_list}
+        if self.file.startswith(ON_DEVICE) and not decorators & {"device", "cuda.jit"}:
+            for inner in ast.walk(node):
+                if inner is not node and isinstance(inner, ast.FunctionDef):
+                    self.visit(inner)
+            return
+        self._functions += 1
+        self._block(node.body)
+        self._functions -= 1
+
+    def visit_Assert(self, node: ast.Assert) -> None: ...
+    def visit_Raise(self, node: ast.Raise) -> None: ...
+    def visit_Import(self, node: ast.Import) -> None: ...
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None: ...
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None: ...
+
+    def visit_If(self, node: ast.If) -> None:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return
+        # A branch that only refuses says so in a message: its bound counts, the branch does not.
+        self.visit(node.test)
+        self._block(node.body)
+        self._block(node.orelse)
+
+    def visit_For(self, node: ast.For) -> None:
+        self.visit(node.iter)
+        self._block(node.body)
+        self._block(node.orelse)
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._block(node.body)
+
+    def visit_With(self, node: ast.With) -> None:
+        self._block(node.body)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._assigned([node.target], node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._assigned(node.targets, node.value)
+
+    def _assigned(self, targets: list[ast.expr], value: ast.expr | None) -> None:
+        names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if value is None or names & TUNING:
+            return
+        for target in targets:
+            if isinstance(target, ast.Subscript):
+                self.visit(target)
+        self.visit(value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        # ``kernel[grid]`` and types are no indices, but there are none in what is changed.
+        self.visit(node.value)
+        self.visit(node.slice)
+
+    # --- statements -------------------------------------------------------------------------------------------------
+
+    def _block(self, body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                self.visit(statement)
+        if not self._functions:
+            return
+        simple = (ast.Assign, ast.AugAssign, ast.Expr)
+        for first, second in zip(body, body[1:], strict=False):
+            if isinstance(first, simple) and isinstance(second, simple) and self._needs(second, first):
+                (a, b), (c, d) = self._span(first), self._span(second)
+                swapped = self.raw[c:d] + self.raw[b:c] + self.raw[a:b]
+                self._add("order of statements", first, a, d, swapped.decode())
+
+    def _needs(self, second: ast.stmt, first: ast.stmt) -> bool:
+        """Whether a statement reads what the one before it has changed, and not for the first time."""
+        written = {n.id for n in ast.walk(first) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {
+            n.value.id
+            for n in ast.walk(first)
+            if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Store) and isinstance(n.value, ast.Name)
+        }
+        return bool(written & {n.id for n in ast.walk(second) if isinstance(n, ast.Name)})
+
+    # --- expressions ------------------------------------------------------------------------------------------------
+
+    def _between(self, node: ast.AST, left: ast.AST, right: ast.AST, kind: str, old: str, new: str) -> None:
+        """Another operator between two operands."""
+        start, end = self._span(left)[1], self._span(right)[0]
+        gap = self.raw[start:end].decode()
+        if gap.count(old) == 1 or (len(old) == 1 and gap.strip(" ()\n") == old):
+            at = start + gap.index(old)
+            self._add(kind, node, at, at + len(old), new)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        text = self._text(node)
+        if isinstance(node.op, ast.BitAnd) and re.search(r"cuda\.\w+Idx", text):
+            return
+        if isinstance(node.op, ast.BitOr) and isinstance(node.left, ast.Name) and node.left.id[0].isupper():
+            return  # a union of types
+        if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant):
+            return
+        self.visit(node.left)
+        self.visit(node.right)
+        if type(node.op) in OPERATORS:
+            self._between(node, node.left, node.right, "operator", *OPERATORS[type(node.op)])
+        if isinstance(node.op, (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift)):
+            (a, b), (c, d) = self._span(node.left), self._span(node.right)
+            if self.raw[b:c].count(b"(") == self.raw[b:c].count(b")"):
+                self._swap("order of operands", node, (a, b), (c, d))
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.visit(node.value)
+        if type(node.op) in OPERATORS:
+            old, new = OPERATORS[type(node.op)]
+            self._between(node, node.target, node.value, "operator", f"{old}=", f"{new}=")
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        operands = [node.left, *node.comparators]
+        for left, op, right in zip(operands, node.ops, operands[1:], strict=False):
+            if type(op) in COMPARISONS:
+                self._between(node, left, right, "comparison", *COMPARISONS[type(op)])
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.generic_visit(node)
+        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+        self._between(node, node.values[0], node.values[1], "operator", old, new)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        self.generic_visit(node)
+        start = self._span(node)[0]
+        if isinstance(node.op, ast.Not):
+            self._add("operator", node, start, self._span(node.operand)[0], "")
+        elif isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+            self._add("operator", node, start, start + 1, "+")
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        start, end = self._span(node)
+        if isinstance(node.value, bool):
+            self._add("constant", node, start, end, str(not node.value))
+        elif isinstance(node.value, int):
+            text = hex(node.value + 1) if self._text(node).startswith("0x") else str(node.value + 1)
+            self._add("constant", node, start, end, text)
+        elif isinstance(node.value, float):
+            self._add("constant", node, start, end, repr(node.value * 2 if node.value else 1.0))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in SCRATCH | HINTS or name.endswith("Error"):
+            return
+        for child in (*node.args, *(k.value for k in node.keywords)):
+            self.visit(child)
+        if isinstance(node.func, ast.Attribute):
+            self.visit(node.func.value)
+        if name in ("range", "prange"):
+            for argument in node.args[:2]:
+                text = self._text(argument)
+                text = text if isinstance(argument, (ast.Name, ast.Constant, ast.Attribute)) else f"({text})"
+                for change in ("+ 1", "- 1"):
+                    self._add("bound of range", node, *self._span(argument), f"{text} {change}")
+        elif name == "fma" and len(node.args) == 3:
+            a, b, c = map(self._text, node.args)
+            self._add("contraction", node, *self._span(node), f"(({a}) * ({b}) + ({c}))")
+            self._swap("order of arguments", node, self._span(node.args[1]), self._span(node.args[2]))
+        elif name not in COMMUTE and len(node.args) >= 2:
+            for one, other in zip(node.args, node.args[1:], strict=False):
+                if type(one) is type(other) and not isinstance(one, ast.Starred) and ast.dump(one) != ast.dump(other):
+                    self._swap("order of arguments", node, self._span(one), self._span(other))
+
+    def _swap(self, kind: str, node: ast.AST, one: tuple[int, int], other: tuple[int, int]) -> None:
+        (a, b), (c, d) = one, other
+        self._add(kind, node, a, d, (self.raw[c:d] + self.raw[b:c] + self.raw[a:b]).decode())
+
+
+def mutants(seed: int, n: int) -> list[Mutant]:
+    """n changes, drawn by ``seed``: of each room its share, of a room any place with the same chance of its kind."""
+    rng = random.Random(seed)
+    total = sum(share for share, _ in ROOMS.values())
+    drawn: list[Mutant] = []
+    shares = [share for share, _ in ROOMS.values()]
+    ends = [round(n * sum(shares[: k + 1]) / total) for k in range(len(shares))]
+    for (_, files), begin, end in zip(ROOMS.values(), [0, *ends], ends, strict=False):
+        places = [mutant for file in files for mutant in _places(file)]
+        taken: set[tuple[str, int]] = set()
+        while len(taken) < end - begin:
+            mutant = rng.choice(places)
+            # One of a line is enough.
+            if (mutant.file, mutant.line) not in taken and _is_change(mutant):
+                taken.add((mutant.file, mutant.line))
+                drawn.append(mutant)
+    return drawn
+
+
+def _places(file: str) -> list[Mutant]:
+    """The changes of a file."""
+    return list(dict.fromkeys(Places(file, _read(file)).found))
+
+
+def _is_change(mutant: Mutant) -> bool:
+    """Whether it leaves a program, and another one."""
+    text = _read(mutant.file)
+    try:
+        return ast.dump(ast.parse(mutant.apply(text))) != ast.dump(ast.parse(text))
+    except SyntaxError:
+        return False
+
+
+@functools.cache
+def _read(file: str) -> str:
+    return (REPOSITORY / file).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    outcome: Outcome
+
+    @property
+    def found(self) -> bool:
+        """Whether tests noticed it."""
+        return self.outcome.how != "passed"
+
+
+def tests_of(file: str) -> tuple[str, ...]:
+    """The tests of the room of a file."""
+    return next(files[file] for _, files in ROOMS.values() if file in files)
+
+
+class Runner:
+    """Mutants in copies of the tree, ``jobs`` at a time."""
+
+    def __init__(self, folder: Path, jobs: int) -> None:
+        names = sources()
+        self._imports = Imports(names)
+        self.base = Copy(folder / "base", names)
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for k in range(jobs):
+            self._free.put(Copy(folder / str(k), names))
+        self._pool = ThreadPoolExecutor(jobs)
+        self.seconds: dict[str, float] = {}
+
+    def unchanged(self, files: Sequence[str]) -> list[str]:
+        """Run the tests of some files without a change, which also compiles their kernels; gives what failed."""
+        targets = sorted({target for file in files for target in tests_of(file)})
+        outcomes = self._pool.map(lambda target: self.base.test([target], 3600), targets)
+        failed = []
+        for target, outcome in zip(targets, outcomes, strict=True):
+            self.seconds[target] = outcome.seconds
+            print(f"  {target}: {outcome.how} in {outcome.seconds:.0f} s", flush=True)
+            if outcome.how != "passed":
+                failed.append(f"{outcome.found}\n{outcome.output}")
+        return failed
+
+    def expected(self, mutant: Mutant) -> float:
+        """Seconds that a mutant takes if nothing finds it."""
+        return sum(self.seconds[target] for target in tests_of(mutant.file))
+
+    def run(self, mutants: Sequence[Mutant]) -> Iterator[Result]:
+        """The results, in the order of the mutants; those that may take longest are begun first."""
+        order = sorted(range(len(mutants)), key=lambda k: -self.expected(mutants[k]))
+        futures = {k: self._pool.submit(self._one, mutants[k]) for k in order}
+        for k in range(len(mutants)):
+            yield futures[k].result()
+
+    def _one(self, mutant: Mutant) -> Result:
+        copy = self._free.get()
+        try:
+            copy.change(mutant.file, mutant.apply(_read(mutant.file)))
+            copy.seed(self.base, mutant.file, self._imports)
+            targets = tests_of(mutant.file)
+            # Without the change this took the time of compiling, too.
+            limit = 60 + 3 * max(self.seconds[target] for target in targets)
+            return Result(mutant, copy.test(targets, limit))
+        finally:
+            copy.restore(mutant.file)
+            self._free.put(copy)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Which test found which mutant, as Markdown."""
+    lines = ["| place | change | found by |", "| --- | --- | --- |"]
+    for result in results:
+        m = result.mutant
+        old, new = (" ".join(part.split()).replace("|", "\\|") for part in (m.old, m.new))
+        by = f"`{result.outcome.found}`" if result.found else "**nothing**"
+        if result.outcome.how == "timed out":
+            by = f"`{result.outcome.found}` does not end"
+        lines.append(f"| `{m.file}` line {m.line} | {m.kind}: `{old}` → `{new}` | {by} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 if at least nine of ten mutants are found."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutations", description="Random small changes, and which tests find them."
+    )
+    parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn (default: %(default)s)")
+    parser.add_argument("-n", type=int, default=100, help="how many (default: %(default)s)")
+    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
+    parser.add_argument("-k", default="", help="of these, only those whose file and change contain this text")
+    parser.add_argument("--json", type=Path, help="write the results there, as they come")
+    parser.add_argument("--markdown", type=Path, help="write a table of the results there")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    args = parser.parse_args(arguments)
+    drawn = [mutant for mutant in mutants(args.seed, args.n) if args.k in str(mutant)]
+    if args.list or not drawn:
+        print("\n".join(map(str, drawn)))
+        return 0
+    started = time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="mutations-")).resolve()
+    try:
+        runner = Runner(folder, args.j)
+        print("Without a change:", flush=True)
+        if failed := runner.unchanged([mutant.file for mutant in drawn]):
+            print("Tests fail without a change:", *failed, sep="\n")
+            return 2
+        print(f"{time.perf_counter() - started:.0f} s", flush=True)
+        results = []
+        for result in runner.run(drawn):
+            results.append(result)
+            how = f"found by {result.outcome.found}" if result.found else "NOT FOUND"
+            print(f"{len(results):3} {result.mutant}: {how} ({result.outcome.seconds:.0f} s)", flush=True)
+            if args.json:
+                entries = [
+                    {**asdict(r.mutant), "how": r.outcome.how, "found": r.outcome.found, "seconds": r.outcome.seconds}
+                    for r in results
+                ]
+                args.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if args.markdown:
+        args.markdown.write_text(table(results) + "\n", encoding="utf-8")
+    found = sum(result.found for result in results)
+    print(f"{found} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
+    for result in results:
+        if not result.found:
+            print(f"not found: {result.mutant}")
+    return 0 if found >= 0.9 * len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
