@@ -12,11 +12,16 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
 from tests.conftest import REPOSITORY
 
@@ -31,13 +36,40 @@ SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """How tests ended. ``found``: the first one that failed, "" where all passed; ``how``: "passed", "failed" or "timed out";
-    ``seconds``: how long they took; ``output``: what pytest printed."""
+    """How tests ended.
+
+    found: the first one that failed, "" where all passed; how: "passed", "failed", "timed out", or "not run" where pytest
+    found no test; seconds: how long they took; output: what pytest printed.
+    """
 
     found: str
     how: str
     seconds: float
     output: str = ""
+
+    @property
+    def noticed(self) -> bool:
+        """Whether a test has failed, or did not end."""
+        return self.how in ("failed", "timed out")
+
+    def __str__(self) -> str:
+        words = {"failed": "found by", "timed out": "found by (it does not end)"}
+        return f"{words[self.how]} {self.found}" if self.noticed else "NOT FOUND"
+
+
+class Change(Protocol):
+    """What is changed in a copy, and the tests that are to notice it."""
+
+    @property
+    def file(self) -> str:
+        """Its path in the tree."""
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Arguments of pytest, the cheapest tests first."""
+
+    def apply(self, text: str) -> str:
+        """The file's text with the change."""
 
 
 def sources() -> list[str]:
@@ -55,6 +87,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield path
         elif path.is_dir() and not path.is_symlink() and not path.name.startswith(".") and path.name not in LEFT_OUT:
             yield from _walk(path)
+
+
+C = TypeVar("C", bound=Change)
 
 
 class Imports:
@@ -113,7 +148,7 @@ class Copy:
         """Begin with the kernels that ``other`` has compiled, but for those that ``changed`` has a part in."""
         folders = {Path(name).parent for name in self.names if name.endswith(".py")}
         places = {_numba_folder(other.tree / folder): (folder, _numba_folder(self.tree / folder)) for folder in folders}
-        versions = other.fingerprint, self.fingerprint
+        versions = other.version, self.version
         stale = imports.users(changed)
         for path in other.cache.rglob("*.nb[ci]"):
             if path.parent.name not in places:
@@ -127,9 +162,9 @@ class Copy:
             _link(path, to / path.name)
 
     @property
-    def fingerprint(self) -> str:
-        """The name that the package gives to kernels of these sources."""
-        code = "from engine import kernel_cache; print(kernel_cache.fingerprint())"
+    def version(self) -> str:
+        """The folder of kernels of these sources, in the cache."""
+        code = "import os; from engine import kernel_cache as k; k.use(); print(os.environ['NUMBA_CACHE_DIR'])"
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=self.tree,
@@ -138,7 +173,7 @@ class Copy:
             text=True,
             check=False,
         )
-        return done.stdout.strip() or "none"
+        return Path(done.stdout.strip() or "none").name
 
     def _environment(self) -> dict[str, str]:
         python = os.pathsep.join(filter(None, (str(self.tree), os.environ.get("PYTHONPATH", ""))))
@@ -187,8 +222,60 @@ class Copy:
                 return Outcome(target, "timed out", time.perf_counter() - started, output)
         if process.returncode == 0:
             return Outcome("", "passed", time.perf_counter() - started, output)
+        if process.returncode > 2:
+            return Outcome(target, "not run", time.perf_counter() - started, output)
         found = SUMMARY.search(output)
         return Outcome(found[1] if found else target, "failed", time.perf_counter() - started, output)
+
+
+class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
+    """Changes in copies of the tree, ``jobs`` at a time."""
+
+    def __init__(self, jobs: int) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="copies-")).resolve()
+        names = sources()
+        self._imports = Imports(names)
+        self._base = Copy(self._folder / "base", names)
+        self._free: SimpleQueue[Copy] = SimpleQueue()
+        for k in range(jobs):
+            self._free.put(Copy(self._folder / str(k), names))
+        self._pool = ThreadPoolExecutor(jobs)
+        self._seconds: dict[str, float] = {}
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def unchanged(self, changes: Sequence[C]) -> str:
+        """Run the tests of all changes without one, which also compiles their kernels; gives what failed, or ""."""
+        targets = sorted({target for change in changes for target in change.tests})
+        for target, outcome in zip(targets, self._pool.map(lambda t: self._base.test([t], 3600), targets), strict=True):
+            self._seconds[target] = outcome.seconds
+            print(f"  {target}: {outcome.how} in {outcome.seconds:.0f} s", flush=True)
+            if outcome.how != "passed":
+                return f"{outcome.found} fails without a change:\n{outcome.output}"
+        return ""
+
+    def run(self, changes: Sequence[C]) -> Iterator[tuple[C, Outcome]]:
+        """Each change and how its tests ended, in the order given; those that may take longest are begun first."""
+        expected = [sum(self._seconds[target] for target in change.tests) for change in changes]
+        futures = {}
+        for k in sorted(range(len(changes)), key=lambda k: -expected[k]):
+            # Without the change this took the time of compiling, too.
+            limit = 60 + 3 * max(self._seconds[target] for target in changes[k].tests)
+            futures[k] = self._pool.submit(self._one, changes[k], limit)
+        for k, change in enumerate(changes):
+            yield change, futures[k].result()
+
+    def _one(self, change: C, limit: float) -> Outcome:
+        copy = self._free.get()
+        try:
+            copy.change(change.file, change.apply((REPOSITORY / change.file).read_text(encoding="utf-8")))
+            copy.seed(self._base, change.file, self._imports)
+            return copy.test(change.tests, limit)
+        finally:
+            copy.restore(change.file)
+            self._free.put(copy)
 
 
 def _numba_folder(folder: Path) -> str:

@@ -27,18 +27,14 @@ import json
 import os
 import random
 import re
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 
 from tests.conftest import REPOSITORY
-from tests.copies import Copy, Imports, Outcome, sources
+from tests.copies import Outcome, Runner
 
 SIM = "tests/cuda/simulated"
 
@@ -191,6 +187,11 @@ class Mutant:
         raw = text.encode()
         assert raw[self.start : self.end].decode() == self.old
         return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """Those of its room."""
+        return next(files[self.file] for _, files in ROOMS.values() if self.file in files)
 
     def __str__(self) -> str:
         old, new = (" ".join(part.split()) for part in (self.old, self.new))
@@ -443,91 +444,29 @@ def _read(file: str) -> str:
     return (REPOSITORY / file).read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What became of a mutant."""
-
-    mutant: Mutant
-    outcome: Outcome
-
-    @property
-    def found(self) -> bool:
-        """Whether tests noticed it."""
-        return self.outcome.how != "passed"
-
-
-def tests_of(file: str) -> tuple[str, ...]:
-    """The tests of the room of a file."""
-    return next(files[file] for _, files in ROOMS.values() if file in files)
-
-
-class Runner:
-    """Mutants in copies of the tree, ``jobs`` at a time."""
-
-    def __init__(self, folder: Path, jobs: int) -> None:
-        names = sources()
-        self._imports = Imports(names)
-        self.base = Copy(folder / "base", names)
-        self._free: SimpleQueue[Copy] = SimpleQueue()
-        for k in range(jobs):
-            self._free.put(Copy(folder / str(k), names))
-        self._pool = ThreadPoolExecutor(jobs)
-        self.seconds: dict[str, float] = {}
-
-    def unchanged(self, files: Sequence[str]) -> list[str]:
-        """Run the tests of some files without a change, which also compiles their kernels; gives what failed."""
-        targets = sorted({target for file in files for target in tests_of(file)})
-        outcomes = self._pool.map(lambda target: self.base.test([target], 3600), targets)
-        failed = []
-        for target, outcome in zip(targets, outcomes, strict=True):
-            self.seconds[target] = outcome.seconds
-            print(f"  {target}: {outcome.how} in {outcome.seconds:.0f} s", flush=True)
-            if outcome.how != "passed":
-                failed.append(f"{outcome.found}\n{outcome.output}")
-        return failed
-
-    def expected(self, mutant: Mutant) -> float:
-        """Seconds that a mutant takes if nothing finds it."""
-        return sum(self.seconds[target] for target in tests_of(mutant.file))
-
-    def run(self, mutants: Sequence[Mutant]) -> Iterator[Result]:
-        """The results, in the order of the mutants; those that may take longest are begun first."""
-        order = sorted(range(len(mutants)), key=lambda k: -self.expected(mutants[k]))
-        futures = {k: self._pool.submit(self._one, mutants[k]) for k in order}
-        for k in range(len(mutants)):
-            yield futures[k].result()
-
-    def _one(self, mutant: Mutant) -> Result:
-        copy = self._free.get()
-        try:
-            copy.change(mutant.file, mutant.apply(_read(mutant.file)))
-            copy.seed(self.base, mutant.file, self._imports)
-            targets = tests_of(mutant.file)
-            # Without the change this took the time of compiling, too.
-            limit = 60 + 3 * max(self.seconds[target] for target in targets)
-            return Result(mutant, copy.test(targets, limit))
-        finally:
-            copy.restore(mutant.file)
-            self._free.put(copy)
+Result = tuple[Mutant, Outcome]
 
 
 def table(results: Sequence[Result]) -> str:
     """Which test found which mutant, as Markdown."""
     lines = ["| place | change | found by |", "| --- | --- | --- |"]
-    for result in results:
-        m = result.mutant
-        old, new = (" ".join(part.split()).replace("|", "\\|") for part in (m.old, m.new))
-        by = f"`{result.outcome.found}`" if result.found else "**nothing**"
-        if result.outcome.how == "timed out":
-            by = f"`{result.outcome.found}` does not end"
-        lines.append(f"| `{m.file}` line {m.line} | {m.kind}: `{old}` → `{new}` | {by} |")
+    for mutant, outcome in results:
+        old, new = (" ".join(part.split()).replace("|", "\\|") for part in (mutant.old, mutant.new))
+        by = f"`{outcome.found}`" if outcome.noticed else "**nothing**"
+        lines.append(f"| `{mutant.file}` line {mutant.line} | {mutant.kind}: `{old}` → `{new}` | {by} |")
     return "\n".join(lines)
 
 
+def write_json(path: Path, results: Sequence[Result]) -> None:
+    """The results, one object each."""
+    found = [asdict(mutant) | {"how": o.how, "found": o.found, "seconds": o.seconds} for mutant, o in results]
+    path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if at least nine of ten mutants are found."""
+    """Exit status 0 if at least nine of ten mutants are found, 1 if not, 2 if tests fail without a change."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations", description="Random small changes, and which tests find them."
+        prog="python -m tests.mutations", description="Random small changes of the sources, and which tests find them."
     )
     parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn (default: %(default)s)")
     parser.add_argument("-n", type=int, default=100, help="how many (default: %(default)s)")
@@ -542,35 +481,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(map(str, drawn)))
         return 0
     started = time.perf_counter()
-    folder = Path(tempfile.mkdtemp(prefix="mutations-")).resolve()
-    try:
-        runner = Runner(folder, args.j)
+    results: list[Result] = []
+    with Runner[Mutant](args.j) as runner:
         print("Without a change:", flush=True)
-        if failed := runner.unchanged([mutant.file for mutant in drawn]):
-            print("Tests fail without a change:", *failed, sep="\n")
+        if problem := runner.unchanged(drawn):
+            print(problem)
             return 2
         print(f"{time.perf_counter() - started:.0f} s", flush=True)
-        results = []
-        for result in runner.run(drawn):
-            results.append(result)
-            how = f"found by {result.outcome.found}" if result.found else "NOT FOUND"
-            print(f"{len(results):3} {result.mutant}: {how} ({result.outcome.seconds:.0f} s)", flush=True)
+        for mutant, outcome in runner.run(drawn):
+            results.append((mutant, outcome))
+            print(f"{len(results):3} {mutant}: {outcome} ({outcome.seconds:.0f} s)", flush=True)
             if args.json:
-                entries = [
-                    {**asdict(r.mutant), "how": r.outcome.how, "found": r.outcome.found, "seconds": r.outcome.seconds}
-                    for r in results
-                ]
-                args.json.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+                write_json(args.json, results)
     if args.markdown:
         args.markdown.write_text(table(results) + "\n", encoding="utf-8")
-    found = sum(result.found for result in results)
-    print(f"{found} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
-    for result in results:
-        if not result.found:
-            print(f"not found: {result.mutant}")
-    return 0 if found >= 0.9 * len(results) else 1
+    survivors = [mutant for mutant, outcome in results if not outcome.noticed]
+    print(f"{len(results) - len(survivors)} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
+    for mutant in survivors:
+        print(f"not found: {mutant}")
+    return 0 if 10 * len(survivors) <= len(results) else 1
 
 
 if __name__ == "__main__":

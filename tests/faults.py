@@ -1,0 +1,516 @@
+"""Faults planted on purpose, one at a time, and the tests of the default tier that find them.
+
+    python -m tests.faults                  all of them, in copies of the tree; exit status 1 if one is not found
+    python -m tests.faults -k barrier -j 4  those whose name, room or file contains "barrier", four at a time
+    python -m tests.faults --list           what there is
+
+Each is a mistake that somebody could make and that would not show in a text at once. ``tests/test_faults.py`` keeps the list
+true to the sources.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.copies import Outcome, Runner
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change that makes a part of the engine wrong.
+
+    old: a text that the file has once; new: what it becomes; why: what that would do to a user; tests: arguments of pytest,
+    the cheapest first.
+    """
+
+    name: str
+    room: str
+    file: str
+    old: str
+    new: str
+    why: str
+    tests: tuple[str, ...]
+
+    def apply(self, text: str) -> str:
+        """The file's text with the fault; ValueError unless ``old`` is there once."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"fault '{self.name}': {self.file} has its text {text.count(self.old)} times, not once")
+        return text.replace(self.old, self.new)
+
+
+FAULTS = (
+    # --- files ---------------------------------------------------------------------------------------------------
+    Fault(
+        "tensors that overlap",
+        "files",
+        "engine/gguf/header.py",
+        "if entry.offset < expected:",
+        "if entry.offset < 0:",
+        "a damaged or hostile file gives two tensors the same bytes, and the model answers nonsense",
+        ("tests/gguf/test_gguf.py::test_bad_offsets",),
+    ),
+    Fault(
+        "an array longer than its file",
+        "files",
+        "engine/gguf/header.py",
+        "if n * itemsize > left:",
+        "if n > left:",
+        "a count in a file decides how much is allocated before it is known to be true",
+        ("tests/gguf/test_gguf.py::test_bad_arrays",),
+    ),
+    Fault(
+        "the scale that is checked",
+        "files",
+        "engine/gguf/file.py",
+        '_half("dmin", 82)',
+        '_half("dmin", 80)',
+        "a scale that is infinite passes the check of tensors and turns every logit into NaN",
+        ("tests/gguf/test_gguf_scales.py",),
+    ),
+    # --- formats -------------------------------------------------------------------------------------------------
+    Fault(
+        "the scale of a sub-block, CPU",
+        "formats",
+        "engine/cpu/unpack.py",
+        "(src[o + b - 4] >> 6) << 4",
+        "(src[o + b - 4] >> 5) << 4",
+        "half of the sub-blocks of Q4_K and Q5_K have wrong scales: text still looks like text",
+        ("tests/gguf/test_quants.py::test_dequantization_is_that_of_gguf_byte_for_byte",),
+    ),
+    Fault(
+        "the scale of a sub-block, GPU",
+        "formats",
+        "engine/cuda/products/unpack.py",
+        "u32((h3 & low) | ((h1 >> u32(2)) & high))",
+        "u32((h3 & low) | ((h2 >> u32(2)) & high))",
+        "the same on the other device, where bits of a minimum get into a scale",
+        ("tests/cuda/simulated/test_operations.py::test_matmul",),
+    ),
+    Fault(
+        "an exponent of MXFP4",
+        "formats",
+        "engine/cpu/unpack.py",
+        "bits = (e - i32(1)) << i32(23)",
+        "bits = e << i32(23)",
+        "the table of the format holds doubled values: all weights of a tensor are twice too large",
+        ("tests/gguf/test_quants.py::test_dequantization_is_that_of_gguf_byte_for_byte",),
+    ),
+    Fault(
+        "where repacked rows lie",
+        "formats",
+        "engine/cuda/products/repack.py",
+        "T.Q8_0: lambda: _join(_lane_plane(2, 18), _row_plane(0, 2))",
+        "T.Q8_0: lambda: _join(_lane_plane(18, 2), _row_plane(0, 2))",
+        "weights lie elsewhere than the kernel reads them",
+        ("tests/cuda/simulated/test_operations.py::test_matmul",),
+    ),
+    # --- text ----------------------------------------------------------------------------------------------------
+    Fault(
+        "control tokens in what people write",
+        "text",
+        "engine/text/tokenizer.py",
+        "marks = None if token in self.anywhere else trusted",
+        "marks = None",
+        "who writes <|im_end|> ends their turn and speaks as the system",
+        ("tests/text/test_tokenizer.py::test_control_tokens_only_where_asked_for",),
+    ),
+    Fault(
+        "marks of joined texts",
+        "text",
+        "engine/text/marked.py",
+        "marks_of(other) + self.marks",
+        "self.marks + marks_of(other)",
+        "marks move from the template's text to what people wrote",
+        ("tests/text/test_marked.py",),
+    ),
+    # --- scalar functions ----------------------------------------------------------------------------------------
+    Fault(
+        "a contraction in exp",
+        "numerics",
+        "engine/numerics.py",
+        "r = fma(n, -_LN2_LO, r)",
+        "r = r - n * _LN2_LO",
+        "two roundings in place of one; a compiler for GPUs would make one of them again, one for CPUs would not",
+        ("tests/test_numerics.py", "tests/cuda/test_ptx.py::test_kernel -k swiglu"),
+    ),
+    Fault(
+        "the counter of the noise",
+        "numerics",
+        "engine/numerics.py",
+        "(u64(position) + u64(1))",
+        "u64(position)",
+        "noise of another position than the contract says: a seed gives another text",
+        ("tests/test_numerics.py::test_uniform_equals_integer_arithmetic",),
+    ),
+    # --- products ------------------------------------------------------------------------------------------------
+    Fault(
+        "the order of the chains, CPU",
+        "products",
+        "engine/cpu/matmul.py",
+        "for first in range(0, units, length):",
+        "for first in range((units - 1) // length * length, -1, -length):",
+        "the same numbers are added in another order than on a GPU",
+        ("tests/cpu/test_matmul.py::test_the_dot_product_rounds_exactly_where_the_contract_says",),
+    ),
+    Fault(
+        "a product and a sum in place of fma, CPU",
+        "products",
+        "engine/cpu/matmul.py",
+        "value = fma(dm[4 * u + r], minimum, d[4 * u + r] * f32(dots[r]))",
+        "value = dm[4 * u + r] * minimum + d[4 * u + r] * f32(dots[r])",
+        "one rounding more than the contract has, in formats with a minimum only",
+        ("tests/cpu/test_matmul.py::test_the_dot_product_rounds_exactly_where_the_contract_says",),
+    ),
+    Fault(
+        "the order of the chains, GPU",
+        "products",
+        "engine/cuda/products/matmul.py",
+        "total = total + parts[c * (16 * n_columns) + i]",
+        "total = total + parts[(CHAINS - 1 - c) * (16 * n_columns) + i]",
+        "the same numbers are added in another order than on a CPU",
+        ("tests/cuda/simulated/test_operations.py::test_matmul",),
+    ),
+    Fault(
+        "a barrier before warps read each other's sums",
+        "products",
+        "engine/cuda/products/matmul.py",
+        "        cuda.syncthreads()\n        i = thread\n",
+        "        i = thread\n",
+        "now and then a warp adds what another has not written yet",
+        ("tests/cuda/simulated/test_operations.py::test_matmul",),
+    ),
+    Fault(
+        "where a chain ends in a prompt's product",
+        "products",
+        "engine/cuda/products/wide_chain.py",
+        "if (u + 1) % length == 0 or u + 1 == units:",
+        "if (u + 1) % (length + 1) == 0 or u + 1 == units:",
+        "prompts on tensor cores differ from the same tokens read one by one",
+        ("tests/cuda/simulated/test_wide_matmul.py::test_formats",),
+    ),
+    # --- norms and rotations ---------------------------------------------------------------------------------------
+    Fault(
+        "the tree of short rows",
+        "norms",
+        "engine/cpu/rms_norm.py",
+        "while width // 2 >= n:",
+        "while width // 2 > n:",
+        "sums of squares of rows of a power of two are joined by another tree",
+        ("tests/cpu/test_operations.py::test_rms_norm",),
+    ),
+    Fault(
+        "the wrong lane in a shuffle",
+        "norms",
+        "engine/cuda/fold.py",
+        "x = x + lane_xor(x, I(8))",
+        "x = x + lane_xor(x, I(4))",
+        "lanes are added twice and others not at all",
+        ("tests/cuda/simulated/test_operations.py::test_norms",),
+    ),
+    Fault(
+        "a product and a sum in place of fma, GPU",
+        "norms",
+        "engine/cuda/rms_norm.py",
+        "y[row + i] = fma(x[row + i] * r, weight[i], residual[row + i]) * scale",
+        "y[row + i] = (x[row + i] * r * weight[i] + residual[row + i]) * scale",
+        "the compiler may make an fma of it or not, as it likes",
+        (
+            "tests/cuda/test_ptx.py::test_kernel -k rms_norm_add-0-sm_90",
+            "tests/cuda/simulated/test_operations.py::test_norms",
+        ),
+    ),
+    Fault(
+        "a contraction in a rotation",
+        "norms",
+        "engine/cpu/rope.py",
+        "fma(a, cos[i], -(b * sin[i]))",
+        "a * cos[i] - b * sin[i]",
+        "one rounding more; keys in the cache differ in their last bit",
+        ("tests/cpu/test_operations.py::test_rope_rotates_pairs",),
+    ),
+    # --- attention -----------------------------------------------------------------------------------------------
+    Fault(
+        "a mask off by one",
+        "attention",
+        "engine/cpu/attention.py",
+        "first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)",
+        "first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 2)",
+        "a token sees the one after it, which in a batch is there already",
+        ("tests/cpu/test_attention.py",),
+    ),
+    Fault(
+        "a window off by one",
+        "attention",
+        "engine/cpu/attention.py",
+        "return max(0, position - window + 1) if window > 0 else 0",
+        "return max(0, position - window) if window > 0 else 0",
+        "layers with a sliding window see one position more",
+        ("tests/cpu/test_attention.py::test_against_float64",),
+    ),
+    Fault(
+        "chunks joined from the last to the first",
+        "attention",
+        "engine/cpu/attention.py",
+        "for chunk in range(low // CHUNK, position // CHUNK + 1):",
+        "for chunk in range(position // CHUNK, low // CHUNK - 1, -1):",
+        "the same chunks in another order: nearly the same numbers, and not the same bits",
+        ("tests/cpu/test_attention.py", "tests/cuda/simulated/test_attention.py::test_decode"),
+    ),
+    Fault(
+        "a mask off by one, GPU",
+        "attention",
+        "engine/cuda/attention/weigh.py",
+        "min(I(place - chunk * CHUNK + 1), I(CHUNK))",
+        "min(I(place - chunk * CHUNK), I(CHUNK))",
+        "a token does not see itself",
+        ("tests/cuda/simulated/test_attention.py::test_decode",),
+    ),
+    Fault(
+        "a barrier between scores and weights",
+        "attention",
+        "engine/cuda/attention/attend.py",
+        "            score(chunk_keys, scaled, scores, thread, n)\n            cuda.syncthreads()\n",
+        "            score(chunk_keys, scaled, scores, thread, n)\n",
+        "a warp takes the maximum of scores that others have not written yet",
+        ("tests/cuda/simulated/test_attention.py::test_decode",),
+    ),
+    Fault(
+        "chunks joined in groups",
+        "attention",
+        "engine/cuda/attention/combine.py",
+        "before = max(carried, before)",
+        "before = carried",
+        "within a group of 128 chunks factors are those of the group's beginning",
+        ("tests/cuda/simulated/test_attention.py",),
+    ),
+    # --- caches --------------------------------------------------------------------------------------------------
+    Fault(
+        "a stale snapshot",
+        "caches",
+        "engine/cache/recurrent.py",
+        "for at, snapshot in self._kept.items() if at <= length}",
+        "for at, snapshot in self._kept.items() if at >= 0}",
+        "a conversation goes on from the state of a text that was taken back",
+        ("tests/models/test_recurrent.py",),
+    ),
+    Fault(
+        "a ring overwritten too early",
+        "caches",
+        "engine/cache/kv.py",
+        "min(n_ctx, self.window + max(max_rows, SPARE))",
+        "min(n_ctx, self.window)",
+        "the last rows of a batch overwrite what its first ones still see",
+        ("tests/cache/test_cache.py", "tests/cpu/test_attention.py::test_batches_and_threads_do_not_show"),
+    ),
+    Fault(
+        "taken back one position too far",
+        "caches",
+        "engine/cache/kv.py",
+        "length - ring.back >= oldest or oldest == 0",
+        "length - ring.back >= oldest - 1 or oldest == 0",
+        "a cache is cut to where its window is already overwritten",
+        ("tests/cache/test_cache.py", "tests/models/test_recurrent.py::test_how_far_tokens_can_be_taken_back"),
+    ),
+    # --- delta net -----------------------------------------------------------------------------------------------
+    Fault(
+        "the state of another position",
+        "delta net",
+        "engine/cpu/delta_net.py",
+        "state[:] = states[(positions[0] - 1) % slots, h]",
+        "state[:] = states[positions[0] % slots, h]",
+        "a pass goes on from an old state: only the second pass of a text shows it",
+        ("tests/cpu/test_delta_net.py",),
+    ),
+    Fault(
+        "a barrier before normalized keys are read",
+        "delta net",
+        "engine/cuda/delta_net.py",
+        "            cuda.syncthreads()\n            t = first\n",
+        "            t = first\n",
+        "a state takes in keys that are not normalized yet",
+        ("tests/cuda/simulated/test_delta_net.py",),
+    ),
+    # --- experts -------------------------------------------------------------------------------------------------
+    Fault(
+        "ties between experts, CPU",
+        "experts",
+        "engine/cpu/experts.py",
+        "keys[e] = pack(logits[t, e], e)",
+        "keys[e] = pack(logits[t, e], n_expert - e)",
+        "of two experts with equal logits the other one is chosen",
+        ("tests/cpu/test_experts.py::test_route",),
+    ),
+    Fault(
+        "ties between experts, GPU",
+        "experts",
+        "engine/cuda/products/router.py",
+        "chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))",
+        "chosen = lanes_max(I(place) if best == top else I(LOWEST))",
+        "the devices choose different experts where logits are equal",
+        ("tests/cuda/simulated/test_experts.py",),
+    ),
+    # --- sampler -------------------------------------------------------------------------------------------------
+    Fault(
+        "noise by place in place of token",
+        "sampler",
+        "engine/cpu/sample.py",
+        "x = x + gumbel(seed, position, ids[i])",
+        "x = x + gumbel(seed, position, i)",
+        "which token is drawn depends on the filters before the draw",
+        ("tests/decode/test_sampler.py::test_draw_is_the_argmax_of_logit_and_noise",),
+    ),
+    Fault(
+        "the bound of min-p",
+        "sampler",
+        "engine/cpu/sample.py",
+        "if values[i] >= least:",
+        "if values[i] > least:",
+        "a token exactly at the bound is dropped",
+        ("tests/decode/test_sampler.py",),
+    ),
+    Fault(
+        "two uses of one noise",
+        "sampler",
+        "engine/cpu/accept.py",
+        "uniform(u64(seed) ^ ACCEPT_SEED, position, x)",
+        "uniform(u64(seed), position, x)",
+        "a draft is judged by the noise that has drawn it: the distribution changes",
+        ("tests/speculative/test_accept.py",),
+    ),
+    # --- speculation ---------------------------------------------------------------------------------------------
+    Fault(
+        "a draft accepted that is not the target's choice",
+        "speculation",
+        "engine/speculative/steps.py",
+        "return token, i < len(drafts) and token == drafts[i]",
+        "return token, i < len(drafts)",
+        "tokens are chosen after a text that is not the answer's",
+        ("tests/speculative/test_speculation.py::test_scripts_of_right_and_wrong_drafts",),
+    ),
+    Fault(
+        "a position off by one after a refusal",
+        "speculation",
+        "engine/cuda/accept.py",
+        "positions[lane] = I(at + n)",
+        "positions[lane] = I(at + n + (1 if n + 1 < rows else 0))",
+        "after a refused draft everything stands one position too far",
+        ("tests/cuda/simulated/test_accept.py::test_exact",),
+    ),
+    Fault(
+        "no fence before the host is told",
+        "speculation",
+        "engine/cuda/accept.py",
+        "cuda.threadfence_system()",
+        "pass",
+        "the host reads tokens that are not there yet; no simulation shows it, the machine code does",
+        ("tests/cuda/test_ptx.py::test_kernel -k accept-0-sm_90",),
+    ),
+    Fault(
+        "the longest match of a lookup",
+        "speculation",
+        "engine/speculative/lookup.py",
+        "period = n - 1 - int(ends[-1])",
+        "period = n - 1 - int(ends[0])",
+        "the oldest continuation is proposed in place of the latest",
+        ("tests/speculative/test_lookup.py",),
+    ),
+    # --- quantized caches ----------------------------------------------------------------------------------------
+    Fault(
+        "a sign in the rotation, CPU",
+        "quantized caches",
+        "engine/cpu/quantized_cache.py",
+        "x[b + i + h] = low - high",
+        "x[b + i + h] = high - low",
+        "the rotation is no longer its own inverse, so values come back wrong",
+        ("tests/cpu/test_quantized_cache.py::test_rotation_against_the_matrix",),
+    ),
+    Fault(
+        "a sign in the rotation, GPU",
+        "quantized caches",
+        "engine/cuda/quantized_cache.py",
+        "x = other - x if lane & (1 << k) else x + other",
+        "x = x - other if lane & (1 << k) else x + other",
+        "keys of the two devices differ in their signs",
+        ("tests/cuda/simulated/test_rope.py::test_heads_of_quantized_caches",),
+    ),
+    # --- tools ---------------------------------------------------------------------------------------------------
+    Fault(
+        "a constant that the fingerprint misses",
+        "tools",
+        "engine/compile/cache.py",
+        "digest.update(name.encode() + path.read_bytes())",
+        "digest.update(name.encode())",
+        "kernels compiled with an older constant are run: wrong bits, and nothing says why",
+        ("tests/compile/test_kernel_cache.py",),
+    ),
+    Fault(
+        "a traceback for a mistyped path",
+        "tools",
+        "engine/run.py",
+        "    if verbose:\n        traceback.print_exc()",
+        "    if not verbose:\n        traceback.print_exc()",
+        "a user reads twenty lines of Python in place of one sentence",
+        ("tests/test_run.py::test_a_mistake_is_one_sentence",),
+    ),
+    Fault(
+        "parity that counts only some bits",
+        "tools",
+        "engine/verify/lockstep.py",
+        "bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))",
+        "bits = np.bitwise_count((_bits(self.cpu) ^ _bits(self.gpu)) >> 1)",
+        "a difference in the last bit of every value is reported as none",
+        ("tests/verify/test_parity.py::test_a_check_counts_and_shows_bits",),
+    ),
+)
+
+
+Result = tuple[Fault, Outcome]
+
+
+def table(results: Sequence[Result]) -> str:
+    """Which test found which fault, as Markdown."""
+    lines = ["| room | fault | file | what it would do | found by |", "| --- | --- | --- | --- | --- |"]
+    for fault, outcome in results:
+        by = f"`{outcome.found}`" if outcome.noticed else "**nothing**"
+        why = fault.why.replace("<", "&lt;").replace("|", "&#124;")
+        lines.append(f"| {fault.room} | {fault.name} | `{fault.file}` | {why} | {by} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 if every fault is found, 1 if not, 2 if tests fail without a fault."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults", description="Plants faults, one at a time, and says which tests find them."
+    )
+    parser.add_argument("-k", default="", help="only faults whose name, room or file contains this text")
+    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
+    parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
+    parser.add_argument("--markdown", type=Path, help="write a table of the results there")
+    args = parser.parse_args(arguments)
+    chosen = [fault for fault in FAULTS if args.k in f"{fault.name} {fault.room} {fault.file}"]
+    if args.list or not chosen:
+        print("\n".join(f"{fault.room}: {fault.name} ({fault.file})" for fault in chosen))
+        return 0
+    started = time.perf_counter()
+    results: list[Result] = []
+    with Runner[Fault](args.j) as runner:
+        print("Without a fault:", flush=True)
+        if problem := runner.unchanged(chosen):
+            print(problem)
+            return 2
+        for fault, outcome in runner.run(chosen):
+            results.append((fault, outcome))
+            print(f"{fault.room}: {fault.name}: {outcome} ({outcome.seconds:.0f} s)", flush=True)
+    if args.markdown:
+        args.markdown.write_text(table(results) + "\n", encoding="utf-8")
+    found = sum(outcome.noticed for _, outcome in results)
+    print(f"{found} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
+    return 0 if found == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
