@@ -278,6 +278,18 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
             self._free.put(copy)
 
 
+def write_table(path: Path, name: str, table: str) -> None:
+    """Put a table into a page, between ``<!-- name -->`` and ``<!-- end of name -->``; a page without them has it alone."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if begin in text and end in text:
+        before, rest = text.split(begin, 1)
+        table = f"{before}{begin}\n{table}\n\n{end}{rest.split(end, 1)[1]}"
+    else:
+        table += "\n"
+    path.write_text(table, encoding="utf-8")
+
+
 def _numba_folder(folder: Path) -> str:
     """What Numba calls the folder of the kernels of a folder of sources."""
     return f"{folder.name}_{hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()}"

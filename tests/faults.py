@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.copies import Outcome, Runner
+from tests.copies import Outcome, Runner, write_table
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ FAULTS = (
         "r = fma(n, -_LN2_LO, r)",
         "r = r - n * _LN2_LO",
         "two roundings in place of one; a compiler for GPUs would make one of them again, one for CPUs would not",
-        ("tests/test_numerics.py", "tests/cuda/test_ptx.py::test_kernel -k swiglu"),
+        ("tests/cuda/test_ptx.py::test_kernel -k swiglu-0-sm_90",),
     ),
     Fault(
         "the counter of the noise",
@@ -240,7 +240,10 @@ FAULTS = (
         "first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)",
         "first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 2)",
         "a token sees the one after it, which in a batch is there already",
-        ("tests/cpu/test_attention.py",),
+        (
+            "tests/cpu/test_attention.py::test_against_float64",
+            "tests/cpu/test_attention.py::test_hidden_lanes_never_show",
+        ),
     ),
     Fault(
         "a window off by one",
@@ -258,7 +261,7 @@ FAULTS = (
         "for chunk in range(low // CHUNK, position // CHUNK + 1):",
         "for chunk in range(position // CHUNK, low // CHUNK - 1, -1):",
         "the same chunks in another order: nearly the same numbers, and not the same bits",
-        ("tests/cpu/test_attention.py", "tests/cuda/simulated/test_attention.py::test_decode"),
+        ("tests/cuda/simulated/test_attention.py::test_decode",),
     ),
     Fault(
         "a mask off by one, GPU",
@@ -285,7 +288,7 @@ FAULTS = (
         "before = max(carried, before)",
         "before = carried",
         "within a group of 128 chunks factors are those of the group's beginning",
-        ("tests/cuda/simulated/test_attention.py",),
+        ("tests/cuda/simulated/test_attention.py::test_more_chunks_than_are_joined_at_once",),
     ),
     # --- caches --------------------------------------------------------------------------------------------------
     Fault(
@@ -295,7 +298,7 @@ FAULTS = (
         "for at, snapshot in self._kept.items() if at <= length}",
         "for at, snapshot in self._kept.items() if at >= 0}",
         "a conversation goes on from the state of a text that was taken back",
-        ("tests/models/test_recurrent.py",),
+        ("tests/models/test_recurrent.py::test_prompts_that_share_a_beginning",),
     ),
     Fault(
         "a ring overwritten too early",
@@ -304,7 +307,10 @@ FAULTS = (
         "min(n_ctx, self.window + max(max_rows, SPARE))",
         "min(n_ctx, self.window)",
         "the last rows of a batch overwrite what its first ones still see",
-        ("tests/cache/test_cache.py", "tests/cpu/test_attention.py::test_batches_and_threads_do_not_show"),
+        (
+            "tests/cache/test_cache.py::test_sliding_layers_hold_only_their_window",
+            "tests/cpu/test_attention.py::test_batches_and_threads_do_not_show",
+        ),
     ),
     Fault(
         "taken back one position too far",
@@ -313,7 +319,10 @@ FAULTS = (
         "length - ring.back >= oldest or oldest == 0",
         "length - ring.back >= oldest - 1 or oldest == 0",
         "a cache is cut to where its window is already overwritten",
-        ("tests/cache/test_cache.py", "tests/models/test_recurrent.py::test_how_far_tokens_can_be_taken_back"),
+        (
+            "tests/cache/test_cache.py::test_rewinding",
+            "tests/models/test_recurrent.py::test_how_far_tokens_can_be_taken_back",
+        ),
     ),
     # --- delta net -----------------------------------------------------------------------------------------------
     Fault(
@@ -323,7 +332,7 @@ FAULTS = (
         "state[:] = states[(positions[0] - 1) % slots, h]",
         "state[:] = states[positions[0] % slots, h]",
         "a pass goes on from an old state: only the second pass of a text shows it",
-        ("tests/cpu/test_delta_net.py",),
+        ("tests/cpu/test_delta_net.py::test_passes_slots_and_threads_do_not_show",),
     ),
     Fault(
         "a barrier before normalized keys are read",
@@ -332,7 +341,7 @@ FAULTS = (
         "            cuda.syncthreads()\n            t = first\n",
         "            t = first\n",
         "a state takes in keys that are not normalized yet",
-        ("tests/cuda/simulated/test_delta_net.py",),
+        ("tests/cuda/simulated/test_delta_net.py::test_passes",),
     ),
     # --- experts -------------------------------------------------------------------------------------------------
     Fault(
@@ -351,7 +360,7 @@ FAULTS = (
         "chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))",
         "chosen = lanes_max(I(place) if best == top else I(LOWEST))",
         "the devices choose different experts where logits are equal",
-        ("tests/cuda/simulated/test_experts.py",),
+        ("tests/cuda/simulated/test_experts.py::test_route",),
     ),
     # --- sampler -------------------------------------------------------------------------------------------------
     Fault(
@@ -370,7 +379,7 @@ FAULTS = (
         "if values[i] >= least:",
         "if values[i] > least:",
         "a token exactly at the bound is dropped",
-        ("tests/decode/test_sampler.py",),
+        ("tests/decode/test_sampler.py::test_filters_at_ties",),
     ),
     Fault(
         "two uses of one noise",
@@ -379,7 +388,7 @@ FAULTS = (
         "uniform(u64(seed) ^ ACCEPT_SEED, position, x)",
         "uniform(u64(seed), position, x)",
         "a draft is judged by the noise that has drawn it: the distribution changes",
-        ("tests/speculative/test_accept.py",),
+        ("tests/speculative/test_accept.py::test_ratio",),
     ),
     # --- speculation ---------------------------------------------------------------------------------------------
     Fault(
@@ -489,7 +498,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", default="", help="only faults whose name, room or file contains this text")
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
-    parser.add_argument("--markdown", type=Path, help="write a table of the results there")
+    parser.add_argument("--markdown", type=Path, help="write a table of the results to this page")
     args = parser.parse_args(arguments)
     chosen = [fault for fault in FAULTS if args.k in f"{fault.name} {fault.room} {fault.file}"]
     if args.list or not chosen:
@@ -506,7 +515,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results.append((fault, outcome))
             print(f"{fault.room}: {fault.name}: {outcome} ({outcome.seconds:.0f} s)", flush=True)
     if args.markdown:
-        args.markdown.write_text(table(results) + "\n", encoding="utf-8")
+        write_table(args.markdown, "faults", table(results))
     found = sum(outcome.noticed for _, outcome in results)
     print(f"{found} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
     return 0 if found == len(results) else 1

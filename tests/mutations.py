@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.conftest import REPOSITORY
-from tests.copies import Outcome, Runner
+from tests.copies import Outcome, Runner, write_table
 
 SIM = "tests/cuda/simulated"
 
@@ -121,16 +121,21 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/speculative/draft_model.py": (
                 "tests/speculative/test_draft_model.py",
                 "tests/speculative/test_ratio.py",
+                f"{SIM}/test_speculation.py",
             ),
             "engine/speculative/lookup.py": ("tests/speculative/test_lookup.py",),
-            "engine/speculative/loop.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
-            "engine/speculative/mtp.py": ("tests/models/test_mtp.py",),
+            "engine/speculative/loop.py": (
+                "tests/speculative/test_speculation.py",
+                "tests/speculative/test_ratio.py",
+                f"{SIM}/test_speculation.py",
+            ),
+            "engine/speculative/mtp.py": ("tests/models/test_mtp.py", f"{SIM}/test_speculation.py"),
             "engine/speculative/params.py": ("tests/speculative/test_speculation.py", "tests/cli/test_flags.py"),
             "engine/speculative/proposal.py": ("tests/speculative/test_speculation.py",),
             "engine/speculative/steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
         },
     ),
-    "sampler": (8, {"engine/decode/sampler.py": ("tests/decode/test_sampler.py",)}),
+    "sampler": (8, {"engine/decode/sampler.py": ("tests/decode/test_sampler.py", "tests/cli/test_flags.py")}),
 }
 """Of each room its share of a hundred mutants, and the tests of each of its files, the cheapest first."""
 
@@ -473,7 +478,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
     parser.add_argument("-k", default="", help="of these, only those whose file and change contain this text")
     parser.add_argument("--json", type=Path, help="write the results there, as they come")
-    parser.add_argument("--markdown", type=Path, help="write a table of the results there")
+    parser.add_argument("--markdown", type=Path, help="write a table of the results to this page")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     args = parser.parse_args(arguments)
     drawn = [mutant for mutant in mutants(args.seed, args.n) if args.k in str(mutant)]
@@ -494,7 +499,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if args.json:
                 write_json(args.json, results)
     if args.markdown:
-        args.markdown.write_text(table(results) + "\n", encoding="utf-8")
+        write_table(args.markdown, "mutations", table(results))
     survivors = [mutant for mutant, outcome in results if not outcome.noticed]
     print(f"{len(results) - len(survivors)} of {len(results)} found in {time.perf_counter() - started:.0f} s.")
     for mutant in survivors:
