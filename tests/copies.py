@@ -6,7 +6,6 @@ however indirectly, are compiled again.
 """
 
 import ast
-import hashlib
 import os
 import re
 import shutil
@@ -113,6 +112,15 @@ class Imports:
                 path = module.replace(".", "/")
                 yield from {f"{path}.py", f"{path}/__init__.py"} & self._files
 
+    def file(self, name: str) -> str:
+        """The file of a function, by its dotted name; "" if there is none."""
+        while name:
+            name = name.rpartition(".")[0]
+            for path in (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__init__.py"):
+                if path in self._files:
+                    return path
+        return ""
+
     def users(self, changed: str) -> set[str]:
         """The changed file and all that import it, directly or not."""
         found = {changed}
@@ -146,25 +154,17 @@ class Copy:
 
     def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
         """Begin with the kernels that ``other`` has compiled, but for those that ``changed`` has a part in."""
-        folders = {Path(name).parent for name in self.names if name.endswith(".py")}
-        places = {_numba_folder(other.tree / folder): (folder, _numba_folder(self.tree / folder)) for folder in folders}
-        versions = other.version, self.version
         stale = imports.users(changed)
-        for path in other.cache.rglob("*.nb[ci]"):
-            if path.parent.name not in places:
-                continue
-            folder, place = places[path.parent.name]
-            if (folder / f"{path.name.split('.')[0]}.py").as_posix() in stale:
-                continue
-            between = path.parent.parent.relative_to(other.cache).parts
-            to = self.cache.joinpath(*(versions[1] if part == versions[0] else part for part in between), place)
-            to.mkdir(parents=True, exist_ok=True)
-            _link(path, to / path.name)
+        version = self.cache / self.version
+        version.mkdir(parents=True, exist_ok=True)
+        for path in (other.cache / other.version).glob("*.numba"):
+            if imports.file(path.name.split("-")[0]) not in stale:
+                _link(path, version / path.name)
 
     @property
     def version(self) -> str:
-        """The folder of kernels of these sources, in the cache."""
-        code = "import os; from engine import kernel_cache as k; k.use(); print(os.environ['NUMBA_CACHE_DIR'])"
+        """The folder of CPU kernels of these sources, in the cache."""
+        code = "import engine.compile.cache as k; print(k.places('cpu').write)"
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=self.tree,
@@ -290,13 +290,8 @@ def write_table(path: Path, name: str, table: str) -> None:
     path.write_text(table, encoding="utf-8")
 
 
-def _numba_folder(folder: Path) -> str:
-    """What Numba calls the folder of the kernels of a folder of sources."""
-    return f"{folder.name}_{hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()}"
-
-
 def _link(path: Path, to: Path) -> None:
-    # Numba replaces these files and never writes into them, so two folders can share one.
+    # These files are replaced and never written into, so two folders can share one.
     try:
         os.link(path, to)
     except OSError:

@@ -405,8 +405,8 @@ FAULTS = (
         "speculation",
         "engine/cuda/accept.py",
         "positions[lane] = I(at + n)",
-        "positions[lane] = I(at + n + (1 if n + 1 < rows else 0))",
-        "after a refused draft everything stands one position too far",
+        "positions[lane] = I(at + max(n, I(1)))",
+        "after a first draft that is refused, everything stands one position too far",
         ("tests/cuda/simulated/test_accept.py::test_exact",),
     ),
     Fault(
