@@ -14,6 +14,7 @@ import numpy as np
 
 import engine
 from benchmarks.operations import random_weight
+from engine.arrays import Pass
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, Types
@@ -45,7 +46,7 @@ def backend() -> Any:
         raise NotImplementedError(str(error)) from None
 
 
-def microseconds(ops: Any, work: Callable[[], None], count: int) -> float:
+def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
     """Time of one of the ``count`` operations that ``work`` asks of the backend."""
     plan = ops.record(work)
     ops.capture(plan)
@@ -109,7 +110,9 @@ class Attention:
     def track_attention(self, cache_type: str, depth: int, rows: int) -> float:
         def work() -> None:
             for layer in self.caches:
-                x = self.ops.attention(self.heads, self.q, self.k, self.v, layer, self.positions, self.table)
+                x = self.ops.attention(
+                    self.heads, self.q, self.k, self.v, layer, Pass(self.positions, self.positions), self.table
+                )
                 self.ops._quantize(x, 256)
 
         return microseconds(self.ops, work, self.layers)
@@ -147,9 +150,10 @@ class Decode(Model):
         generate_tokens(self.llm, self.tokens(N_GEN))
 
     def track_step(self, shape: str, depth: int) -> float:
-        ops, model = self.llm.model.ops, self.llm.model
+        model = self.llm.model
+        ops: Any = model.ops
         ops.device.write(ops.positions.address, np.full(1, depth, np.int32))
-        return microseconds(ops, lambda: model.compute(ops.tokens[:1], ops.positions[:1], 1), 1)
+        return microseconds(ops, lambda: model.compute(Pass(ops.tokens[:1], ops.positions[:1]), 1), 1)
 
     track_step.unit = "us"  # type: ignore[attr-defined]
 

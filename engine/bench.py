@@ -222,14 +222,14 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 test_time=now,
                 samples_ns=tuple(samples),
                 bytes_per_token=read,
-                memory_bandwidth=bandwidth.measured_bandwidth(ops),
-                gpu_info=ops.device.name if ops.name == "cuda" else "",
+                memory_bandwidth=ops.bandwidth(),
+                gpu_info=ops.gpu_name,
             )
-        gpu = ops.name == "cuda"
+        threaded = llm.n_threads > 0
         # A GPU's memory comes back when nothing refers to it: not one cycle may hold it while the next model is loaded.
         del llm, ops
         gc.collect()
-        if gpu:
+        if not threaded:
             break
 
 

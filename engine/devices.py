@@ -1,9 +1,17 @@
 """Where a model can run: the CPU, or one of the GPUs."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from engine.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    # At run time this module is imported before the folder of compiled kernels is chosen.
+    import numpy as np
+
+    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+    from engine.models.weights import Weight
+    from engine.ops import Operations, Ops
 
 MOST_BATCH = 4096
 """Rows of the largest pass that a prompt is read in."""
@@ -26,7 +34,7 @@ def check_batch_size(rows: int) -> None:
         raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's own, not {rows}.")
 
 
-def open_device(name: str, n_threads: int = 0, beside: Any = None, max_rows: int = 0) -> Any:
+def open_device(name: str, n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
     """The backend of a device, by a name of ``parse_device``; "auto" means the first GPU if it can be used, else the CPU.
 
     beside: the backend of another model; if it is on the same GPU, both queue their work there together.
@@ -73,18 +81,14 @@ def describe_devices() -> list[str]:
     return lines
 
 
-def device_label(ops: Any) -> str:
-    """A backend's device as reports name it: "cpu", or "cuda:0 NVIDIA H200"."""
-    return f"cuda:{ops.device.info.index} {ops.device.info.name}" if ops.name == "cuda" else str(ops.name)
-
-
-def _cpu(n_threads: int, max_rows: int) -> Any:
+def _cpu(n_threads: int, max_rows: int) -> "Ops":
     from engine.cpu.backend import Backend
 
-    return Backend(n_threads, max_rows)
+    ops: Operations[np.ndarray, np.ndarray, Weight] = Backend(n_threads, max_rows)
+    return cast("Ops", ops)
 
 
-def _gpu(index: int, beside: Any = None, max_rows: int = 0) -> Any:
+def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
     try:
         from engine.cuda.runtime.device import require_gpu
 
@@ -94,5 +98,6 @@ def _gpu(index: int, beside: Any = None, max_rows: int = 0) -> Any:
         raise DeviceError(
             "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
         ) from None
-    shared = beside is not None and beside.name == "cuda" and beside.device.info.index == index
-    return Backend(index, beside.device if shared else None, max_rows)
+    shared = beside.device if isinstance(beside, Backend) and beside.device.info.index == index else None
+    ops: Operations[Tensor, Tensor | Deferred, DeviceWeight] = Backend(index, shared, max_rows)
+    return cast("Ops", ops)

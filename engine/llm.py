@@ -13,18 +13,16 @@ from engine.decode.generation import Generation
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
-from engine.models.base import slot_bytes
-from engine.models.config import ModelConfig
+from engine.models.base import Model, slot_bytes
 from engine.models.traffic import weight_bytes_per_token
+from engine.ops import Progress
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation, follow
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
-from engine.speculative.steps import HostSteps
+from engine.speculative.steps import HostSteps, Steps
 from engine.text.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-
-Progress = Callable[[str, int, int], None]
 
 MOST_SNAPSHOTS = 8
 """Snapshots that the reading of one prompt takes at most: each is a stop, and a copy from the device."""
@@ -50,24 +48,24 @@ class LLM:
         self,
         gguf: GGUF,
         tokenizer: Tokenizer,
-        model: Any,
+        model: Model,
         load_seconds: float,
         notes: Sequence[str] = (),
         snapshot_bytes: int = 0,
     ) -> None:
         self.path = gguf.path
-        self.config: ModelConfig = model.config
+        self.config = model.config
         self.tokenizer = tokenizer
         self.chat_template = ChatTemplate.from_gguf(gguf, tokenizer)
         self.model = model
         self.cache = model.cache
-        self.n_ctx: int = model.cache.n_ctx
-        self.batch_size: int = min(model.ops.max_rows, self.n_ctx)
-        self.n_threads: int = model.ops.n_threads
+        self.n_ctx = model.cache.n_ctx
+        self.batch_size = min(model.ops.max_rows, self.n_ctx)
+        self.n_threads = model.ops.n_threads
         self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
         self.n_bytes = gguf.n_bytes
         self.n_bytes_read = weight_bytes_per_token(gguf)
-        self.cache_bytes: int = model.cache.n_bytes
+        self.cache_bytes = model.cache.n_bytes
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
         self.notes = list(notes)
@@ -79,7 +77,7 @@ class LLM:
         self._cached: list[int] = []
         self._user: object = None
         #: Whose steps may be under way.
-        self._running: Any = None
+        self._running: Steps | None = None
 
     # --- text and tokens ---------------------------------------------------------------------------------------
 
@@ -178,8 +176,7 @@ class LLM:
 
     def step(self, token: int) -> np.ndarray:
         """Append one token and return the logits after it: float32 [n_vocab]."""
-        logits: np.ndarray = self._forward(self._checked([token]), 1)[0]
-        return logits
+        return self._forward(self._checked([token]), 1)[0]
 
     def extend(self, ids: list[int]) -> np.ndarray:
         """Logits after ``ids``: a ``step`` where the cache holds all but the last, and otherwise, when something else has
@@ -207,7 +204,7 @@ class LLM:
                 self.read(history[:-1])
             self._user = mine = object()
             if with_logits or params.sequential or not self.can_sample(sampler):
-                steps: Any = HostSteps(self.model, sampler, params)
+                steps: Steps = HostSteps(self.model, sampler, params)
             else:
                 steps = self.model.ops.steps(self.model, sampler, params)
             stream = follow(steps, history, count, speculation)
@@ -227,7 +224,7 @@ class LLM:
 
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens as this sampler does, so that logits need not leave it."""
-        return bool(self.model.ops.can_sample(sampler.params))
+        return self.model.ops.can_sample(sampler.params)
 
     @property
     def n_cached(self) -> int:
@@ -254,7 +251,7 @@ class LLM:
         first = len(self._cached)
         self._user = None
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        logits: np.ndarray = self.model.forward(tokens, positions, n_logits)
+        logits = self.model.forward(tokens, positions, n_logits)
         self._cached.extend(tokens.tolist())
         return logits
 

@@ -3,7 +3,6 @@
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
@@ -14,13 +13,14 @@ from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
-from engine.llm import LLM, Progress
+from engine.llm import LLM
 from engine.models.assistant import Assistant
 from engine.models.base import hidden_ring, layer_shapes, row_bytes, slot_bytes
 from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.families import build, without_mtp
 from engine.models.gemma4_config import read_gemma4
 from engine.models.read_config import read_config
+from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX
@@ -90,7 +90,7 @@ def load(
         draft_ops = open_device(device_draft or device, n_threads, ops, batch_size)
     # What can only draft for the model whose outputs, keys and values it reads.
     assists = drafter is not None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
-    if drafter is not None and assists and draft_ops.name != ops.name:
+    if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
             "leave out --device-draft."
@@ -120,15 +120,15 @@ def _open(path_or_name: str | os.PathLike[str] | None, check_tensors: bool, prog
     return _File(gguf, time.perf_counter() - started)
 
 
-def _assistant(gguf: GGUF, llm: LLM, ops: Any) -> AssistantDraft:
+def _assistant(gguf: GGUF, llm: LLM, ops: Ops) -> AssistantDraft:
     """The assistant of a model as its draft source, on the device of ``ops``."""
     target = llm.model
     if "tokenizer.ggml.tokens" in gguf.metadata:
         check_tokens(gguf.path, gguf.require("tokenizer.ggml.tokens", "str[]"), llm)
-    if ops.name == "cpu" or ops.device is target.ops.device:
+    if ops.shares_memory_with(target.ops):
         ops = target.ops
     else:
-        ops.device.reach(target.ops.device)
+        ops.reach(target.ops)
     target.mtp = Assistant(read_gemma4(gguf, ASSISTANT), gguf, ops, target)
     ops.loaded()
     return AssistantDraft(llm)
@@ -148,7 +148,7 @@ class _Options:
     beside: int = 0
 
 
-def _load(file: _File, ops: Any, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
+def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
     started, gguf = time.perf_counter(), file.gguf
     config = read_config(gguf)
     if not options.mtp:
@@ -182,7 +182,7 @@ def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
             )
 
 
-def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: list[str]) -> int:
+def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: list[str]) -> int:
     """How many states recurrent layers keep; a note where memory allows for fewer drafts than asked for.
 
     With n drafts a pass leaves n + 1 states, and so do others that are under way; the one before them must still be there,
@@ -203,7 +203,7 @@ def _slots(config: ModelConfig, draft_max: int, ops: Any, weights: int, notes: l
     return min(int(slots), wanted)
 
 
-def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Any, weights: int) -> tuple[int, int]:
+def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Ops, weights: int) -> tuple[int, int]:
     """The number of positions to make room for, and how many tokens of a prompt are read at once; ContextError if that cannot
     fit into the device's memory."""
     if n_ctx < 0:

@@ -14,19 +14,21 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from engine.arrays import Pass
 from engine.cli.flags import CACHE_TYPES, Document, Parser, whole
-from engine.devices import check_batch_size, device_label, parse_device
+from engine.devices import check_batch_size, parse_device
 from engine.errors import EngineError, UsageError
 from engine.limits import STEP_ROWS
 from engine.verify.tally import Tally
 
 if TYPE_CHECKING:
     from engine.cli.report import Report
+    from engine.cuda.backend import Backend
+    from engine.cuda.runtime.tensor import Tensor
     from engine.llm import LLM
     from engine.verify.lockstep import Check
 
@@ -108,6 +110,8 @@ class Comparison:
     def __init__(self, cpu: "LLM", gpu: "LLM", ids: Sequence[int], seed: int, tally: Tally) -> None:
         self.cpu, self.gpu, self.ids, self.seed, self.tally = cpu, gpu, list(ids), seed, tally
         self.sequence = list(ids)
+        #: The backend of the GPU, with what it has beside ``engine.ops.Operations``.
+        self._ops = cast("Backend", gpu.model.ops)
 
     # --- kernels -----------------------------------------------------------------------------------------------
 
@@ -193,7 +197,8 @@ class Comparison:
             rows.append(logits.copy())
             if self.cpu.model.mtp is not None:
                 last = (history[-1], len(history))
-                drafted = (llm.model.mtp.forward(*last)[None] for llm in (self.cpu, self.gpu))
+                drafters = [llm.model.mtp for llm in (self.cpu, self.gpu)]
+                drafted = [drafter.forward(*last)[None] for drafter in drafters if drafter is not None]
                 check = Check(f"logits of a draft after position {last[1]}: ", *drafted)
                 self.tally.whole("logits of drafts", "by the model's own layer", check)
                 if check.differing.any():
@@ -236,7 +241,7 @@ class Comparison:
         """Which kernel makes a pass of ``tokens`` at position ``first`` differ."""
         from engine.verify.lockstep import Difference, Lockstep
 
-        ops, model = self.gpu.model.ops, self.gpu.model
+        ops, model = self._ops, self.gpu.model
         model.cache.truncate(first)
         self.cpu.reset()
         for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
@@ -252,7 +257,8 @@ class Comparison:
             return f"operation by operation the first that differs is:\n{difference}"
         ops.device.write(ops.tokens.address, tokens)
         ops.device.write(ops.positions.address, positions)
-        return first_of_graph(ops, ops.record(partial(model.compute, ops.tokens[:n], ops.positions[:n], n_logits)))
+        rows = Pass(ops.tokens[:n], ops.positions[:n])
+        return first_of_graph(ops, ops.record(lambda: cast("Tensor", model.compute(rows, n_logits))))
 
     # --- choosing ----------------------------------------------------------------------------------------------
 
@@ -262,7 +268,7 @@ class Comparison:
         from engine.cuda.sample import DeviceSampler, edits
         from engine.decode.sampler import Sampler, SamplingParams
 
-        ops, n_vocab = self.gpu.model.ops, self.cpu.config.n_vocab
+        ops, n_vocab = self._ops, self.cpu.config.n_vocab
         machine = DeviceSampler(ops.device, n_vocab, self.gpu.n_ctx)
         for how, options in (("greedy", GREEDY), ("with noise", NOISY), ("with penalties", PENALIZED)):
             sampler = Sampler(SamplingParams(**options, seed=self.seed), n_vocab)
@@ -420,7 +426,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     config = cpu.config
     size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
     print(f"{path.name}: {config.architecture}, {size}")
-    print(f"CPU, {cpu.n_threads} threads, and {device_label(gpu.model.ops)}\n", flush=True)
+    print(f"CPU, {cpu.n_threads} threads, and {gpu.model.ops.label}\n", flush=True)
 
     tally = Tally(args.verbose)
     both = Comparison(cpu, gpu, ids, args.seed, tally)

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             progress=report.progress,
         )
         report.started(llm)
-        if args.verbose and args.device == "auto" and llm.model.ops.name == "cpu":
+        if args.verbose and args.device == "auto" and not llm.model.ops.gpu_name:
             report.detail(f"auto selects the CPU: {why_no_gpu()}")
         template = choose_template(args, llm)
         if not args.no_warmup:
@@ -197,10 +197,10 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
     Everything but the timings is the same on every device.
     """
     from engine.cli.report import peak_memory
-    from engine.devices import device_label
     from engine.models.traffic import bytes_per_second
 
     ops = llm.model.ops
+    memory = ops.device_memory()
     generation, t = reply.generation, reply.generation.timings
     result: dict[str, Any] = {
         "model": str(llm.path),
@@ -221,7 +221,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
             for entry in generation.logprobs
         ]
     result["timings"] = {
-        "device": device_label(ops),
+        "device": ops.label,
         "load_ms": finite(t.load_s * 1e3),
         "compile_ms": finite(t.compile_s * 1e3),
         "cache_n": int(t.cache_n),
@@ -234,7 +234,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
         "predicted_bytes_per_second": finite(bytes_per_second(llm, t) or math.inf),
         "first_token_ms": finite(t.first_token_s * 1e3),
         "peak_memory_bytes": peak_memory(),
-        "device_memory_bytes": int(ops.device.allocated) if ops.name == "cuda" else None,
+        "device_memory_bytes": memory.allocated if memory is not None else None,
     }
     if generation.speculation is not None:
         result["speculation"] = speculation_object(generation.speculation)

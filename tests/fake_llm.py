@@ -20,6 +20,7 @@ from engine import errors
 from engine.errors import ContextError
 from engine.gguf.file import read_gguf
 from engine.models.traffic import weight_bytes_per_token
+from engine.ops import DeviceMemory
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
 
@@ -120,10 +121,16 @@ def drafts(llm: "FakeLLM", params: SpeculationParams) -> Statistics | None:
 def ops(device: str) -> Any:
     """The backend, of which only its names and sizes are asked."""
     if not device.startswith("cuda"):
-        return SimpleNamespace(name="cpu", n_threads=2)
-    info = SimpleNamespace(index=0, name="Abacus X1")
-    gpu = SimpleNamespace(info=info, allocated=2_500_000, free_memory=lambda: 7_000_000_000)
-    return SimpleNamespace(name="cuda", n_threads=0, device=gpu, weight_bytes=500_000)
+        names = {"name": "cpu", "label": "cpu", "gpu_name": ""}
+        return SimpleNamespace(**names, n_threads=2, device_memory=lambda: None, bandwidth=lambda: bandwidth("cpu"))
+    names = {"name": "cuda", "label": "cuda:0 Abacus X1", "gpu_name": "Abacus X1"}
+    memory = DeviceMemory(2_500_000, 500_000, 7_000_000_000)
+    return SimpleNamespace(**names, n_threads=0, device_memory=lambda: memory, bandwidth=lambda: bandwidth("cuda"))
+
+
+def bandwidth(name: str) -> float:
+    """Bytes per second that a device reads."""
+    return {"cpu": 20e9, "cuda": 4e12}[name]
 
 
 class FakeLLM:
@@ -136,6 +143,7 @@ class FakeLLM:
         self.chat_template: FakeTemplate | None = FakeTemplate() if os.environ.get("FAKE_TEMPLATE") else None
         self.n_ctx, self.n_threads, self.n_params, self.n_bytes, self.cache_bytes = n_ctx or N_CTX, 2, 1000, 500, 10**6
         self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
+        self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
         self.draft: Any = None
         self.slot_bytes, self.reread = 0, None

@@ -7,7 +7,6 @@ import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from engine.bench import Result
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.cpu import bandwidth as memory
+from engine.cpu.backend import Backend
 from engine.gguf.file import read_gguf
 from engine.models import traffic as bandwidth
 from engine.synthetic import model as synthetic
@@ -169,13 +169,12 @@ def test_a_gpu_knows_no_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert device == "auto"
         llm = load(path, device="cpu", n_threads=1, **options)
         llm.n_threads = 0
-        monkeypatch.setattr(llm.model.ops, "name", "cuda", raising=False)
-        llm.model.ops.device = SimpleNamespace(name="Abacus X1")
+        changes = {"name": "cuda", "gpu_name": "Abacus X1", "bandwidth": lambda ops: 9e9}
+        llm.model.ops.__class__ = type("Renamed", (type(llm.model.ops),), changes)
         loaded.append(llm.path)
         return llm
 
     monkeypatch.setitem(vars(engine), "load", load_renamed)
-    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e9 * len(ops.device.name))
     results = run_json(["-t", "1,2,4", "-p", "8", "-n", "2", "-r", "1"], capsys)
     assert len(loaded) == 1
     assert [r["test"] for r in results] == ["pp8", "tg2"]
@@ -192,7 +191,7 @@ def test_a_random_model_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
-    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e9)
+    monkeypatch.setattr(Backend, "bandwidth", lambda ops: 1e9)
     argv = ["--shape", "tiny-gemma3:Q8_0", "-p", "24", "-n", "3", "-d", "0,40", "-r", "2", "-t", "1,2", "-dev", "cpu"]
     results = run_json(argv, capsys)
     assert [(r["n_threads"], r["test"]) for r in results] == [

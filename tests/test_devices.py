@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import devices
-from engine.devices import describe_devices, device_label, open_device, parse_device, why_no_gpu
+from engine.devices import describe_devices, open_device, parse_device, why_no_gpu
 from engine.errors import DeviceError, UsageError
 from engine.run import main
 from tests.conftest import REPOSITORY
@@ -184,8 +184,8 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
         "cuda:1  Abacus I, compute capability 6.1, 8.6 of 17.2 GB free",
     ]  # fmt: skip
     assert why_no_gpu() == ""
-    assert device_label(open_device("auto")) == "cuda:0 Abacus X1"
-    assert device_label(open_device("cpu", 1)) == "cpu"
+    assert open_device("auto").label == "cuda:0 Abacus X1"
+    assert open_device("cpu", 1).label == "cpu"
 
 
 def test_other_errors_are_not_hidden_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:

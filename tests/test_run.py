@@ -143,7 +143,6 @@ def test_what_drafts_did(capsys: Capture) -> None:
 
 def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of a CPU says threads, that of a GPU its name, its memory and what it reads; both say GB/s."""
-    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: {"cpu": 20e9, "cuda": 4e12}[ops.name])
     monkeypatch.setattr(bandwidth, "bytes_per_second", lambda llm, timings: 1e10)
     for device in ("cpu", "none", "auto"):
         assert main(["-p", "abc", "-dev", device]) == 0
@@ -168,10 +167,10 @@ def test_where_it_runs(fake: list[fake_llm.FakeLLM], capsys: Capture, monkeypatc
 def test_an_answer_does_not_need_the_bandwidth(
     error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(ops: Any) -> float:
+    def fail(name: str) -> float:
         raise error
 
-    monkeypatch.setattr(bandwidth, "measured_bandwidth", fail)
+    monkeypatch.setattr(fake_llm, "bandwidth", fail)
     monkeypatch.setattr(bandwidth, "bytes_per_second", lambda llm, timings: 1e12)
     assert main(["-p", "abc", "-dev", "cuda"]) == 0
     captured = capsys.readouterr()
@@ -203,7 +202,6 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
     assert timings["prompt_per_second"] == 16
     assert timings["predicted_n"] == 1
     assert "Infinity" not in captured.out
-    monkeypatch.setattr(bandwidth, "measured_bandwidth", lambda ops: 1e12)
     assert main(["-p", "åbc", "--json", "-dev", "cuda"]) == 0
     timings = json.loads(capsys.readouterr().out)["timings"]
     assert (timings["device"], timings["device_memory_bytes"]) == ("cuda:0 Abacus X1", 2_500_000)

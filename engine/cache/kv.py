@@ -8,8 +8,11 @@ back.  What recurrent layers keep is in ``engine/cache/recurrent.py``.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
+from numpy.typing import DTypeLike
+
+from engine.arrays import A
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.errors import ContextError
 from engine.limits import STEP_ROWS
@@ -19,7 +22,7 @@ SPARE = 64
 tokens can still be taken back."""
 
 
-Zeros = Callable[[tuple[int, ...], type], Any]
+Zeros = Callable[[tuple[int, ...], DTypeLike], Any]
 """A backend's zeroed memory."""
 
 
@@ -74,7 +77,7 @@ class LayerShape:
         capacity = self.chunks(n_ctx, max_rows) * CHUNK
         return [Ring(self.window - 1, capacity)] if self.window > 0 and capacity < n_ctx else []
 
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> "LayerCache":
+    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> "LayerCache[Any]":
         """The rings."""
         heads, chunks, k, v = self.n_head_kv, self.chunks(n_ctx, max_rows), types.k, types.v
         keys = zeros(k.shape(heads, chunks, self.d_k, CHUNK), k.dtype)
@@ -83,12 +86,12 @@ class LayerShape:
 
 
 @dataclass
-class LayerCache:
+class LayerCache(Generic[A]):
     """The rings of one layer: keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or the bits of
     float16; quantized ones are words [n_head_kv, chunks, ...] (``engine/cache/types.py``)."""
 
-    keys: Any
-    values: Any
+    keys: A
+    values: A
     window: int
     k_type: CacheType
     v_type: CacheType

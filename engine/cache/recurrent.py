@@ -10,22 +10,23 @@ step of an answer and what that looks back at: a longer pass has its own inputs 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
+from engine.arrays import A
 from engine.cache.kv import Ring, Zeros
 from engine.cache.types import Types
 from engine.limits import STEP_ROWS
 
 
 @dataclass
-class RecurrentLayer:
+class RecurrentLayer(Generic[A]):
     """conv: float32 [length, n_channels], the inputs of position p in row p % length; states: float32 [slots, n_heads,
     d, d], the state after position p in slot p % slots."""
 
-    conv: Any
-    states: Any
+    conv: A
+    states: A
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RecurrentShape:
         """A pass needs the last state, and n_conv - 1 inputs."""
         return [Ring(1, self.slots), Ring(self.n_conv - 1, self.length(max_rows))]
 
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> RecurrentLayer:
+    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> RecurrentLayer[Any]:
         """The rings."""
         conv = zeros((self.length(max_rows), self.n_channels), np.float32)
         return RecurrentLayer(conv, zeros((self.slots, self.n_heads, self.d, self.d), np.float32))

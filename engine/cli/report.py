@@ -8,9 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
-from engine.devices import device_label
 from engine.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from engine.decode.generation import Generation
     from engine.llm import LLM
+    from engine.ops import Ops
     from engine.speculative.statistics import Statistics
 
 STAGES = {
@@ -183,8 +183,8 @@ class Report:
         )
         trained = f" (trained for {config.n_ctx_train})" if llm.n_ctx != config.n_ctx_train else ""
         where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
-        if llm.model.ops.name != "cpu":
-            where = device_label(llm.model.ops)
+        if not llm.n_threads:
+            where = llm.model.ops.label
         self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.slot_bytes:
             slots = llm.model.slots
@@ -199,11 +199,11 @@ class Report:
                 f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
             )
         elif llm.draft is not None and llm.draft.name == "assistant":
-            where = "" if llm.draft.ops is llm.model.ops else f", on {device_label(llm.draft.ops)}"
+            where = "" if llm.draft.ops is llm.model.ops else f", on {llm.draft.ops.label}"
             self.line(f"drafts by an assistant (gemma4-assistant), which reads {_bytes(int(llm.draft.cost))}{where}")
         elif llm.draft is not None:
             draft = llm.draft.llm
-            where = "" if draft.model.ops.name == llm.model.ops.name else f", {device_label(draft.model.ops)}"
+            where = "" if draft.model.ops.name == llm.model.ops.name else f", {draft.model.ops.label}"
             self.line(
                 f"drafts by {draft.config.name or draft.path.stem}, {_count(draft.n_params)} parameters, "
                 f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
@@ -214,23 +214,25 @@ class Report:
     def device(self, llm: "LLM") -> None:
         """Reports a GPU's memory, used by the model and free, and how fast it can be read; nothing for the CPU."""
         ops = llm.model.ops
-        if ops.name == "cpu":
+        memory = ops.device_memory()
+        if memory is None:
             return
         if llm.draft is not None and llm.draft.name == "assistant" and llm.draft.ops is not ops:
-            other = llm.draft.ops
-            self.line(f"memory of {device_label(other)}: {_bytes(other.device.allocated)} for the assistant")
-        used = ops.device.allocated
-        rest = used - ops.weight_bytes - llm.cache_bytes
-        parts = f"weights {_bytes(ops.weight_bytes)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
+            other = llm.draft.ops.device_memory()
+            if other is not None:
+                self.line(f"memory of {llm.draft.ops.label}: {_bytes(other.allocated)} for the assistant")
+        rest = memory.allocated - memory.weights - llm.cache_bytes
+        parts = f"weights {_bytes(memory.weights)}, cache {_bytes(llm.cache_bytes)}, rest {_bytes(rest)}"
         bandwidth = _bandwidth(ops)
         read = f"; it reads at {_speed(bandwidth)}" if bandwidth else ""
-        self.line(f"GPU memory {_bytes(used)} ({parts}), {_bytes(ops.device.free_memory())} free{read}")
+        self.line(f"GPU memory {_bytes(memory.allocated)} ({parts}), {_bytes(memory.free)} free{read}")
 
     def finished(self, llm: "LLM", generation: "Generation", *, reason: str, seed: int) -> None:
         """Prints the end report: seconds, tokens, rates, memory."""
         from engine.models.traffic import bytes_per_second
 
         t, ops = generation.timings, llm.model.ops
+        on_gpu = ops.device_memory()
         peak = peak_memory()  # before the bandwidth of a CPU is measured, which also takes memory
         cached = f"  ({t.cache_n} more were in the cache)" if t.cache_n else ""
         rows = [("load", f"{t.load_s:.2f} s")]
@@ -243,15 +245,15 @@ class Report:
         if speed := bytes_per_second(llm, t):
             answer += f"  {_speed(speed)}"
             # A GPU's is already known; a CPU's takes half a second and a gigabyte, so it is measured only on request.
-            if bandwidth := _bandwidth(ops) if ops.name != "cpu" or self.verbose else 0.0:
+            if bandwidth := _bandwidth(ops) if on_gpu is not None or self.verbose else 0.0:
                 answer += f" ({speed / bandwidth:.0%} of the {_speed(bandwidth)} that a plain read reaches)"
         rows.append(("answer", answer))
         if generation.speculation is not None:
             rows += _speculation(generation.speculation, t.predicted_per_second)
         rows.append(("ended by", f"{reason}  (seed {seed})"))
         memory = [f"{_bytes(peak)} at most"] if peak is not None else []
-        if ops.name != "cpu":
-            memory.append(f"{_bytes(ops.device.allocated)} on the GPU")
+        if on_gpu is not None:
+            memory.append(f"{_bytes(on_gpu.allocated)} on the GPU")
         if memory:
             rows.append(("memory", ", ".join(memory)))
         self.line()
@@ -371,12 +373,10 @@ def _speculation(s: "Statistics", per_second: float) -> list[tuple[str, str]]:
     return [*rows, ("passes", passes)]
 
 
-def _bandwidth(ops: Any) -> float:
+def _bandwidth(ops: "Ops") -> float:
     """Bytes per second that the device reads at best; 0 if too little memory is left to measure it."""
-    from engine.models.traffic import measured_bandwidth
-
     try:
-        return measured_bandwidth(ops)
+        return ops.bandwidth()
     except (DeviceError, MemoryError):
         return 0.0
 

@@ -3,17 +3,20 @@
 Arrays are NumPy arrays.  Every method returns a new array unless it says "in place"; shapes are [rows, ...].
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import DTypeLike
 
+from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import (
     attention,
+    bandwidth,
     delta_net,
     embed,
     glu,
@@ -27,20 +30,17 @@ from engine.cpu import (
 )
 from engine.cpu import experts as mixture
 from engine.cpu.memory import available_memory
-from engine.decode.sampler import SamplingParams
+from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
 from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts
+from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
+from engine.ops import Decoder, DeviceMemory, Forward, Operations, Progress
+from engine.speculative.params import SpeculationParams
+from engine.speculative.steps import HostSteps, Steps
 
 f32 = np.float32
-
-Forward = Callable[[np.ndarray, np.ndarray, int], np.ndarray | None]
-"""The operations of a pass: tokens, positions, number of logits rows to logits."""
-
-
-Progress = Callable[[str, int, int], None]
 
 BATCH_SIZE = 128
 """Rows of a pass that reads a prompt, unless something else is asked for: more are not faster."""
@@ -61,6 +61,37 @@ class Backend:
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE
         numba.set_num_threads(self.n_threads)
+
+    # --- the device --------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """The device as reports name it."""
+        return "cpu"
+
+    @property
+    def gpu_name(self) -> str:
+        """The name of the GPU: there is none."""
+        return ""
+
+    def device_memory(self) -> DeviceMemory | None:
+        """None: weights and caches lie in host memory."""
+        return None
+
+    def bandwidth(self) -> float:
+        """Bytes per second that a plain read of memory reaches with ``n_threads`` threads; measured once per process."""
+        return bandwidth.machine_bandwidth(self.n_threads)
+
+    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+        """Whether the other one computes on the CPU, too."""
+        return isinstance(other, Backend)
+
+    def can_reach(self, other: Operations[Any, Any, Any]) -> bool:
+        """Whether the other one computes on the CPU, too."""
+        return isinstance(other, Backend)
+
+    def reach(self, other: Operations[Any, Any, Any]) -> None:
+        """Nothing to do: host memory is there for every backend that ``can_reach`` allows."""
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -83,7 +114,7 @@ class Backend:
         """A weight matrix the operations can read: here the mapped rows themselves, which are in host memory anyway."""
         return weight
 
-    def zeros(self, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Zeroed memory; pages are taken from the system when they are first written."""
         return np.zeros(shape, dtype)
 
@@ -99,16 +130,20 @@ class Backend:
         """Memory for the inputs of passes between the steps of an answer: here they are arguments."""
 
     def run(
-        self, forward: Forward, tokens: np.ndarray, positions: np.ndarray, n_logits: int, inputs: None = None
+        self,
+        forward: Forward[np.ndarray],
+        batch: Pass[np.ndarray],
+        n_logits: int,
+        inputs: Pass[np.ndarray] | None = None,
     ) -> np.ndarray | None:
-        """``forward(tokens, positions, n_logits)``: here every operation computes when it is called."""
-        return forward(tokens, positions, n_logits)
+        """``forward(batch, n_logits)``: here every operation computes when it is called."""
+        return forward(batch, n_logits)
 
     def next_rows(self, left: int) -> int:
-        """How many of the ``left`` tokens of a prompt the next pass had better read."""
+        """How many of the ``left`` tokens of a prompt the next pass should read."""
         return min(left, self.max_rows)
 
-    def warm_up(self, model: Any, progress: Progress | None) -> None:
+    def warm_up(self, model: Decoder[np.ndarray], progress: Progress | None) -> None:
         """Compile every kernel of a model by running one token, each operation announced before its first call."""
         if progress:
             progress("compile", 0, len(model.operations))
@@ -123,8 +158,12 @@ class Backend:
             progress("compile", len(model.operations), len(model.operations))
 
     def can_sample(self, params: SamplingParams) -> bool:
-        """Whether ``decode`` can choose tokens in this way: here logits are where the sampler is, so there is none."""
+        """Whether ``steps`` can choose tokens in this way: no, logits are where the sampler is."""
         return False
+
+    def steps(self, model: Decoder[np.ndarray], sampler: Sampler, params: SpeculationParams) -> Steps:
+        """Steps whose tokens ``sampler`` chooses from logits."""
+        return HostSteps(model, sampler, params)
 
     # --- operations --------------------------------------------------------------------------------------------
 
@@ -197,12 +236,12 @@ class Backend:
 
     def attention(
         self,
-        heads: Heads,
+        heads: Heads[np.ndarray],
         q: np.ndarray,
         k: np.ndarray,
         v: np.ndarray,
-        cache: LayerCache,
-        positions: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
         table: np.ndarray,
     ) -> np.ndarray:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
@@ -212,30 +251,31 @@ class Backend:
         """
         gates = None
         if heads.gated:
-            both = q.reshape(positions.size, heads.n_head, 2, heads.d_k)
+            both = q.reshape(batch.rows, heads.n_head, 2, heads.d_k)
             q, gates = np.ascontiguousarray(both[:, :, 0]), both[:, :, 1]
-        queries = self._queries(heads, q, positions, table)
-        self.remember(heads, k, v, cache, positions, table)
-        out = self.attend(queries, cache, positions, heads.scale)
+        queries = self._queries(heads, q, batch.positions, table)
+        self.remember(heads, k, v, cache, batch, table)
+        out = self.attend(queries, cache, batch.positions, heads.scale)
         if gates is not None:
-            glu.sigmoid_gate(out.reshape(positions.size, heads.n_head, heads.d_v), gates)
+            glu.sigmoid_gate(out.reshape(batch.rows, heads.n_head, heads.d_v), gates)
         return out
 
     def attend_past(
         self,
-        heads: Heads,
+        heads: Heads[np.ndarray],
         q: np.ndarray,
-        cache: LayerCache,
-        positions: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
         last: np.ndarray,
         table: np.ndarray,
         window: int,
     ) -> np.ndarray:
-        """Attention of queries q [rows, n_head * d_k] at ``positions`` over what lies in the cache up to position ``last``
-        int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
-        return self.attend(self._queries(heads, q, positions, table), cache, last, heads.scale, window)
+        """Attention of queries q [rows, n_head * d_k] at the rows' positions over what lies in the cache up to position
+        ``last`` int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """
+        return self.attend(self._queries(heads, q, batch.positions, table), cache, last, heads.scale, window)
 
-    def _queries(self, heads: Heads, q: np.ndarray, positions: np.ndarray, table: np.ndarray) -> np.ndarray:
+    def _queries(self, heads: Heads[np.ndarray], q: np.ndarray, positions: np.ndarray, table: np.ndarray) -> np.ndarray:
         """Queries with bias, normalized and rotated by position: [rows, n_head, d_k]."""
         if heads.biases:
             q = self.add(q, heads.biases[0])
@@ -246,18 +286,18 @@ class Backend:
 
     def remember(
         self,
-        heads: Heads,
+        heads: Heads[np.ndarray],
         k: np.ndarray,
         v: np.ndarray,
-        cache: LayerCache,
-        positions: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
         table: np.ndarray,
     ) -> None:
         """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions.  v may
         be the same array as k."""
         if heads.biases:
             k, v = self.add(k, heads.biases[1]), self.add(v, heads.biases[2])
-        rows = positions.size
+        rows, positions = batch.rows, batch.positions
         k, v = k.reshape(rows, heads.n_head_kv, heads.d_k), v.reshape(rows, heads.n_head_kv, heads.d_v)
         if heads.v_normed:
             v = self.rms_norm(v, np.ones(heads.d_v, f32), heads.eps)
@@ -270,7 +310,7 @@ class Backend:
         rope.rope(x, positions, table, neox)
         return x
 
-    def append(self, cache: LayerCache, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
+    def append(self, cache: LayerCache[np.ndarray], k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
         """Store k, v [rows, n_head_kv, head_dim] at their positions."""
         given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
         for kind, x, ring, by_position in given:
@@ -296,7 +336,12 @@ class Backend:
         return integers, scales
 
     def attend(
-        self, q: np.ndarray, cache: LayerCache, positions: np.ndarray, scale: float, window: int | None = None
+        self,
+        q: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        positions: np.ndarray,
+        scale: float,
+        window: int | None = None,
     ) -> np.ndarray:
         """Attention of q [rows, n_head, d_k] over the cache, as far back as its window or another one; float32 [rows,
         n_head * d_v]."""
@@ -320,17 +365,17 @@ class Backend:
 
     def delta_net(
         self,
-        net: DeltaNet,
+        net: DeltaNet[np.ndarray],
         x: np.ndarray,
         gates: Sequence[np.ndarray],
-        memory: RecurrentLayer,
-        positions: np.ndarray,
+        memory: RecurrentLayer[np.ndarray],
+        batch: Pass[np.ndarray],
     ) -> np.ndarray:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
         gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
         """
-        rows, d = positions.size, net.state_size
+        rows, positions, d = batch.rows, batch.positions, net.state_size
         q, k, v = self.convolved(net, x, memory, positions)
         out = np.empty((rows, net.n_v, d), f32)
         numba.set_num_threads(self.n_threads)
@@ -340,7 +385,7 @@ class Backend:
         return out.reshape(rows, -1)
 
     def convolved(
-        self, net: DeltaNet, x: np.ndarray, memory: RecurrentLayer, positions: np.ndarray
+        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the rule takes of x: q, k [rows, n_k, state_size], normalized, and v [rows, n_v, state_size]."""
         rows, d = positions.size, net.state_size
@@ -359,10 +404,15 @@ class Backend:
         return y
 
     def experts(
-        self, experts: Experts, residual: np.ndarray | None, x: np.ndarray, router_x: np.ndarray | None = None
+        self,
+        experts: Experts[np.ndarray, Weight],
+        residual: np.ndarray | None,
+        x: np.ndarray,
+        router_x: np.ndarray | None = None,
     ) -> np.ndarray:
         """The mixture of experts of x [rows, n_embd], and residual, if there is one; router_x: what experts are chosen by, if
         that is not x."""
+        check_activation(experts.activation)
         rows, n_used = x.shape[0], experts.n_used
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
         ids, weights = np.empty((rows, n_used), np.int32), np.empty((rows, n_used), f32)
@@ -374,7 +424,7 @@ class Backend:
         used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         starts = np.append(starts, order.size)
         mine = x[order // n_used]
-        glu = self.swiglu if experts.activation == "swiglu" else self.geglu
+        glu = {"swiglu": self.swiglu, "geglu": self.geglu}[experts.activation]
         gate, up = (self._matmul_experts(mine, w, experts.n_expert, used, starts) for w in (experts.gate, experts.up))
         y = np.empty((order.size, x.shape[1]), f32)
         y[order] = self._matmul_experts(glu(gate, up), experts.down, experts.n_expert, used, starts)
@@ -412,13 +462,13 @@ class Backend:
         """x as an array that may be used more than once: here it is one."""
         return x
 
-    def keep_rows(self, ring: np.ndarray, x: np.ndarray, positions: np.ndarray) -> None:
-        """Row positions[t] % length of ring [length, n] = x[t]."""
-        mtp.keep_rows(ring, x, positions)
+    def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Pass[np.ndarray]) -> None:
+        """ring[positions % length] = x: ring [length, n], x [rows, n]."""
+        mtp.keep_rows(ring, x, batch.positions)
 
-    def beside(self, e: np.ndarray, hiddens: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Pass[np.ndarray]) -> np.ndarray:
         """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
-        return np.concatenate([e, hiddens[(positions - 1) % hiddens.shape[0]]], axis=1)
+        return np.concatenate([e, hiddens[(batch.positions - 1) % hiddens.shape[0]]], axis=1)
 
     def mtp_input(
         self,
@@ -426,14 +476,14 @@ class Backend:
         e_norm: np.ndarray,
         hiddens: np.ndarray,
         h_norm: np.ndarray,
-        positions: np.ndarray,
+        batch: Pass[np.ndarray],
         eps: float,
     ) -> np.ndarray:
         """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
         there is none: float32 [rows, 2 n]."""
         rows, n = e.shape
         out = np.empty((rows, 2 * n), f32)
-        mtp.mtp_input(e, e_norm, hiddens, h_norm, positions, f32(eps), out)
+        mtp.mtp_input(e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out)
         return out
 
     def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:

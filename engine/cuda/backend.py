@@ -15,10 +15,25 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from engine.arrays import Pass
 from engine.cache.kv import CHUNK, LayerCache
 from engine.cache.recurrent import RecurrentLayer
-from engine.cuda import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, sample, softcap, wide_delta_net
+from engine.cuda import (
+    add,
+    bandwidth,
+    delta_net,
+    embed,
+    glu,
+    mtp,
+    per_layer,
+    rms_norm,
+    rope,
+    sample,
+    softcap,
+    wide_delta_net,
+)
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import tiled as tiled_attention
@@ -33,14 +48,14 @@ from engine.decode.sampler import Sampler, SamplingParams
 from engine.gguf.quants import Format
 from engine.limits import STEP_ROWS
 from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts
+from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
+from engine.ops import Decoder, DeviceMemory, Forward, Operations, Progress
 from engine.speculative.params import SpeculationParams
+from engine.speculative.steps import Steps
 
 f32 = np.float32
-
-Progress = Callable[[str, int, int], None]
 
 STAGING = 64 << 20
 """Bytes of packed rows that are copied to the device at a time."""
@@ -91,7 +106,41 @@ class Backend:
         self._staging: Buffer | None = None
         self._orders: dict[Any, Buffer] = {}
         self._steps: DeviceSteps | None = None
-        self.tokens, self.positions = self.inputs()
+        self._inputs = self.inputs()
+        self.tokens, self.positions = self._inputs.tokens, self._inputs.positions
+
+    # --- the device --------------------------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """The device as reports name it, such as "cuda:0 NVIDIA H200"."""
+        return f"cuda:{self.device.info.index} {self.device.info.name}"
+
+    @property
+    def gpu_name(self) -> str:
+        """The name of the GPU."""
+        return self.device.info.name
+
+    def device_memory(self) -> DeviceMemory | None:
+        """The state of the GPU's memory."""
+        return DeviceMemory(self.device.allocated, self.weight_bytes, self.device.free_memory())
+
+    def bandwidth(self) -> float:
+        """Bytes per second that a plain read of the GPU's memory reaches; measured once, in a few milliseconds."""
+        return bandwidth.device_bandwidth(self.device)
+
+    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+        """Whether the other one has its arrays and its work on the same GPU, opened once for both."""
+        return isinstance(other, Backend) and other.device is self.device
+
+    def can_reach(self, other: Operations[Any, Any, Any]) -> bool:
+        """Whether the other one is a GPU."""
+        return isinstance(other, Backend)
+
+    def reach(self, other: Operations[Any, Any, Any]) -> None:
+        """Have kernels of this GPU read and write the memory of another; DeviceError where the two are not connected."""
+        assert isinstance(other, Backend)
+        self.device.reach(other.device)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
@@ -110,7 +159,7 @@ class Backend:
         self.device.write(buffer.address, array)
         return Tensor(buffer.address, array.shape, array.dtype, buffer)
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """Zeroed memory that stays."""
         n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         buffer = self.device.allocate(n_bytes, "the key-value cache")
@@ -169,17 +218,19 @@ class Backend:
 
     def run(
         self,
-        forward: Callable[[Tensor, Tensor, int], Tensor | None],
-        tokens: np.ndarray,
-        positions: np.ndarray,
+        forward: Forward[Tensor],
+        batch: Pass[np.ndarray],
         n_logits: int,
-        inputs: tuple[Tensor, Tensor] | None = None,
+        inputs: Pass[Tensor] | None = None,
     ) -> np.ndarray | None:
-        """The result of ``forward(tokens, positions, n_logits)``, as an array; recorded on the first call with as
-        many rows.  inputs: as for ``plan``."""
-        plan = self.plan(forward, tokens.size, n_logits, inputs)
-        for place, values in zip(inputs or (self.tokens, self.positions), (tokens, positions), strict=True):
-            self.device.write(place.address, values)
+        """The result of ``forward(batch, n_logits)``, as a NumPy array; recorded on the first call with as many rows.
+
+        inputs: where tokens and positions go, if not to ``tokens`` and ``positions``.
+        """
+        plan = self.plan(forward, batch.rows, n_logits, inputs)
+        place = inputs or self._inputs
+        self.device.write(place.tokens.address, batch.tokens)
+        self.device.write(place.positions.address, batch.positions)
         if plan.graph:
             plan.graph.launch()
         else:
@@ -187,35 +238,35 @@ class Backend:
         return None if plan.result is None else self.download(plan.result)
 
     def next_rows(self, left: int) -> int:
-        """How many of the ``left`` tokens of a prompt the next pass had better read."""
+        """How many of the ``left`` tokens of a prompt the next pass should read."""
         rows = min(left, self.max_rows)
         return rows if rows > FEW_ROWS else min(rows, STEP_ROWS)
 
-    def inputs(self) -> tuple[Tensor, Tensor]:
+    def inputs(self) -> Pass[Tensor]:
         """Memory for the tokens and positions of passes between the steps of an answer, which have theirs in ``tokens`` and
         ``positions`` all along."""
         rows = max(self.max_rows, STEP_ROWS)
-        return self.zeros((rows,), np.int32), self.zeros((rows,), np.int32)
+        return Pass(self.zeros((rows,), np.int32), self.zeros((rows,), np.int32))
 
     def plan(
         self,
-        forward: Callable[[Tensor, Tensor, int], Tensor | None],
+        forward: Forward[Tensor],
         rows: int,
         n_logits: int,
-        inputs: tuple[Tensor, Tensor] | None = None,
+        inputs: Pass[Tensor] | None = None,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``; inputs: where its tokens and
         positions lie, if not in ``tokens`` and ``positions``.
 
         One of as many rows as a step may have, or of the most, is captured, and stays.  Of the others only the latest are
-        kept, and captured when they come again: a prompt of a new length had better start its kernels one by one, while the
-        first of them run.
+        kept, and captured when they come again: a prompt of a new length starts its kernels one by one, and the first of them
+        run while the others are started.
         """
-        tokens, positions = inputs or (self.tokens, self.positions)
-        key, passing = (forward, rows, n_logits, tokens.address), STEP_ROWS < rows < self.max_rows
+        place = inputs or self._inputs
+        key, passing = (forward, rows, n_logits, place.tokens.address), STEP_ROWS < rows < self.max_rows
         plan = self._wide_plans.pop(key, None) if passing else self._plans.get(key)
         if plan is None:
-            plan = self.record(lambda: forward(tokens[:rows], positions[:rows], n_logits))
+            plan = self.record(lambda: forward(place.part(slice(rows)), n_logits))
             if not passing:
                 self.capture(plan)
         elif plan.graph is None:
@@ -226,7 +277,7 @@ class Backend:
         (self._wide_plans if passing else self._plans)[key] = plan
         return plan
 
-    def warm_up(self, model: Any, progress: Progress | None) -> None:
+    def warm_up(self, model: Decoder[Tensor], progress: Progress | None) -> None:
         """Compile every kernel that a model's passes use, and record the pass of one token."""
         kernels: dict[Specialization, None] = {}
         drafts = model.mtp.ops if model.mtp is not None else self
@@ -236,10 +287,10 @@ class Backend:
         for rows in (*wide, STEP_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt asks for the last row's logits, a step with drafts for those of all.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
-                plan = self.record(partial(model.compute, self.tokens[:rows], self.positions[:rows], n_logits))
+                plan = self.record(partial(model.compute, self._inputs.part(slice(rows)), n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.mtp is not None:
-            plan = drafts.record(partial(model.mtp.compute, drafts.tokens[:1], drafts.positions[:1], 1))
+            plan = drafts.record(partial(model.mtp.compute, drafts._inputs.part(slice(1)), 1))
             drafting = dict.fromkeys(launch.kernel for launch in plan.launches)
             if drafts is self:
                 kernels.update(drafting)
@@ -290,7 +341,7 @@ class Backend:
         """Whether ``steps`` can choose tokens in this way."""
         return sample.supported(params)
 
-    def steps(self, model: Any, sampler: Sampler, params: SpeculationParams) -> DeviceSteps:
+    def steps(self, model: Decoder[Tensor], sampler: Sampler, params: SpeculationParams) -> Steps:
         """Steps of ``model`` whose tokens are chosen on the device."""
         if self._steps is None:
             self._steps = DeviceSteps(self, model)
@@ -509,7 +560,14 @@ class Backend:
         return out
 
     def attention(
-        self, heads: Heads, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor
+        self,
+        heads: Heads[Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: LayerCache[Tensor],
+        batch: Pass[Tensor],
+        table: Tensor,
     ) -> Tensor | Attended:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
@@ -517,6 +575,7 @@ class Backend:
         be k.  Where heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of
         the gates.
         """
+        positions = batch.positions
         query, new = self._rope(heads, q, k, v, cache, positions, table)
         gate = q if heads.gated else None
         if positions.size > STEP_ROWS:
@@ -524,21 +583,29 @@ class Backend:
         return self._attend(heads, query, new, cache, positions, cache.window, gate)
 
     def attend_past(
-        self, heads: Heads, q: Tensor, cache: LayerCache, positions: Tensor, last: Tensor, table: Tensor, window: int
+        self,
+        heads: Heads[Tensor],
+        q: Tensor,
+        cache: LayerCache[Tensor],
+        batch: Pass[Tensor],
+        last: Tensor,
+        table: Tensor,
+        window: int,
     ) -> Tensor | Attended:
-        """Attention of queries q [rows, n_head * d_k] at ``positions`` over what lies in the cache up to position ``last``
-        int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
-        query, _ = self._rope(heads, q, None, None, cache, positions, table)
-        if positions.size > STEP_ROWS:
+        """Attention of queries q [rows, n_head * d_k] at the rows' positions over what lies in the cache up to position
+        ``last`` int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """
+        query, _ = self._rope(heads, q, None, None, cache, batch.positions, table)
+        if batch.rows > STEP_ROWS:
             return self._attend_wide(heads, query, cache, last, window, None)
         return self._attend(heads, query, None, cache, last, window)
 
     def _attend(
         self,
-        heads: Heads,
+        heads: Heads[Tensor],
         query: tuple[Tensor, ...],
         new: Tensor | None,
-        cache: LayerCache,
+        cache: LayerCache[Tensor],
         positions: Tensor,
         window: int,
         gate: Tensor | None = None,
@@ -574,9 +641,9 @@ class Backend:
 
     def _attend_wide(
         self,
-        heads: Heads,
+        heads: Heads[Tensor],
         query: tuple[Tensor, ...],
-        cache: LayerCache,
+        cache: LayerCache[Tensor],
         positions: Tensor,
         window: int,
         gate: Tensor | None,
@@ -599,17 +666,25 @@ class Backend:
             self._join(self._attend(heads, *of_part), out[part])
         return out
 
-    def remember(self, heads: Heads, k: Tensor, v: Tensor, cache: LayerCache, positions: Tensor, table: Tensor) -> None:
+    def remember(
+        self,
+        heads: Heads[Tensor],
+        k: Tensor,
+        v: Tensor,
+        cache: LayerCache[Tensor],
+        batch: Pass[Tensor],
+        table: Tensor,
+    ) -> None:
         """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
-        self._rope(heads, None, k, v, cache, positions, table)
+        self._rope(heads, None, k, v, cache, batch.positions, table)
 
     def _rope(
         self,
-        heads: Heads,
+        heads: Heads[Tensor],
         q: Tensor | None,
         k: Tensor | None,
         v: Tensor | None,
-        cache: LayerCache,
+        cache: LayerCache[Tensor],
         positions: Tensor,
         table: Tensor,
     ) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -638,13 +713,18 @@ class Backend:
         return query, new
 
     def delta_net(
-        self, net: DeltaNet, x: Tensor, gates: Sequence[Tensor], memory: RecurrentLayer, positions: Tensor
+        self,
+        net: DeltaNet[Tensor],
+        x: Tensor,
+        gates: Sequence[Tensor],
+        memory: RecurrentLayer[Tensor],
+        batch: Pass[Tensor],
     ) -> Tensor:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
         gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
         """
-        rows, d, stride = positions.size, net.state_size, gates[0].shape[1]
+        rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
         length, slots = memory.conv.shape[0], memory.states.shape[0]
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self._empty((rows, net.n_v * d))
@@ -659,7 +739,7 @@ class Backend:
             kernel = wide_delta_net.delta_rule(d)
             self._launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, out)
             last = slice(max(0, rows - length), rows)
-            self.keep_rows(memory.conv, x[last], positions[last])
+            self.keep_rows(memory.conv, x[last], batch.part(last))
             return out
         arguments = (*given, rows, length, slots, memory.conv, memory.states, out)
         kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows))
@@ -672,13 +752,14 @@ class Backend:
 
     def experts(
         self,
-        experts: Experts,
+        experts: Experts[Tensor, DeviceWeight],
         residual: Tensor | None,
         x: Tensor | Deferred,
         router_x: Tensor | Deferred | None = None,
     ) -> Tensor:
         """The mixture of experts of x [rows, n_embd], added to the residual if there is one; router_x: what the router sees,
         if not x."""
+        check_activation(experts.activation)
         return Mixture(self, experts, residual, x, router_x).record()
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
@@ -694,28 +775,28 @@ class Backend:
         """x as an array that may be used more than once."""
         return self._plain(x)
 
-    def keep_rows(self, ring: Tensor, x: Tensor | Deferred, positions: Tensor) -> None:
-        """Row positions[t] % length of ring [length, n] = x[t]."""
+    def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Pass[Tensor]) -> None:
+        """ring[positions % length] = x: ring [length, n], x [rows, n]."""
         x, (rows, n) = self._plain(x), x.shape
-        arguments = (ring, x, ring.shape[0], positions, rows, n)
+        arguments = (ring, x, ring.shape[0], batch.positions, rows, n)
         self._launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
 
-    def beside(self, e: Tensor, hiddens: Tensor, positions: Tensor) -> Tensor:
+    def beside(self, e: Tensor, hiddens: Tensor, batch: Pass[Tensor]) -> Tensor:
         """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
         (rows, n), (length, m) = e.shape, hiddens.shape
         out = self._empty((rows, n + m))
-        arguments = (e, hiddens, length, positions, n, m, out)
+        arguments = (e, hiddens, length, batch.positions, n, m, out)
         self._launch(mtp.beside(), (-(-(n + m) // 256), rows), 256, arguments, out)
         return out
 
     def mtp_input(
-        self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, positions: Tensor, eps: float
+        self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
     ) -> Tensor:
         """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
         there is none: float32 [rows, 2 n]."""
         rows, n = e.shape
         out = self._empty((rows, 2 * n))
-        arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, positions, eps, n, out)
+        arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, batch.positions, eps, n, out)
         self._launch(mtp.mtp_input(), (2, rows), 256, arguments, out)
         return out
 

@@ -1,1 +1,1 @@
-"""Models: their configurations, their weights, and a forward pass for each architecture family."""
+"""A model on a backend: its description, its weights, and one forward pass per architecture family."""

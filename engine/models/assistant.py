@@ -13,16 +13,18 @@ never sees it but through h'.  It keeps nothing of its own.  The outputs h lie i
 ``engine/models/mtp.py`` do: every pass of the trunk writes over what drafts had left there.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
+from engine.arrays import Array, Pass
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.base import Model
 from engine.models.config import ModelConfig
 from engine.models.gemma4 import Gemma4, Gemma4Loader
 from engine.models.weights import bytes_read
+from engine.ops import Ops
 
 HIDDEN_ROWS = 64
 """Positions whose outputs are kept: more than the steps under way can write behind the last one that stays."""
@@ -37,7 +39,7 @@ class Assistant(Gemma4Loader):
     ModelError where it is that of another model.
     """
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any, target: Model) -> None:
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, target: Model) -> None:
         super().__init__(config, gguf, ops)
         c, n_ctx = config, target.cache.n_ctx
         self._target = target
@@ -82,27 +84,28 @@ class Assistant(Gemma4Loader):
         """Weights that a draft reads."""
         return bytes_read(self.gguf.tensors.values(), self.config)
 
-    def follow(self, tokens: Any, positions: Any, hidden: Any) -> None:
-        """The trunk has made ``hidden`` [rows, n_embd_out] of ``tokens``: keep it."""
-        last = slice(max(0, tokens.size - HIDDEN_ROWS), tokens.size)
-        self._target.ops.keep_rows(self.hidden, hidden[last], positions[last])
+    def follow(self, batch: Pass[Array], hidden: Array) -> None:
+        """The trunk has made ``hidden`` [rows, n_embd_out] of the tokens: keep it."""
+        last = slice(max(0, batch.rows - HIDDEN_ROWS), batch.rows)
+        self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
-    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
         """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
         trunk's until that comes."""
         ops, c, target = self.ops, self.config, self._target
-        e = ops.embed(target.token_embd, tokens, target.config.embedding_scale)
-        (x,) = ops.matmul(ops.beside(e, self.hidden, positions), self.pre_projection)
-        place, last = self.anchor[0:1], self.anchor[1:2]
+        e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
+        (x,) = ops.matmul(ops.beside(e, self.hidden, batch), self.pre_projection)
+        # All drafts of a step stand where the certain token does, and see what lies before it.
+        here, last = replace(batch, positions=self.anchor[0:1]), self.anchor[1:2]
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
             rotary, window = (self.rotary_sliding, memory.window - 1) if c.sliding[il] else (self.rotary, 0)
             (q,) = ops.matmul(ops.rms_norm(x, layer.attn_norm, c.norm_eps), layer.attn_q)
-            o = ops.attend_past(layer.heads, q, memory, place, last, rotary.table, window)
+            o = ops.attend_past(layer.heads, q, memory, here, last, rotary.table, window)
             x = self.finish(layer, x, o, None)
         y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         logits, hidden = ops.matmul(y, self.token_embd, self.post_projection)
-        ops.keep_rows(self.hidden, hidden, positions)
+        ops.keep_rows(self.hidden, hidden, batch)
         return logits
 
     def stand(self, position: int) -> None:
@@ -112,6 +115,7 @@ class Assistant(Gemma4Loader):
     def forward(self, token: int, position: int) -> np.ndarray:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
         self.reserve(position + 1)
-        tokens, positions = np.array([token], np.int32), np.array([position], np.int32)
-        logits: np.ndarray = self.ops.run(self.compute, tokens, positions, 1, self.inputs)
+        batch = Pass(np.array([token], np.int32), np.array([position], np.int32))
+        logits = self.ops.run(self.compute, batch, 1, self.inputs)
+        assert logits is not None
         return logits[0]

@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape, Snapshot
 from engine.cache.types import Types
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
 from engine.models.loader import Loader
+from engine.ops import Drafter, Ops
 
 
 class Model(Loader):
@@ -24,11 +26,11 @@ class Model(Loader):
     operations: tuple[str, ...] = ()
     """Names of the backend's operations that a forward pass calls: what has to be compiled before it can run."""
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, types: Types, slots: int) -> None:
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, slots: int) -> None:
         """types: of keys and values; slots: states that recurrent layers keep."""
         super().__init__(config, gguf, ops)
         self.slots = slots
-        self.mtp: Any = None
+        self.mtp: Drafter[Array] | None = None
         self.token_embd = self._matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self._vector("output_norm.weight", config.n_embd)
         tied = "output.weight" not in gguf.tensors
@@ -38,9 +40,14 @@ class Model(Loader):
         max_rows = pass_rows(ops.max_rows, n_ctx)
         others = [hidden_ring(max_rows, slots)] if config.n_mtp else []
         self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, types, ops.zeros, others)
+        self.load_rest()
 
     def load_layer(self, il: int) -> Any:
         """The weights of layer ``il``."""
+        raise NotImplementedError
+
+    def load_rest(self) -> None:
+        """What the family has beside its layers, such as tables of angles; the cache is there."""
         raise NotImplementedError
 
     # --- the forward pass --------------------------------------------------------------------------------------
@@ -53,7 +60,7 @@ class Model(Loader):
         ContextError if the positions do not fit.
         """
         self.prepare(int(positions[0]), tokens.size)
-        logits = self.ops.run(self.compute, tokens, positions, n_logits)
+        logits = self.ops.run(self.compute, Pass(tokens, positions), n_logits)
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def prepare(self, first: int, count: int) -> None:
@@ -65,7 +72,7 @@ class Model(Loader):
         """What recurrent layers, and the layer that drafts, know after the tokens in the cache; at least one."""
         length, arrays = self.cache.length, []
         for _, ring, back in self.rings():
-            n = int(ring.shape[0])
+            n = ring.shape[0]
             rows = [p % n for p in range(max(0, length - back), length)]
             arrays += [np.array(self.ops.download(ring[row : row + 1])) for row in rows]
         return Snapshot(length, arrays)
@@ -75,10 +82,10 @@ class Model(Loader):
         length, arrays = snapshot.length, iter(snapshot.arrays)
         for _, ring, back in self.rings():
             for p in range(max(0, length - back), length):
-                self.ops.store(ring, p % int(ring.shape[0]), next(arrays))
+                self.ops.store(ring, p % ring.shape[0], next(arrays))
         self.cache.restored(length)
 
-    def rings(self) -> Iterator[tuple[str, Any, int]]:
+    def rings(self) -> Iterator[tuple[str, Array, int]]:
         """Each ring by position beside keys and values: its name, the ring, and how many of its latest rows a pass needs."""
         net = self.config.delta_net
         for il, layer in enumerate(self.cache.layers):
@@ -88,31 +95,32 @@ class Model(Loader):
         if self.mtp is not None:
             yield "output of the trunk", self.mtp.hidden, 1
 
-    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+    def compute(self, batch: Pass[Array], n_logits: int) -> Array | None:
         """The operations of a pass, on the backend's arrays; None where no logits are asked for.  A backend may record them
         once and repeat them, so they depend on the number of rows, never on the values."""
         ops, config = self.ops, self.config
-        x = ops.embed(self.token_embd, tokens, config.embedding_scale)
-        self.begin(tokens, x)
+        x = ops.embed(self.token_embd, batch.tokens, config.embedding_scale)
+        batch = self.begin(batch, x)
         for il in range(config.n_layer):
-            x = self.block(il, x, positions)
-        last = slice(tokens.size - n_logits, tokens.size)
-        if self.mtp is not None:
-            # It goes on from what every token has become, not only from those that logits are asked for.
-            hidden = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
-            self.mtp.follow(tokens, positions, hidden)
-            x = hidden[last]
-        elif n_logits:
-            x = ops.rms_norm(x[last], self.output_norm, config.norm_eps)
-        if n_logits == 0:
-            return None
-        (logits,) = ops.matmul(x, self.output)
-        return ops.softcap(logits, config.final_softcap) if config.final_softcap else logits
+            x = self.block(il, x, batch)
+        last = slice(batch.rows - n_logits, batch.rows)
+        if self.mtp is None:
+            return self._head(ops.rms_norm(x[last], self.output_norm, config.norm_eps)) if n_logits else None
+        # It goes on from what every token has become, not only from those that logits are asked for.
+        x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
+        self.mtp.follow(batch, x)
+        return self._head(x[last]) if n_logits else None
 
-    def begin(self, tokens: Any, x: Any) -> None:
-        """What a pass needs beside the residual stream x, made of its tokens."""
+    def _head(self, x: Value) -> Array:
+        """Logits of normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
+        (logits,) = self.ops.matmul(x, self.output)
+        return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
 
-    def block(self, il: int, x: Any, positions: Any) -> Any:
+    def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
+        """The pass, with what its layers need beside the residual stream x float32 [rows, n_embd], made of its tokens."""
+        return batch
+
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
         raise NotImplementedError
 

@@ -1,7 +1,6 @@
-"""Forward passes, one file per architecture family, written against the operations of a backend."""
+"""Which architecture is computed by which forward pass."""
 
 from dataclasses import replace
-from typing import Any
 
 from engine.cache.types import F16, Types
 from engine.gguf.file import GGUF
@@ -11,6 +10,7 @@ from engine.models.gemma3 import Gemma3
 from engine.models.gemma4 import Gemma4
 from engine.models.llama import Llama
 from engine.models.qwen35 import Qwen35
+from engine.ops import Ops
 
 FAMILIES: dict[str, type[Model]] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe"), Llama),
@@ -20,7 +20,7 @@ FAMILIES: dict[str, type[Model]] = {
 }
 
 
-def build(config: ModelConfig, gguf: GGUF, ops: Any, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
+def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
     """The model of a checked file on a backend, with a cache for ``n_ctx`` positions of these ``types`` and ``slots``
     states of recurrent layers.  Layers that the configuration does not speak of are left in the file."""
     model = FAMILIES[config.architecture](config, gguf, ops, n_ctx, types, slots)

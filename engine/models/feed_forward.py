@@ -1,22 +1,22 @@
 """The feed-forward network of a layer: one for every row, or a mixture of experts."""
 
 from dataclasses import dataclass
-from typing import Any
 
+from engine.arrays import Array, Matrix, Value
 from engine.models.experts import Experts
-from engine.models.weights import Weight
+from engine.ops import Ops
 
 
 @dataclass
 class FeedForward:
     """SwiGLU (Shazeer 2020): gate and up [n_ff, n_embd], down [n_embd, n_ff]."""
 
-    ffn_gate: Weight
-    ffn_up: Weight
-    ffn_down: Weight
+    ffn_gate: Matrix
+    ffn_up: Matrix
+    ffn_down: Matrix
 
 
-def feed_forward(ops: Any, ffn: FeedForward | Experts, residual: Any, x: Any) -> Any:
+def feed_forward(ops: Ops, ffn: FeedForward | Experts[Array, Matrix], residual: Array, x: Value) -> Array:
     """residual + the network of x."""
     if isinstance(ffn, Experts):
         return ops.experts(ffn, residual, x)

@@ -9,29 +9,28 @@ Layer (llama.cpp, ``src/models/gemma3.cpp``)::
 """
 
 from dataclasses import dataclass
-from typing import Any
 
+from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.base import Model
 from engine.models.heads import Heads
-from engine.models.weights import Weight
 
 
 @dataclass
 class Layer:
     """Weights of one layer."""
 
-    attn_norm: Any
-    attn_q: Weight
-    attn_k: Weight
-    attn_v: Weight
-    attn_output: Weight
-    heads: Heads
-    post_attention_norm: Any
-    ffn_norm: Any
-    ffn_gate: Weight
-    ffn_up: Weight
-    ffn_down: Weight
-    post_ffw_norm: Any
+    attn_norm: Array
+    attn_q: Matrix
+    attn_k: Matrix
+    attn_v: Matrix
+    attn_output: Matrix
+    heads: Heads[Array]
+    post_attention_norm: Array
+    ffn_norm: Array
+    ffn_gate: Matrix
+    ffn_up: Matrix
+    ffn_down: Matrix
+    post_ffw_norm: Array
 
 
 class Gemma3(Model):
@@ -39,8 +38,10 @@ class Gemma3(Model):
 
     operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu", "softcap")
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    layers: list[Layer]
+
+    def load_rest(self) -> None:
+        """The tables of angles."""
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary, self.rotary_sliding = self._rotary(c.rope, n_ctx), self._rotary(c.rope_sliding, n_ctx)
 
@@ -63,13 +64,13 @@ class Gemma3(Model):
             post_ffw_norm=self._vector(blk + "post_ffw_norm.weight", c.n_embd),
         )
 
-    def block(self, il: int, x: Any, positions: Any) -> Any:
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer."""
         ops, c, layer = self.ops, self.config, self.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         q, k, v = ops.matmul(a, layer.attn_q, layer.attn_k, layer.attn_v)
         rotary = self.rotary_sliding if c.sliding[il] else self.rotary
-        o = ops.attention(layer.heads, q, k, v, self.cache.layers[il], positions, rotary.table)
+        o: Value = ops.attention(layer.heads, q, k, v, self.cache.layers[il], batch, rotary.table)
         (o,) = ops.matmul(o, layer.attn_output)
         y = ops.rms_norm_add(x, o, layer.post_attention_norm, c.norm_eps)
         b = ops.rms_norm(y, layer.ffn_norm, c.norm_eps)

@@ -18,53 +18,53 @@ The e of all layers come from one table and one projection of the embedding (``e
 looked at once a token, so it stays in host memory.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.base import Model
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward
 from engine.models.heads import Heads
 from engine.models.loader import Loader
-from engine.models.weights import Weight, join_rows
+from engine.models.weights import join_rows
 
 
 @dataclass
 class Mixture:
     """The experts beside the dense network, and the norms around both."""
 
-    post_ffw_norm_1: Any
-    pre_ffw_norm_2: Any
-    post_ffw_norm_2: Any
-    router_norm: Any
-    experts: Experts
+    post_ffw_norm_1: Array
+    pre_ffw_norm_2: Array
+    post_ffw_norm_2: Array
+    router_norm: Array
+    experts: Experts[Array, Matrix]
 
 
 @dataclass
 class PerLayer:
     """What a layer does with its own embedding of the token."""
 
-    inp_gate: Weight
-    proj: Weight
-    post_norm: Any
+    inp_gate: Matrix
+    proj: Matrix
+    post_norm: Array
 
 
 @dataclass
 class Layer:
     """Weights of one layer; ``attn_k`` is None where it has no keys of its own, ``attn_v`` where keys are values."""
 
-    attn_norm: Any
-    attn_q: Weight
-    attn_k: Weight | None
-    attn_v: Weight | None
-    attn_output: Weight
-    heads: Heads
-    post_attention_norm: Any
-    ffn_norm: Any
+    attn_norm: Array
+    attn_q: Matrix
+    attn_k: Matrix | None
+    attn_v: Matrix | None
+    attn_output: Matrix
+    heads: Heads[Array]
+    post_attention_norm: Array
+    ffn_norm: Array
     ffn: FeedForward
-    post_ffw_norm: Any
+    post_ffw_norm: Array
     scale: float
     mixture: Mixture | None = None
     per_layer: PerLayer | None = None
@@ -137,7 +137,7 @@ class Gemma4Loader(Loader):
             experts,
         )
 
-    def _gate_up(self, blk: str) -> tuple[Weight, Weight]:
+    def _gate_up(self, blk: str) -> tuple[Matrix, Matrix]:
         """Gate and up of all experts; files have them apart, or one under the other for each expert."""
         c, e = self.config, self.config.experts
         assert e is not None
@@ -151,7 +151,7 @@ class Gemma4Loader(Loader):
         )
         return gate, up
 
-    def finish(self, layer: Layer, x: Any, o: Any, per_layer: Any) -> Any:
+    def finish(self, layer: Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
         """The rest of a layer: x the residual stream, o what attention gives; per_layer: its inputs of that kind."""
         ops, eps = self.ops, self.config.norm_eps
         (o,) = ops.matmul(o, layer.attn_output)
@@ -169,6 +169,7 @@ class Gemma4Loader(Loader):
             return ops.rms_norm_add(y, f, layer.post_ffw_norm, eps, layer.scale)
         h = ops.rms_norm_add(y, f, layer.post_ffw_norm, eps)
         (gate,) = ops.matmul(h, p.inp_gate)
+        assert per_layer is not None
         (own,) = ops.matmul(ops.geglu(gate, per_layer), p.proj)
         return ops.rms_norm_add(h, own, p.post_norm, eps, layer.scale)
 
@@ -176,8 +177,10 @@ class Gemma4Loader(Loader):
 class Gemma4(Gemma4Loader, Model):
     """gemma4, text only."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    layers: list[Layer]
+
+    def load_rest(self) -> None:
+        """The tables of angles, and what per-layer embeddings come from."""
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary = self._rotary(c.rope, n_ctx)
         self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
@@ -185,8 +188,6 @@ class Gemma4(Gemma4Loader, Model):
         self.operations += ("attend_past",) if c.n_kv_layer < c.n_layer else ()
         self.operations += ("softcap",) if c.final_softcap else ()
         self.operations += ("experts",) if c.experts is not None else ()
-        #: What each layer is told of the tokens of a pass: float32 [n_layer, rows, n_per_layer].
-        self._told: Any = None
         if c.n_per_layer:
             self.operations += ("per_layer_inputs",)
             width = c.n_layer * c.n_per_layer
@@ -195,25 +196,28 @@ class Gemma4(Gemma4Loader, Model):
             self.per_layer_model_proj = self._matrix("per_layer_model_proj.weight", width, c.n_embd)
             self.per_layer_proj_norm = self._vector("per_layer_proj_norm.weight", c.n_per_layer)
 
-    def begin(self, tokens: Any, x: Any) -> None:
-        """Per-layer embeddings of the tokens."""
+    def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
+        """Adds the per-layer embeddings of the tokens, where the model has them."""
         c, ops = self.config, self.ops
-        if c.n_per_layer:
-            e = ops.embed(self.per_layer_token_embd, tokens, float(np.sqrt(np.float32(c.n_per_layer))))
-            (m,) = ops.matmul(x, self.per_layer_model_proj)
-            scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
-            self._told = ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps)
+        if not c.n_per_layer:
+            return batch
+        e = ops.embed(self.per_layer_token_embd, batch.tokens, float(np.sqrt(np.float32(c.n_per_layer))))
+        (m,) = ops.matmul(x, self.per_layer_model_proj)
+        scale = float(np.float32(1.0 / np.sqrt(c.n_embd)))
+        return replace(batch, per_layer=ops.per_layer_inputs(m, e, self.per_layer_proj_norm, scale, c.norm_eps))
 
-    def block(self, il: int, x: Any, positions: Any) -> Any:
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer."""
         ops, c, layer = self.ops, self.config, self.layers[il]
         memory, rotary = self.cache.layers[c.memory(il)], self.rotary_sliding if c.sliding[il] else self.rotary
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
             (q,) = ops.matmul(a, layer.attn_q)
-            o = ops.attend_past(layer.heads, q, memory, positions, positions, rotary.table, memory.window)
+            o = ops.attend_past(layer.heads, q, memory, batch, batch.positions, rotary.table, memory.window)
         else:
             q, k, *v = ops.matmul(a, layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else []))
-            o = ops.attention(layer.heads, q, k, *(v or [k]), memory, positions, rotary.table)
-        told = self._told[il : il + 1].reshape(positions.size, c.n_per_layer) if c.n_per_layer else None
+            o = ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, rotary.table)
+        told = batch.per_layer
+        if told is not None:
+            told = told[il : il + 1].reshape(batch.rows, c.n_per_layer)
         return self.finish(layer, x, o, told)

@@ -1,11 +1,13 @@
 """What the attention of one layer knows beside its inputs."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
+
+from engine.arrays import A
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(Generic[A]):
     """n_head query heads of d_k share n_head_kv keys of d_k and values of d_v; ``neox``: rotation pairs are (i, i +
     n / 2), else (2i, 2i + 1); ``scale`` multiplies the queries.
 
@@ -21,8 +23,8 @@ class Heads:
     neox: bool
     scale: float
     eps: float = 0.0
-    q_norm: Any = None
-    k_norm: Any = None
-    biases: tuple[Any, Any, Any] | None = None
+    q_norm: A | None = None
+    k_norm: A | None = None
+    biases: tuple[A, A, A] | None = None
     gated: bool = False
     v_normed: bool = False

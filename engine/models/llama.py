@@ -13,35 +13,36 @@ Layer (llama.cpp, ``src/models/llama.cpp``, ``qwen2.cpp``, ``qwen3.cpp``,
 """
 
 from dataclasses import dataclass
-from typing import Any
 
+from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.base import Model
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
-from engine.models.weights import Weight
 
 
 @dataclass
 class Layer:
     """Weights of one layer; the biases and head norms of q, k and v are in ``heads``."""
 
-    attn_norm: Any
-    attn_q: Weight
-    attn_k: Weight
-    attn_v: Weight
-    attn_output: Weight
-    heads: Heads
-    attn_output_bias: Any
-    ffn_norm: Any
-    ffn: FeedForward | Experts
+    attn_norm: Array
+    attn_q: Matrix
+    attn_k: Matrix
+    attn_v: Matrix
+    attn_output: Matrix
+    heads: Heads[Array]
+    attn_output_bias: Array | None
+    ffn_norm: Array
+    ffn: FeedForward | Experts[Array, Matrix]
 
 
 class Llama(Model):
     """llama, qwen2, qwen3 and qwen3moe."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    layers: list[Layer]
+
+    def load_rest(self) -> None:
+        """The table of angles."""
         self.operations = ("embed", "rms_norm", "matmul", "attention", *operations(self.config.experts is not None))
         self.rotary = self._rotary(self.config.rope, self.cache.n_ctx)
 
@@ -68,7 +69,7 @@ class Llama(Model):
             ffn=self._feed_forward(blk),
         )
 
-    def _biases(self, blk: str, q_rows: int, k_rows: int, v_rows: int) -> tuple[Any, Any, Any] | None:
+    def _biases(self, blk: str, q_rows: int, k_rows: int, v_rows: int) -> tuple[Array, Array, Array] | None:
         """The biases of q, k and v; a file has all of them or none."""
         if not any(f"{blk}attn_{name}.bias" in self.gguf.tensors for name in "qkv"):
             return None
@@ -77,12 +78,12 @@ class Llama(Model):
         )
         return q, k, v
 
-    def block(self, il: int, x: Any, positions: Any) -> Any:
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer."""
         ops, c, layer = self.ops, self.config, self.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         q, k, v = ops.matmul(a, layer.attn_q, layer.attn_k, layer.attn_v)
-        o = ops.attention(layer.heads, q, k, v, self.cache.layers[il], positions, self.rotary.table)
+        o: Value = ops.attention(layer.heads, q, k, v, self.cache.layers[il], batch, self.rotary.table)
         if layer.attn_output_bias is None:
             x = ops.matmul_add(x, o, layer.attn_output)
         else:

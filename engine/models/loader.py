@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.arrays import Array, Matrix
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.gguf.header import shown
@@ -13,12 +14,13 @@ from engine.models.feed_forward import FeedForward
 from engine.models.heads import Heads
 from engine.models.rotary import Rotary
 from engine.models.weights import Weight, join_rows, load_vector, load_weight
+from engine.ops import Ops
 
 
 class Loader:
     """Takes tensors of ``gguf`` to where the operations of ``ops`` can read them, and knows which it has taken."""
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Any) -> None:
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops) -> None:
         self.config = config
         self.gguf = gguf
         self.ops = ops
@@ -30,21 +32,20 @@ class Loader:
         self._taken.add(name)
         return load_weight(self.gguf, name, rows, columns, count)
 
-    def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-        """The same, where the operations can read it."""
-        weight: Weight = self.ops.weight(self._weight(name, rows, columns, count))
-        return weight
+    def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
+        """A matrix of the file, or ``count`` of one tensor, where the operations can read it."""
+        return self.ops.weight(self._weight(name, rows, columns, count))
 
     def _array(self, name: str, *shape: int) -> np.ndarray:
         """Small float32 values of the file."""
         self._taken.add(name)
         return load_vector(self.gguf, name, *shape)
 
-    def _vector(self, name: str, *shape: int) -> Any:
-        """The same, where the operations can read them."""
+    def _vector(self, name: str, *shape: int) -> Array:
+        """Small float32 values of the file, where the operations can read them."""
         return self.ops.upload(self._array(name, *shape))
 
-    def _heads(self, blk: str, il: int, *, normed: str, neox: bool = True, **others: Any) -> Heads:
+    def _heads(self, blk: str, il: int, *, normed: str, neox: bool = True, **others: Any) -> Heads[Array]:
         """The heads of an attention layer; normed: "qk" where both are normalized, "q" where there are no keys, or "";
         others: further fields of ``Heads``."""
         c, (n_head_kv, d_k, d_v) = self.config, self.config.heads(il)
@@ -61,7 +62,7 @@ class Loader:
             self._matrix(blk + "ffn_down.weight", n_embd, n_ff),
         )
 
-    def _feed_forward(self, blk: str) -> FeedForward | Experts:
+    def _feed_forward(self, blk: str) -> FeedForward | Experts[Array, Matrix]:
         """The feed-forward network of a layer."""
         c, e = self.config, self.config.experts
         if e is None:
@@ -85,7 +86,7 @@ class Loader:
             shared,
         )
 
-    def _optional(self, name: str, size: int) -> Any:
+    def _optional(self, name: str, size: int) -> Array | None:
         return self._vector(name, size) if name in self.gguf.tensors else None
 
     def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True, like: Rotary | None = None) -> Rotary:

@@ -14,11 +14,13 @@ The outputs h lie in a ring by position, and so do the keys and values.  Every p
 the cache always holds what the trunk's own outputs give, and taking tokens back is a matter of the next position.
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from engine.arrays import Array, Matrix, Pass
 from engine.models.weights import bytes_read
+from engine.ops import Ops
 
 if TYPE_CHECKING:
     from engine.models.qwen35 import Attention, Layer, Qwen35
@@ -46,7 +48,7 @@ class MTP:
         self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.slots).capacity, c.n_embd), np.float32)
 
     @property
-    def ops(self) -> Any:
+    def ops(self) -> Ops:
         """The backend that computes it."""
         return self._model.ops
 
@@ -54,7 +56,7 @@ class MTP:
         """Compute for ``model``, of the same weights, from now on."""
         self._model = model
 
-    def _own(self, name: str, other: Any) -> Any:
+    def _own(self, name: str, other: Matrix) -> Matrix:
         """A matrix [n_vocab, n_embd] of this layer, or the trunk's."""
         model, name = self._model, f"blk.{self._model.config.n_layer}.nextn.{name}"
         return model._matrix(name, model.config.n_vocab, model.config.n_embd) if name in model.gguf.tensors else other
@@ -70,29 +72,29 @@ class MTP:
             own[head] = tensors[head]
         return bytes_read(own.values(), model.config)
 
-    def _joined(self, tokens: Any, positions: Any) -> Any:
-        """x of ``tokens``, from h of the positions before theirs."""
+    def _joined(self, batch: Pass[Array]) -> Array:
+        """x of the tokens, from h of the positions before theirs."""
         ops, c = self._model.ops, self._model.config
-        e = ops.embed(self.embed_tokens, tokens, c.embedding_scale)
-        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, positions, c.norm_eps), self.eh_proj)
+        e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
+        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
         return x
 
-    def follow(self, tokens: Any, positions: Any, hidden: Any) -> None:
-        """The trunk has made ``hidden`` [rows, n_embd] of ``tokens``: keep it, and the keys and values that go with it."""
+    def follow(self, batch: Pass[Array], hidden: Array) -> None:
+        """The trunk has made ``hidden`` [rows, n_embd] of the tokens: keep it, and the keys and values that go with it."""
         model, layer = self._model, self._layer
         ops, c, mixer = model.ops, model.config, cast("Attention", layer.mixer)
-        ops.keep_rows(self.hidden, hidden, positions)
-        a = ops.rms_norm(self._joined(tokens, positions), layer.attn_norm, c.norm_eps)
+        ops.keep_rows(self.hidden, hidden, batch)
+        a = ops.rms_norm(self._joined(batch), layer.attn_norm, c.norm_eps)
         k, v = ops.matmul(a, mixer.attn_k, mixer.attn_v)
-        ops.remember(mixer.heads, k, v, model.cache.layers[c.n_layer], positions, model.rotary.table)
+        ops.remember(mixer.heads, k, v, model.cache.layers[c.n_layer], batch, model.rotary.table)
 
-    def compute(self, tokens: Any, positions: Any, n_logits: int) -> Any:
+    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
         """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
         trunk's until that comes."""
         model, ops, c = self._model, self._model.ops, self._model.config
-        x = model.layer(self._layer, c.n_layer, self._joined(tokens, positions), positions)
+        x = model.layer(self._layer, c.n_layer, self._joined(batch), batch)
         hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
-        ops.keep_rows(self.hidden, hidden, positions)
+        ops.keep_rows(self.hidden, hidden, batch)
         (logits,) = ops.matmul(hidden, self.output)
         return logits
 
@@ -101,6 +103,11 @@ class MTP:
         model = self._model
         model.reserve(position + 1)
         model.cache.overwrite(position + 1)
-        tokens, positions = np.array([token], np.int32), np.array([position], np.int32)
-        logits: np.ndarray = model.ops.run(self.compute, tokens, positions, 1, self.inputs)
+        batch = Pass(np.array([token], np.int32), np.array([position], np.int32))
+        logits = model.ops.run(self.compute, batch, 1, self.inputs)
+        assert logits is not None
         return logits[0]
+
+    def reserve(self, length: int) -> None:
+        """Have the angles of positions [0, length) ready: they are the trunk's."""
+        self._model.reserve(length)

@@ -13,54 +13,56 @@ Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
 """
 
 from dataclasses import dataclass
-from typing import Any
 
+from engine.arrays import Array, Matrix, Pass
 from engine.models.base import Model
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, feed_forward, operations
 from engine.models.heads import Heads
 from engine.models.mtp import MTP
-from engine.models.weights import Weight, stacked
+from engine.models.weights import stacked
 
 
 @dataclass
 class Attention:
     """Weights of an attention layer up to its output."""
 
-    attn_q: Weight
-    attn_k: Weight
-    attn_v: Weight
-    attn_output: Weight
-    heads: Heads
+    attn_q: Matrix
+    attn_k: Matrix
+    attn_v: Matrix
+    attn_output: Matrix
+    heads: Heads[Array]
 
 
 @dataclass
 class Recurrent:
     """Weights of a delta net up to its output; alpha and beta of one format are one matrix, which takes one launch less."""
 
-    attn_qkv: Weight
-    attn_gate: Weight
-    ssm_alpha_beta: tuple[Weight, ...]
-    ssm_out: Weight
-    net: DeltaNet
+    attn_qkv: Matrix
+    attn_gate: Matrix
+    ssm_alpha_beta: tuple[Matrix, ...]
+    ssm_out: Matrix
+    net: DeltaNet[Array]
 
 
 @dataclass
 class Layer:
     """Weights of one layer."""
 
-    attn_norm: Any
+    attn_norm: Array
     mixer: Attention | Recurrent
-    post_attention_norm: Any
-    ffn: FeedForward | Experts
+    post_attention_norm: Array
+    ffn: FeedForward | Experts[Array, Matrix]
 
 
 class Qwen35(Model):
     """qwen35 and qwen35moe, text only."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    layers: list[Layer]
+
+    def load_rest(self) -> None:
+        """The table of angles, and the layer that drafts."""
         c = self.config
         self.rotary = self._rotary(c.rope, self.cache.n_ctx)
         self.operations = ("embed", "rms_norm", "matmul", *(("delta_net", "gated_norm") if any(c.recurrent) else ()))
@@ -109,28 +111,28 @@ class Qwen35(Model):
             ),
         )
 
-    def _alpha_beta(self, blk: str, n_v: int) -> tuple[Weight, ...]:
+    def _alpha_beta(self, blk: str, n_v: int) -> tuple[Matrix, ...]:
         weights = [self._weight(f"{blk}ssm_{name}.weight", n_v, self.config.n_embd) for name in ("alpha", "beta")]
         if weights[0].format == weights[1].format:
             weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
         return tuple(self.ops.weight(weight) for weight in weights)
 
-    def block(self, il: int, x: Any, positions: Any) -> Any:
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer of the trunk."""
-        return self.layer(self.layers[il], il, x, positions)
+        return self.layer(self.layers[il], il, x, batch)
 
-    def layer(self, layer: Layer, il: int, x: Any, positions: Any) -> Any:
+    def layer(self, layer: Layer, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer, with memory ``il`` of the cache."""
         ops, c, memory = self.ops, self.config, self.cache.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         mixer = layer.mixer
         if isinstance(mixer, Recurrent):
             u, z, *gates = ops.matmul(a, mixer.attn_qkv, mixer.attn_gate, *mixer.ssm_alpha_beta)
-            o = ops.delta_net(mixer.net, u, gates, memory, positions)
-            x = ops.matmul_add(x, ops.gated_norm(o, mixer.net.norm, z, c.norm_eps), mixer.ssm_out)
+            o = ops.gated_norm(ops.delta_net(mixer.net, u, gates, memory, batch), mixer.net.norm, z, c.norm_eps)
+            x = ops.matmul_add(x, o, mixer.ssm_out)
         else:
             q, k, v = ops.matmul(a, mixer.attn_q, mixer.attn_k, mixer.attn_v)
-            o = ops.attention(mixer.heads, q, k, v, memory, positions, self.rotary.table)
+            o = ops.attention(mixer.heads, q, k, v, memory, batch, self.rotary.table)
             x = ops.matmul_add(x, o, mixer.attn_output)
         b = ops.rms_norm(x, layer.post_attention_norm, c.norm_eps)
         return feed_forward(ops, layer.ffn, x, b)

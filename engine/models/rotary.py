@@ -5,20 +5,15 @@ et al. 2023) low frequencies are interpolated, high ones kept, and cos and sin c
 """
 
 import math
-from typing import Any, Protocol
 
 import numpy as np
 
 from engine.models.config import RopeConfig
+from engine.ops import Ops
 
 BLOCK = 1024
 YARN_BETA_FAST = 32.0
 YARN_BETA_SLOW = 1.0
-
-
-class _Memory(Protocol):
-    def zeros(self, shape: tuple[int, ...], dtype: type) -> Any: ...
-    def store(self, target: Any, first: int, rows: np.ndarray) -> None: ...
 
 
 def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
@@ -49,7 +44,7 @@ def magnitude(rope: RopeConfig) -> float:
 class Rotary:
     """``table`` float32 [n_ctx, 2, n_rot / 2] (cos, sin) stays where it is and is filled as positions are asked for."""
 
-    def __init__(self, ops: _Memory, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
+    def __init__(self, ops: Ops, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
         self._ops = ops
         self._frequencies = frequencies(rope, factors)
         self._magnitude = magnitude(rope)

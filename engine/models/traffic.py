@@ -1,4 +1,4 @@
-"""How fast memory can be read, and how much of it a generated token reads."""
+"""How much memory a generated token reads, and at what rate an answer has read it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,18 +14,6 @@ from engine.models.weights import bytes_read
 if TYPE_CHECKING:
     from engine.decode.generation import Timings
     from engine.llm import LLM
-
-
-def measured_bandwidth(ops: Any) -> float:
-    """Bytes per second that a plain read of memory reaches on a backend's device, with as many threads as it uses; measured
-    when first asked for.  A GPU takes milliseconds for it, a CPU about half a second."""
-    if ops.name == "cuda":
-        from engine.cuda.bandwidth import device_bandwidth
-
-        return device_bandwidth(ops.device)
-    from engine.cpu.bandwidth import machine_bandwidth
-
-    return machine_bandwidth(ops.n_threads)
 
 
 def bytes_per_second(llm: "LLM", timings: "Timings") -> float:

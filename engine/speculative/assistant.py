@@ -1,9 +1,12 @@
 """An assistant of the target as a source of drafts (``engine/models/assistant.py``)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
+from engine.arrays import Array
 from engine.decode.sampler import Sampler
+from engine.models.assistant import Assistant
+from engine.ops import Ops
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.proposal import Proposal
 
@@ -15,22 +18,26 @@ class AssistantDraft(MTPDraft):
     behind = 1
 
     @property
-    def ops(self) -> Any:
+    def _assistant(self) -> Assistant:
+        return cast(Assistant, self.llm.model.mtp)
+
+    @property
+    def ops(self) -> Ops:
         """The backend that computes them, perhaps of another GPU."""
-        return self.llm.model.mtp.ops
+        return self._assistant.ops
 
     def propose(
         self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, at least two, of which the cache holds all but the last."""
-        self.llm.model.mtp.stand(len(known) - 1)
+        self._assistant.stand(len(known) - 1)
         return super().propose(known, count, sampler, p_min, with_distributions)
 
     def reserve(self, length: int) -> None:
         """Have the angles of positions [0, length) ready."""
-        self.llm.model.mtp.reserve(length)
+        self._assistant.reserve(length)
 
     @property
-    def anchor(self) -> Any:
+    def anchor(self) -> Array:
         """Where the position is kept that drafts stand at."""
-        return self.llm.model.mtp.anchor
+        return self._assistant.anchor

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.arrays import Array
+from engine.cache.kv import KVCache
 from engine.decode.sampler import Sampler
 from engine.errors import ModelError
+from engine.ops import Forward
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
 from engine.speculative.source import Source
@@ -82,10 +85,9 @@ class DraftModel(Source):
     # --- passes on the target's own device -------------------------------------------------------------------------
 
     @property
-    def compute(self) -> Callable[..., Any]:
+    def compute(self) -> Forward[Array]:
         """A pass."""
-        compute: Callable[..., Any] = self.llm.model.compute
-        return compute
+        return self.llm.model.compute
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
         """Have the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
@@ -100,7 +102,7 @@ class DraftModel(Source):
         self.llm.keep([*unread, *tokens[: min(len(tokens), count) - 1]], len(unread) + count - 1)
 
     @property
-    def cache(self) -> Any:
+    def cache(self) -> KVCache:
         """Its own cache."""
         return self.llm.cache
 

@@ -11,7 +11,7 @@ With nothing proposed a step is plain, and where a device chooses tokens by itse
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.statistics import Statistics
+from engine.speculative.steps import Steps
 
 if TYPE_CHECKING:
     from engine.speculative.draft_model import DraftModel
@@ -87,7 +88,7 @@ class Speculation:
         due = self._controllers[self._draft.name].wait
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
-    def made(self, known: Sequence[int], proposal: Proposal, steps: Any) -> Proposal:
+    def made(self, known: Sequence[int], proposal: Proposal, steps: Steps) -> Proposal:
         """The drafts of the draft model, or, where ``steps`` makes them on the device, the order to do so."""
         assert self._draft is not None
         if self._on_device(steps):
@@ -97,20 +98,20 @@ class Speculation:
         # What was drawn is verified: to drop it because of what it is would not keep the distribution.
         return made if ratio or len(made) >= self.params.draft_min else NOTHING
 
-    def drafts_blindly(self, steps: Any) -> bool:
+    def drafts_blindly(self, steps: Steps) -> bool:
         """Whether drafts can be ordered before the tokens are known that they follow."""
         return self.adapts and self._lookup is None and self._draft is not None and self._on_device(steps)
 
-    def rewind(self, steps: Any) -> int:
+    def rewind(self, steps: Steps) -> int:
         """How many tokens may be read before it is known that they stay, as far as a draft model's own cache decides it."""
         draft = self._draft
         if draft is None or not self._on_device(steps) or draft.cache is None:
-            return int(steps.rewind)
-        return int(draft.cache.rewind - draft.reads + 1)
+            return steps.rewind
+        return draft.cache.rewind - draft.reads + 1
 
-    def _on_device(self, steps: Any) -> bool:
+    def _on_device(self, steps: Steps) -> bool:
         draft = self._draft
-        return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and bool(steps.drafts_here(draft))
+        return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and steps.drafts_here(draft)
 
     def passed(self, seconds: float) -> None:
         """A plain step has ended."""
@@ -130,7 +131,7 @@ class Speculation:
 
 
 def follow(
-    steps: Any, known: Sequence[int], count: int, speculation: Speculation | None
+    steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None
 ) -> Generator[tuple[int, np.ndarray], None, None]:
     """``count`` tokens that follow ``known``, each with its logits (empty where they stayed on the device).
 
@@ -163,7 +164,7 @@ def follow(
 
 
 def _following(
-    steps: Any, known: Sequence[int], count: int, speculation: Speculation | None, started: Sequence[tuple[str, int]]
+    steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None, started: Sequence[tuple[str, int]]
 ) -> tuple[str, Proposal] | None:
     """The (source, drafts) of a step to start now, behind those under way; None if the next result is to be waited for."""
     if len(started) >= max(steps.ahead, steps.ahead_drafted):

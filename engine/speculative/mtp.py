@@ -1,11 +1,13 @@
 """The target's own layer for drafting as a source of drafts (``engine/models/mtp.py``)."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.arrays import Array, Pass
 from engine.decode.sampler import Sampler
+from engine.ops import Drafter
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
 from engine.speculative.source import Source
@@ -33,9 +35,14 @@ class MTPDraft(Source):
         self.script: np.ndarray | None = None
 
     @property
+    def _drafter(self) -> Drafter[Array]:
+        assert self.llm.model.mtp is not None
+        return self.llm.model.mtp
+
+    @property
     def cost(self) -> float:
         """Bytes that a drafted token reads."""
-        return float(self.llm.model.mtp.n_bytes)
+        return float(self._drafter.n_bytes)
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """The target's own."""
@@ -49,16 +56,14 @@ class MTPDraft(Source):
         return drafted(self._logits, known, count, sampler, p_min, with_distributions, self.script)
 
     def _logits(self, history: list[int]) -> np.ndarray:
-        logits: np.ndarray = self.llm.model.mtp.forward(history[-1], len(history) - 1)
-        return logits
+        return self._drafter.forward(history[-1], len(history) - 1)
 
     # --- passes on the device ------------------------------------------------------------------------------------
 
     @property
-    def compute(self) -> Callable[..., Any]:
+    def compute(self) -> Callable[[Pass[Array], int], Array]:
         """A pass."""
-        compute: Callable[..., Any] = self.llm.model.mtp.compute
-        return compute
+        return self._drafter.compute
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
         """Nothing: the trunk has done it."""

@@ -1,6 +1,9 @@
 """What sources of drafts that are models have in common."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from engine.arrays import Array
+from engine.ops import Ops
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -12,13 +15,21 @@ class Source:
     llm: "LLM"
     behind = 0
     """Tokens that must come before the certain one."""
-    anchor: Any = None
-    """Where the position of the certain token is kept, for sources that want to know it: int32 [2], it and the one before."""
 
     @property
-    def ops(self) -> Any:
+    def ops(self) -> Ops:
         """The backend that computes them."""
         return self.llm.model.ops
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions of the context."""
+        return self.llm.n_ctx
+
+    @property
+    def anchor(self) -> Array | None:
+        """Where the position of the certain token and the one before lie, int32 [2]; None for sources that do not ask."""
+        return None
 
     def reserve(self, length: int) -> None:
         """Have the angles of positions [0, length) ready."""

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
+from engine.cache.kv import KVCache
 from engine.decode.sampler import Sampler
 from engine.limits import STEP_ROWS
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
 from engine.speculative.params import SpeculationParams
-from engine.speculative.proposal import Proposal
+from engine.speculative.proposal import DeviceDraft, Proposal
 
 _NO_LOGITS = np.empty(0, np.float32)
 
@@ -28,20 +29,61 @@ class Step:
         return self.logits[i] if self.logits else _NO_LOGITS
 
 
-class ModelSteps:
-    """What a model's cache allows its steps."""
+class Steps(Protocol):
+    """Steps of one model: ``begin``, then ``start`` and ``take`` by turns, as many of the one as of the other.
 
-    _model: Any
+    ``ahead``: plain steps that may be started before the first is taken; ``ahead_drafted``: steps with drafts.
+    """
+
+    ahead: int
+    ahead_drafted: int
 
     @property
     def rewind(self) -> int:
         """How many tokens may be read before it is known that they stay."""
-        return int(self._model.cache.rewind)
+
+    def room(self, n_known: int) -> int:
+        """How many drafts a step can read after ``n_known`` tokens."""
+
+    def drafts_here(self, draft: DeviceDraft) -> bool:
+        """Whether a model makes its drafts as part of a step."""
+
+    def begin(self, known: Sequence[int]) -> object:
+        """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
+
+    def start(self, proposal: Proposal) -> None:
+        """Start a step that reads the last known token and the drafts."""
+
+    def take(self) -> Step:
+        """The result of the first step that was not taken yet; waits for it."""
+
+    def end(self, turn: object = None) -> None:
+        """No further step will be asked for; those in flight are waited for."""
+
+
+class Readable(Protocol):
+    """What steps ask of a model."""
+
+    cache: KVCache
+
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+        """Run a pass: the logits of its last rows, float32 [n_logits, n_vocab]."""
+
+
+class ModelSteps:
+    """What a model's cache allows its steps."""
+
+    _model: Readable
+
+    @property
+    def rewind(self) -> int:
+        """How many tokens may be read before it is known that they stay."""
+        return self._model.cache.rewind
 
     def room(self, n_known: int) -> int:
         """How many drafts a step can read after ``n_known`` tokens."""
         cache = self._model.cache
-        return int(min(cache.n_ctx - n_known, STEP_ROWS - 1, cache.max_rows - 1))
+        return min(cache.n_ctx - n_known, STEP_ROWS - 1, cache.max_rows - 1)
 
 
 class HostSteps(ModelSteps):
@@ -52,14 +94,14 @@ class HostSteps(ModelSteps):
     ahead_drafted = 1
     """The same for steps with drafts."""
 
-    def __init__(self, model: Any, sampler: Sampler, params: SpeculationParams) -> None:
+    def __init__(self, model: Readable, sampler: Sampler, params: SpeculationParams) -> None:
         self._model = model
         self._sampler = sampler
         self._params = params
         self._known: list[int] = []
         self._steps: list[Step] = []
 
-    def drafts_here(self, draft: Any) -> bool:
+    def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a draft model makes its drafts as part of a step."""
         return False
 

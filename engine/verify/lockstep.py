@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
@@ -183,8 +184,8 @@ class Attention:
     def of(cls, name: str, args: Sequence[Any]) -> "Attention | None":
         """The arguments of ``attention`` or ``attend_past``; None for other operations."""
         if name == "attention":
-            heads, q, _, _, cache, last, _ = args
-            return cls(heads, q, cache, last, cache.window, True)
+            heads, q, _, _, cache, batch, _ = args
+            return cls(heads, q, cache, batch.positions, cache.window, True)
         if name == "attend_past":
             heads, q, cache, _, last, _, window = args
             return cls(heads, q, cache, last, window, False)
@@ -218,21 +219,25 @@ class Lockstep:
         """One pass on both: the logits of the last ``n_logits`` rows, which are equal.  Raises Difference."""
         for model in (self._cpu, self._gpu):
             model.prepare(int(positions[0]), tokens.size)
-        ids, places = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
-        logits = self._model.compute(ids, places, n_logits)
+        logits = self._model.compute(self._pass(tokens, positions), n_logits)
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
 
     def draft(self, token: int, position: int) -> None:
         """One pass of the layer that drafts, behind the tokens in the cache.  Raises Difference."""
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
-        given = [np.array([value], np.int32) for value in (token, position)]
-        self._model.mtp.compute(*(Pair(x, self._gpu.ops.upload(x)) for x in given), 1)
+        at_token, at_position = (np.array([value], np.int32) for value in (token, position))
+        self._model.mtp.compute(self._pass(at_token, at_position), 1)
 
-    def _block(self, il: int, x: Any, positions: Any) -> Any:
+    def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Any:
+        """The rows of a pass on both devices."""
+        both_tokens, both_positions = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
+        return Pass[Any](both_tokens, both_positions)
+
+    def _block(self, il: int, x: Any, batch: Any) -> Any:
         self._layer = il
         try:
-            return type(self._model).block(self._model, il, x, positions)
+            return type(self._model).block(self._model, il, x, batch)
         finally:
             self._layer = None
 
@@ -338,7 +343,7 @@ class Lockstep:
             checks = []
             kind = launch.kernel.kernel.name
             if name == "remember":
-                checks = self._appended(args[3], args[4].cpu, given[3], launch)
+                checks = self._appended(args[3], args[4].positions.cpu, given[3], launch)
             elif kind == "convolve":
                 checks = self._convolved(args, launch, inner[0])
             elif name in ("delta_net", "keep_rows"):
@@ -432,18 +437,18 @@ class Lockstep:
 
     def _convolved(self, args: Sequence[Any], launch: Launch, y: np.ndarray) -> list[Check]:
         """What a delta net has ready of all tokens before its state goes from one to the next."""
-        net, _, gates, _, positions = args
+        net, _, gates, _, batch = args
         y_found, gates_found = (self._gpu.ops.download(out) for out in launch.outputs)
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
         opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
         return [
             Check("convolved and normalized", y, y_found),
-            Check("decay and rate", opened, gates_found[:, : positions.size]),
+            Check("decay and rate", opened, gates_found[:, : batch.rows]),
         ]
 
     def _kept(self, name: str, kind: str, args: Sequence[Any]) -> list[Check]:
         """What a kernel of an operation leaves in rings by position."""
-        positions = args[-1].cpu
+        positions = args[-1].positions.cpu
         if name == "keep_rows":
             rings = [("row", args[0])]
         else:
@@ -459,9 +464,9 @@ class Lockstep:
     @staticmethod
     def _remembered(args: Sequence[Any]) -> list[np.ndarray]:
         """What a delta net begins with, in rings of the GPU's lengths: a long pass overwrites it."""
-        net, _, _, memory, positions = args
+        net, _, _, memory, batch = args
         needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
-        return [moved_ring(ring.cpu, ring.gpu.shape, int(positions.cpu[0]), n) for ring, n in needed]
+        return [moved_ring(ring.cpu, ring.gpu.shape, int(batch.positions.cpu[0]), n) for ring, n in needed]
 
     def _judge(
         self,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrays import Pass
 from engine.cache.recurrent import RecurrentLayer
 from engine.cpu import delta_net
 from engine.cpu.backend import Backend
@@ -63,7 +64,7 @@ def empty_memory(net: DeltaNet, slots: int, rows: int) -> RecurrentLayer:
 def run(net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2) -> np.ndarray:
     """One pass over tokens at positions ``first`` and after."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
-    return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, positions)
+    return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, Pass(positions, positions))
 
 
 def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLayer]:

@@ -1,6 +1,7 @@
 """The element-wise and normalizing operations of a backend against float64."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from engine.cpu.backend import Backend
 from engine.models.config import RopeConfig
 from engine.models.rotary import Rotary, frequencies, magnitude
 
-ops = Backend()
+ops: Any = Backend()
 ULP = 2.0**-23
 
 
@@ -38,7 +39,7 @@ def test_rms_norm_of_heads_is_that_of_rows() -> None:
 def test_rope_rotates_pairs(neox: bool) -> None:
     x = np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)
     positions = np.array([0, 1, 77, 5000], np.int32)
-    rotary = Rotary(ops, RopeConfig(16, 10000.0), None, 8192)
+    rotary: Any = Rotary(ops, RopeConfig(16, 10000.0), None, 8192)
     rotary.reserve(5001)
     table = rotary.table
     angle = positions[:, None] * 10000.0 ** (-np.arange(8) / 8.0)
@@ -63,12 +64,12 @@ def test_rope_scalings() -> None:
 
 
 def test_a_grown_rope_table_keeps_its_rows() -> None:
-    rotary = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
+    rotary: Any = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
     rotary.reserve(10)
     small = rotary.table[:10].copy()
     rotary.reserve(3000)
     assert rotary.table[:10].tobytes() == small.tobytes()
-    whole = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
+    whole: Any = Rotary(ops, RopeConfig(64, 1e6), None, 4096)
     whole.reserve(3000)
     assert rotary.table[:3000].tobytes() == whole.table[:3000].tobytes()
 

@@ -19,6 +19,7 @@ import pytest
 
 import engine
 from engine import parity
+from engine.arrays import Pass
 from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.decode.sampler import Sampler, SamplingParams
@@ -380,14 +381,15 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)
         v = k if given["keys_only"] else v
         tensors = [gpu.upload(a) for a in (q, k, v, positions)]
-        inputs = (on_gpu, *tensors[:3], theirs, tensors[3], gtable)
+        batch = Pass(tensors[3], tensors[3])
+        inputs = (on_gpu, *tensors[:3], theirs, batch, gtable)
         found = computed(gpu, plain, gpu, "attention", *inputs, twice=first % 3 == 0)[0]
-        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, positions, table)
+        expected = cpu.attention(heads, q.copy(), k.copy(), v.copy(), mine, Pass(positions, positions), table)
         same(found, expected, f"{layer}, {rows} rows at {first}: ")
         last, window = np.full(rows, first, np.int32), given["window"]
-        inputs = (on_gpu, tensors[0], theirs, tensors[3], gpu.upload(last), gtable, window)
+        inputs = (on_gpu, tensors[0], theirs, batch, gpu.upload(last), gtable, window)
         found = computed(gpu, plain, gpu, "attend_past", *inputs)[0]
-        expected = cpu.attend_past(heads, q.copy(), mine, positions, last, table, window)
+        expected = cpu.attend_past(heads, q.copy(), mine, Pass(positions, positions), last, table, window)
         same(found, expected, f"{layer}, {rows} rows at {first}, of the past: ")
         first += rows
     downloaded = replace(mine, keys=gpu.download(theirs.keys), values=gpu.download(theirs.values))
@@ -848,7 +850,7 @@ def test_a_freed_model_gives_its_memory_back(gpu: Any, tiny: Any) -> None:
     free = gpu.device.free_memory()
     devices = []
     for _ in range(3):
-        llm = engine.load(tiny("tiny-qwen2", "Q5_K_M"), device="cuda", n_ctx=512)
+        llm: Any = engine.load(tiny("tiny-qwen2", "Q5_K_M"), device="cuda", n_ctx=512)
         llm.complete([1, 2, 3], max_tokens=5, seed=1)
         devices.append(llm.model.ops.device)
         assert devices[-1].allocated > llm.cache_bytes > 0

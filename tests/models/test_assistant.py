@@ -135,7 +135,7 @@ def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Pa
     """The first token has none before it that an assistant could go on from."""
     target = make_model(tmp_path / "t.gguf", "tiny-gemma4-e", "Q8_0", seed=1)
     assistant = make_model(tmp_path / "a.gguf", "tiny-gemma4-e-assistant", "Q8_0", seed=1)
-    llm = engine.load(target, device="cpu", n_ctx=48, n_threads=1, cache_type=kind, draft_model=assistant)
+    llm: Any = engine.load(target, device="cpu", n_ctx=48, n_threads=1, cache_type=kind, draft_model=assistant)
     assert [llm.model.mtp._memories[il] for il in range(2)] == [2, 3]  # the tail has none
     for temperature in (0.0, 1.0):
         for prompt in ([7], [7, 8], [3] * 47):
@@ -290,7 +290,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[str, str]) -> None:
     """Chains of drafts within the window and beyond, from the outputs behind the trunk's last norm."""
     assistant = f"{name}-assistant"
-    llm = engine.load(
+    llm: Any = engine.load(
         tiny[name],
         device="cpu",
         n_ctx=N_CTX,
@@ -385,7 +385,7 @@ def test_a_draft_file_whose_architecture_is_no_text(tiny: dict[str, Path], tmp_p
 
 
 def test_tables_of_angles_are_the_targets_own_where_they_are_the_same(tiny: dict[str, Path]) -> None:
-    llm = engine.load(
+    llm: Any = engine.load(
         tiny["tiny-gemma4"], device="cpu", n_ctx=64, n_threads=1, draft_model=tiny["tiny-gemma4-assistant"]
     )
     assistant = llm.model.mtp
@@ -409,6 +409,6 @@ def test_devices(tiny: dict[str, Path]) -> None:
 
 
 def test_it_counts_what_a_draft_reads(tiny: dict[str, Path]) -> None:
-    llm = engine.load(tiny["tiny-gemma4"], device="cpu", n_ctx=64, draft_model=tiny["tiny-gemma4-assistant"])
+    llm: Any = engine.load(tiny["tiny-gemma4"], device="cpu", n_ctx=64, draft_model=tiny["tiny-gemma4-assistant"])
     assistant: GGUF = read_gguf(tiny["tiny-gemma4-assistant"])
     assert source(llm).cost == assistant.n_bytes == llm.model.mtp.n_bytes

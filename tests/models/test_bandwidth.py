@@ -31,10 +31,12 @@ def test_nothing_is_known_of_nothing(timings: Timings) -> None:
 
 
 def test_the_cpu_is_measured_with_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.cpu import backend
     from engine.cpu import bandwidth as cpu
 
     monkeypatch.setattr(cpu, "machine_bandwidth", lambda n_threads: 1e9 * n_threads)
-    assert bandwidth.measured_bandwidth(SimpleNamespace(name="cpu", n_threads=3)) == 3e9
+    ops = backend.Backend()
+    assert ops.bandwidth() == 1e9 * ops.n_threads
 
 
 # --- a GPU that is a stand-in ------------------------------------------------------------------------------------
@@ -71,12 +73,11 @@ class FakeDevice:
 @pytest.mark.parametrize("free", [100 << 30, 1 << 30, 1 << 20])
 def test_the_gpu_is_measured_once(free: int) -> None:
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
-    from engine.cuda.bandwidth import PASSES, STEP, THREADS
+    from engine.cuda.bandwidth import PASSES, STEP, THREADS, device_bandwidth
 
-    device = FakeDevice(free, [1e-9, 3e-3, 2e-3, *[4e-3] * PASSES])
-    ops = SimpleNamespace(name="cuda", device=device)
-    rate = bandwidth.measured_bandwidth(ops)
-    assert bandwidth.measured_bandwidth(ops) == rate
+    device: Any = FakeDevice(free, [1e-9, 3e-3, 2e-3, *[4e-3] * PASSES])
+    rate = device_bandwidth(device)
+    assert device_bandwidth(device) == rate
     assert len(device.launches) == PASSES + 1
     ((name, grid, block, (data, steps, sums)),) = set(device.launches)
     size = 4 * STEP * grid * steps

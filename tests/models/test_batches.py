@@ -95,9 +95,9 @@ def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytes
 
     compute = llm.model.compute
 
-    def inside(given: Any, positions: Any, n_logits: int) -> Any:
-        compute(given, positions, n_logits)
-        if positions[-1] >= 200:
+    def inside(batch: Any, n_logits: int) -> Any:
+        compute(batch, n_logits)
+        if batch.positions[-1] >= 200:
             raise KeyboardInterrupt
 
     llm.reset()

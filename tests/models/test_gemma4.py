@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
+from engine.arrays import Pass
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ASSISTANT, ModelConfig
@@ -142,21 +143,21 @@ def test_bytes_of_the_cache(files: Files, kinds: tuple[str, str]) -> None:
 def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
     """Layers 4 to 7 have no memory: those that slide read that of layer 2, the global one that of layer 3."""
     llm = load(files["tiny-gemma4-e"], ("f32", "f32"))
-    c, model = llm.config, llm.model
+    c = llm.config
+    model: Any = llm.model
     assert [c.memory(il) for il in range(c.n_layer)] == [0, 1, 2, 3, 2, 2, 2, 3]
     assert c.n_ff_tail == 2 * c.n_ff and all(layer.attn_k is None for layer in model.layers[4:])
     ids = np.random.default_rng(4).integers(0, c.n_vocab, 100).tolist()
     llm.logits(ids)
     x, positions = np.random.default_rng(1).standard_normal((3, c.n_embd)).astype(np.float32), np.arange(97, 100)
-    model.begin(np.array(ids[97:], np.int32), x)
-    positions = positions.astype(np.int32)
+    batch = model.begin(Pass(np.array(ids[97:], np.int32), positions.astype(np.int32)), x)
     memories = [(layer.keys.copy(), layer.values.copy()) for layer in llm.cache.layers]
     for il in range(4, 8):
-        expected = model.block(il, x, positions)
+        expected = model.block(il, x, batch)
         for own, layer in enumerate(llm.cache.layers):
             for ring in (layer.keys, layer.values):
                 ring *= np.float32(-1)
-                assert (model.block(il, x, positions).tobytes() == expected.tobytes()) is (own != c.memory(il))
+                assert (model.block(il, x, batch).tobytes() == expected.tobytes()) is (own != c.memory(il))
                 ring *= np.float32(-1)
     # Nor do they write any.
     for layer, (keys, values) in zip(llm.cache.layers, memories, strict=True):

@@ -105,10 +105,12 @@ def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM
         llm.prefill(ids + found)
         layer = llm.cache.layers[-1]
         n = len(ids) + COUNT
+        model: Any = llm.model
+        hidden = model.mtp.hidden
         keys = layer.keys.swapaxes(2, 3).reshape(layer.keys.shape[0], -1, layer.keys.shape[2])[:, :n]
         values = layer.values.reshape(layer.values.shape[0], -1, layer.values.shape[3])[:, :n]
-        rows = [p % llm.model.mtp.hidden.shape[0] for p in range(n - 8, n)]
-        answers[name] = (keys.tobytes(), values.tobytes(), llm.model.mtp.hidden[rows].tobytes())
+        rows = [p % hidden.shape[0] for p in range(n - 8, n)]
+        answers[name] = (keys.tobytes(), values.tobytes(), hidden[rows].tobytes())
     assert answers["plain"] == answers["drafted"]
 
 

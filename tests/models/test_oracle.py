@@ -61,7 +61,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", HYBRIDS.values(), ids=HYBRIDS)
 def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case, tmp_path: Path) -> None:
     """From the trunk's output at every kind of position, and a chain that goes on from its own."""
-    llm = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
+    llm: Any = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
     golden = _golden(case)
     for row in golden["mtp"]:
         prompt, at = prompts(case)[row["prompt"]].tolist(), row["position"]
@@ -79,7 +79,7 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
 def test_drafts_are_those_of_the_assistants_of_transformers(case: Case, tmp_path: Path) -> None:
     """Chains of them: inside the window, at its edges and beyond."""
     target = write_gguf(CASES[case.target], tmp_path / "target.gguf")
-    llm = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")
+    llm: Any = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")
     assistant = llm.model.mtp
     for row in _golden(case)["rows"]:
         at, step = row["position"], row["step"]

@@ -197,12 +197,12 @@ def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -
         calls = 0
         block = llm.model.block
 
-        def failing(il: int, x: Any, positions: Any, at: int = at, block: Any = block) -> Any:
+        def failing(il: int, x: Any, batch: Any, at: int = at, block: Any = block) -> Any:
             nonlocal calls
             calls += 1
             if il == at:
                 raise KeyboardInterrupt
-            return block(il, x, positions)
+            return block(il, x, batch)
 
         with monkeypatch.context() as patch:
             patch.setattr(llm.model, "block", failing)

@@ -111,7 +111,7 @@ def answers(
     """How often each answer came, and how many drafts were kept."""
     sampler = Sampler(params, N_VOCAB)
     source = draft_model(draft)
-    model = Chain(TARGET)
+    model: Any = Chain(TARGET)
     found: Counter[tuple[int, ...]] = Counter()
     kept = 0
     for seed in seeds:
@@ -216,7 +216,7 @@ def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
     kept = refused = 0
     for seed in range(500):
         sampler.seed = seed
-        model = Chain(TARGET)
+        model: Any = Chain(TARGET)
         model.tokens = list(PROMPT[:-1])
         speculation = Speculation(params, sampler, draft_model(DRAFTS["bad"]), 10.0)
         found = [token for token, _ in follow(HostSteps(model, sampler, params), PROMPT, 2, speculation)]

@@ -406,7 +406,9 @@ def test_no_more_rows_than_a_pass_can_read(drafting: engine.LLM) -> None:
 
 
 @pytest.mark.parametrize("least", [0, 2])
-def test_a_draft_model_that_is_never_sure_is_left_alone(drafting: engine.LLM, least: int) -> None:
+def test_a_draft_model_that_is_never_sure_is_left_alone(
+    drafting: engine.LLM, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
     """What it has drafted in vain costs time, too."""
     assert drafting.draft is not None
     passes = 0
@@ -417,7 +419,7 @@ def test_a_draft_model_that_is_never_sure_is_left_alone(drafting: engine.LLM, le
         passes += 1
         return forward(*given)
 
-    drafting.draft.llm.model.forward = counting
+    monkeypatch.setattr(drafting.draft.llm.model, "forward", counting)
     options = REPEATS | {"max_tokens": 140, "temperature": 1.5}
     params = SpeculationParams(draft_p_min=1.0, draft_min=least)
     found = drafting.complete(PROMPT, speculation=params, **options)

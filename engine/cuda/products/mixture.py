@@ -33,7 +33,7 @@ class Mixture:
     def __init__(
         self,
         ops: "Backend",
-        experts: Experts,
+        experts: "Experts[Tensor, DeviceWeight]",
         residual: "Tensor | None",
         x: "Tensor | Deferred",
         router_x: "Tensor | Deferred | None" = None,

@@ -9,22 +9,22 @@ first kernels, passes of that model that hand their tokens to one another and to
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from engine.arrays import Pass
 from engine.cuda import accept, sample
-from engine.cuda.runtime.device import Graph
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Device, Graph
+from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
 from engine.errors import DeviceError
+from engine.ops import Decoder, Forward, Operations
 from engine.speculative.params import SpeculationParams
-from engine.speculative.proposal import Proposal
+from engine.speculative.proposal import DeviceDraft, Proposal
 from engine.speculative.steps import ModelSteps, Step
-
-if TYPE_CHECKING:
-    from engine.cuda.backend import Backend
-    from engine.speculative.draft_model import DraftModel
-    from engine.speculative.mtp import MTPDraft
 
 AHEAD = 4
 """Plain steps that are launched before the token of the first of them is read."""
@@ -36,6 +36,29 @@ POLL_SECONDS = 5e-5
 """How long the host sleeps when a token is not there yet and further steps are under way anyway."""
 
 
+class GraphOperations(Protocol):
+    """What steps ask of a GPU's backend."""
+
+    device: Device
+    tokens: Tensor
+    positions: Tensor
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
+        """A zeroed array that stays."""
+
+    def inputs(self) -> Pass[Tensor]:
+        """Memory for the tokens and positions of passes beside those of ``tokens`` and ``positions``."""
+
+    def plan(self, forward: Forward[Tensor], rows: int, n_logits: int, inputs: Pass[Tensor] | None = None) -> Plan:
+        """A recorded pass."""
+
+    def start(self, plan: Plan) -> None:
+        """Start its kernels one by one."""
+
+    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+        """Whether the other backend has its arrays and its work on the same GPU, opened once for both."""
+
+
 class DeviceSteps(ModelSteps):
     """Steps of one model on one GPU: ``begin``, then ``start`` and ``take`` by turns; some steps may be started before the
     first is taken, as long as none of them has drafts of the host."""
@@ -43,7 +66,9 @@ class DeviceSteps(ModelSteps):
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
 
-    def __init__(self, ops: "Backend", model: Any) -> None:
+    _model: Decoder[Tensor]
+
+    def __init__(self, ops: GraphOperations, model: Decoder[Tensor]) -> None:
         self._ops = ops
         self._device = ops.device
         self._model = model
@@ -68,9 +93,9 @@ class DeviceSteps(ModelSteps):
         p = self._sampler.params
         return p.greedy, sample.edits(p), "exact" if p.greedy else self._params.accept
 
-    def drafts_here(self, draft: "DraftModel | MTPDraft") -> bool:
+    def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a model makes its drafts as part of a step."""
-        return draft.ops.name == "cuda" and draft.ops.device is self._device
+        return self._ops.shares_memory_with(draft.ops)
 
     def begin(self, known: Sequence[int]) -> object:
         """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
@@ -156,7 +181,7 @@ class DeviceSteps(ModelSteps):
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _draft_graph(self, draft: "DraftModel | MTPDraft", count: int, end: int) -> Graph:
+    def _draft_graph(self, draft: DeviceDraft, count: int, end: int) -> Graph:
         """A step, over before position ``end``, with ``count`` drafts that the draft model makes first."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._ops.tokens, self._ops.positions, self._history)
@@ -177,12 +202,12 @@ class DeviceSteps(ModelSteps):
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _load(self, kernels: Sequence[Any]) -> None:
+    def _load(self, kernels: Sequence[Specialization]) -> None:
         """Compile before a capture begins."""
         for kernel in [*kernels, *self._chooser.kernels(*self._kind)]:
             self._device.load(kernel)
 
-    def _verify(self, rows: int, draft_lists: Any) -> None:
+    def _verify(self, rows: int, draft_lists: sample.Candidates | None) -> None:
         """A pass and the choice of its tokens, inside a capture."""
         ops = self._ops
         plan = ops.plan(self._model.compute, rows, rows)
@@ -197,15 +222,16 @@ class DeviceDrafts:
     """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step,
     without a way through the host."""
 
-    def __init__(self, draft: "DraftModel | MTPDraft", target_tokens: Any, target_positions: Any, history: Any) -> None:
+    def __init__(self, draft: DeviceDraft, target_tokens: Tensor, target_positions: Tensor, history: Tensor) -> None:
         self.draft = draft
-        self._ops = draft.ops
+        self._ops: GraphOperations = draft.ops
         self._device = self._ops.device
         self._target_tokens = target_tokens
         self._target_positions = target_positions
         self._history = history
-        self._n_ctx = draft.llm.cache.n_ctx
-        self._tokens, self._positions = self._ops.inputs()
+        self._n_ctx = draft.n_ctx
+        self._inputs = self._ops.inputs()
+        self._tokens, self._positions = self._inputs.tokens, self._inputs.positions
         self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx)
         self._script = self._ops.zeros((self._n_ctx,), np.int32)
 
@@ -229,14 +255,14 @@ class DeviceDrafts:
         """Have the draft source know what it needs before it can go on after ``known``."""
         self.draft.catch_up(known, self._owner)
 
-    def _plan(self, rows: int) -> Any:
-        return self._ops.plan(self.draft.compute, rows, 1, (self._tokens, self._positions))
+    def _plan(self, rows: int) -> Plan:
+        return self._ops.plan(self.draft.compute, rows, 1, self._inputs)
 
-    def lists(self, mode: str) -> Any:
+    def lists(self, mode: str) -> sample.Candidates | None:
         """Among what the drafts were drawn, where acceptance looks at it."""
         return self._chooser.lists if mode == "ratio" else None
 
-    def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Any]:
+    def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Specialization]:
         """What ``launch`` needs beside the passes, which are recorded here."""
         for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
             self._plan(rows)
@@ -265,7 +291,7 @@ class DeviceDrafts:
             device.launch(accept.propose(self.scripted), 1, 32, arguments)
 
 
-def drafting_kernels() -> list[Any]:
+def drafting_kernels() -> list[Specialization]:
     """What steps with drafts launch, beside passes and the choice of tokens."""
     first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
     return [accept.place(), *first, accept.propose(False)]

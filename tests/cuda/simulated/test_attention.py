@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.arrays import Pass
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -283,13 +284,15 @@ def same_operations(
 
     def both(ops: Any, cache: LayerCache, heads: Heads, *arrays: Any) -> Any:
         q, k, v, places, angles = arrays
-        ops.remember(heads, k[:start], k[:start] if one else v[:start], cache, places[:start], angles)
+        ops.remember(
+            heads, k[:start], k[:start] if one else v[:start], cache, Pass(places[:start], places[:start]), angles
+        )
         of_rows, now = slice(start, start + rows), places[start : start + rows]
         k, v = k[of_rows], v[of_rows]
-        found = [ops.attention(heads, q, k, k if one else v, cache, now, angles)]
+        found = [ops.attention(heads, q, k, k if one else v, cache, Pass(now, now), angles)]
         if not heads.gated:
             last = places[start : start + rows] if past == 0 else places[:rows]
-            found.append(ops.attend_past(heads, q, cache, places[-rows:], last, angles, past))
+            found.append(ops.attend_past(heads, q, cache, Pass(places[-rows:], places[-rows:]), last, angles, past))
         return found
 
     expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.arrays import Pass
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -63,7 +64,7 @@ def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: in
         x, alpha, beta = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, n_v, n_v))
         # One that softplus returns as it is, one whose exponential is lost beside 1.
         alpha[0, 0], alpha[-1, -1] = 25.0, -40.0
-        expected = cpu.delta_net(net, x, [alpha, beta], memory, positions)
+        expected = cpu.delta_net(net, x, [alpha, beta], memory, Pass(positions, positions))
         out = np.full((rows, n_v * d), np.nan, F)
         most = 1 if rows == 1 else -(-rows // 8) * 8
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
@@ -128,8 +129,8 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     # As two matrices give them, or one.
     gates = [alpha, beta] if apart else [np.concatenate([alpha, beta], axis=1)]
     given = [gpu.upload(gate) for gate in gates]
-    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, places))
-    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, positions).tobytes()
+    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Pass(places, places)))
+    assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, Pass(positions, positions)).tobytes()
     assert gpu.download(device_memory.conv).tobytes() == memory.conv.tobytes()
     assert gpu.download(device_memory.states).tobytes() == memory.states.tobytes()
 
@@ -166,9 +167,11 @@ def test_wide_passes_are_single_steps(
         positions = np.arange(start, start + rows, dtype=np.int32)
         x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * n_v))
         gates[0, 0], gates[-1, -1] = 25.0, -40.0
-        law = [cpu.delta_net(net, x[t : t + 1], [gates[t : t + 1]], memory, positions[t : t + 1]) for t in range(rows)]
+        batch = Pass(positions, positions)
+        each = [slice(t, t + 1) for t in range(rows)]
+        law = [cpu.delta_net(net, x[row], [gates[row]], memory, batch.part(row)) for row in each]
         inputs, places, given = gpu.upload(x), gpu.upload(positions), [gpu.upload(gates)]
-        ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, places))
+        ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, Pass(places, places)))
         assert ours.tobytes() == np.concatenate(law).tobytes()
         # Every slot and row that a later pass may read.
         for ring, mine, count in (
@@ -209,7 +212,7 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
     arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [np.arange(9, 9 + rows, dtype=np.int32)]
     x, gates, positions = (Pair(array, gpu.upload(array)) for array in arrays)
-    given = join(net, replace(net, **vectors)), x, [gates], join(memory, device_memory), positions
+    given = join(net, replace(net, **vectors)), x, [gates], join(memory, device_memory), Pass[Any](positions, positions)
     if kernel:
         with pytest.raises(Difference, match=f"the kernel {kernel}.* differs in the same way") as caught:
             both.delta_net(*given)

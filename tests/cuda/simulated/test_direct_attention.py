@@ -24,7 +24,7 @@ from tests.tiers import few
 SCALE = np.float32(0.3)
 
 
-def unset(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Lanes never written are not numbers; where they are quantized, scales are not."""
     array: np.ndarray = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint16)[:] = 0x7E01 if dtype == np.uint16 else 0x7FC1

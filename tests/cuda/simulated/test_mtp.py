@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from engine.arrays import Pass
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -22,7 +23,7 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     before, x, e = activations(length, n), activations(rows, n), activations(rows, n)[::-1].copy()
     norms = activations(2, n)
     ring = before.copy()
-    cpu.keep_rows(ring, x, positions)
+    cpu.keep_rows(ring, x, Pass(positions, positions))
     expected = before.copy()
     for t, position in enumerate(positions):
         expected[position % length] = x[t]
@@ -32,12 +33,12 @@ def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, l
     a, b, weights = gpu.upload(x), gpu.upload(e), [gpu.upload(norm) for norm in norms]
 
     def both() -> Tensor:
-        gpu.keep_rows(on_device, a, p)
-        return gpu.mtp_input(b, weights[0], on_device, weights[1], p, 1e-6)
+        gpu.keep_rows(on_device, a, Pass(p, p))
+        return gpu.mtp_input(b, weights[0], on_device, weights[1], Pass(p, p), 1e-6)
 
     (ours,) = computed(gpu, both)
     same(gpu.download(on_device), ring)
-    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], positions, 1e-6)
+    theirs = cpu.mtp_input(e, norms[0], ring, norms[1], Pass(positions, positions), 1e-6)
     same(ours, theirs)
     # Each half is a normalization of its own.
     h = np.stack([ring[(p - 1) % length] if p else np.zeros(n, F) for p in positions])
@@ -49,8 +50,8 @@ def test_a_row_beside_the_one_before(gpu: backend.Backend, rows: int, first: int
     e, ring = activations(rows, 40), activations(5, 24)
     positions = np.arange(first, first + rows, dtype=np.int32)
     a, b, p = (gpu.upload(x) for x in (e, ring, positions))
-    (ours,) = computed(gpu, lambda: gpu.beside(a, b, p))
-    theirs = cpu.beside(e, ring, positions)
+    (ours,) = computed(gpu, lambda: gpu.beside(a, b, Pass(p, p)))
+    theirs = cpu.beside(e, ring, Pass(positions, positions))
     same(ours, theirs)
     same(theirs, np.hstack([e, ring[[(p - 1) % 5 for p in positions]]]))
 
@@ -64,6 +65,6 @@ def test_a_plain_value(gpu: backend.Backend) -> None:
     # What is kept need not have been computed before.
     ring, positions = gpu.upload(np.zeros((4, 24), F)), np.array([2, 3], np.int32)
     p = gpu.upload(positions)
-    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), p))
+    plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), Pass(p, p)))
     gpu.start(plan)
     same(gpu.download(ring)[2:], cpu.rms_norm(x, norm, 1e-6))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.arrays import Pass
 from engine.cuda import backend
 from engine.cuda.runtime.pool import LARGE
 from tests.cuda.simulated.device import SimulatedDevice
@@ -27,8 +28,8 @@ class Forward:
         self.ops = ops
         self.recorded: list[int] = []
 
-    def __call__(self, tokens: Any, positions: Any, n_logits: int) -> Any:
-        rows = tokens.size
+    def __call__(self, batch: Any, n_logits: int) -> Any:
+        tokens, positions, rows = batch.tokens, batch.positions, batch.rows
         self.recorded.append(rows)
         last = slice(rows - n_logits, rows)
         return self.ops.add(tokens[last], positions[last]) if n_logits else None
@@ -37,7 +38,7 @@ class Forward:
 def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     """A pass, whose result is right."""
     tokens, positions = np.arange(rows, dtype=F), np.arange(10, 10 + rows, dtype=F)
-    found = ops.run(forward, tokens, positions, n_logits)
+    found = ops.run(forward, Pass(tokens, positions), n_logits)
     assert (found is None) == (n_logits == 0)
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()

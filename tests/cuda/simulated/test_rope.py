@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.arrays import Pass
 from engine.cuda.intrinsics import SIMULATED
 
 if not SIMULATED:
@@ -61,7 +62,9 @@ def agree(
     for ring in ("keys", "values"):
         getattr(mine, ring)[...] = getattr(cache, ring)
 
-    heads = Heads(n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed)
+    heads: Heads[np.ndarray] = Heads(
+        n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed
+    )
     heads = replace(heads, biases=(biases[0], biases[1], biases[2]) if biased else None)
     heads = replace(heads, q_norm=norms[0] if normed else None, k_norm=norms[1] if normed else None)
     q, k, v = (product[:, start : start + size].copy() for start, size in zip(starts, sizes, strict=True))
@@ -69,7 +72,7 @@ def agree(
         # Behind the queries of a head lie its gates.
         q = np.ascontiguousarray(q.reshape(rows, n_head, 2, d_k)[:, :, 0]).reshape(rows, -1)
     if n_head_kv:
-        ops.remember(heads, k, v, cache, POSITIONS, table)
+        ops.remember(heads, k, v, cache, Pass(POSITIONS, POSITIONS), table)
     q = ops._queries(heads, q, POSITIONS, table) if n_head else np.empty((rows, 0, d_k), np.float32)
     expected = [q]
     if cache.k_type.quantized:

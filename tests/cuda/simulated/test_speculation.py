@@ -146,7 +146,8 @@ def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.ids == expected[:3] and found.speculation is not None and found.speculation.drafted > 0
     assert gpu.cache.length == len(PROMPT) + 2
     cpu.read([*PROMPT, *expected[:2]])
-    for (what, *mine), (_, *its) in zip(cpu.model.rings(), gpu.model.rings(), strict=True):
+    rings: Any = zip(cpu.model.rings(), gpu.model.rings(), strict=True)
+    for (what, *mine), (_, *its) in rings:
         for position in range(gpu.cache.length - mine[1], gpu.cache.length):
             n, m = (int(ring.shape[0]) for ring in (mine[0], its[0]))
             row = gpu.model.ops.download(its[0][position % m : position % m + 1])

@@ -1,0 +1,91 @@
+"""Both backends have the operations of ``engine/ops.py``, with the same parameters, names and defaults."""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from engine.arrays import Pass
+from engine.cpu import backend as cpu
+from engine.errors import ModelError
+from engine.models.experts import Experts
+from engine.models.weights import Weight
+from engine.ops import Operations
+
+if TYPE_CHECKING:
+    from engine.cuda import backend as cuda
+    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+
+    # What mypy compares: every operation with its types.
+    of_cpu: Callable[[cpu.Backend], Operations[np.ndarray, np.ndarray, Weight]] = lambda ops: ops  # noqa: E731
+    of_gpu: Callable[[cuda.Backend], Operations[Tensor, Tensor | Deferred, DeviceWeight]] = lambda ops: ops  # noqa: E731
+
+BESIDE = {
+    "cpu": {"append", "attend", "convolved", "int8_queries", "rope"},
+    "cuda": {"capture", "plan", "record", "start"},
+}
+"""Public methods that one backend has for itself."""
+
+
+def backend(name: str) -> Any:
+    if name == "cuda":
+        pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+        from engine.cuda.backend import Backend
+
+        return Backend
+    return cpu.Backend
+
+
+def members(owner: type) -> dict[str, Any]:
+    """Public methods and properties."""
+    return {
+        name: member
+        for name, member in vars(owner).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
+    }
+
+
+def parameters(method: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default of each."""
+    return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_backend_has_every_operation_and_no_other(name: str) -> None:
+    wanted, found = members(Operations), members(backend(name))
+    assert wanted.keys() | BESIDE[name] == found.keys()
+    for member in wanted:
+        if isinstance(wanted[member], property):
+            assert isinstance(found[member], property), member
+        else:
+            assert parameters(found[member]) == parameters(wanted[member]), member
+
+
+def test_every_operation_is_described() -> None:
+    for name, member in members(Operations).items():
+        text = inspect.getdoc(member) or ""
+        assert len(text) > 20 and not text.startswith(("The same", "As ")), name
+
+
+def test_some_rows_of_a_pass() -> None:
+    rows = Pass(np.arange(5), np.arange(10, 15), sequences=np.array([0, 0, 1, 1, 1]))
+    part = rows.part(slice(1, 3))
+    assert (rows.rows, part.rows) == (5, 2)
+    assert part.sequences is not None
+    assert [a.tolist() for a in (part.tokens, part.positions, part.sequences)] == [[1, 2], [11, 12], [0, 1]]
+    assert Pass(rows.tokens, rows.positions).part(slice(2)).sequences is None
+
+
+def test_an_unknown_activation_of_experts_is_refused() -> None:
+    """... where a model is described, and by a backend that is given one all the same."""
+    weight: Any = object()
+    with pytest.raises(ModelError, match="experts with the activation 'relu' are not supported"):
+        Experts(4, 2, weight, weight, weight, weight, activation="relu")
+    experts: Experts[Any, Any] = Experts(4, 2, weight, weight, weight, weight)
+    object.__setattr__(experts, "activation", "relu")
+    for name in ("cpu", "cuda"):
+        ops = object.__new__(backend(name))
+        with pytest.raises(ModelError, match="experts with the activation 'relu' are not supported"):
+            ops.experts(experts, None, np.zeros((1, 4), np.float32))
