@@ -8,13 +8,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.decode.generation import Generation, Timings
+    from engine.decode.generation import Generation
+    from engine.decode.timings import Timings
     from engine.llm import LLM
     from engine.loading import load
 
 __all__ = ["LLM", "Generation", "Timings", "load"]
 
-_HOMES = {"LLM": "llm", "load": "loading", "Generation": "generation", "Timings": "generation"}
+_HOMES = {"LLM": "llm", "load": "loading", "Generation": "decode.generation", "Timings": "decode.timings"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,45 +2,38 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from engine.decode.sampler import Sampler, logprobs
+from engine.decode.timings import Timings
 from engine.speculative.loop import Speculation
-
-if TYPE_CHECKING:
-    from engine.llm import LLM
+from engine.text.tokenizer import Tokenizer
 
 
-@dataclass
-class Timings:
-    """Seconds and counts of one answer.
+class AnsweringModel(Protocol):
+    """What an answer needs of a loaded model; ``engine.llm.LLM`` is one."""
 
-    ``prompt_n`` tokens were computed in ``prompt_s``, after ``cache_n`` tokens that the cache still held; ``predicted_n``
-    tokens were generated in ``predicted_s``, counted from the end of the prompt; ``first_token_s`` is from the call to the
-    first token.  ``load_s`` and ``compile_s`` are the model's.
-    """
+    tokenizer: Tokenizer
+    n_ctx: int
+    load_seconds: float
+    compile_seconds: float
 
-    load_s: float = 0.0
-    compile_s: float = 0.0
-    cache_n: int = 0
-    prompt_n: int = 0
-    prompt_s: float = 0.0
-    predicted_n: int = 0
-    predicted_s: float = 0.0
-    first_token_s: float = 0.0
+    def prefill(
+        self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
+    ) -> tuple[np.ndarray, int]:
+        """Make the cache hold exactly ``ids``: (logits after the last one, float32 [n_vocab]; how many it already held)."""
 
-    @property
-    def prompt_per_second(self) -> float:
-        """Prompt tokens per second."""
-        return self.prompt_n / self.prompt_s if self.prompt_s else 0.0
-
-    @property
-    def predicted_per_second(self) -> float:
-        """Generated tokens per second."""
-        return self.predicted_n / self.predicted_s if self.predicted_s else 0.0
+    def decode(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        count: int,
+        speculation: Speculation | None = None,
+        with_logits: bool = False,
+    ) -> Generator[tuple[int, np.ndarray], None, None]:
+        """``count`` tokens that follow ``ids``, each with the logits it was chosen from, float32 [n_vocab]."""
 
 
 class Generation:
@@ -55,7 +48,7 @@ class Generation:
 
     def __init__(
         self,
-        llm: "LLM",
+        llm: AnsweringModel,
         prompt_ids: list[int],
         sampler: Sampler,
         *,

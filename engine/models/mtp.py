@@ -14,24 +14,21 @@ The outputs h lie in a ring by position, and so do the keys and values.  Every p
 the cache always holds what the trunk's own outputs give, and taking tokens back is a matter of the next position.
 """
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass
+from engine.models.base import hidden_ring
+from engine.models.hybrid import Attention, Hybrid, Layer
 from engine.models.weights import bytes_read
 from engine.ops import Ops
-
-if TYPE_CHECKING:
-    from engine.models.qwen35 import Attention, Layer, Qwen35
 
 
 class MTP:
     """The layer that drafts, of one model."""
 
-    def __init__(self, model: "Qwen35", layer: "Layer") -> None:
-        from engine.models.base import hidden_ring
-
+    def __init__(self, model: Hybrid, layer: Layer) -> None:
         c, blk = model.config, f"blk.{model.config.n_layer}.nextn."
         self._model = model
         self._layer = layer
@@ -52,7 +49,7 @@ class MTP:
         """The backend that computes it."""
         return self._model.ops
 
-    def belong(self, model: "Qwen35") -> None:
+    def belong(self, model: Hybrid) -> None:
         """Compute for ``model``, of the same weights, from now on."""
         self._model = model
 
@@ -82,7 +79,7 @@ class MTP:
     def follow(self, batch: Pass[Array], hidden: Array) -> None:
         """The trunk has made ``hidden`` [rows, n_embd] of the tokens: keep it, and the keys and values that go with it."""
         model, layer = self._model, self._layer
-        ops, c, mixer = model.ops, model.config, cast("Attention", layer.mixer)
+        ops, c, mixer = model.ops, model.config, cast(Attention, layer.mixer)
         ops.keep_rows(self.hidden, hidden, batch)
         a = ops.rms_norm(self._joined(batch), layer.attn_norm, c.norm_eps)
         k, v = ops.matmul(a, mixer.attn_k, mixer.attn_v)

@@ -12,54 +12,16 @@ Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
     x = y + swiglu(b Wgate, b Wup) Wdown,  b = rms_norm(y, post_attention_norm); in qwen35moe, experts(b)
 """
 
-from dataclasses import dataclass
-
 from engine.arrays import Array, Matrix, Pass
-from engine.models.base import Model
 from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts
-from engine.models.feed_forward import FeedForward, feed_forward, operations
-from engine.models.heads import Heads
+from engine.models.feed_forward import feed_forward, operations
+from engine.models.hybrid import Attention, Hybrid, Layer, Recurrent
 from engine.models.mtp import MTP
 from engine.models.weights import stacked
 
 
-@dataclass
-class Attention:
-    """Weights of an attention layer up to its output."""
-
-    attn_q: Matrix
-    attn_k: Matrix
-    attn_v: Matrix
-    attn_output: Matrix
-    heads: Heads[Array]
-
-
-@dataclass
-class Recurrent:
-    """Weights of a delta net up to its output; alpha and beta of one format are one matrix, which takes one launch less."""
-
-    attn_qkv: Matrix
-    attn_gate: Matrix
-    ssm_alpha_beta: tuple[Matrix, ...]
-    ssm_out: Matrix
-    net: DeltaNet[Array]
-
-
-@dataclass
-class Layer:
-    """Weights of one layer."""
-
-    attn_norm: Array
-    mixer: Attention | Recurrent
-    post_attention_norm: Array
-    ffn: FeedForward | Experts[Array, Matrix]
-
-
-class Qwen35(Model):
+class Qwen35(Hybrid):
     """qwen35 and qwen35moe, text only."""
-
-    layers: list[Layer]
 
     def load_rest(self) -> None:
         """The table of angles, and the layer that drafts."""

@@ -2,21 +2,28 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from engine.cache.kv import KVCache
 from engine.cache.recurrent import RecurrentLayer
+from engine.decode.timings import Timings
 from engine.gguf.file import GGUF, read_gguf
+from engine.models.config import ModelConfig
 from engine.models.read_config import read_config
 from engine.models.weights import bytes_read
 
-if TYPE_CHECKING:
-    from engine.decode.generation import Timings
-    from engine.llm import LLM
+
+class LoadedModel(Protocol):
+    """What is asked of a loaded model here; ``engine.llm.LLM`` is one."""
+
+    config: ModelConfig
+    cache: KVCache
+    n_bytes_read: int
 
 
-def bytes_per_second(llm: "LLM", timings: "Timings") -> float:
+def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
     """Weights, keys and values that an answer has read per second; 0 where that was not measured.
 
     The first token comes out of the prompt's pass, so n tokens are n - 1 passes.
@@ -45,7 +52,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     return total
 
 
-def memories(llm: "LLM") -> list[Any]:
+def memories(llm: LoadedModel) -> list[Any]:
     """What each layer of the trunk reads of the tokens before: its own memory, or another layer's."""
     return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +13,7 @@ from engine.errors import ModelError
 from engine.ops import Forward
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
-from engine.speculative.source import Source
-
-if TYPE_CHECKING:
-    from engine.llm import LLM
+from engine.speculative.source import LoadedModel, Source
 
 MOST_EXTRA = 256
 """Tokens that one of two vocabularies may have more than the other: padding at the end of a matrix."""
@@ -37,7 +33,7 @@ class DraftModel(Source):
     drafts were all accepted, the last of them has not been read; otherwise a token is read again and leaves the same in
     the cache.  So the host need not know which it was."""
 
-    def __init__(self, llm: "LLM", target: "LLM") -> None:
+    def __init__(self, llm: LoadedModel, target: LoadedModel) -> None:
         """ModelError where the vocabularies differ."""
         self.llm = llm
         check_vocabulary(llm, target)
@@ -143,12 +139,12 @@ def confidence(logits: np.ndarray, token: int) -> float:
     return float(np.exp(logits[token] - top[-1]) / np.exp(top - top[-1]).sum())
 
 
-def check_vocabulary(draft: "LLM", target: "LLM") -> None:
+def check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
     """ModelError, one sentence, unless the tokens of two models are the same, up to padding at the end of one of them."""
     check_tokens(draft.path, draft.tokenizer.vocabulary.tokens, target)
 
 
-def check_tokens(path: Path, ours: Sequence[str], target: "LLM") -> None:
+def check_tokens(path: Path, ours: Sequence[str], target: LoadedModel) -> None:
     """The same for the tokens of the file at ``path``."""
     theirs = target.tokenizer.vocabulary.tokens
     name, remedy = f"{path} cannot draft for {target.path}", "choose a draft model of its family."

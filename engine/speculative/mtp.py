@@ -1,7 +1,6 @@
 """The target's own layer for drafting as a source of drafts (``engine/models/mtp.py``)."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,10 +9,7 @@ from engine.decode.sampler import Sampler
 from engine.ops import Drafter
 from engine.speculative.draft_model import drafted
 from engine.speculative.proposal import Proposal
-from engine.speculative.source import Source
-
-if TYPE_CHECKING:
-    from engine.llm import LLM
+from engine.speculative.source import LoadedModel, Source
 
 
 class MTPDraft(Source):
@@ -28,7 +24,7 @@ class MTPDraft(Source):
     reads_all = True
     cache = None
 
-    def __init__(self, llm: "LLM") -> None:
+    def __init__(self, llm: LoadedModel) -> None:
         self.llm = llm
         self.n_vocab = llm.config.n_vocab
         #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.

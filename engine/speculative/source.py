@@ -1,18 +1,71 @@
 """What sources of drafts that are models have in common."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from engine.arrays import Array
-from engine.ops import Ops
+from engine.cache.kv import KVCache
+from engine.decode.sampler import Sampler
+from engine.models.base import Model
+from engine.models.config import ModelConfig
+from engine.ops import Ops, Progress
+from engine.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from engine.llm import LLM
+
+class LoadedModel(Protocol):
+    """What drafting, and reports about it, need of a loaded model; ``engine.llm.LLM`` is one."""
+
+    path: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    model: Model
+    cache: KVCache
+    n_ctx: int
+    n_params: int
+    n_bytes: int
+    n_bytes_read: int
+    cache_bytes: int
+    notes: list[str]
+
+    def compile(self, progress: Progress | None = None) -> float:
+        """Compile every kernel of the model: seconds."""
+
+    def reset(self) -> None:
+        """Forget all cached tokens."""
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens that the cache holds."""
+
+    def can_sample(self, sampler: Sampler) -> bool:
+        """Whether the device can choose tokens as this sampler does."""
+
+    def decode(self, ids: Sequence[int], sampler: Sampler, count: int) -> Generator[tuple[int, np.ndarray], None, None]:
+        """``count`` tokens that follow ``ids``, each with its logits, float32 [n_vocab] or empty."""
+
+    def extend(self, ids: list[int]) -> np.ndarray:
+        """Logits after ``ids``: float32 [n_vocab]."""
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Make the cache hold exactly ``ids``."""
+
+    def used_by(self, user: object) -> bool:
+        """Whether nothing else has used the model since it was lent to ``user``."""
+
+    def lend(self, user: object) -> None:
+        """Let ``user`` start passes on the device by itself."""
+
+    def keep(self, tokens: Sequence[int], count: int) -> None:
+        """Note that such passes have read ``count`` tokens, and that ``tokens``, the first of them, stay in the cache."""
 
 
 class Source:
     """A model that drafts by passes of its own: ``llm``, or what belongs to it."""
 
-    llm: "LLM"
+    llm: LoadedModel
     behind = 0
     """Tokens that must come before the certain one."""
 

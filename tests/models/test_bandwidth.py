@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.decode.generation import Timings
+from engine.decode.timings import Timings
 from engine.models import traffic as bandwidth
 
 
