@@ -1,7 +1,8 @@
 """A stand-in for a loaded model, so that the command line is tested by itself and in milliseconds.
 
 ``python -m tests.fake_llm FLAGS`` is ``python -m engine.run FLAGS`` with it. It answers with the prompt in capitals, one
-letter a token, and then goes on counting; the environment sets how: FAKE_DELAY (seconds per token), FAKE_TEXT, FAKE_ERROR.
+letter a token, and then goes on counting; the environment sets how: FAKE_DELAY (seconds per token), FAKE_TEXT, FAKE_ERROR;
+FAKE_BEGUN is a file that is there from the first token on.
 With a draft model or lookup it says that drafts came in threes and that two of each were kept.
 """
 
@@ -103,6 +104,8 @@ class Generation:
             if logprobs:
                 top = [(ord(source[i]), -0.5), (0, -float("inf"))][:logprobs]
                 self.logprobs.append({"id": ord(source[i]), "logprob": -0.5, "top": top})
+            if i == 0 and (begun := os.environ.get("FAKE_BEGUN")):
+                Path(begun).touch()
             yield source[i]
         self.finish_reason = "length"
 

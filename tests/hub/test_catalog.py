@@ -232,7 +232,7 @@ def test_ctrl_c_leaves_nothing(cache: Path, tiny: Model) -> None:
 
 
 def test_two_fetches_at_once(cache: Path, tiny: Model, copied: list[str]) -> None:
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=120)
     paths: list[Path] = []
 
     def progress(stage: str, done: int, total: int) -> None:
