@@ -20,14 +20,14 @@ guarantees zeros.
 
 import inspect
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 from numba import njit, types
 from numba.core.dispatcher import Dispatcher
 from numba.cuda.core import config
@@ -111,7 +111,7 @@ class Pointer:
         return self.array[self._place(i)]
 
     def __setitem__(self, i: Any, value: Any) -> None:
-        lane = threading.current_thread()
+        lane = getcurrent()
         if self.name and isinstance(lane, Lane) and not lane.inputs_ready and _launch.strict:
             raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
         self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
@@ -268,20 +268,14 @@ class Launch:
 _launch = Launch()
 
 
-def _taken() -> Any:
-    """A lock on which a thread waits until another releases it."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-class Lane(simulator.BlockThread):  # type: ignore[misc]
-    """A thread of a block.  It runs from :meth:`resume` until it waits or ends, and then lets the block continue."""
+class Lane(greenlet):
+    """A thread of a block, with a stack of its own.  It runs from :meth:`resume` until it waits or ends, and then lets the block
+    continue.  A switch between greenlets is a hundred times as fast as one between threads of the system."""
 
     def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
-        super().__init__(body, block, grid_point, point, False)
-        self.block = block
-        self.turn = _taken()
+        super().__init__(parent=getcurrent())
+        self.block, self.body = block, body
+        self.blockIdx, self.threadIdx = simulator.Dim3(*grid_point), simulator.Dim3(*point)
         self.place = ""  # where it waits: "" while it runs, "end" when it has ended
         self.given: Any = None
         self.law: Law | None = None
@@ -290,28 +284,19 @@ class Lane(simulator.BlockThread):  # type: ignore[misc]
 
     def resume(self) -> None:
         self.place = ""
-        if self.ident is None:
-            self.start()
-        else:
-            self.turn.release()
+        self.switch()
 
     def wait(self, place: str, given: Any = None, law: Law | None = None) -> Any:
         """Yield until the others have reached ``place``; returns this thread's result of ``law``."""
         self.place, self.given, self.law = place, given, law
-        self.block.go_on()
-        self.turn.acquire()
-        if self.block.cancelled:
-            raise _Cancelled
+        self.parent.switch()
         return self.result
-
-    def syncthreads(self) -> None:
-        self.wait("syncthreads")
 
     def run(self) -> None:
         try:
             # Integers wrap and floats overflow silently, as on a GPU.
             with np.errstate(all="ignore"):
-                threading.Thread.run(self)
+                self.body()
             if _launch.strict and not self.inputs_ready:
                 raise RuntimeError("a thread ended without wait_for_inputs()")
         except _Cancelled:
@@ -321,17 +306,13 @@ class Lane(simulator.BlockThread):  # type: ignore[misc]
             self.block.error = error
         finally:
             self.place = "end"
-            self.block.go_on()
 
 
 class Block(simulator.BlockManager):  # type: ignore[misc]
     """The threads of one block: each runs until it waits, then those that have all reached one place continue, and so on."""
 
     def run(self, grid_point: tuple[int, ...], *args: Any) -> None:
-        self.turn = _taken()
-        self.queue: deque[Lane] = deque()
         self.error: BaseException | None = None
-        self.cancelled = False
         simulator._get_kernel_context().shared._allocations.clear()
         nx, ny, nz = self._block_dim
         points = [(x, y, z) for z in range(nz) for y in range(ny) for x in range(nx)]
@@ -340,28 +321,15 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
         ready = lanes
         try:
             while ready:
-                self.queue.extend(ready if rng is None else [ready[k] for k in rng.permutation(len(ready))])
-                self.go_on()
-                self.turn.acquire()
-                if self.error:
-                    raise self.error
+                for lane in ready if rng is None else [ready[k] for k in rng.permutation(len(ready))]:
+                    lane.resume()
+                    if self.error:
+                        raise self.error
                 ready = self._released(lanes)
         finally:
-            self.cancelled = True
             for lane in lanes:
-                if lane.ident is not None:
-                    if lane.place != "end":
-                        lane.resume()
-                    lane.join()
-
-    def go_on(self) -> None:
-        """Called by the running thread: lets the next one run, or returns to :meth:`run`."""
-        if self.cancelled:
-            return
-        if self.queue and not self.error:
-            self.queue.popleft().resume()
-        else:
-            self.turn.release()
+                if lane:  # begun, and not at its end
+                    lane.throw(_Cancelled)
 
     def _released(self, lanes: list[Lane]) -> list[Lane]:
         """The threads that can continue."""
@@ -400,7 +368,7 @@ def _report(lanes: list[Lane]) -> Iterator[str]:
 
 
 def _meet(place: str, given: Any, law: Law) -> Any:
-    lane = threading.current_thread()
+    lane = getcurrent()
     assert isinstance(lane, Lane), f"{place} is called outside of a kernel"
     return lane.wait(place, given, law)
 
@@ -475,7 +443,7 @@ def pointer(array: np.ndarray) -> Pointer:
 
 def wait_for_inputs() -> None:
     """Kernels run one after another here; this only checks that it is called, and before the first write."""
-    lane = threading.current_thread()
+    lane = getcurrent()
     if isinstance(lane, Lane):
         lane.inputs_ready = True
 
@@ -529,13 +497,14 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     declared type: Numba would return Python numbers, which would be added and multiplied in float64.
     """
     module = self.py_func.__module__
-    inside = isinstance(threading.current_thread(), Lane)
+    inside = isinstance(getcurrent(), Lane)
     if module in ("engine.numerics", __name__) or (inside and module.startswith("engine.cpu.")):
-        return _declared(_return_type(self, args, _compiled_call(self, *args, **kwargs)))
+        value = _compiled_call(self, *args, **kwargs)
+        return _declared(_return_type(self, args))(value)
     return self.py_func(*args, **kwargs) if inside else _compiled_call(self, *args, **kwargs)
 
 
-def _return_type(function: Any, args: tuple[Any, ...], value: Any) -> tuple[Any, Any]:
+def _return_type(function: Any, args: tuple[Any, ...]) -> Any:
     key = (function, *map(type, args))
     type_ = _returns.get(key)
     if type_ is None:
@@ -545,14 +514,16 @@ def _return_type(function: Any, args: tuple[Any, ...], value: Any) -> tuple[Any,
         (type_,) = overloads
         if all(isinstance(arg, (np.generic, float)) for arg in args):
             _returns[key] = type_
-    return type_, value
+    return type_
 
 
-def _declared(typed: tuple[Any, Any]) -> Any:
-    type_, value = typed
+@cache
+def _declared(type_: Any) -> Callable[[Any], Any]:
+    """What makes a value of a Numba type of what a compiled function returned."""
     if isinstance(type_, types.BaseTuple):
-        return tuple(map(_declared, zip(type_, value, strict=True)))
-    return as_dtype(type_).type(value) if isinstance(type_, types.Number) else value
+        makers = [_declared(part) for part in type_]
+        return lambda value: tuple(make(part) for make, part in zip(makers, value, strict=True))
+    return as_dtype(type_).type if isinstance(type_, types.Number) else lambda value: value
 
 
 # --- running ---------------------------------------------------------------------------------------------------
@@ -587,6 +558,25 @@ class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
     def __init__(self, grid_dim: Any, block_dim: Any, dynshared_size: int) -> None:
         super().__init__(grid_dim, block_dim, dynshared_size)
         self._local, self._shared = _Local(), _Shared(dynshared_size)
+
+    @property
+    def threadIdx(self) -> Any:
+        return getcurrent().threadIdx
+
+    @property
+    def blockIdx(self) -> Any:
+        return getcurrent().blockIdx
+
+    def syncthreads(self) -> None:
+        getcurrent().wait("syncthreads")
+
+    def syncthreads_count(self, value: Any) -> int:
+        lane = getcurrent()
+        lane.block.block_state[tuple(lane.threadIdx)] = value
+        lane.wait("syncthreads")
+        count = np.count_nonzero(lane.block.block_state)
+        lane.wait("syncthreads")
+        return int(count)
 
     def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
         _meet("syncwarp", None, lambda given: given)
