@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from engine.cache.recurrent import Snapshots
+from engine.compile.jobs import Job, noted
+from engine.compile.pool import compile_all
 from engine.decode.generation import Generation
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import ContextError, UsageError
@@ -95,20 +97,41 @@ class LLM:
         """Make sure that every kernel of this model, and of its draft model, is compiled; returns seconds, next to nothing
         when they were.
 
-        ``progress("compile", done, total)`` counts operations, or kernels of a GPU.
+        ``progress("compile", done, total)`` counts kernels that were not compiled before.  As many processes as there are
+        cores compile them.
         """
         started = time.perf_counter()
-        self.reset()
-        try:
-            self.model.ops.warm_up(self.model, progress)
-        finally:
-            self.reset()
-        for temperature in (0.0, 0.8):
-            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
+        compile_all(self.jobs(), progress)
+        self.warm_up()
         if isinstance(self.draft, DraftModel):
-            self.draft.llm.compile(progress)
+            self.draft.llm.warm_up()
         self.compile_seconds = time.perf_counter() - started
         return self.compile_seconds
+
+    def jobs(self) -> list[Job]:
+        """What has to be compiled before this model, and its draft model, can answer."""
+        self.reset()
+        jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
+        with noted(jobs):
+            self._warm_up_samplers()
+        if isinstance(self.draft, DraftModel):
+            jobs.update(dict.fromkeys(self.draft.llm.jobs()))
+        return list(jobs)
+
+    def warm_up(self) -> None:
+        """Load every kernel, by one pass of one token; forgets all cached tokens."""
+        self.reset()
+        try:
+            self.model.ops.warm_up(self.model)
+        finally:
+            self.reset()
+        self._warm_up_samplers()
+
+    def _warm_up_samplers(self) -> None:
+        for temperature in (0.0, 0.8):
+            params = SamplingParams(temperature=temperature, seed=1)
+            if not self.model.ops.can_sample(params):  # tokens are chosen here, not on the device
+                Sampler(params, self.config.n_vocab).warm_up()
 
     def reset(self) -> None:
         """Forget all cached tokens."""

@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import A, Array, M, Matrix, Pass, V, Value
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
+from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.models.config import ModelConfig
 from engine.models.delta_net import DeltaNet
@@ -77,7 +78,6 @@ class Decoder(Protocol[A]):
     """What a backend asks of a model; ``engine.models.base.Model`` is one."""
 
     ops: Any
-    operations: tuple[str, ...]
     config: ModelConfig
     cache: KVCache
 
@@ -188,9 +188,11 @@ class Operations(Protocol[A, V, M]):
     def next_rows(self, left: int) -> int:
         """How many of the ``left`` tokens of a prompt the next pass should read: 1 to ``max_rows``."""
 
-    def warm_up(self, model: Decoder[A], progress: Progress | None) -> None:
-        """Compile every kernel that the passes and steps of a model use; ``progress("compile", done, total)`` counts them, or
-        the operations.  The model's cache is written."""
+    def jobs(self, model: Decoder[A]) -> list[Job]:
+        """Every kernel that the passes and steps of a model use, as something that any process can compile."""
+
+    def warm_up(self, model: Decoder[A]) -> None:
+        """Load these kernels; one that has not been compiled before is compiled here.  The model's cache is written."""
 
     # --- choosing tokens ---------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import BLOCK, CacheType
+from engine.compile.jobs import Job, noted
 from engine.cpu import (
     attention,
     bandwidth,
@@ -36,7 +37,7 @@ from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Decoder, DeviceMemory, Forward, Operations, Progress
+from engine.ops import Decoder, DeviceMemory, Forward, Operations
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
 
@@ -143,19 +144,22 @@ class Backend:
         """How many of the ``left`` tokens of a prompt the next pass should read."""
         return min(left, self.max_rows)
 
-    def warm_up(self, model: Decoder[np.ndarray], progress: Progress | None) -> None:
-        """Compile every kernel of a model by running one token, each operation announced before its first call."""
-        if progress:
-            progress("compile", 0, len(model.operations))
-        model.ops = _Announcer(self, model.operations, progress)
-        try:
-            model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+    def jobs(self, model: Decoder[np.ndarray]) -> list[Job]:
+        """What has to be compiled before a model can run: every kernel that a pass of one token calls."""
+        found: dict[Job, None] = {}
+        batch = Pass(np.zeros(1, np.int32), np.zeros(1, np.int32))
+        model.reserve(1)
+        with noted(found):
+            model.compute(batch, 1)
             if model.mtp is not None:
-                model.mtp.forward(0, 1)
-        finally:
-            model.ops = self
-        if progress:
-            progress("compile", len(model.operations), len(model.operations))
+                model.mtp.compute(batch, 1)
+        return list(found)
+
+    def warm_up(self, model: Decoder[np.ndarray]) -> None:
+        """Load every kernel of a model by running one token; one that is not there yet is compiled."""
+        model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
+        if model.mtp is not None:
+            model.mtp.forward(0, 1)
 
     def can_sample(self, params: SamplingParams) -> bool:
         """Whether ``steps`` can choose tokens in this way: no, logits are where the sampler is."""
@@ -502,20 +506,3 @@ class Backend:
         """cap * tanh(x / cap), in place; returns x."""
         softcap.softcap(x.reshape(-1), f32(cap))
         return x
-
-
-class _Announcer:
-    """A backend that reports each operation before its first call."""
-
-    def __init__(self, ops: Backend, names: Sequence[str], progress: Progress | None) -> None:
-        self._ops = ops
-        self._names = names
-        self._progress = progress
-        self._seen: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._names and name not in self._seen:
-            self._seen.add(name)
-            if self._progress:
-                self._progress("compile", len(self._seen) - 1, len(self._names))
-        return getattr(self._ops, name)

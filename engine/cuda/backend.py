@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike
 from engine.arrays import Pass
 from engine.cache.kv import CHUNK, LayerCache
 from engine.cache.recurrent import RecurrentLayer
+from engine.compile.jobs import Job, gpu_job
 from engine.cuda import (
     add,
     bandwidth,
@@ -51,7 +52,7 @@ from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Decoder, DeviceMemory, Forward, Operations, Progress
+from engine.ops import Decoder, DeviceMemory, Forward, Operations
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
@@ -277,10 +278,14 @@ class Backend:
         (self._wide_plans if passing else self._plans)[key] = plan
         return plan
 
-    def warm_up(self, model: Decoder[Tensor], progress: Progress | None) -> None:
-        """Compile every kernel that a model's passes use, and record the pass of one token."""
-        kernels: dict[Specialization, None] = {}
+    def jobs(self, model: Decoder[Tensor]) -> list[Job]:
+        """What has to be compiled before a model can run: every kernel that its passes and the choice of tokens use."""
         drafts = model.mtp.ops if model.mtp is not None else self
+        jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
+        return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts.drafting(model)]
+
+    def _kernels(self, model: Decoder[Tensor]) -> list[Specialization]:
+        kernels: dict[Specialization, None] = {}
         most = min(self.max_rows, model.cache.n_ctx)
         # Where attention takes another kernel for more rows, the least and the most have both.
         wide = (most, FEW_ROWS + 1) if most > FEW_ROWS else ()
@@ -289,29 +294,32 @@ class Backend:
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self._inputs.part(slice(rows)), n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
-        if model.mtp is not None:
-            plan = drafts.record(partial(model.mtp.compute, drafts._inputs.part(slice(1)), 1))
-            drafting = dict.fromkeys(launch.kernel for launch in plan.launches)
-            if drafts is self:
-                kernels.update(drafting)
-            else:
-                # An assistant on another GPU.
-                for kernel in drafting:
-                    drafts.device.load(kernel)
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         kernels.update(dict.fromkeys(drafting_kernels()))
-        for done, kernel in enumerate(kernels):
-            if progress:
-                progress("compile", done, len(kernels))
+        return list(kernels)
+
+    def drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
+        """The kernels of what drafts from a model's outputs, which may be on another GPU than the model is."""
+        if model.mtp is None:
+            return []
+        plan = self.record(partial(model.mtp.compute, self._inputs.part(slice(1)), 1))
+        return list(dict.fromkeys(launch.kernel for launch in plan.launches))
+
+    def warm_up(self, model: Decoder[Tensor]) -> None:
+        """Load every kernel that a model's passes use, and record the pass of one token; one that is not there yet is
+        compiled."""
+        for kernel in self._kernels(model):
             self.device.load(kernel)
+        if model.mtp is not None:
+            for kernel in model.mtp.ops.drafting(model):
+                model.mtp.ops.device.load(kernel)
         self.plan(model.compute, 1, 1)
+        most = min(self.max_rows, model.cache.n_ctx)
         if most == self.max_rows > FEW_ROWS:
             # What long prompts consist of.
             self.plan(model.compute, most, 0)
             self.plan(model.compute, most, 1)
-        if progress:
-            progress("compile", len(kernels), len(kernels))
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Note the launches of a pass without starting any."""

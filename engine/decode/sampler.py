@@ -111,7 +111,7 @@ class Sampler:
         self._log_min_p = np.float32(log(np.float32(params.min_p)))
         # Untouched memory pages cost nothing, so every array is as long as the vocabulary.
         self._all_ids = np.arange(n_vocab, dtype=np.int32)
-        self._lists = [(np.empty(n_vocab, np.float32), np.empty(n_vocab, np.int32)) for _ in range(2)]
+        self._lists = [(np.zeros(n_vocab, np.float32), np.zeros(n_vocab, np.int32)) for _ in range(2)]
         self._edited = np.empty(n_vocab, np.float32)
         self._counts = np.zeros(n_vocab, np.int32)
         self._weights = np.empty(n_vocab, np.float32)

@@ -23,9 +23,6 @@ class Model(Loader):
     there is none or nobody wants it.
     """
 
-    operations: tuple[str, ...] = ()
-    """Names of the backend's operations that a forward pass calls: what has to be compiled before it can run."""
-
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, slots: int) -> None:
         """types: of keys and values; slots: states that recurrent layers keep."""
         super().__init__(config, gguf, ops)

@@ -22,8 +22,3 @@ def feed_forward(ops: Ops, ffn: FeedForward | Experts[Array, Matrix], residual: 
         return ops.experts(ffn, residual, x)
     gate, up = ops.matmul(x, ffn.ffn_gate, ffn.ffn_up)
     return ops.matmul_add(residual, ops.swiglu(gate, up), ffn.ffn_down)
-
-
-def operations(mixture: bool) -> tuple[str, ...]:
-    """What it calls, beside products."""
-    return ("experts",) if mixture else ("swiglu",)

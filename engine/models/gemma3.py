@@ -36,8 +36,6 @@ class Layer:
 class Gemma3(Model):
     """gemma3, text only."""
 
-    operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu", "softcap")
-
     layers: list[Layer]
 
     def load_rest(self) -> None:

@@ -184,12 +184,7 @@ class Gemma4(Gemma4Loader, Model):
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary = self._rotary(c.rope, n_ctx)
         self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
-        self.operations = ("embed", "rms_norm", "matmul", "attention", "rms_norm_add", "geglu")
-        self.operations += ("attend_past",) if c.n_kv_layer < c.n_layer else ()
-        self.operations += ("softcap",) if c.final_softcap else ()
-        self.operations += ("experts",) if c.experts is not None else ()
         if c.n_per_layer:
-            self.operations += ("per_layer_inputs",)
             width = c.n_layer * c.n_per_layer
             table = self._weight("per_layer_token_embd.weight", c.n_vocab, width)
             self.per_layer_token_embd = self.ops.weight(table, host=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.base import Model
 from engine.models.experts import Experts
-from engine.models.feed_forward import FeedForward, feed_forward, operations
+from engine.models.feed_forward import FeedForward, feed_forward
 from engine.models.heads import Heads
 
 
@@ -43,7 +43,6 @@ class Llama(Model):
 
     def load_rest(self) -> None:
         """The table of angles."""
-        self.operations = ("embed", "rms_norm", "matmul", "attention", *operations(self.config.experts is not None))
         self.rotary = self._rotary(self.config.rope, self.cache.n_ctx)
 
     def load_layer(self, il: int) -> Layer:

@@ -14,7 +14,7 @@ Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
 
 from engine.arrays import Array, Matrix, Pass
 from engine.models.delta_net import DeltaNet
-from engine.models.feed_forward import feed_forward, operations
+from engine.models.feed_forward import feed_forward
 from engine.models.hybrid import Attention, Hybrid, Layer, Recurrent
 from engine.models.mtp import MTP
 from engine.models.weights import stacked
@@ -27,11 +27,7 @@ class Qwen35(Hybrid):
         """The table of angles, and the layer that drafts."""
         c = self.config
         self.rotary = self._rotary(c.rope, self.cache.n_ctx)
-        self.operations = ("embed", "rms_norm", "matmul", *(("delta_net", "gated_norm") if any(c.recurrent) else ()))
-        self.operations += () if all(c.recurrent) and not c.n_mtp else ("attention",)
-        self.operations += operations(c.experts is not None)
         if c.n_mtp:
-            self.operations += ("mtp_input", "keep_rows", "remember")
             self.mtp = MTP(self, self.load_layer(c.n_layer))
 
     def load_layer(self, il: int) -> Layer:

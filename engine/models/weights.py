@@ -87,7 +87,9 @@ def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
 def stacked(name: str, *weights: Weight) -> Weight:
     """The rows of several matrices of one format and width, stacked."""
     first = weights[0]
-    return Weight(name, first.format, first.columns, np.concatenate([weight.data for weight in weights]))
+    data = np.concatenate([weight.data for weight in weights])
+    data.flags.writeable = False  # as mapped rows are, for which kernels are compiled anyway
+    return Weight(name, first.format, first.columns, data)
 
 
 def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:

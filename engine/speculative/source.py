@@ -8,10 +8,11 @@ import numpy as np
 
 from engine.arrays import Array
 from engine.cache.kv import KVCache
+from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler
 from engine.models.base import Model
 from engine.models.config import ModelConfig
-from engine.ops import Ops, Progress
+from engine.ops import Ops
 from engine.text.tokenizer import Tokenizer
 
 
@@ -30,8 +31,11 @@ class LoadedModel(Protocol):
     cache_bytes: int
     notes: list[str]
 
-    def compile(self, progress: Progress | None = None) -> float:
-        """Compile every kernel of the model: seconds."""
+    def jobs(self) -> list[Job]:
+        """Every kernel of the model, as something that any process can compile."""
+
+    def warm_up(self) -> None:
+        """Load every kernel of the model."""
 
     def reset(self) -> None:
         """Forget all cached tokens."""

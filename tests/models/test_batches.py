@@ -64,7 +64,7 @@ def test_passes_are_as_large_as_asked_for(path: Path, monkeypatch: pytest.Monkey
     llm = loaded(path, 90, snapshot_bytes=0)
     assert llm.batch_size == 90
     made, bar = passes(llm, monkeypatch), []
-    llm.model.ops.warm_up(llm.model, None)
+    llm.model.ops.warm_up(llm.model)
     llm.reset()
     made.clear()
     tokens = np.random.default_rng(1).integers(3, 200, 250).tolist()

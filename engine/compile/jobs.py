@@ -1,0 +1,160 @@
+"""What has to be compiled: a kernel of the CPU for the types of its arguments, or one of a GPU for its constants.
+
+Jobs are small values that another process can be told of (``engine/compile/worker.py``).
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
+
+from engine.compile import cache as kernel_cache
+from engine.compile.numba_cache import KernelCache
+
+PACKAGE = __name__.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class CPUJob:
+    """A function of module ``home`` that Numba compiles, for arguments of these Numba types."""
+
+    home: str
+    name: str
+    signature: tuple[Any, ...]
+
+    @property
+    def _dispatcher(self) -> Any:
+        return getattr(import_module(self.home), self.name)
+
+    def kept(self) -> bool:
+        """Whether it was compiled before."""
+        dispatcher = self._dispatcher
+        if self.signature in dispatcher.overloads:
+            return True
+        return kernel_cache.has("cpu", dispatcher._cache.file(self.signature, dispatcher.targetctx.codegen()))
+
+    def compile(self) -> None:
+        """Compile it and keep what comes of it."""
+        self._dispatcher.compile(self.signature)
+
+    def size(self) -> int:
+        """About how much there is to compile: the bytecode of the function and of those that it calls."""
+        return _size(self._dispatcher.py_func)
+
+
+@dataclass(frozen=True)
+class GPUJob:
+    """A kernel of module ``home`` for these constants and a GPU of this compute capability."""
+
+    home: str
+    name: str
+    constants: tuple[Any, ...]
+    compute_capability: tuple[int, int]
+
+    @property
+    def _specialization(self) -> Any:
+        return getattr(import_module(self.home), self.name)(*self.constants)
+
+    def kept(self) -> bool:
+        """Whether it was compiled before."""
+        from engine.cuda.runtime.compiler import file_name
+
+        return kernel_cache.has("gpu", file_name(self._specialization, self.compute_capability))
+
+    def compile(self) -> None:
+        """Compile it and keep what comes of it."""
+        from engine.cuda.runtime.compiler import cubin
+
+        cubin(self._specialization, self.compute_capability)
+
+    def size(self) -> int:
+        """About how much there is to compile: bytecode, and more of it for more rows or columns at a time."""
+        numbers = [n for n in self.constants if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 32]
+        return _size(self._specialization.kernel.build) * max(numbers, default=1)
+
+
+Job = CPUJob | GPUJob
+
+
+def gpu_job(specialization: Any, compute_capability: tuple[int, int]) -> GPUJob:
+    """The job that a kernel of a pass is."""
+    kernel = specialization.kernel
+    return GPUJob(kernel.build.__module__, kernel.name, specialization.constants, compute_capability)
+
+
+def _size(function: FunctionType) -> int:
+    """Bytes of bytecode of a function and of all functions of this package that it names."""
+    seen: set[Any] = set()
+    waiting = [function]
+    total = 0
+    while waiting:
+        one = waiting.pop()
+        if one in seen or not one.__module__.startswith(PACKAGE):
+            continue
+        seen.add(one)
+        codes = [one.__code__]
+        while codes:
+            code = codes.pop()
+            total += len(code.co_code)
+            codes += [inner for inner in code.co_consts if hasattr(inner, "co_code")]
+            for name in code.co_names:
+                value = one.__globals__.get(name)
+                value = getattr(value, "py_func", value)
+                if isinstance(value, FunctionType):
+                    waiting.append(value)
+    return total
+
+
+# --- what a pass calls -----------------------------------------------------------------------------------------
+
+
+class _Noted:
+    """Stands in for a kernel of the CPU: calls of one thread are noted, those of others are made."""
+
+    def __init__(self, dispatcher: Any, jobs: dict[Job, None], thread: int) -> None:
+        self._dispatcher = dispatcher
+        self._jobs = jobs
+        self._thread = thread
+
+    def __call__(self, *arguments: Any) -> Any:
+        dispatcher = self._dispatcher
+        if threading.get_ident() != self._thread:
+            return dispatcher(*arguments)
+        signature = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
+        function = dispatcher.py_func
+        self._jobs[CPUJob(function.__module__, function.__name__, signature)] = None
+        # Where a number is asked for, one that stops no filter and lies in every list.
+        return 2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dispatcher, name)
+
+
+@contextmanager
+def noted(jobs: dict[Job, None]) -> Iterator[None]:
+    """Within, calls of kernels of the CPU by this thread are added to ``jobs`` and not made: results are left as they are."""
+    # Another thread that compiled meanwhile would find what stands in for functions.
+    with global_compiler_lock, np.errstate(all="ignore"):
+        replaced: list[tuple[ModuleType, str, Any]] = []
+        stands: dict[Any, _Noted] = {}
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] != PACKAGE:
+                continue
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, Dispatcher) and isinstance(vars(value).get("_cache"), KernelCache):
+                    replaced.append((module, attribute, value))
+                    stand = stands.setdefault(value, _Noted(value, jobs, threading.get_ident()))
+                    setattr(module, attribute, stand)
+        try:
+            yield
+        finally:
+            for module, attribute, value in replaced:
+                setattr(module, attribute, value)

@@ -1,0 +1,113 @@
+"""Many jobs at once: as many processes as there are cores, each with a compiler of its own.
+
+The run itself only waits, in a call that an interrupt ends at once: Numba may catch one while it compiles.  The processes are
+in a session of their own, so that Ctrl-C in a terminal does not reach them; they are killed, and end by themselves if the run
+is killed.  What they write is whole or not there.
+"""
+
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from engine.compile import cache as kernel_cache
+from engine.compile.jobs import CPUJob, Job
+from engine.compile.worker import START
+from engine.cpu.memory import available_memory
+
+Progress = Callable[[str, int, int], None]
+
+Worker = subprocess.Popen[bytes]
+
+WORKER_BYTES = 512 << 20
+"""Memory that a process may need; most take half of it."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compile_all(jobs: Iterable[Job], progress: Progress | None = None) -> int:
+    """Compile those that were not compiled before, and return how many those were.
+
+    ``progress("compile", done, total)`` counts these.  A job that fails, or that cannot be kept, is left to whoever needs it.
+    """
+    missing = [job for job in dict.fromkeys(jobs) if not job.kept()]
+    tell = progress or _silent
+    tell("compile", 0, len(missing))
+    parts: set[kernel_cache.Part] = {"cpu" if isinstance(job, CPUJob) else "gpu" for job in missing}
+    if missing and sys.executable and all(kernel_cache.places(part).write is not None for part in sorted(parts)):
+        # The largest first, lest one process is busy with it when all others are done.
+        missing.sort(key=lambda job: job.size(), reverse=True)
+        _share(missing, tell)
+    if missing:
+        tell("compile", len(missing), len(missing))
+    return len(missing)
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _share(jobs: list[Job], tell: Progress) -> None:
+    waiting = deque(pickle.dumps(pickle.dumps(job)) for job in jobs)
+    done = 0
+    workers: list[Worker] = []
+    memory = available_memory() // WORKER_BYTES or len(jobs)
+    try:
+        with selectors.DefaultSelector() as selector:
+            for _ in range(max(1, min(cores(), len(jobs), memory))):
+                worker = _start(waiting.popleft())
+                if worker is None:
+                    break  # whoever needs a kernel compiles it
+                workers.append(worker)
+                selector.register(worker.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+            while selector.get_map():
+                for key, _ in selector.select():
+                    worker = key.data
+                    if os.read(key.fd, 1):
+                        done += 1
+                        tell("compile", done, len(jobs))
+                        if waiting and _send(worker, waiting.popleft()):
+                            continue
+                    selector.unregister(key.fileobj)
+    finally:
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.communicate()
+
+
+def _start(job: bytes) -> Worker | None:
+    """A process that begins with a job; None where none can be started."""
+    # A job is for one process whatever it is made of, and so are the libraries that compile.
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    try:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", START],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    _send(worker, pickle.dumps(sys.path), job)
+    return worker
+
+
+def _send(worker: Worker, *messages: bytes) -> bool:
+    assert worker.stdin
+    try:
+        for message in messages:
+            worker.stdin.write(message)
+        worker.stdin.flush()
+    except BrokenPipeError:
+        return False
+    return True

@@ -1,0 +1,110 @@
+"""A GPU that is not there, to be compiled for: it has a size, takes whatever is written to it, and runs nothing."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.cuda.runtime.compiler import Specialization
+from engine.cuda.runtime.device import Buffer, DeviceInfo
+from engine.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the choice of kernels depends on: multiprocessors, KiB of shared memory that a block may have, GiB of memory."""
+
+    example: str
+    multiprocessors: int
+    shared_kib: int
+    memory_gib: int
+
+
+SIZES = {
+    "sm_75": Size("T4", 40, 64, 15),
+    "sm_80": Size("A100", 108, 163, 79),
+    "sm_86": Size("RTX 3090", 82, 99, 23),
+    "sm_89": Size("RTX 4090", 128, 99, 23),
+    "sm_90": Size("H100, H200", 132, 227, 79),
+    "sm_100": Size("B200", 148, 227, 178),
+    "sm_120": Size("RTX 5090", 170, 99, 31),
+}
+"""By compute capability.  Source: NVIDIA's CUDA C++ Programming Guide, table of technical specifications, and the data sheets
+of the examples."""
+
+
+class Target:
+    """A GPU with the interface of ``engine.cuda.runtime.device.Device``, as far as recording a pass needs it."""
+
+    def __init__(self, name: str, multiprocessors: int = 0) -> None:
+        """name: one of ``SIZES``; multiprocessors: of the GPU meant, 0: of the example.  UsageError for another name."""
+        if name not in SIZES:
+            raise UsageError(f"target {name!r} is unknown; use {', '.join(SIZES)}.")
+        size = SIZES[name]
+        digits = name.removeprefix("sm_")
+        self.name = name
+        self.compute_capability = (int(digits[:-1]), int(digits[-1]))
+        self.multiprocessors = multiprocessors or size.multiprocessors
+        self.shared_memory = size.shared_kib << 10
+        memory = size.memory_gib << 30
+        self.info = DeviceInfo(
+            0, name, self.compute_capability, memory, memory, self.multiprocessors, self.shared_memory
+        )
+        self.allocated = 0
+        #: Kernels that were started, as loading a model starts some.
+        self.launched: dict[Specialization, None] = {}
+        self._next = 1 << 40
+
+    def free_memory(self) -> int:
+        """Bytes that are not in use."""
+        return self.info.memory - self.allocated
+
+    def allocate(self, n_bytes: int, what: str) -> Buffer:
+        """An address that nothing lies at."""
+        address = self._next
+        self._next += -(-n_bytes // 256) * 256 + 256
+        self.allocated += n_bytes
+        return Buffer(address, n_bytes, self._release)
+
+    def allocate_host(self, n_bytes: int, what: str) -> Buffer:
+        """An address as well."""
+        return self.allocate(n_bytes, what)
+
+    def _release(self, address: int, n_bytes: int) -> None:
+        self.allocated -= n_bytes
+
+    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+        """An array of zeros, and an address."""
+        array = np.zeros(shape, dtype)
+        return array, self.allocate(array.nbytes, "").address
+
+    def clear(self, address: int, n_bytes: int) -> None:
+        """Nothing."""
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Nothing."""
+
+    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Zeros."""
+        return np.zeros(shape, dtype)
+
+    def load(self, specialization: Specialization) -> None:
+        """Note the kernel."""
+        self.launched[specialization] = None
+
+    def launch(self, specialization: Specialization, *launch: Any) -> None:
+        """Note the kernel."""
+        self.launched[specialization] = None
+
+    def finish(self) -> None:
+        """Nothing."""
+
+    def synchronize(self, what: str = "") -> None:
+        """Nothing."""
+
+    @contextlib.contextmanager
+    def capture(self) -> Iterator["Target"]:
+        """A graph that is never launched."""
+        yield self

@@ -1,0 +1,195 @@
+"""Kernels are compiled by many processes, and none is compiled again afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.compile import cache as kernel_cache
+from engine.compile import pool
+from engine.compile.jobs import CPUJob, noted
+from tests.conftest import REPOSITORY
+
+# --- jobs --------------------------------------------------------------------------------------------------------
+
+COMPILED_LATER = """
+import sys
+import engine
+from engine.compile import pool
+from engine.compile.numba_cache import KernelCache
+from numba.core.dispatcher import Dispatcher
+
+def missed():
+    found = set()
+    for name, module in list(sys.modules.items()):
+        for value in vars(module).values() if name.startswith("engine") else ():
+            if isinstance(value, Dispatcher) and isinstance(vars(value).get("_cache"), KernelCache):
+                found |= {f"{value.py_func.__name__}{s}" for s in value.stats.cache_misses}
+    return found
+
+for name in ("pycoder", "pycoder-moe-mtp"):
+    llm = engine.load(name, device="cpu", n_ctx=256)
+    jobs = llm.jobs()
+    assert len(jobs) == len(set(jobs)) > 12
+    pool.compile_all(jobs)
+    assert all(job.kept() for job in jobs), [job for job in jobs if not job.kept()]
+    assert pool.compile_all(jobs) == 0
+    llm.compile()
+    for temperature in (0, 0.8):
+        llm.complete("def add(a, b):", max_tokens=8, temperature=temperature)
+print(sorted(missed()))
+"""
+
+
+def test_nothing_is_compiled_after_compile() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPILED_LATER], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_calls_are_noted_by_one_thread_and_made_by_others() -> None:
+    import threading
+
+    import numpy as np
+
+    from engine.cpu import glu
+
+    x = np.ones(4, np.float32)
+    out, other = np.zeros(4, np.float32), np.zeros(4, np.float32)
+    jobs: dict[Any, None] = {}
+    with noted(jobs):
+        glu.swiglu(x, x, out)
+        thread = threading.Thread(target=lambda: glu.swiglu(x, x, other))
+        thread.start()
+        thread.join(0.5)  # it may have to wait for its turn to compile
+    thread.join()
+    assert not out.any() and other.all()
+    (job,) = jobs
+    assert isinstance(job, CPUJob) and (job.home, job.name) == ("engine.cpu.glu", "swiglu")
+    glu.swiglu(x, x, out)
+    assert out.tolist() == other.tolist() and job.kept()
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A job of these tests: writes its number, or misbehaves."""
+
+    def __init__(self, number: int, how: str = "") -> None:
+        self.number, self.how = number, how
+        self.name = f"test-{os.getpid()}-{number}-{how}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def kept(self) -> bool:
+        return kernel_cache.has("gpu", self.name)
+
+    def compile(self) -> None:
+        if self.how == "raise":
+            raise ValueError("a kernel that cannot be compiled")
+        if self.how == "die":
+            os._exit(3)
+        if self.how == "slow":
+            time.sleep(60)
+        kernel_cache.write("gpu", self.name, str(os.getpid()).encode())
+
+    def size(self) -> int:
+        return 100 - self.number
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    kernel_cache.places.cache_clear()
+    yield tmp_path
+    kernel_cache.places.cache_clear()
+
+
+def test_jobs_are_shared_by_as_many_processes_as_there_are_cores(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+    jobs: list[Any] = [*map(Job, range(4)), Job(4, "raise"), *map(Job, range(5, 8))]
+    seen: list[tuple[int, int]] = []
+    assert pool.compile_all(jobs, lambda stage, done, total: seen.append((done, total))) == 8
+    assert seen == [*((i, 8) for i in range(9)), (8, 8)]
+    kept = [kernel_cache.read("gpu", job.name) for job in jobs]
+    assert kept[4] is None and None not in kept[:4] + kept[5:]
+    workers = {int(pid) for pid in kept if pid is not None}
+    assert len(workers) <= 2 and os.getpid() not in workers
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert capfd.readouterr() == ("", "")
+    # What is there already starts no process.
+    monkeypatch.setattr(pool, "_start", lambda job: pytest.fail("started a process"))
+    assert pool.compile_all(jobs[:4]) == 0
+
+
+def test_processes_that_die_or_do_not_start_leave_the_rest_to_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+    jobs: list[Any] = [Job(0, "die"), *map(Job, range(1, 5))]
+    assert pool.compile_all(jobs) == 5
+    assert [job.kept() for job in jobs] == [False, True, True, True, True]
+    monkeypatch.setattr(pool.sys, "executable", "/nowhere/python")
+    assert pool.compile_all([Job(9)]) == 1 and not Job(9).kept()  # type: ignore[list-item]
+
+
+def test_an_interrupt_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    start = pool._start
+    monkeypatch.setattr(pool, "_start", lambda job: started.append(start(job)) or started[-1])
+    monkeypatch.setattr(pool, "cores", lambda: 2)
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.compile_all([Job(i, "slow" if i else "") for i in range(4)], interrupt)  # type: ignore[misc]
+    assert [worker.poll() for worker in started] == [-signal.SIGKILL] * 2
+
+
+def of_this_test(folder: Path) -> list[int]:
+    """Processes whose folder for kernels is this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"BITMIRROR_CACHE={folder}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_ends_while_it_compiles(how: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C ends it at once, without a word; and if it is killed, its processes end as well."""
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"BITMIRROR_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "engine.run", "--device", "cpu", "-p", "x", "-n", "1"]
+    run = subprocess.Popen(
+        command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while len(of_this_test(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    run.send_signal(how)
+    _, errors = run.communicate(timeout=20)
+    assert run.returncode == (130 if how == signal.SIGINT else -how)
+    assert "Traceback" not in errors
+    while of_this_test(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert of_this_test(tmp_path) == []
