@@ -3,7 +3,7 @@
     python -m benchmarks.acceptance TARGET.gguf --draft DRAFT.gguf --golden GOLDEN.json
     python -m benchmarks.acceptance TARGET.gguf --lookup --chat "Repeat this text three times: ..."
 
-Drafts are always as many as ``--draft-max`` says: how many would pay off on this machine is not asked.
+The number of drafts is always that of ``--draft-max``: it does not depend on what would pay off on this machine.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from engine.speculative.statistics import Statistics
 
 
 class NoCosts(Costs):
-    """Nothing is known about time, so nothing is decided by it."""
+    """Costs that are never known, so that time decides nothing."""
 
     known = False
 
 
 def prompts(args: argparse.Namespace, llm: engine.LLM) -> list[list[int]]:
-    """Token ids of every prompt asked for."""
+    """Token ids of every requested prompt."""
     found = [llm.tokenize(text) for text in args.prompt]
     if args.golden:
         found += [item["prompt_tokens"] for item in json.loads(Path(args.golden).read_text())["items"]]
@@ -44,11 +44,11 @@ def main() -> None:
     parser.add_argument("--prompt", action="append", default=[])
     parser.add_argument("--chat", action="append", default=[], help="a message to the model's chat template")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--cache-type", default="f16", help="of keys and values (f16)")
+    parser.add_argument("--cache-type", default="f16", help="type of keys and values (f16)")
     parser.add_argument("-n", type=int, default=128, help="tokens of an answer (128)")
     parser.add_argument("--draft-max", type=int, nargs="+", default=[3])
     parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument("--seeds", type=int, default=1, help="answers to each prompt where they are drawn (1)")
+    parser.add_argument("--seeds", type=int, default=1, help="answers to each prompt if they are sampled (1)")
     args = parser.parse_args()
     llm = engine.load(args.target, device=args.device, draft_model=args.draft, cache_type=args.cache_type)
     loop.Costs = NoCosts  # type: ignore[misc]

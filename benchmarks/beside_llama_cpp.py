@@ -1,4 +1,4 @@
-"""The same model here and in llama.cpp, in one process: speed, and how far apart the log-probabilities are.
+"""Compare a model here and in llama.cpp, in one process: speed, and the distance between the log-probabilities.
 
     python -m benchmarks.beside_llama_cpp speed MODEL.gguf
     python -m benchmarks.beside_llama_cpp distance MODEL.gguf GOLDEN.json
@@ -25,7 +25,7 @@ PROMPT, ANSWER, REPEATS = 256, 64, 3
 
 
 def speed(path: str) -> None:
-    """Alternates both engines; prints the rates of each repetition and the ratio of the medians."""
+    """Alternates the two engines; prints the rates of each repetition and the ratio of the medians."""
     import llama_cpp
 
     ours = engine.load(path, n_ctx=1024)
@@ -60,7 +60,7 @@ def speed(path: str) -> None:
 
 
 def distance(path: str, golden: str) -> None:
-    """Mean absolute difference, over the golden top tokens, between every two of five computations of the model."""
+    """Mean absolute difference, over the golden top tokens, between each two of five computations of the model."""
     import llama_cpp
 
     items = json.loads(Path(golden).read_text(encoding="utf-8"))["greedy"]
@@ -96,7 +96,7 @@ def distance(path: str, golden: str) -> None:
 
 
 def write_float32(source: str, target: Path) -> None:
-    """The same model with every weight widened to float32: no quantized activations."""
+    """Writes the model with every weight widened to float32, so that activations are not quantized."""
     model = read_gguf(source)
     writer = gguf.GGUFWriter(target, model.require("general.architecture", "str"))
     kinds = {kind.name.lower().replace("int", "i").replace("float", "f"): kind for kind in gguf.GGUFValueType}

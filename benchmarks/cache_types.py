@@ -1,9 +1,9 @@
-"""What a quantized key-value cache costs in quality: the distributions of next tokens, against those with a float16 cache.
+"""The cost of a quantized key-value cache in quality: distributions of next tokens, against those with a float16 cache.
 
     python -m benchmarks.cache_types MODEL.gguf --text FILE [--types q8_0 q4_0 q8_0/q4_0] [-n 1024]
 
 Every token of the text is predicted from those before it.  For each pair of types (keys/values, or one for both) it
-prints the mean and the largest Kullback-Leibler divergence from what a float16 cache gives, in nats, how often the
+prints the mean and the largest Kullback-Leibler divergence from the result with a float16 cache, in nats, how often the
 likeliest token is the same, and the perplexities.
 """
 
@@ -18,7 +18,7 @@ TYPES = ("f32", "q8_0", "q8_0/q4_0", "q4_0/q8_0", "q4_0")
 
 
 def log_probabilities(path: str, ids: list[int], device: str, types: str) -> np.ndarray:
-    """After each token: float64 [len(ids), n_vocab]."""
+    """The log-probabilities after each token: float64 [len(ids), n_vocab]."""
     k, _, v = types.partition("/")
     llm = engine.load(path, device=device, n_ctx=len(ids), cache_type_k=k, cache_type_v=v or k)
     logits = llm.logits(ids).astype(np.float64)
@@ -27,7 +27,7 @@ def log_probabilities(path: str, ids: list[int], device: str, types: str) -> np.
 
 
 def perplexity(logs: np.ndarray, ids: list[int]) -> float:
-    """Of all tokens but the first."""
+    """The perplexity of all tokens but the first."""
     return float(np.exp(-logs[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--text", type=Path, required=True, help="a file of text that suits the model")
+    parser.add_argument("--text", type=Path, required=True, help="a file with text of a kind the model was trained on")
     parser.add_argument("--types", nargs="+", default=list(TYPES), help="pairs such as q8_0/q4_0, or one for both")
     parser.add_argument("-n", type=int, default=1024, help="tokens of the text (1024)")
     parser.add_argument("--device", default="auto")

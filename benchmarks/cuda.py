@@ -1,9 +1,9 @@
-"""The GPU backend: matrix products, attention, a decode step, a prompt.  Every suite is skipped where there is no GPU.
+"""The GPU backend: matrix products, attention, a decode step, a prompt.  Every suite is skipped if there is no GPU.
 
-Kernels take microseconds, less than starting one from Python does, so single operations are recorded into a CUDA graph that
+Kernels take microseconds, less than starting one from Python takes, so single operations are recorded into a CUDA graph that
 repeats them, and the GPU's own clock times the graph.  The unit of these is microseconds per operation.
 
-The models are random ones of real shape, kept in the cache folder as ``python -m engine.bench --keep`` keeps them: 6 GB.
+The models are random ones of real shapes, kept in the cache folder like those of ``python -m engine.bench --keep``: 6 GB.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,12 @@ COLD = 256 << 20
 """Bytes of weights that are read before one is read again: more than the GPU's caches hold."""
 
 ROUNDS = 9
-"""Times that a graph is started; the median counts."""
+"""Number of times that a graph is started; the median counts."""
 
 
 @cache
 def backend() -> Any:
-    """The GPU; NotImplementedError, by which asv skips a suite, where there is none."""
+    """The GPU backend; raises NotImplementedError, with which asv skips a suite, if there is no GPU."""
     try:
         return open_device("cuda")
     except DeviceError as error:
@@ -47,12 +47,12 @@ def backend() -> Any:
 
 
 def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
-    """Time of one of the ``count`` operations that ``work`` asks of the backend."""
+    """Time of one of the ``count`` operations that ``work`` requests from the backend."""
     plan = ops.record(work)
     ops.capture(plan)
     seconds = []
     for _ in range(ROUNDS):
-        plan.graph.launch()  # the GPU is busy with it while what is timed lines up behind
+        plan.graph.launch()  # keeps the GPU busy while the timed launches are queued
         start = ops.device.event()
         plan.graph.launch()
         seconds.append(ops.device.elapsed(start, ops.device.event()))
@@ -81,7 +81,7 @@ class Matmul:
 
 
 class Attention:
-    """A layer of qwen3-8b: 32 heads over 8 of keys, of 128, normalized, rotated, stored, attended from ``depth`` on,
+    """A layer of qwen3-8b: 32 query heads and 8 KV heads of 128, normalized, rotated, stored, attended from ``depth`` on,
     and quantized."""
 
     params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 1024, 4096, 16384), (1, 4, 16))
@@ -126,7 +126,7 @@ class Model:
     timeout = 1800  # a first run writes the model
 
     def setup(self, shape: str, depth: int) -> None:
-        backend()  # no model is written where there is nothing to run it
+        backend()  # skip before a model is written that cannot be run
         with random_model(f"{shape}:Q4_K_M", True) as (_, path):
             self.llm = engine.load(path, device="cuda", n_ctx=max(DEPTHS) + N_PROMPT)
         self.llm.compile()
@@ -139,7 +139,7 @@ class Model:
 
 
 class Decode(Model):
-    """32 tokens one at a time, as a user gets them; and the kernels of one, in microseconds by the GPU's own clock."""
+    """32 tokens one at a time, as a user gets them; and the kernels of one step, in microseconds by the GPU's own clock."""
 
     def setup(self, shape: str, depth: int) -> None:
         super().setup(shape, depth)

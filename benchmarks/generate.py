@@ -1,4 +1,4 @@
-"""The bundled model at work: a prompt of 256 tokens, 32 tokens one by one, and a whole answer through the API."""
+"""The bundled model: a prompt of 256 tokens, 32 tokens one by one, and a whole answer through the API."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ class Prompt:
 
 
 class Generation:
-    """32 forward passes of one token each, with nothing before them or behind a prompt."""
+    """32 forward passes of one token each, with an empty cache or after a prompt."""
 
     params = (0, N_PROMPT)
     param_names = ("depth",)

@@ -1,4 +1,4 @@
-"""From a file to a model that can answer: the header, the whole load, and the memory that takes."""
+"""From a file to a model that is ready to answer: the header, the whole load, and the memory it takes."""
 
 from pathlib import Path
 
@@ -24,8 +24,8 @@ class Header:
 class Load:
     """The bundled model, 12 MB.
 
-    Peak memory counts the pages of the file that loading touches, which are the system's copy of the file and not the
-    engine's: what is above the imports and the file is the engine's.
+    Peak memory counts the pages of the file that loading touches, which are the system's copy of the file, not the
+    engine's: the engine's memory is the peak minus that of the imports and the file.
     """
 
     def time_load(self) -> None:

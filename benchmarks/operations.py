@@ -1,4 +1,4 @@
-"""Every operation of the CPU backend, on the sizes of a small model: width 1024, 16 heads of 64 over 4 of keys.
+"""Every operation of the CPU backend, at the sizes of a small model: width 1024, 16 query heads of 64, 4 KV heads.
 
 ``rows`` is 1 for a step of generation and 128 for a batch of a prompt.
 """
@@ -27,7 +27,7 @@ def random_weight(name: str, rows: int, columns: int) -> Weight:
 
 
 class Operation:
-    """What all suites here share: a backend on every core, and random rows."""
+    """The common part of all suites here: a backend on every core, and random rows."""
 
     params: ClassVar[tuple[object, ...]] = ROWS
     param_names: ClassVar[tuple[str, ...]] = ("rows",)
@@ -73,7 +73,7 @@ class Embed(Operation):
 
 
 class Elementwise(Operation):
-    """Norms, rotation, gates: what lies between two matrices."""
+    """Norms, rotation, gates: the operations between two matrix products."""
 
     def setup(self, rows: int) -> None:
         self.ops = self.backend()
@@ -117,7 +117,7 @@ class Elementwise(Operation):
 
 
 class Attend(Operation):
-    """Attention over a cache that is filled to ``depth``, and storing the keys and values of the rows."""
+    """Attention over a cache filled to ``depth``, and storing the keys and values of the rows."""
 
     params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 4096), ROWS)
     param_names = ("cache", "depth", "rows")

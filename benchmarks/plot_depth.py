@@ -3,7 +3,7 @@
 ``python -m engine.bench --shape qwen3-8b:Q4_K_M --device cuda -p 512 -n 128 -d 0,4096,8192,16384,32768 -r 3 -o json >
 qwen3-8b.json`` and ``python -m benchmarks.plot_depth qwen3-8b.json > docs/images/depth.svg``
 
-Of several lengths of prompts or answers, each is a line of its own.
+Each length of prompt or answer is a line of its own.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def figure(tests: Sequence[Test]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the image."""
     parser = argparse.ArgumentParser(description="Print a plot of rates over depth, as SVG.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what python -m engine.bench -o json has written")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="output of python -m engine.bench -o json")
     print(figure(measurements(parser.parse_args(argv).files)), end="")
 
 

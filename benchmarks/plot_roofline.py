@@ -41,18 +41,18 @@ class Products:
     n_used: int
 
     def operations(self, rows: int) -> float:
-        """Of a pass that gives logits for its last row."""
+        """Operations of a pass that gives logits for its last row."""
         experts = self.experts[0] * self.n_used / max(1, self.n_expert)
         return 2 * ((self.dense[0] + experts) * rows + self.head[0])
 
     def bytes_read(self, rows: int) -> float:
-        """Weights that a pass reads."""
+        """Bytes of weights that a pass reads."""
         share = 1 - (1 - self.n_used / self.n_expert) ** rows if self.n_expert else 0.0
         return self.dense[1] + self.experts[1] * share + self.head[1]
 
 
 def shape_of(model: str) -> tuple[str, str]:
-    """(shape, quantization) that a model of ``engine.bench`` is named after: ``qwen3-8b Q4_K_M``, ``qwen3-8b-Q4_K_M``."""
+    """(shape, quantization) from the name of a model of ``engine.bench``: ``qwen3-8b Q4_K_M``, ``qwen3-8b-Q4_K_M``."""
     for name in sorted(shapes(), key=len, reverse=True):
         quant = model[len(name) :].lstrip(" -:")
         if model.startswith(name) and quant in quants():
@@ -61,11 +61,11 @@ def shape_of(model: str) -> tuple[str, str]:
 
 
 def products(model: str) -> Products:
-    """What a pass of the model multiplies."""
+    """The matrices that a pass of the model multiplies."""
     name, quant = shape_of(model)
     shape = shapes()[name]
     output = "token_embd.weight" if shape.tied else "output.weight"
-    # The tail of gemma4 reads keys and values of layers before it; layers behind the trunk draft.
+    # The tail of gemma4 reads keys and values of earlier layers; layers after the trunk draft.
     shared = range(shape.n_layer - (shape.gemma4.n_shared if shape.gemma4 else 0), shape.n_layer)
     idle = tuple(f"blk.{il}.attn_{part}." for il in shared for part in "kv")
     idle += tuple(f"blk.{il}." for il in range(shape.n_layer, shape.n_block))
@@ -138,7 +138,7 @@ def figure(tests: Sequence[dict[str, Any]], bandwidth: float = BANDWIDTH, peak: 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the image."""
     parser = argparse.ArgumentParser(description="Print a plot of passes below what a GPU allows, as SVG.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what python -m engine.bench -o json has written")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="output of python -m engine.bench -o json")
     parser.add_argument("--bandwidth", type=float, default=BANDWIDTH, help="TB/s of memory (default %(default)s)")
     parser.add_argument(
         "--peak", type=float, default=PRODUCTS, help="10^12 operations per second of int8 (default %(default)s)"

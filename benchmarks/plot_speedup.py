@@ -16,10 +16,10 @@ from benchmarks.svg import COLORS, TEXT, label
 
 ROWS = (1, 2, 4, 8, 16)
 PASS = (1.0, 1.07, 1.10, 1.13, 1.49)
-"""v: seconds of a pass of so many rows, relative to one row: Qwen3-8B in Q4_K_M on an H200 (docs/performance.md)."""
+"""v: seconds of a pass of several rows, relative to one row: Qwen3-8B in Q4_K_M on an H200 (docs/performance.md)."""
 
 DRAFT = 0.25
-"""c of the left half: a draft model whose pass takes a quarter of the target's, as Qwen3-0.6B's does."""
+"""c of the left half: a draft model whose pass takes a quarter of the target's, like Qwen3-0.6B's."""
 
 MOST = 15
 KEPT = (0.5, 0.6, 0.75, 0.9, 0.95)
@@ -48,12 +48,12 @@ def best(a: float, c: float) -> int:
 
 
 def x(left: float, n: float) -> float:
-    """Where n drafts are, in pixels."""
+    """The coordinate of n drafts, in pixels."""
     return left + PLOT * n / MOST
 
 
 def y(gain: float) -> float:
-    """Where a gain is, in pixels: twice as much is as far everywhere."""
+    """The coordinate of a gain, in pixels, on a logarithmic scale."""
     return BOTTOM - (BOTTOM - TOP) * math.log(gain / LOWEST) / math.log(HIGHEST / LOWEST)
 
 

@@ -16,7 +16,7 @@ SETTINGS = {
 
 
 class Sample:
-    """``Sampler.sample`` with 64 tokens of history, by settings and size of the vocabulary."""
+    """``Sampler.sample`` with 64 tokens of history, by settings and vocabulary size."""
 
     params: ClassVar[tuple[object, ...]] = (tuple(SETTINGS), (8192, 262144))
     param_names = ("settings", "n_vocab")

@@ -1,11 +1,11 @@
-"""What drafts gain: tokens per second of whole answers, against plain decoding of the same text.
+"""The gain of drafts: tokens per second of whole answers, against plain decoding of the same text.
 
     python -m benchmarks.speculation TARGET.gguf [--draft DRAFT.gguf] [--device cuda]
 
-Models with random weights have the speed of real ones but nothing to say, so no draft of theirs would ever be accepted.
-Hence drafts are *scripted*: the draft model, or the target's own layer, does all its work, and then the target's own
-next token (known from the plain answer) is proposed with the probability asked for, else another one.  Likewise the
-lookup is made to search a text in which the answer occurs, for an echo, or as it is, in an answer that repeats nothing.
+Models with random weights have the speed of real ones but produce no sensible text, so none of their drafts would be
+accepted.  Hence drafts are *scripted*: the draft model, or the target's own layer, does all its work, and then the target's
+own next token (known from the plain answer) is proposed with the requested probability, else another one.  Likewise the
+lookup searches a text that contains the answer, for an echo, or the real text, in an answer that repeats nothing.
 The text is compared with the plain one.
 """
 
@@ -27,12 +27,12 @@ OFF = SpeculationParams(enabled=False)
 
 
 class Echo(PromptLookup):
-    """Finds what is proposed in ``text`` and after it."""
+    """A lookup that also searches ``text``, before the known tokens."""
 
     text: Sequence[int] = ()
 
     def propose(self, known: Sequence[int], count: int) -> list[int]:
-        """As if the prompt began with the text."""
+        """Drafts as if the prompt began with the text."""
         return super().propose([*self.text, *known], count)
 
 
@@ -43,7 +43,7 @@ def rate(generation: Generation) -> float:
 
 
 def best(llm: engine.LLM, ids: list[int], options: dict[str, Any], repetitions: int) -> Generation:
-    """The fastest of some runs; the first, which makes graphs, does not count."""
+    """The fastest of several runs; the first one, which makes graphs, does not count."""
     runs = [llm.complete(ids, ignore_eos=True, seed=1, **options) for _ in range(repetitions + 1)]
     return max(runs[1:], key=rate)
 
@@ -62,7 +62,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target")
-    parser.add_argument("--draft", help="a draft model; left out: the target's own layer, if it brings one")
+    parser.add_argument("--draft", help="a draft model; default: the target's own layer for drafting")
     parser.add_argument("--device", default="auto")
     parser.add_argument("-n", type=int, default=300, help="tokens of an answer (300)")
     parser.add_argument("-r", type=int, default=2, help="runs that count (2)")
@@ -70,16 +70,16 @@ def main() -> None:
     parser.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--acceptance", type=float, nargs="+", default=[0.6, 0.75, 0.9, 0.0, 1.0])
     parser.add_argument("--draft-max", type=int, nargs="+", default=[0, 1, 2, 3, 4, 5, 7])
-    parser.add_argument("--cache-type", default="f16", help="of keys and values (f16)")
+    parser.add_argument("--cache-type", default="f16", help="type of keys and values (f16)")
     parser.add_argument("-c", "--ctx-size", type=int, default=0, help="context; 0: as much as is needed")
-    parser.add_argument("--no-lookup", action="store_true", help="leave out drafts that are looked up")
+    parser.add_argument("--no-lookup", action="store_true", help="skip prompt lookup")
     args = parser.parse_args()
     n_ctx = args.ctx_size or args.prompt + 2 * args.n + 64
     draft_max = max(*args.draft_max, 0 if args.no_lookup else 7)
     opened = {"device": args.device, "n_ctx": n_ctx, "draft_model": args.draft, "draft_max": draft_max}
     llm = engine.load(args.target, cache_type=args.cache_type, **opened)
     draft = llm.draft
-    assert draft is not None, "the model brings no layer that drafts: name a draft model"
+    assert draft is not None, "the model has no layer for drafting: give a draft model"
     llm.compile()
     ids = np.random.default_rng(0).integers(0, llm.config.n_vocab, args.prompt).tolist()
     head = f"{'':<44} {'t/s':>8} {'':>7} {'drafts':>6} {'kept':>5} {'length':>6} {'plain':>6} {'ms/pass':>8}"

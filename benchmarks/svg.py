@@ -1,4 +1,4 @@
-"""What the plots of this folder have in common: measurements of ``engine.bench``, axes, text."""
+"""The common part of the plots in this folder: measurements of ``engine.bench``, axes, text."""
 
 import json
 import math
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-# Middle tones, which can be read on white and on black.
+# Midtones that can be read on white and on black.
 TEXT = "#808080"
 COLORS = ("#8a6fd1", "#3f86d6", "#2a9d8f", "#c98a1b", "#d1605e")
 
 
 def measurements(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """What ``python -m engine.bench -o json`` has written: arrays of tests, or tests one after the other."""
+    """Read the output of ``python -m engine.bench -o json``: arrays of tests, or tests in sequence."""
     tests: list[dict[str, Any]] = []
     decoder = json.JSONDecoder()
     for path in paths:
@@ -33,7 +33,7 @@ def colors(models: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Axis:
-    """Numbers to pixels, from ``low`` at ``start`` to ``high`` at ``end``; ``log``: twice as much is as far everywhere."""
+    """Maps numbers to pixels, from ``low`` at ``start`` to ``high`` at ``end``; ``log``: on a logarithmic scale."""
 
     low: float
     high: float
@@ -50,13 +50,13 @@ class Axis:
 
 
 def decades(values: Sequence[float], least: float, most: float) -> tuple[float, float]:
-    """Powers of ten around all values, ``least`` and ``most``."""
+    """The powers of ten that enclose all values, ``least`` and ``most``."""
     low, high = min([*values, least]), max([*values, most])
     return 10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Powers of ten from low, which is one, to high."""
+    """Powers of ten from low, which is one itself, to high."""
     return [10.0**k for k in range(round(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)]
 
 
@@ -85,7 +85,7 @@ def dot(x: float, y: float, color: str) -> str:
 
 
 def legend(left: float, y: float, width: float, named: dict[str, str]) -> Iterator[str]:
-    """Names in their colors, side by side, in lines as long as the image is wide."""
+    """Names in their colors, next to each other, in lines as long as the image is wide."""
     x = left
     for name, color in named.items():
         further = 36 + 7.8 * len(name)

@@ -33,12 +33,12 @@ class Encode:
         stream.flush()
 
     def track_bytes_per_token(self) -> float:
-        """How much text a token holds."""
+        """Bytes of text per token."""
         return len(self.text.encode()) / len(self.ids)
 
 
 class Construct:
-    """The tokenizer out of a header that is read already."""
+    """Building the tokenizer from a header that has already been read."""
 
     def setup(self) -> None:
         self.gguf = read_gguf(resolve("pycoder"))

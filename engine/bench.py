@@ -1,10 +1,10 @@
 """``python -m engine.bench``: how fast a model reads a prompt and generates, in the manner of llama-bench.
 
 One row per test: ``pp512`` reads a prompt of 512 random tokens, ``tg128`` generates 128 tokens one at a time, and
-``@ d4096`` does so behind 4096 tokens that are in the cache already.  Each test runs ``-r`` times after a warm-up, and
-kernels are compiled before that.  Generation is bound by memory, so its rate is given in bytes too: the weights and
-the cached keys and values that one token reads, and their share of what a plain read reaches on the same device, by as
-many threads.
+``@ d4096`` does so after 4096 tokens that are already in the cache.  Each test runs ``-r`` times after a warm-up, and
+kernels are compiled before that.  Generation is bound by memory, so its rate is also given in bytes: the weights and
+the cached keys and values that one token reads, and their share of the rate of a plain read on the same device with
+the same number of threads.
 """
 
 import argparse
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """One test: ``n_prompt`` or ``n_gen`` tokens behind ``n_depth``, once per entry of ``samples_ns``."""
+    """One test: ``n_prompt`` or ``n_gen`` tokens at depth ``n_depth``, once per entry of ``samples_ns``."""
 
     model: str
     model_size: int
@@ -57,11 +57,11 @@ class Result:
     test_time: str
     samples_ns: tuple[int, ...]
     bytes_per_token: float
-    """Weights, keys and values that a token reads; 0 for a prompt, whose tokens share the weights they read."""
+    """Bytes of weights, keys and values that a token reads; 0 for a prompt, whose tokens share the weights they read."""
     memory_bandwidth: float
-    """Bytes per second of a plain read on the same device, by as many threads."""
+    """Bytes per second of a plain read on the same device, with the same number of threads."""
     gpu_info: str = ""
-    """The GPU's name; "" for the CPU."""
+    """The name of the GPU; "" for the CPU."""
 
     @property
     def name(self) -> str:
@@ -86,11 +86,11 @@ class Result:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes that generation reads per second at the mean rate."""
+        """Bytes that generation reads per second, at the mean rate."""
         return self.bytes_per_token * self.avg_ts
 
     def fields(self) -> dict[str, Any]:
-        """What csv and json show; names as llama-bench's where it has them, times in ns, rates per second."""
+        """The fields of csv and json, with llama-bench's names where it has them; times in ns, rates per second."""
         return {
             "cpu_info": cpu_name(),
             "gpu_info": self.gpu_info,
@@ -116,8 +116,8 @@ class Result:
 
 
 def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
-    """Leave exactly ``depth`` tokens in the cache: by cutting it where that is enough, by a snapshot of that depth, or by
-    filling it anew."""
+    """Leave exactly ``depth`` tokens in the cache: by truncating it if that is enough, by a snapshot of that depth, or by
+    filling it again."""
     snapshot = llm.snapshots.best(depth)
     if llm.cache.length >= depth and llm.cache.can_truncate(depth):
         llm.cache.truncate(depth)
@@ -131,7 +131,7 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
 
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
-    """Read a prompt, in batches; logits for its last token only."""
+    """Read a prompt in batches; logits are computed for its last token only."""
     first, done = llm.cache.length, 0
     while done < tokens.size:
         batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
@@ -141,8 +141,8 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
 
 
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
-    """As many steps as there are tokens, the way an answer is made: where the device chooses tokens, each step takes the one
-    before, else one forward pass per token, each with its logits."""
+    """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
+    else each token is one forward pass with its logits."""
     from engine.decode.sampler import Sampler, SamplingParams
     from engine.speculative.loop import follow
     from engine.speculative.params import SpeculationParams
@@ -159,7 +159,7 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
 
 
 def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int, warmup: bool = True) -> list[int]:
-    """Nanoseconds of each run of one test, ``n_prompt`` or ``n_gen`` being 0."""
+    """Nanoseconds of each run of one test; either ``n_prompt`` or ``n_gen`` is 0."""
     rng = np.random.default_rng(0)
 
     def tokens(n: int) -> np.ndarray:
@@ -180,7 +180,7 @@ def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int,
 
 
 def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Result]:
-    """Every test of one model file, for each number of threads in turn; a GPU knows none, so there they run once."""
+    """Every test of one model file, for each number of threads in turn; on a GPU, which uses none, they run once."""
     import engine
     from engine.models import traffic as bandwidth
 
@@ -196,7 +196,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             n_threads=n_threads,
             batch_size=args.batch_size,
             cache_type=args.cache_type,
-            mtp=False,  # what is measured are plain steps
+            mtp=False,  # only plain steps are measured
             progress=report.progress,
         )
         llm.compile(report.progress)
@@ -226,7 +226,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 gpu_info=ops.gpu_name,
             )
         threaded = llm.n_threads > 0
-        # A GPU's memory comes back when nothing refers to it: not one cycle may hold it while the next model is loaded.
+        # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
         del llm, ops
         gc.collect()
         if not threaded:
@@ -237,7 +237,7 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The name of the processor, as reported by the system."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -247,7 +247,7 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-# Heading, width (negative: to the left) and text of each column.
+# Heading, width (negative: left-aligned) and text of each column.
 _COLUMNS: tuple[tuple[str, int, Callable[[Result], str]], ...] = (
     ("model", -30, lambda r: r.model),
     ("size", 10, lambda r: _scaled(r.model_size, 1024, ("MiB", "GiB"))),
@@ -271,7 +271,7 @@ def _cell(text: str, width: int) -> str:
 
 
 def markdown(results: Iterable[Result]) -> Iterator[str]:
-    """A table, a row as soon as its test is done, and below it what the last two columns mean."""
+    """A table, each row as soon as its test is done, followed by an explanation of the last two columns."""
     bandwidths: dict[str, float] = {}
     for i, result in enumerate(results):
         if i == 0:
@@ -289,7 +289,7 @@ def markdown(results: Iterable[Result]) -> Iterator[str]:
 
 
 def comma_separated(results: Iterable[Result]) -> Iterator[str]:
-    """A line of names, then a line per test as soon as it is done."""
+    """A line of names, then one line per test as soon as it is done."""
     for i, result in enumerate(results):
         text = io.StringIO()
         writer = csv.DictWriter(text, list(result.fields()), quoting=csv.QUOTE_ALL, lineterminator="")
@@ -301,7 +301,7 @@ def comma_separated(results: Iterable[Result]) -> Iterator[str]:
 
 
 def as_json(results: Iterable[Result]) -> Iterator[str]:
-    """One array with an object per test, the runs in ``samples_ns`` and ``samples_ts``."""
+    """One array with an object per test; ``samples_ns`` and ``samples_ts`` hold the runs."""
     yield json.dumps([r.fields() | {"samples_ns": r.samples_ns, "samples_ts": r.samples_ts} for r in results], indent=2)
 
 
@@ -331,15 +331,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Lists are separated by commas, and every combination is measured. Shapes: python -m engine.synthetic.",
     )
     add = parser.add_argument
-    add("-m", "--model", action="append", default=[], metavar="MODEL", help="path or name; the bundled one if left out")
+    add("-m", "--model", action="append", default=[], metavar="MODEL", help="path or name; default: the bundled model")
     add("--shape", action="append", default=[], metavar="NAME:QUANT", help="a random model, e.g. qwen3-8b:Q4_K_M")
-    add("--keep", action="store_true", help="keep the files of random models in the cache, and use those kept there")
+    add("--keep", action="store_true", help="keep the files of random models in the cache, and reuse them")
     add("-p", "--n-prompt", type=_numbers(0), default=[512], metavar="N", help="prompt tokens, 0: none (512)")
     add("-n", "--n-gen", type=_numbers(0), default=[128], metavar="N", help="generated tokens, 0: none (128)")
-    add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens in the cache before (0)")
+    add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens already in the cache (0)")
     add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (5)")
-    add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="threads of the CPU, 0: all cores (0)")
-    add("-b", "--batch-size", type=int, default=0, metavar="N", help="prompt tokens of a pass, 0: the device's own (0)")
+    add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="CPU threads, 0: all cores (0)")
+    add("-b", "--batch-size", type=int, default=0, metavar="N", help="prompt tokens per pass, 0: device default (0)")
     add(
         "-ct",
         "--cache-type",
@@ -348,14 +348,14 @@ def _parser() -> argparse.ArgumentParser:
         help="type of keys and values (f16)",
     )
     add("-dev", "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 and so on (auto)")
-    add("--no-warmup", action="store_true", help="no run before those that count")
-    add("-o", "--output", choices=tuple(_OUTPUTS), default="md", help="form of the results (md)")
+    add("--no-warmup", action="store_true", help="no warm-up run")
+    add("-o", "--output", choices=tuple(_OUTPUTS), default="md", help="output format (md)")
     return parser
 
 
 @contextmanager
 def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
-    """Name and file of a random model ``NAME:QUANT``, removed at the end unless it is to be kept for other runs."""
+    """Name and file of a random model ``NAME:QUANT``; the file is removed at the end unless ``keep`` is set."""
     name, quant = parse_shape(shape)
     folder = catalog.cache_dir() / "synthetic"
     if keep:
@@ -374,7 +374,7 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
 
 
 def results_of(args: argparse.Namespace) -> Iterator[Result]:
-    """The tests of every model asked for, in order; the bundled model if none is."""
+    """The tests of every requested model, in order; of the bundled model if none is requested."""
     for model in args.model or ([] if args.shape else [""]):
         path = resolve(model, Report().progress)
         yield from run_tests(args, path.stem, path)
@@ -384,7 +384,7 @@ def results_of(args: argparse.Namespace) -> Iterator[Result]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: 0, 2 with one sentence on stderr for anything a user can mend, 130 when interrupted."""
+    """The command line: returns 0, 2 for user errors, with one sentence on stderr, or 130 when interrupted."""
     try:
         args = _parser().parse_args(argv)
         if args.repetitions < 1:

@@ -1,4 +1,4 @@
-"""Where a model can run: the CPU, or one of the GPUs."""
+"""The devices a model can run on: the CPU, or one of the GPUs."""
 
 import re
 from typing import TYPE_CHECKING, cast
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from engine.ops import Operations, Ops
 
 MOST_BATCH = 4096
-"""Rows of the largest pass that a prompt is read in."""
+"""Most rows of a pass that reads a prompt."""
 
 
 def parse_device(name: str) -> int | None:
-    """The number of the GPU that a name asks for: "cuda" for 0, "cuda:1" for 1 and so on, "auto" for 0; None for "cpu" and,
-    as in llama.cpp, "none".  UsageError for any other name."""
+    """The number of the GPU in a device name: "cuda" is 0, "cuda:1" is 1 and so on, "auto" is 0; None for "cpu" and, as in
+    llama.cpp, "none".  Raises UsageError for any other name."""
     found = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if name not in ("auto", "cpu", "none") and not found:
         raise UsageError(f"device {name!r} is unknown; use auto, cpu, cuda, or cuda:1 and so on (see --list-devices).")
@@ -29,17 +29,17 @@ def parse_device(name: str) -> int | None:
 
 
 def check_batch_size(rows: int) -> None:
-    """UsageError unless prompts can be read in passes of so many rows; 0 leaves it to the device."""
+    """Raise UsageError unless ``rows`` is a valid batch size for prompts; 0 leaves the choice to the device."""
     if not 0 <= rows <= MOST_BATCH:
-        raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's own, not {rows}.")
+        raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's default, not {rows}.")
 
 
 def open_device(name: str, n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
-    """The backend of a device, by a name of ``parse_device``; "auto" means the first GPU if it can be used, else the CPU.
+    """The backend of a device, by a name of ``parse_device``; "auto" is the first GPU if it can be used, else the CPU.
 
-    beside: the backend of another model; if it is on the same GPU, both queue their work there together.
-    max_rows: of a pass that reads a prompt; 0: the device's own.
-    UsageError for a name that means nothing, DeviceError, one sentence, for a GPU that is not there or cannot be used.
+    beside: the backend of another model; if it is on the same GPU, both use one queue there.
+    max_rows: the most rows of a pass that reads a prompt; 0: the device's default.
+    Raises UsageError for an unknown name, and DeviceError for a GPU that is missing or cannot be used.
     """
     index = parse_device(name)
     if index is None:
@@ -53,7 +53,7 @@ def open_device(name: str, n_threads: int = 0, beside: "Ops | None" = None, max_
 
 
 def why_no_gpu() -> str:
-    """The sentence that says why "auto" takes the CPU; "" where there is a GPU that it can take."""
+    """The sentence that says why "auto" selects the CPU; "" if there is a usable GPU."""
     try:
         _gpu(0)
     except DeviceError as error:
@@ -62,7 +62,7 @@ def why_no_gpu() -> str:
 
 
 def describe_devices() -> list[str]:
-    """A line for each device of this machine; where there is no GPU, a line that says why."""
+    """One line per device of this machine; if there is no GPU, a line that says why."""
     import numba
 
     from engine.cpu.memory import available_memory
@@ -92,7 +92,7 @@ def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
     try:
         from engine.cuda.runtime.device import require_gpu
 
-        require_gpu()  # before the kernels are imported: a machine without a GPU need not wait for Numba's CUDA half
+        require_gpu()  # before the kernels are imported: without a GPU there is no need to wait for Numba's CUDA part
         from engine.cuda.backend import Backend
     except ImportError:
         raise DeviceError(

@@ -1,17 +1,17 @@
-"""The errors a user can meet: each message is one sentence that says what is wrong and what to do."""
+"""The errors shown to users: each message is one sentence that says what is wrong and what to do."""
 
 from pathlib import Path
 
 
 class EngineError(Exception):
-    """Base of every error that a user can mend; ``str(error)`` is one sentence, shown without a traceback."""
+    """Base of every error that a user can fix; ``str(error)`` is one sentence, shown without a traceback."""
 
 
 class GGUFError(EngineError):
-    """A GGUF file that breaks the format or asks for something impossible.
+    """A GGUF file that violates the format or requests something impossible.
 
     ``path`` is the file, ``field`` the header field, metadata key or tensor, ``offset`` the byte position in the file
-    (None where a rule spans several places), ``problem`` what is wrong there.
+    (None if a rule spans several places), ``problem`` what is wrong there.
     """
 
     def __init__(self, path: Path | str, field: str, offset: int | None, problem: str) -> None:
@@ -32,7 +32,7 @@ class TokenizerError(EngineError):
 
 
 class TemplateError(EngineError):
-    """A chat template that is missing, too large, unsafe, or that refuses the messages given."""
+    """A chat template that is missing, too large or unsafe, or that refuses the given messages."""
 
 
 class ContextError(EngineError):

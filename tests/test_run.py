@@ -266,7 +266,7 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--device", "abacus"], "device 'abacus' is unknown"),
         (["-p", "x", "-dev", "cuda:one"], "device 'cuda:one' is unknown"),
         (["-p", "x", "-n", "-3"], "-n -3 is too small"),
-        (["-p", "x", "-b", "-1"], "the batch size must be 1 to 4096, or 0 for the device's own, not -1"),
+        (["-p", "x", "-b", "-1"], "the batch size must be 1 to 4096, or 0 for the device's default, not -1"),
         (["-p", "x", "--batch-size", "4097"], "the batch size must be 1 to 4096"),
         (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
         (["-p", "x", "--top-p", "-1"], "top_p"),

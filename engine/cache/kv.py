@@ -1,9 +1,9 @@
-"""What a model remembers of the tokens it has read: a ring per layer, by absolute position.
+"""The memory of the tokens a model has read: a ring per layer, addressed by absolute position.
 
-Attention keeps keys and values in chunks of 64 positions.  Position j of a layer lives in chunk (j // 64) % chunks, lane
-j % 64.  A layer that attends to everything has room for the whole context; a sliding-window layer holds its window and
-one batch of rows more, so that a batch can be stored before its first row has attended, and a few tokens can be taken
-back.  What recurrent layers keep is in ``engine/cache/recurrent.py``.
+Attention keeps keys and values in chunks of 64 positions.  Position j of a layer is stored in chunk (j // 64) % chunks, lane
+j % 64.  A layer that attends to everything has room for the whole context; a sliding-window layer holds its window plus
+one batch of rows, so that a batch can be stored before its first row has attended, and a few tokens can be rolled back.
+``engine/cache/recurrent.py`` holds the memory of recurrent layers.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,44 +18,44 @@ from engine.errors import ContextError
 from engine.limits import STEP_ROWS
 
 SPARE = 64
-"""Positions beyond a window that its ring has at least: when three steps of 16 rows are under way, all but the first of their
-tokens can still be taken back."""
+"""The least number of positions beyond a window that its ring has: with three steps of 16 rows in flight, all but the first
+of their tokens can still be rolled back."""
 
 
 Zeros = Callable[[tuple[int, ...], DTypeLike], Any]
-"""A backend's zeroed memory."""
+"""Allocates zeroed memory on a backend."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A pass that begins at position p needs what lies at positions p - ``back`` .. p - 1; ``capacity`` positions are
-    kept."""
+    """A ring: a pass that begins at position p needs what is stored at positions p - ``back`` .. p - 1; the ring holds
+    ``capacity`` positions."""
 
     back: int
     capacity: int
 
 
 def pass_rows(batch_size: int, n_ctx: int) -> int:
-    """Rows of the largest pass where prompts are read ``batch_size`` at a time."""
+    """The most rows of any pass if prompts are read ``batch_size`` rows at a time."""
     return min(max(batch_size, STEP_ROWS), n_ctx)
 
 
 class Shape(Protocol):
-    """What one layer keeps per position."""
+    """What one layer stores per position."""
 
     def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """Memory of it, for a context of n_ctx read at most max_rows at a time."""
+        """Its memory in bytes, for a context of n_ctx read at most max_rows at a time."""
 
     def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
-        """What of it is overwritten as positions go on."""
+        """The parts of it that are overwritten as positions advance."""
 
     def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> Any:
-        """The memory itself."""
+        """Allocate the memory."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions."""
+    """What an attention layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions."""
 
     n_head_kv: int
     d_k: int
@@ -63,17 +63,17 @@ class LayerShape:
     window: int = 0
 
     def chunks(self, n_ctx: int, max_rows: int) -> int:
-        """Ring length in chunks."""
+        """The length of the ring in chunks."""
         positions = n_ctx if self.window == 0 else min(n_ctx, self.window + max(max_rows, SPARE))
         return (positions + CHUNK - 1) // CHUNK
 
     def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """Memory of the ring."""
+        """The memory of the ring in bytes."""
         position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
         return self.chunks(n_ctx, max_rows) * CHUNK * self.n_head_kv * position
 
     def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
-        """The window, where there is one and the ring is shorter than the context."""
+        """The window, if there is one and the ring is shorter than the context."""
         capacity = self.chunks(n_ctx, max_rows) * CHUNK
         return [Ring(self.window - 1, capacity)] if self.window > 0 and capacity < n_ctx else []
 
@@ -102,7 +102,7 @@ class LayerCache(Generic[A]):
 
 
 class KVCache:
-    """What all layers keep, with one length: the number of positions stored."""
+    """The memory of all layers, with one length: the number of positions stored."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class KVCache:
         zeros: Zeros,
         others: Iterable[Ring] = (),
     ) -> None:
-        """max_rows: of any pass (``pass_rows``); others: rings that a model keeps beside those of its layers."""
+        """max_rows: the most rows of any pass (``pass_rows``); others: rings that a model has besides those of its layers."""
         self.n_ctx = n_ctx
         self.max_rows = max_rows
         self.length = 0
@@ -125,11 +125,14 @@ class KVCache:
 
     @property
     def rewind(self) -> int:
-        """How many of the latest tokens can be taken back, whatever has been read before them."""
+        """The number of latest tokens that can be rolled back, whatever has been read before them."""
         return min((ring.capacity - ring.back for ring in self._oldest), default=self.n_ctx)
 
     def advance(self, first: int, count: int) -> None:
-        """Claim positions [first, first + count) for a batch that is about to be stored; first must be ``length``."""
+        """Claim positions [first, first + count) for a batch that is about to be stored; first must be ``length``.
+
+        Raises ContextError if first is not ``length``, if the batch has too many rows, or if it exceeds the context.
+        """
         if first != self.length:
             raise ContextError(f"positions must continue at {self.length}, not at {first}.")
         if count > self.max_rows:
@@ -140,7 +143,7 @@ class KVCache:
         self.overwrite(self.length)
 
     def overwrite(self, end: int) -> None:
-        """Positions before ``end`` have been or will be written, whatever becomes of them: rings lose what lay there."""
+        """Record that positions before ``end`` have been or will be written: rings lose what was stored in their place."""
         for ring, oldest in self._oldest.items():
             self._oldest[ring] = max(oldest, end - ring.capacity)
 
@@ -153,7 +156,7 @@ class KVCache:
         )
 
     def truncate(self, length: int) -> None:
-        """Forget positions >= length.  ContextError if a ring no longer holds what precedes it."""
+        """Forget positions >= length.  Raises ContextError if a ring no longer holds what precedes it."""
         if not 0 <= length <= self.length:
             raise ContextError(f"a cache of {self.length} positions cannot be cut to {length}.")
         if not self.can_truncate(length):
@@ -163,7 +166,7 @@ class KVCache:
             self._oldest = dict.fromkeys(self._oldest, 0)
 
     def restored(self, length: int) -> None:
-        """The rings have been given again what a pass at ``length`` needs, and nothing before it; other positions are
-        there."""
+        """Record that the rings again hold what a pass at ``length`` needs, and nothing before it; all other layers still
+        hold their positions."""
         self.length = length
         self._oldest = {ring: max(0, length - ring.back) for ring in self._oldest}

@@ -1,12 +1,12 @@
-"""Element types of a key-value cache, and how the quantized ones lie in memory.
+"""Element types of a key-value cache, and the memory layout of the quantized ones.
 
 f32 and f16 are what they are called.  q8_0 and q4_0 are the block formats of the same names: 32 elements of a head share a
 float16 scale and have 8 or 4 bits each.  A chunk of 64 positions of one head is then a run of words, first the integers, then
 the scales:
 
-- keys: 16 (q8_0) or 32 (q4_0) dimensions of a position are four words side by side, [d_k / 16 or / 32][64][4]; scales
+- keys: 16 (q8_0) or 32 (q4_0) dimensions of a position are four adjacent words, [d_k / 16 or / 32][64][4]; scales
   [d_k / 32][64];
-- values: the words of a position are side by side, [64][d_v / 4 or / 8]; scales [64][d_v / 32].
+- values: the words of a position are adjacent, [64][d_v / 4 or / 8]; scales [64][d_v / 32].
 
 A word of q8_0 has four integers of 8 bits, the first lowest.  A word of q4_0 has eight of 4 bits, each plus 8: the low halves
 of its bytes are elements 0 to 3, the high halves 4 to 7.
@@ -27,35 +27,35 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class CacheType:
-    """An element type; ``bits`` of an element, without its share of a scale."""
+    """An element type; ``bits`` is the size of an element, without its share of a scale."""
 
     name: str
     bits: int
 
     @property
     def quantized(self) -> bool:
-        """Whether blocks of integers share a scale."""
+        """Whether elements are integers that share a scale per block."""
         return self.bits < 16
 
     def row_bytes(self, d: int) -> int:
-        """Bytes of a key or value of d elements."""
+        """Bytes of a key or value of d elements, including scales."""
         return d * self.bits // 8 + (2 * d // BLOCK if self.quantized else 0)
 
     def integer_words(self, d: int) -> int:
-        """Words of the elements of a chunk of a head, without scales."""
+        """Words of the elements of one head in a chunk, without scales."""
         return CHUNK * d * self.bits // 32
 
     def chunk_words(self, d: int) -> int:
-        """Words of a chunk of a head."""
+        """Words of one head in a chunk, including scales."""
         return CHUNK * self.row_bytes(d) // 4
 
     @property
     def dtype(self) -> type:
-        """Of the array that holds them: float32, the bits of float16, or words."""
+        """The dtype of the array: float32, uint16 for the bits of float16, or uint32 for words."""
         return np.uint32 if self.quantized else np.uint16 if self.bits == 16 else np.float32
 
     def shape(self, heads: int, chunks: int, *chunk: int) -> tuple[int, ...]:
-        """Of the array of a layer whose chunks have the shape ``chunk``, or as many words where they are quantized."""
+        """The shape of the array of a layer whose chunks have the shape ``chunk``, or are words if they are quantized."""
         if self.quantized:
             return heads, chunks, self.row_bytes(chunk[0] * chunk[1]) // 4
         return heads, chunks, *chunk
@@ -72,14 +72,14 @@ class Types:
 CACHE_TYPES = {
     t.name: t for t in (CacheType("f32", 32), CacheType("f16", 16), CacheType("q8_0", 8), CacheType("q4_0", 4))
 }
-"""By the names that users give."""
+"""Types by the names that users give."""
 
 F16, F32 = (Types(CACHE_TYPES[name], CACHE_TYPES[name]) for name in ("f16", "f32"))
-"""Keys and values of one type."""
+"""Keys and values that are both float16, or both float32."""
 
 
 def cache_type(name: str) -> CacheType:
-    """The type of a name; UsageError if there is none."""
+    """The type of a name; raises UsageError if there is none."""
     if name not in CACHE_TYPES:
         raise UsageError(f"cache type {name!r} is unknown; use {', '.join(CACHE_TYPES)}.")
     return CACHE_TYPES[name]

@@ -1,11 +1,11 @@
-"""How much memory there is: what a context may take before it is refused."""
+"""Available memory: the most that a context may take before it is refused."""
 
 import os
 import sys
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, as the system estimates it; 0 where it does not say."""
+    """Bytes that can be allocated without swapping, as the system estimates it; 0 if it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -22,14 +22,14 @@ def available_memory() -> int:
 
 
 def _group_limit() -> int:
-    """What the control group of this process (a container, a batch job) still allows."""
+    """Bytes that the control group of this process (a container, a batch job) still allows."""
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
             limit = file.read().strip()
         with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
             used = int(file.read())
         with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as file:
-            # Cached pages of files count as used but are given back when memory is asked for.
+            # Cached pages of files count as used but are freed when memory is needed.
             cached = sum(int(line.split()[1]) for line in file if line.startswith("inactive_file "))
         return max(1, int(limit) - used + cached) if limit != "max" else sys.maxsize
     except (OSError, ValueError):

@@ -24,9 +24,9 @@ class LoadedModel(Protocol):
 
 
 def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
-    """Weights, keys and values that an answer has read per second; 0 where that was not measured.
+    """Bytes of weights, keys and values that an answer has read per second; 0 if that was not measured.
 
-    The first token comes out of the prompt's pass, so n tokens are n - 1 passes.
+    The first token comes from the prompt's pass, so n tokens are n - 1 passes.
     """
     passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
     if passes < 1 or timings.predicted_s <= 0:
@@ -36,9 +36,12 @@ def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
 
 
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
-    """Bytes of weights that one generated token reads: all but an embedding that is not the output matrix as well, of
-    which it reads one row, as of per-layer embeddings; of experts, as many as a token uses; of a layer that drafts, and of
-    keys and values that a layer does not use, nothing."""
+    """Bytes of weights that one generated token reads.
+
+    Of an embedding that is not also the output matrix, and of per-layer embeddings, that is one row; of experts, as many as a
+    token uses; of a layer that drafts, and of keys and values that a layer does not use, nothing.  All other tensors are read
+    in full.
+    """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
     idle = [f"blk.{config.n_layer}."]
@@ -53,7 +56,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 
 def memories(llm: LoadedModel) -> list[Any]:
-    """What each layer of the trunk reads of the tokens before: its own memory, or another layer's."""
+    """The memory of earlier tokens that each layer of the trunk reads: its own, or another layer's."""
     return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 
 

@@ -1,4 +1,4 @@
-"""Whether the target takes a draft, where the host decides it."""
+"""Whether the target accepts a draft, where the host decides it."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _NONE = (np.empty(0, np.int32), np.empty(0, np.float32))
 
 
 def distribution(sampler: Sampler, logits: np.ndarray, history: list[int]) -> Distribution:
-    """What a sampler draws from: the tokens its filters leave and their probabilities at its temperature."""
+    """What a sampler draws from: the tokens that its filters keep, and their probabilities at its temperature."""
     ids, values = sampler.candidates(logits, history)
     probabilities = np.empty(values.size, np.float32)
     partial = np.empty(-(-values.size // CHUNK), np.float32)
@@ -22,13 +22,15 @@ def distribution(sampler: Sampler, logits: np.ndarray, history: list[int]) -> Di
 def by_ratio(
     target: Distribution, draft: Distribution | None, token: int, seed: int, position: int
 ) -> tuple[int, bool]:
-    """(the token at ``position``, whether it is the drafted one): Leviathan et al. 2023; draft None: simply proposed."""
+    """(the token at ``position``, whether it is the draft), by Leviathan et al. 2023; draft None: simply proposed, not
+    drawn."""
     q_ids, q = draft if draft is not None else _NONE
     kept, chosen = accept.accept_ratio(*target, target[0].size, q_ids, q, q_ids.size, token, np.uint64(seed), position)
     return int(chosen), bool(kept)
 
 
 def by_p_min(target: Distribution, token: int, sampled: int, p_min: float) -> tuple[int, bool]:
-    """The same where a draft is taken that has at least the probability ``p_min``; ``sampled``: the target's own choice."""
+    """(the token, whether it is the draft), where a draft is kept if its probability is at least ``p_min``; ``sampled``: the
+    target's own choice."""
     kept, chosen = accept.accept_p_min(*target, target[0].size, token, sampled, np.float32(p_min))
     return int(chosen), bool(kept)

@@ -12,7 +12,7 @@ from engine.speculative.proposal import Proposal
 
 
 class AssistantDraft(MTPDraft):
-    """A chain of drafts as that of :class:`MTPDraft`, by a model of its own that reads what the target remembers."""
+    """A chain of drafts by a model of its own that reads what the target remembers."""
 
     name = "assistant"
     behind = 1
@@ -23,21 +23,22 @@ class AssistantDraft(MTPDraft):
 
     @property
     def ops(self) -> Ops:
-        """The backend that computes them, perhaps of another GPU."""
+        """The backend that computes the drafts, possibly on another GPU."""
         return self._assistant.ops
 
     def propose(
         self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
     ) -> Proposal:
-        """Up to ``count`` tokens that may follow ``known``, at least two, of which the cache holds all but the last."""
+        """Up to ``count`` tokens that may follow ``known``, at least two tokens, of which the cache holds all but the
+        last."""
         self._assistant.stand(len(known) - 1)
         return super().propose(known, count, sampler, p_min, with_distributions)
 
     def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
+        """Prepare the rotation angles of positions [0, length)."""
         self._assistant.reserve(length)
 
     @property
     def anchor(self) -> Array:
-        """Where the position is kept that drafts stand at."""
+        """The memory that holds the position at which drafts are made."""
         return self._assistant.anchor

@@ -1,37 +1,37 @@
-"""How many tokens to draft: as many as pay off, and none where drafts only cost time.
+"""How many tokens to draft: as many as pay off, and none if drafts only cost time.
 
 With a share a of drafts accepted, each independently of the others, a pass with n drafts gives
 
     E(n) = 1 + a + ... + a^n
 
-tokens (Leviathan et al. 2023, section 3.1) and takes T(n) seconds, drafting included.  What counts is E(n) / T(n), against
-1 / T(0) for a plain pass.  a and T are followed as the answer goes on.
+tokens (Leviathan et al. 2023, section 3.1) and takes T(n) seconds, drafting included.  The criterion is E(n) / T(n), compared
+with 1 / T(0) for a plain pass.  a and T are estimated while the answer is generated.
 """
 
 from collections import deque
 from statistics import median
 
 WINDOW = 8
-"""Latest passes of one size whose median is their time."""
+"""Number of latest passes of one size whose median is taken as their time."""
 
 SEEN = 2
-"""Passes with drafts that must have been timed before time decides anything."""
+"""Passes with drafts that must have been timed before times decide anything."""
 
 MEMORY = 0.95
-"""How much of what is known about acceptance survives a pass."""
+"""Factor by which earlier observations of acceptance are discounted after each pass."""
 
 PRIOR = (1.5, 2.0)
-"""Drafts accepted of drafts tried before the first is seen."""
+"""Drafts accepted and drafts tried that the estimate starts from."""
 
 GAIN = 1.02
-"""A smaller gain than this does not pay for being wrong."""
+"""A gain below this does not justify the risk of being wrong."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 64, 512
-"""Tokens without drafts before they are tried again; doubled as long as they do not help."""
+"""Tokens without drafts before drafting is tried again; doubled as long as drafts do not help."""
 
 
 class Costs:
-    """Seconds of passes with 0, 1, 2 ... drafts from one source."""
+    """Seconds of passes with 0, 1, 2, ... drafts from one source."""
 
     def __init__(self, plain: "deque[float]") -> None:
         """``plain``: the seconds of the latest plain passes, which all sources share."""
@@ -39,7 +39,8 @@ class Costs:
         self._passes: dict[int, deque[float]] = {}
 
     def add(self, n: int, seconds: float) -> None:
-        """A pass with n drafts took so long.  The first of its kind also waits for what is made once, and is left out."""
+        """Record that a pass with n drafts took ``seconds``.  The first pass of its kind also waits for one-time work, and is
+        left out."""
         if n not in self._passes:
             self._passes[n] = deque(maxlen=WINDOW)
         else:
@@ -47,45 +48,45 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Whether there is enough to compare: one pass alone may have been slow by chance."""
+        """Whether there are enough measurements to compare: a single pass may have been slow by chance."""
         return bool(self._plain) and sum(map(len, self._passes.values())) >= SEEN
 
     def relative(self, n: int) -> float:
-        """T(n) / T(0); between and beyond what was measured, in proportion to the drafts of the nearest size that was."""
+        """T(n) / T(0); for sizes that were not measured, in proportion to the drafts of the nearest measured size."""
         plain = median(self._plain)
         nearest = min((m for m, seconds in self._passes.items() if seconds), key=lambda m: (abs(m - n), m))
         return 1 + (median(self._passes[nearest]) / plain - 1) * n / nearest
 
 
 class NominalCosts:
-    """Costs that are the same on every machine, for the modes in which the number of drafts shows in the text."""
+    """Costs that are the same on every machine, for the modes in which the number of drafts affects the text."""
 
     known = True
 
     def __init__(self, draft: float) -> None:
-        """draft: bytes that drafting a token reads, as a fraction of what a pass of the target reads."""
+        """draft: bytes that drafting a token reads, as a fraction of those that a pass of the target reads."""
         self._draft = draft
 
     def add(self, n: int, seconds: float) -> None:
-        """Time is not looked at."""
+        """Does nothing: time is not measured."""
 
     def relative(self, n: int) -> float:
-        """T(n) / T(0), a row of a pass being 3 % of it."""
+        """T(n) / T(0), where each additional row of a pass counts as 3 % of it."""
         return 1 + n * (self._draft + 0.03)
 
 
 class Controller:
-    """Decides for one draft source of one answer."""
+    """Decides how many tokens to draft, for one draft source of one answer."""
 
     def __init__(self, most: int, least: int, costs: Costs | NominalCosts) -> None:
-        """most, least: drafts of a pass (none is always possible)."""
+        """most, least: drafts per pass (none is always possible)."""
         self._sizes = range(max(least, 1), most + 1)
         self._costs = costs
         self._accepted, self._tried = PRIOR
         self._size = self._sizes[-1]
         self._wait = 0
         self._pause = FIRST_PAUSE
-        # After a pause a draft model first reads what it has missed, which is not what a pass costs.
+        # After a pause a draft model first reads what it has missed, which is not part of the cost of a pass.
         self._resumed = False
 
     @property
@@ -95,19 +96,20 @@ class Controller:
 
     @property
     def wait(self) -> int:
-        """Tokens that should still come without drafts."""
+        """The number of tokens that should still be generated without drafts."""
         return self._wait
 
     def drafts(self) -> int:
-        """How many to draft now; 0 during a pause."""
+        """The number of tokens to draft now; 0 during a pause."""
         return 0 if self._wait else self._size
 
     def passed(self) -> None:
-        """A token came without drafts."""
+        """Record a token without drafts."""
         self._wait = max(0, self._wait - 1)
 
     def verified(self, n: int, accepted: int, seconds: float) -> None:
-        """A pass with n drafts kept ``accepted`` of them; n = 0: a draft was made and not worth a pass, one refused."""
+        """Record a pass with n drafts of which ``accepted`` were kept; n = 0: a draft was made and judged not worth a pass,
+        which counts as one rejected."""
         n = max(n, 1)
         self._accepted = MEMORY * self._accepted + accepted
         self._tried = MEMORY * self._tried + accepted + (accepted < n)
@@ -121,7 +123,7 @@ class Controller:
         if rates[best] < 1:
             self._wait, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
             self._resumed = True
-            # What little is tried after a pause should cost little, and be able to change the estimate.
+            # The few drafts tried after a pause should cost little, and still be able to change the estimate.
             self._size = self._sizes[0]
             self._accepted, self._tried = (0.5 * x for x in (self._accepted, self._tried))
         else:

@@ -16,46 +16,46 @@ from engine.speculative.proposal import Distribution, Proposal
 from engine.speculative.source import LoadedModel, Source
 
 MOST_EXTRA = 256
-"""Tokens that one of two vocabularies may have more than the other: padding at the end of a matrix."""
+"""The most tokens that one of two vocabularies may have more than the other: padding at the end of a matrix."""
 
 CONFIDENCE = 10
-"""Likeliest tokens among which ``draft_p_min`` looks at the probability of a draft, as llama.cpp does."""
+"""The number of likeliest tokens over which ``draft_p_min`` computes the probability of a draft, as in llama.cpp."""
 
 
 class DraftModel(Source):
-    """A loaded model as a draft source.  It has a cache of its own, which follows the answer: tokens that were accepted are
-    read once, those that were not are forgotten."""
+    """A loaded model as a draft source.  It has its own cache, which follows the answer: accepted tokens are read once,
+    rejected ones are forgotten."""
 
     name = "model"
 
     reads = 2
-    """Tokens that the first pass of a step reads where drafts are made on the target's device.  After a step whose
-    drafts were all accepted, the last of them has not been read; otherwise a token is read again and leaves the same in
-    the cache.  So the host need not know which it was."""
+    """Tokens that the first pass of a step reads if drafts are made on the target's device.  After a step whose drafts were
+    all accepted, the last of them has not been read; otherwise a token is read again and stores the same values in the
+    cache.  So the host need not know which case it was."""
 
     def __init__(self, llm: LoadedModel, target: LoadedModel) -> None:
-        """ModelError where the vocabularies differ."""
+        """Raises ModelError if the vocabularies differ."""
         self.llm = llm
         check_vocabulary(llm, target)
         self.n_vocab = min(llm.config.n_vocab, target.config.n_vocab)
-        #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
+        #: int32 [n_ctx] or None: the token proposed for a position instead of the model's own, unless negative.
         self.script: np.ndarray | None = None
         #: Whether it knows every token of the target.
         self.reads_all = llm.config.n_vocab >= target.config.n_vocab
 
     @property
     def cost(self) -> float:
-        """Bytes that a drafted token reads."""
+        """Bytes that drafting a token reads."""
         return float(self.llm.n_bytes_read)
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """The target's sampler, for the tokens that both models know."""
+        """The target's sampler, restricted to the tokens that both models know."""
         if sampler.n_vocab == self.n_vocab:
             return sampler
         return sampler.narrowed(self.n_vocab)
 
     def can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether this model knows all of some tokens."""
+        """Whether this model knows all of ``tokens``."""
         return self.reads_all or not tokens or max(tokens) < self.n_vocab
 
     def propose(
@@ -63,9 +63,9 @@ class DraftModel(Source):
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, drawn by ``sampler`` (see :meth:`sampler`).
 
-        p_min: fewer where one of them has less than this (see :func:`confidence`).
-        with_distributions: add what each was drawn from; ``p_min`` is then about the likeliest token: to leave out what was
-            drawn, for what it is, would not keep the distribution.
+        p_min: stop at a token that has a lower probability (see :func:`confidence`).
+        with_distributions: also return the distribution each was drawn from; ``p_min`` then applies to the likeliest token:
+            to drop a drawn token because of what it is would not preserve the distribution.
         """
         if not self.can_read(known):
             return Proposal()
@@ -75,7 +75,7 @@ class DraftModel(Source):
         return drafted(self.logits, known, count, sampler, p_min, with_distributions, self.script)
 
     def logits(self, history: list[int]) -> np.ndarray:
-        """What follows ``history``: float32 [n_vocab], of the tokens that both models know."""
+        """The logits of the token after ``history``: float32 [n_vocab], for the tokens that both models know."""
         return self.llm.extend(history)[: self.n_vocab]
 
     # --- passes on the target's own device -------------------------------------------------------------------------
@@ -86,20 +86,20 @@ class DraftModel(Source):
         return self.llm.model.compute
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
-        """Have the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
+        """Make the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
         llm = self.llm
         if not llm.used_by(owner) or len(known) - llm.n_cached > self.reads:
             llm.read(known[:-1])
         llm.lend(owner)
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
-        """``tokens`` followed ``known`` in a step with ``count`` drafts: what of it this model has read stays."""
+        """Record that ``tokens`` followed ``known`` in a step with ``count`` drafts: keep what this model has read of it."""
         unread = known[self.llm.n_cached :]
         self.llm.keep([*unread, *tokens[: min(len(tokens), count) - 1]], len(unread) + count - 1)
 
     @property
     def cache(self) -> KVCache:
-        """Its own cache."""
+        """The model's own cache."""
         return self.llm.cache
 
 
@@ -132,7 +132,7 @@ def drafted(
 
 
 def confidence(logits: np.ndarray, token: int) -> float:
-    """The probability of a token under the softmax of the :data:`CONFIDENCE` largest logits; 0 for any other."""
+    """The probability of a token under the softmax of the :data:`CONFIDENCE` largest logits; 0 for any other token."""
     top = np.sort(np.partition(logits, -min(CONFIDENCE, logits.size))[-CONFIDENCE:]).astype(np.float64)
     if logits[token] < top[0]:
         return 0.0
@@ -140,12 +140,12 @@ def confidence(logits: np.ndarray, token: int) -> float:
 
 
 def check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
-    """ModelError, one sentence, unless the tokens of two models are the same, up to padding at the end of one of them."""
+    """Raise ModelError unless the tokens of two models are the same, up to padding at the end of one of them."""
     check_tokens(draft.path, draft.tokenizer.vocabulary.tokens, target)
 
 
 def check_tokens(path: Path, ours: Sequence[str], target: LoadedModel) -> None:
-    """The same for the tokens of the file at ``path``."""
+    """Raise ModelError unless the tokens of the file at ``path`` are the target's, up to padding at the end of either."""
     theirs = target.tokenizer.vocabulary.tokens
     name, remedy = f"{path} cannot draft for {target.path}", "choose a draft model of its family."
     if abs(len(ours) - len(theirs)) > MOST_EXTRA:

@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the last time, proposed again (Saxena 2023, "prompt lookup decoding").
+"""Prompt lookup: propose what followed the last time (Saxena 2023, "prompt lookup decoding").
 
-Answers that quote, correct or summarize repeat long runs of what came before. So the latest tokens are looked for among the
-earlier ones of prompt and answer, the longest match wins, the most recent of equally long ones, and what followed it is the
-draft. It costs a few passes over an integer array and no model.
+Answers that quote, correct or summarize repeat long runs of earlier text. So the latest tokens are searched for among the
+earlier ones of prompt and answer; the longest match wins, the most recent among equally long ones, and what followed it is
+the draft. This costs a few passes over an integer array and no model.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 
 LEAST = 2
-"""Tokens that must match."""
+"""The fewest tokens that must match."""
 
 LONGEST = 64
-"""Tokens after which longer matches are not told apart."""
+"""The length from which longer matches are no longer preferred."""
 
 
 class PromptLookup:
-    """The tokens of one answer and its prompt, searchable."""
+    """The tokens of one answer and its prompt, indexed for the search."""
 
     name = "lookup"
 
@@ -26,10 +26,10 @@ class PromptLookup:
         self._n = 0
 
     def propose(self, known: Sequence[int], count: int) -> list[int]:
-        """Up to ``count`` tokens that followed the longest earlier occurrence of the end of ``known``; fewer, or none, where
+        """Up to ``count`` tokens that followed the longest earlier occurrence of the end of ``known``; fewer, or none, if
         there is no match of at least two tokens.
 
-        ``known`` may only have grown since the last call.  A match that reaches the end goes on with its own continuation:
+        ``known`` may only have grown since the last call.  A match that reaches the end continues with its own continuation:
         after "a b a b" come "a b a b ...".
         """
         tokens = self._extend(known)

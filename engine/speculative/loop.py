@@ -1,11 +1,11 @@
-"""The one loop of every answer: plain steps, and steps that verify drafts.
+"""The loop of every answer: plain steps, and steps that verify drafts.
 
-A step reads the *certain* token, the last one known, together with the drafts for the places after it, in one pass of the
-target.  Row i of its logits says what follows the certain token and i drafts; as long as that is the next draft, the next row
-counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the target's own choice,
-and rides in the next step.  So each step is one pass, and gives at least the token that a plain step would.
+A step reads the *certain* token, the last one known, together with the drafts for the positions after it, in one pass of the
+target.  Row i of its logits predicts what follows the certain token and i drafts; as long as that is the next draft, the next
+row counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the target's own
+choice, and is read in the next step.  So each step is one pass, and gives at least the token that a plain step would.
 
-With nothing proposed a step is plain, and where a device chooses tokens by itself a few of them are under way at once.
+If nothing is proposed a step is plain, and if a device chooses tokens by itself several plain steps are in flight at once.
 """
 
 import time
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from engine.speculative.mtp import MTPDraft
 
 MEASURED = 3
-"""Plain steps at the start of an answer, so that there is something to compare with."""
+"""Plain steps at the start of an answer, which provide a time to compare with."""
 
 AHEAD_OF_LOOKUP = 2
-"""Plain steps under way while the host searches: the next runs while the last token is looked for."""
+"""Plain steps in flight while the host searches: the next step runs while the host searches for the last token."""
 
 NOTHING = Proposal()
 
 
 class Speculation:
-    """The draft sources of one answer, and what has come of them."""
+    """The draft sources of one answer, and the record of their drafts."""
 
     def __init__(
         self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | MTPDraft | None", target_bytes: float
     ) -> None:
-        """draft: a draft model or the target's own layer, if there is one; target_bytes: what a pass of the target reads."""
+        """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads."""
         self.params = params
         self.statistics = Statistics()
         self._sampler = sampler
@@ -51,7 +51,7 @@ class Speculation:
         self._lookup = PromptLookup() if params.lookup else None
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._passed = 0
-        #: Whether time may decide how much is drafted: it does not show in the text.
+        #: Whether time may decide how much is drafted: the number does not affect the text.
         self.adapts = params.accept == "exact" or sampler.params.greedy
         costs = {"lookup": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
         self._controllers = {
@@ -62,9 +62,9 @@ class Speculation:
         }
 
     def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
-        """What to verify after ``known`` with at most ``room`` drafts: (source, proposal).
+        """What to verify after ``known``, with at most ``room`` drafts: (source, proposal).
 
-        Drafts of a model are not made yet: the proposal of source "model" or "mtp" has only their ``count``.
+        A model's drafts do not exist yet: the proposal of source "model" or "mtp" has only their ``count``.
         """
         if room < max(1, self.params.draft_min) or (self.adapts and self._passed < MEASURED):
             return "", NOTHING
@@ -79,8 +79,8 @@ class Speculation:
         return "", NOTHING
 
     def ahead(self, most: int) -> int:
-        """How many plain steps may be under way, of the ``most`` that the device can take: not past a place where drafts are
-        due."""
+        """The number of plain steps that may be in flight, of the ``most`` that the device supports: not past a position at
+        which drafts are due."""
         if self._lookup is not None:
             return min(most, AHEAD_OF_LOOKUP) if self.adapts else 1
         if self._draft is None:
@@ -89,21 +89,21 @@ class Speculation:
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
     def made(self, known: Sequence[int], proposal: Proposal, steps: Steps) -> Proposal:
-        """The drafts of the draft model, or, where ``steps`` makes them on the device, the order to do so."""
+        """The drafts of the draft model, or, if ``steps`` makes them on the device, the request to do so."""
         assert self._draft is not None
         if self._on_device(steps):
             return Proposal(device_draft=self._draft, count=proposal.count)
         p_min, ratio = self.params.draft_p_min, self.params.accept == "ratio" and not self._sampler.params.greedy
         made = self._draft.propose(known, proposal.count, self._draft_sampler, p_min, ratio)
-        # What was drawn is verified: to drop it because of what it is would not keep the distribution.
+        # What was drawn is verified: to drop it because of what it is would not preserve the distribution.
         return made if ratio or len(made) >= self.params.draft_min else NOTHING
 
     def drafts_blindly(self, steps: Steps) -> bool:
-        """Whether drafts can be ordered before the tokens are known that they follow."""
+        """Whether drafts can be requested before the tokens that they follow are known."""
         return self.adapts and self._lookup is None and self._draft is not None and self._on_device(steps)
 
     def rewind(self, steps: Steps) -> int:
-        """How many tokens may be read before it is known that they stay, as far as a draft model's own cache decides it."""
+        """The number of tokens that may be read before they are committed, as far as a draft model's own cache limits it."""
         draft = self._draft
         if draft is None or not self._on_device(steps) or draft.cache is None:
             return steps.rewind
@@ -114,7 +114,7 @@ class Speculation:
         return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and steps.drafts_here(draft)
 
     def passed(self, seconds: float) -> None:
-        """A plain step has ended."""
+        """Record the end of a plain step."""
         self._passed += 1
         if self._passed > 1:
             self._plain.append(seconds)
@@ -124,7 +124,7 @@ class Speculation:
             controller.passed()
 
     def verified(self, source: str, drafted: int, accepted: int, seconds: float) -> None:
-        """A step with drafts has ended, or one for which none were found good enough (``drafted`` is 0)."""
+        """Record the end of a step with drafts, or of one for which no draft was good enough (``drafted`` is 0)."""
         if drafted:
             self.statistics.verified(source, drafted, accepted, seconds)
         self._controllers[source].verified(drafted, accepted, seconds)
@@ -133,12 +133,12 @@ class Speculation:
 def follow(
     steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None
 ) -> Generator[tuple[int, np.ndarray], None, None]:
-    """``count`` tokens that follow ``known``, each with its logits (empty where they stayed on the device).
+    """``count`` tokens that follow ``known``, each with its logits (empty if they stayed on the device).
 
-    steps: ``engine.speculative.steps.HostSteps`` or its like on a GPU; the cache holds all of ``known`` but the last token.
+    steps: ``engine.speculative.steps.HostSteps`` or its GPU counterpart; the cache holds all of ``known`` but the last token.
     """
     known = list(known)
-    started: deque[tuple[str, int]] = deque()  # (source, drafts) of the steps under way
+    started: deque[tuple[str, int]] = deque()  # (source, drafts) of the steps in flight
     turn = steps.begin(known)
     ended = time.perf_counter()
     try:
@@ -149,7 +149,7 @@ def follow(
                 started.append((source, len(proposal)))
             source, drafted = started.popleft()
             step = steps.take()
-            # From result to result: what the reader of the tokens does meanwhile counts for both kinds of steps.
+            # From result to result: what the reader of the tokens does in between counts for both kinds of steps.
             begun, ended = ended, time.perf_counter()
             if speculation is not None and source:
                 speculation.verified(source, drafted, len(step.tokens) - 1, ended - begun)
@@ -166,13 +166,13 @@ def follow(
 def _following(
     steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None, started: Sequence[tuple[str, int]]
 ) -> tuple[str, Proposal] | None:
-    """The (source, drafts) of a step to start now, behind those under way; None if the next result is to be waited for."""
+    """The (source, drafts) of a step to start now, after those in flight; None if the next result must be awaited first."""
     if len(started) >= max(steps.ahead, steps.ahead_drafted):
         return None
     plain = all(not source for source, _ in started)
-    # What the steps under way give is not known, but how much at most.
+    # The results of the steps in flight are not known, only their largest possible number of tokens.
     given = sum(1 + drafted for _, drafted in started)
-    # All of it must be possible to take back.
+    # It must be possible to roll all of it back.
     rewind = steps.rewind if speculation is None else min(steps.rewind, speculation.rewind(steps))
     free = rewind - given
     if given >= count or free < 1:
@@ -185,7 +185,7 @@ def _following(
         return ("", NOTHING) if plain and len(started) < speculation.ahead(steps.ahead) else None
     if not started:
         return source, proposal if proposal.tokens else speculation.made(known, proposal, steps)
-    # A draft model on the same device goes on from what lies there; all other drafts need the tokens before them.
+    # A draft model on the same device continues from what is stored there; all other drafts need the tokens before them.
     if not plain and len(started) < steps.ahead_drafted and speculation.drafts_blindly(steps):
         return source, speculation.made(known, proposal, steps)
     return None

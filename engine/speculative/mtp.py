@@ -13,10 +13,9 @@ from engine.speculative.source import LoadedModel, Source
 
 
 class MTPDraft(Source):
-    """A chain of drafts: the layer goes on from the trunk's output before the certain token, then from its own.
+    """A chain of drafts: the layer continues from the trunk's output before the certain token, then from its own.
 
-    It has nothing to catch up with and nothing to take back: every pass of the trunk leaves in its memory what the next draft
-    needs.
+    It never has to catch up or roll back: every pass of the trunk stores in its memory what the next draft needs.
     """
 
     name = "mtp"
@@ -27,7 +26,7 @@ class MTPDraft(Source):
     def __init__(self, llm: LoadedModel) -> None:
         self.llm = llm
         self.n_vocab = llm.config.n_vocab
-        #: int32 [n_ctx] or None: what is proposed for a position in place of the model's own token, unless negative.
+        #: int32 [n_ctx] or None: the token proposed for a position instead of the model's own, unless negative.
         self.script: np.ndarray | None = None
 
     @property
@@ -37,18 +36,18 @@ class MTPDraft(Source):
 
     @property
     def cost(self) -> float:
-        """Bytes that a drafted token reads."""
+        """Bytes that drafting a token reads."""
         return float(self._drafter.n_bytes)
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """The target's own."""
+        """The target's sampler itself."""
         return sampler
 
     def propose(
         self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
     ) -> Proposal:
-        """Up to ``count`` tokens that may follow ``known``, of which the cache holds all but the last; as
-        :meth:`engine.speculative.draft_model.DraftModel.propose`."""
+        """Up to ``count`` tokens that may follow ``known``, of which the cache holds all but the last; arguments and result
+        are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""
         return drafted(self._logits, known, count, sampler, p_min, with_distributions, self.script)
 
     def _logits(self, history: list[int]) -> np.ndarray:
@@ -62,7 +61,7 @@ class MTPDraft(Source):
         return self._drafter.compute
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
-        """Nothing: the trunk has done it."""
+        """Does nothing: the trunk has already stored what is needed."""
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
-        """Nothing: the trunk has written over it."""
+        """Does nothing: the trunk has overwritten it."""

@@ -1,4 +1,4 @@
-"""How an answer is drafted and what becomes of drafts."""
+"""Options of speculative decoding: how drafts are made and accepted."""
 
 import math
 from dataclasses import dataclass
@@ -7,27 +7,26 @@ from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS
 
 MODES = ("exact", "ratio", "p-min")
-"""Ways to accept drafts, see :attr:`SpeculationParams.accept`."""
+"""Ways to accept drafts; see :attr:`SpeculationParams.accept`."""
 
 DRAFT_MAX = {"model": 4, "mtp": 4, "assistant": 4, "lookup": 7}
-"""Drafts per pass if nothing else is asked for; chosen by measurement (docs/speculation.md)."""
+"""Drafts per pass by default; chosen by measurement (docs/speculation.md)."""
 
 
 @dataclass(frozen=True)
 class SpeculationParams:
-    """Options of speculative decoding; whether there is a draft model, or a layer that drafts, is a matter of the loaded
-    model.
+    """Options of speculative decoding.  Whether there is a draft model, or a layer that drafts, depends on the loaded model.
 
     enabled: False: no drafts, whatever sources there are.
     lookup: also propose what followed the last occurrence of the latest tokens in prompt and answer.
-    draft_max: most drafts of a pass, 1 to 15; 0: as many as usually pay off, see :data:`DRAFT_MAX`.
-    draft_min: a pass with fewer drafts than this is not worth it and reads the certain token alone.
-    draft_p_min: drafting stops where the probability of its token, among its ten likeliest, is below this.
+    draft_max: most drafts per pass, 1 to 15; 0: as many as usually pay off, see :data:`DRAFT_MAX`.
+    draft_min: a pass with fewer drafts than this is not worthwhile, and reads the certain token alone.
+    draft_p_min: drafting stops at a token whose probability, among its ten likeliest, is below this.
     accept: "exact": a draft is kept if it is the token that the target's own sampler chooses there, so that the text is the
-        same as without drafts; "ratio": by probability (Leviathan et al. 2023), which keeps the distribution, not the
+        same as without drafts; "ratio": by probability (Leviathan et al. 2023), which preserves the distribution, not the
         text; "p-min": if the target gives it at least ``accept_p_min``, which changes the distribution.
     accept_p_min: see ``accept``.
-    sequential: read the certain token and the drafts one by one instead of in one pass: slow, for finding faults.
+    sequential: read the certain token and the drafts one by one instead of in one pass: slow, for debugging.
 
     Raises UsageError, one sentence, for a value outside its range.
     """
@@ -45,7 +44,7 @@ class SpeculationParams:
         if self.accept not in MODES:
             raise UsageError(f"drafts are accepted by {', '.join(MODES[:-1])} or {MODES[-1]}, not {self.accept!r}")
         if not 0 <= self.draft_max <= MOST_DRAFTS:
-            raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {self.draft_max}")
+            raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {self.draft_max}")
         if not 0 <= self.draft_min <= (self.draft_max or MOST_DRAFTS):
             raise UsageError(f"draft_min must be between 0 and draft_max, not {self.draft_min}")
         for name in ("draft_p_min", "accept_p_min"):
@@ -54,5 +53,5 @@ class SpeculationParams:
                 raise UsageError(f"{name} must be between 0 and 1, not {value}")
 
     def most(self, source: str) -> int:
-        """Most drafts of a pass from a kind of source, "model", "mtp", "assistant" or "lookup"."""
+        """The most drafts per pass of a kind of source: "model", "mtp", "assistant" or "lookup"."""
         return self.draft_max or max(DRAFT_MAX[source], self.draft_min)

@@ -1,4 +1,4 @@
-"""What a draft source proposes."""
+"""The proposal of a draft source."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,11 +62,11 @@ class DeviceDraft(Protocol):
 
 @dataclass
 class Proposal:
-    """Drafts for the places after the certain token.
+    """Drafts for the positions after the certain token.
 
     tokens: the drafts.
-    distributions: what each was drawn from; None for drafts that are simply proposed.
-    device_draft: a draft model on the target's own device: ``count`` drafts are made there when the step starts.
+    distributions: the distribution each was drawn from; None for drafts that are simply proposed.
+    device_draft: a draft model on the target's own device, which makes ``count`` drafts when the step starts.
     """
 
     tokens: list[int] = field(default_factory=list)

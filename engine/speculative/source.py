@@ -1,4 +1,4 @@
-"""What sources of drafts that are models have in common."""
+"""The common part of draft sources that are models."""
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -67,15 +67,15 @@ class LoadedModel(Protocol):
 
 
 class Source:
-    """A model that drafts by passes of its own: ``llm``, or what belongs to it."""
+    """A model that drafts by passes of its own: ``llm``, or a part of it."""
 
     llm: LoadedModel
     behind = 0
-    """Tokens that must come before the certain one."""
+    """The number of tokens that must precede the certain one."""
 
     @property
     def ops(self) -> Ops:
-        """The backend that computes them."""
+        """The backend that computes the drafts."""
         return self.llm.model.ops
 
     @property
@@ -85,9 +85,9 @@ class Source:
 
     @property
     def anchor(self) -> Array | None:
-        """Where the position of the certain token and the one before lie, int32 [2]; None for sources that do not ask."""
+        """Memory for the position of the certain token and the one before, int32 [2]; None for sources that need neither."""
         return None
 
     def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
+        """Prepare the rotation angles of positions [0, length)."""
         self.llm.model.reserve(length)

@@ -1,4 +1,4 @@
-"""What drafts did for an answer."""
+"""What became of the drafts of an answer."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class Statistics:
     """Counts and seconds of one answer.
 
-    drafted_at[i], accepted_at[i]: drafts in place i (0: the first of a pass), proposed and kept.
-    drafted_by: drafts of each source.  verifications: passes that read drafts, in ``verify_s``.
+    drafted_at[i], accepted_at[i]: drafts at index i (0: the first of a pass), proposed and kept.
+    drafted_by: drafts of each source.  verifications: passes that read drafts, taking ``verify_s``.
     plain_n, plain_s: passes of a single token, and their seconds; the first one, which may wait for a graph, is left out.
     """
 
@@ -23,7 +23,7 @@ class Statistics:
     plain_s: float = 0.0
 
     def verified(self, source: str, drafted: int, accepted: int, seconds: float) -> None:
-        """A pass with drafts has ended."""
+        """Record the end of a pass with drafts."""
         self.drafted_at.update(range(drafted))
         self.accepted_at.update(range(accepted))
         self.drafted_by[source] += drafted
@@ -33,12 +33,12 @@ class Statistics:
 
     @property
     def drafted(self) -> int:
-        """Drafts that were read."""
+        """The number of drafts that were verified."""
         return self.drafted_by.total()
 
     @property
     def accepted(self) -> int:
-        """Drafts that were kept."""
+        """The number of drafts that were kept."""
         return self.accepted_by.total()
 
     @property
@@ -53,10 +53,10 @@ class Statistics:
 
     @property
     def by_place(self) -> list[float]:
-        """For each place in a draft, the share of those proposed there that were kept."""
+        """For each index in a pass, the share of the drafts proposed there that were kept."""
         return [self.accepted_at[i] / self.drafted_at[i] for i in sorted(self.drafted_at)]
 
     @property
     def plain_per_second(self) -> float:
-        """Tokens per second without drafts, as measured in between; 0 where there was no such pass."""
+        """Tokens per second without drafts, as measured in between; 0 if there was no such pass."""
         return self.plain_n / self.plain_s if self.plain_s else 0.0

@@ -1,4 +1,4 @@
-"""Steps of a target whose logits the host looks at: on the CPU always, on a GPU where it cannot choose by itself."""
+"""Steps of a target whose logits the host reads: always on the CPU, and on a GPU if it cannot choose tokens by itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,19 @@ _NO_LOGITS = np.empty(0, np.float32)
 
 @dataclass
 class Step:
-    """What one step gave: the drafts that were kept and the token after them, and, where the host has them, the logits that
+    """The result of one step: the drafts that were kept and the token after them, and, if the host has them, the logits that
     each was chosen from."""
 
     tokens: list[int]
     logits: list[np.ndarray] = field(default_factory=list)
 
     def row(self, i: int) -> np.ndarray:
-        """The logits of token i; empty where they stayed on the device."""
+        """The logits of token i; empty if they stayed on the device."""
         return self.logits[i] if self.logits else _NO_LOGITS
 
 
 class Steps(Protocol):
-    """Steps of one model: ``begin``, then ``start`` and ``take`` by turns, as many of the one as of the other.
+    """Steps of one model: ``begin``, then ``start`` and ``take`` in turn, the same number of each.
 
     ``ahead``: plain steps that may be started before the first is taken; ``ahead_drafted``: steps with drafts.
     """
@@ -40,29 +40,29 @@ class Steps(Protocol):
 
     @property
     def rewind(self) -> int:
-        """How many tokens may be read before it is known that they stay."""
+        """The number of tokens that may be read before they are committed."""
 
     def room(self, n_known: int) -> int:
-        """How many drafts a step can read after ``n_known`` tokens."""
+        """The number of drafts that a step can read after ``n_known`` tokens."""
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a model makes its drafts as part of a step."""
 
     def begin(self, known: Sequence[int]) -> object:
-        """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
+        """The tokens so far; the cache holds all but the last.  Returns what identifies these steps to ``end``."""
 
     def start(self, proposal: Proposal) -> None:
         """Start a step that reads the last known token and the drafts."""
 
     def take(self) -> Step:
-        """The result of the first step that was not taken yet; waits for it."""
+        """Wait for the first step whose result has not been taken, and return it."""
 
     def end(self, turn: object = None) -> None:
-        """No further step will be asked for; those in flight are waited for."""
+        """End the answer: wait for the steps in flight; no further step follows."""
 
 
 class Readable(Protocol):
-    """What steps ask of a model."""
+    """What steps need of a model."""
 
     cache: KVCache
 
@@ -71,28 +71,29 @@ class Readable(Protocol):
 
 
 class ModelSteps:
-    """What a model's cache allows its steps."""
+    """The limits that a model's cache sets to its steps."""
 
     _model: Readable
 
     @property
     def rewind(self) -> int:
-        """How many tokens may be read before it is known that they stay."""
+        """The number of tokens that may be read before they are committed."""
         return self._model.cache.rewind
 
     def room(self, n_known: int) -> int:
-        """How many drafts a step can read after ``n_known`` tokens."""
+        """The most drafts that a step can read after ``n_known`` tokens."""
         cache = self._model.cache
         return min(cache.n_ctx - n_known, STEP_ROWS - 1, cache.max_rows - 1)
 
 
 class HostSteps(ModelSteps):
-    """Steps of one model: ``begin``, then ``start`` and ``take`` by turns; the cache holds all known tokens but the last."""
+    """Steps of one model: ``begin``, then ``start`` and ``take`` alternately; the cache holds all known tokens but the
+    last."""
 
     ahead = 1
-    """Plain steps that may have been started before the result of the first is taken."""
+    """Plain steps that may be in flight: started before the result of the first is taken."""
     ahead_drafted = 1
-    """The same for steps with drafts."""
+    """Steps with drafts that may be in flight."""
 
     def __init__(self, model: Readable, sampler: Sampler, params: SpeculationParams) -> None:
         self._model = model
@@ -106,7 +107,7 @@ class HostSteps(ModelSteps):
         return False
 
     def begin(self, known: Sequence[int]) -> None:
-        """The tokens so far; the cache holds all but the last."""
+        """Set the tokens so far; the cache holds all but the last."""
         self._known = list(known)
 
     def start(self, proposal: Proposal) -> None:
@@ -131,7 +132,7 @@ class HostSteps(ModelSteps):
         self._steps.append(step)
 
     def _choose(self, logits: np.ndarray, history: list[int], proposal: Proposal, i: int) -> tuple[int, bool]:
-        """The token after ``history``, and whether draft i is it."""
+        """The token after ``history``, and whether it is draft i."""
         drafts, mode, sampler = proposal.tokens, self._params.accept, self._sampler
         if i == len(drafts) or mode == "exact" or sampler.params.greedy:
             token = sampler.sample(logits, len(history), history)
@@ -144,8 +145,8 @@ class HostSteps(ModelSteps):
         return by_ratio(target, draft, drafts[i], sampler.seed, len(history))
 
     def take(self) -> Step:
-        """The result of the first step that was not taken yet."""
+        """The result of the first step that has not been taken yet."""
         return self._steps.pop(0)
 
     def end(self, turn: object = None) -> None:
-        """No further step will be asked for."""
+        """No further step will be requested."""

@@ -11,9 +11,9 @@ from engine.synthetic.shapes import parse_shape, quants, shapes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: 0 when the file is written, 2 with one sentence on stderr when it cannot be."""
+    """The command line: returns 0 when the file is written, else 2, with one sentence on stderr."""
     parser = argparse.ArgumentParser(prog="python -m engine.synthetic", description="Write a random model.")
-    parser.add_argument("--shape", metavar="NAME:QUANT", help="e.g. qwen3-8b:Q4_K_M; the quantization may be left out")
+    parser.add_argument("--shape", metavar="NAME:QUANT", help="e.g. qwen3-8b:Q4_K_M; the quantization is optional")
     parser.add_argument("-o", "--output", type=Path, help="the file to write (default: NAME-QUANT.gguf here)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
     parser.add_argument("--list", action="store_true", help="list shapes and quantizations")

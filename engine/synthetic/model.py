@@ -1,9 +1,9 @@
-"""Random models of real shapes: every tensor of the architecture in the format asked for, and no training behind it.
+"""Random models of real shapes: every tensor of the architecture in the requested format, without training.
 
-Speed does not depend on what the weights say, so a benchmark needs only their shapes and formats; tests need small
+Speed does not depend on the values of the weights, so a benchmark needs only their shapes and formats; tests need small
 models with awkward ones.  ``python -m engine.synthetic --shape qwen3-8b:Q4_K_M`` writes such a GGUF file at the speed
-of the disk: every matrix is cut from a buffer of random blocks, so memory stays at a few buffers whatever the size of
-the file, and the same seed gives the same bytes.
+of the disk: every matrix is cut from a buffer of random blocks, so memory use stays at a few buffers whatever the size
+of the file, and the same seed gives the same bytes.
 
 A weight of a matrix with n columns has the variance 1/n, so that an input of unit variance gives an output of about
 unit variance: activations stay near 1 through all layers and logits have a standard deviation near 3, as trained
@@ -28,12 +28,12 @@ from engine.gguf.quants import FORMATS
 from engine.models.config import DeltaNetConfig
 from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape, parse_shape, quants, shapes, tensor_type
 
-# --- blocks: random bits with a scale that gives the variance asked for ----------------------------------------
+# --- blocks: random bits with a scale that gives the requested variance ----------------------------------------
 
 
 @dataclass(frozen=True)
 class _Scales:
-    """Where a block keeps its float16 scale ``d``, and ``dm``, the factor of its minimums, if it has one; ``rms`` is
+    """The offsets in a block of its float16 scale ``d`` and of ``dm``, the factor of its minimums, if it has one; ``rms`` is
     the root mean square of the weights when all other bits are random, d = 1 and dm = ``ratio``, the value that
     centres them on zero."""
 
@@ -67,7 +67,7 @@ _BUFFER = 4 << 20
 
 
 def _random(seed: int, label: str) -> np.random.PCG64:
-    """The source of random bits of one thing: a raw bit stream, which NumPy keeps the same in all its versions."""
+    """The source of random bits for ``label``: a raw bit stream, which NumPy keeps the same in all its versions."""
     return np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(label.encode())]))
 
 
@@ -100,7 +100,7 @@ def random_blocks(kind: T, n: int, std: float, bits: np.random.PCG64) -> np.ndar
     spread = math.sqrt((1.5**3 - 0.5**3) / 3)  # root mean square of the varying factor
     d = (vary.astype(np.float32) / 65536 + np.float32(0.5)) * np.float32(std / at.rms / spread)
     if at.dm is None:
-        # The integers of these formats lean to one side (-8 .. 7); signs, which real files have too, undo that.  A
+        # The integers of these formats are asymmetric (-8 .. 7); signs, which real files also have, compensate that.  A
         # common mean would multiply the all-ones direction by its sqrt(columns) in every layer and drown the rest.
         d = np.where(vary & 1, d, -d)
     out[:, at.d : at.d + 2] = d.astype("<f2").view(np.uint8).reshape(n, 2)
@@ -130,8 +130,8 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
     if name.endswith(".ssm_a"):
         return -_between(bits, n, 0.1, 8.0)
     if name.endswith(".ssm_dt.bias"):
-        # A state decays by exp(a * softplus(x + dt)): by 0.5 % to 5 % in a token with x = 0, and as x has a variance of
-        # about 1, hardly ever by more than a half.
+        # A state decays by exp(a * softplus(x + dt)): by 0.5 % to 5 % per token with x = 0, and since x has a variance of
+        # about 1, rarely by more than a half.
         step = _between(bits, n, 0.005, 0.05) / -_vector(name.replace("ssm_dt.bias", "ssm_a"), shape, n, seed)
         return np.log(np.expm1(step)).astype(np.float32)
     if name.endswith(".bias"):
@@ -149,8 +149,8 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
 
 
 def proportional_rope(n: int) -> np.ndarray:
-    """float32 [n]: what the frequencies of gemma4's global heads of 2 n elements are divided by, so that only the first
-    quarter of the pairs is rotated."""
+    """float32 [n]: the divisors of the frequencies of gemma4's global heads of 2 n elements, such that only the first quarter
+    of the pairs is rotated."""
     return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
 
 
@@ -234,7 +234,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
 
 
 def add_widths(writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int, n_head_kv: int, n_ff: int) -> None:
-    """Heads of keys and feed-forward networks, which in gemma4 and its assistants differ from layer to layer."""
+    """Add heads of keys and widths of feed-forward networks, which in gemma4 and its assistants differ between layers."""
     if gemma:
         add_gemma4(writer, gemma, n_layer, n_head_kv, n_ff)
         return
@@ -244,8 +244,7 @@ def add_widths(writer: gguf.GGUFWriter, gemma: Gemma4Shape | None, n_layer: int,
 
 
 def add_gemma4(writer: gguf.GGUFWriter, gemma: Gemma4Shape, n_layer: int, n_head_kv: int, n_ff: int) -> None:
-    """The metadata of gemma4 or an assistant that is not written for every model, or in another way; arrays where layers
-    differ."""
+    """Add the metadata of gemma4 or an assistant that other models lack or write differently; arrays where layers differ."""
     sliding, widths = gemma.sliding(n_layer), gemma.widths(n_layer, n_ff)
     heads = [gemma.n_head_kv_sliding if slides else n_head_kv for slides in sliding]
     writer.add_head_count_kv(heads if len(set(heads)) > 1 else n_head_kv)
@@ -263,23 +262,23 @@ def add_gemma4(writer: gguf.GGUFWriter, gemma: Gemma4Shape, n_layer: int, n_head
 
 
 def add_delta_net(writer: gguf.GGUFWriter, net: DeltaNetConfig, recurrent: Sequence[bool], n_rot: int) -> None:
-    """The metadata of a hybrid beside that of its attention."""
+    """Add the metadata of a hybrid in addition to that of its attention."""
     writer.add_ssm_conv_kernel(net.n_conv)
     writer.add_ssm_state_size(net.state_size)
     writer.add_ssm_group_count(net.n_k)
     writer.add_ssm_time_step_rank(net.n_v)
     writer.add_ssm_inner_size(net.n_v * net.state_size)
     writer.add_array(f"{writer.arch}.attention.recurrent_layers", list(recurrent))
-    # Which stream of positions (time, height, width, none) rotates a pair: they take turns, and in text are all the same.
+    # The stream of positions (time, height, width, none) that rotates each pair: they alternate, and are equal in text.
     pairs = n_rot // 2
     writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
 
 
 def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed: int = 0) -> Path:
-    """Write a random model of a named shape (or of a Shape) to ``path`` and return it; the same seed, the same bytes.
+    """Write a random model of a named shape (or of a Shape) to ``path`` and return it; the same seed gives the same bytes.
 
-    Raises UsageError if there is no such shape or quantization, if the disk has no room, or if ``path`` cannot be
-    written.
+    Raises UsageError if there is no such shape or quantization, if the disk has too little room, or if ``path`` cannot
+    be written.
     """
     name = shape if isinstance(shape, str) else shape.architecture
     if isinstance(shape, str):
@@ -291,7 +290,7 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     writer = gguf.GGUFWriter(None, shape.architecture)
     _add_metadata(writer, name, shape, quant)
     kinds: dict[str, T] = {}
-    rows: dict[tuple[T, int], int] = {}  # of the tallest matrix, or matrices of experts, of each format and width
+    rows: dict[tuple[T, int], int] = {}  # most rows of a matrix, or of experts, of a format and width
     for tensor, size in shape.tensors():
         kind = T.F32 if len(size) == 1 else tensor_type(shape, quant, tensor, size[-1])
         kinds[tensor] = kind
@@ -334,7 +333,7 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
             bits = _random(seed, tensor)
             kind, columns = kinds[tensor], size[-1]
             width = FORMATS[kind].block_bytes
-            # A row of this table is one vector for each layer, every one of which is scaled up by the root of its length.
+            # A row of this table is one vector for each layer, and each is scaled up by the root of its length.
             per_layer = shape.gemma4.n_per_layer if shape.gemma4 and tensor == "per_layer_token_embd.weight" else 0
             if (kind, columns, per_layer) not in buffers:
                 # A prime number of blocks, no fewer than rows: every row of a tensor starts at another block.

@@ -1,4 +1,4 @@
-"""Sizes of models and the formats of their matrices: what a GGUF file of a given name and quantization contains.
+"""Sizes of models and the formats of their matrices: the contents of a GGUF file of a given name and quantization.
 
 Sizes are those of the models' published ``config.json`` files; the rules for formats are those of llama.cpp
 (``llama-quant.cpp``).
@@ -18,13 +18,13 @@ from engine.models.config import DeltaNetConfig, ExpertsConfig
 
 @dataclass(frozen=True)
 class Gemma4Shape:
-    """What gemma4 and its assistants have beside.  Every ``pattern``-th layer is global, with n_head_kv heads of head_dim;
-    the others slide, with ``n_head_kv_sliding`` heads of ``head_dim_sliding``.  ``k_is_v``: global layers have no
+    """The additional sizes of gemma4 and its assistants.  Every ``pattern``-th layer is global, with n_head_kv heads of
+    head_dim; the others slide, with ``n_head_kv_sliding`` heads of ``head_dim_sliding``.  ``k_is_v``: global layers have no
     ``attn_v``.
 
-    The last ``n_shared`` layers read the caches of layers before them; ``wide_tail``: their feed-forward networks are twice
+    The last ``n_shared`` layers read the caches of earlier layers; ``wide_tail``: their feed-forward networks are twice
     as wide.  ``n_per_layer``: width of the embedding that each layer has of its own (0: none).  ``n_embd_out``: width of
-    the model that an assistant drafts for (0: this is no assistant).
+    the model that an assistant drafts for (0: this is not an assistant).
     """
 
     pattern: int
@@ -37,15 +37,15 @@ class Gemma4Shape:
     n_embd_out: int = 0
 
     def sliding(self, n_layer: int) -> tuple[bool, ...]:
-        """Which layers slide."""
+        """For each layer, whether it slides."""
         return tuple((il + 1) % self.pattern != 0 for il in range(n_layer))
 
     def widths(self, n_layer: int, n_ff: int) -> tuple[int, ...]:
-        """Of the feed-forward network of each layer."""
+        """The width of each layer's feed-forward network."""
         return tuple(n_ff * (2 if self.wide_tail and il >= n_layer - self.n_shared else 1) for il in range(n_layer))
 
     def owns_values(self, n_layer: int) -> tuple[bool, ...]:
-        """Which layers have an ``attn_v``."""
+        """For each layer, whether it has an ``attn_v``."""
         return tuple(
             il < n_layer - self.n_shared and (slides or not self.k_is_v)
             for il, slides in enumerate(self.sliding(n_layer))
@@ -55,13 +55,13 @@ class Gemma4Shape:
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a model.  ``head_dim`` is the length of a key and of a value; ``window`` the sliding window of gemma3 and
-    gemma4 (0: none); ``rope_factor`` the context extension of Llama 3.1 and later (0: none, and no ``rope_freqs`` tensor of
-    it), over ``rope_n_ctx`` trained positions; ``n_rot`` the rotated dimensions of a head (0: all).
+    gemma4 (0: none); ``rope_factor`` the context extension of Llama 3.1 and later (0: none, and no ``rope_freqs`` tensor),
+    over ``rope_n_ctx`` trained positions; ``n_rot`` the rotated dimensions of a head (0: all).
 
-    ``experts``: the feed-forward networks are mixtures (``n_ff`` is then only a number in the metadata, 0: not there).
+    ``experts``: the feed-forward networks are mixtures (``n_ff`` is then only a number in the metadata, 0: absent).
     ``delta_net``: all layers but every ``interval``-th are gated delta nets, and attention has gates.  ``n_mtp``: layers
-    of attention behind the n_layer of the trunk, which draft tokens.  ``gemma4``: of that architecture or its assistant;
-    ``experts`` are then beside the network of n_ff.
+    of attention that follow the n_layer of the trunk and draft tokens.  ``gemma4``: the model is of that architecture or an
+    assistant of one; ``experts`` are then in addition to the network of n_ff.
     """
 
     architecture: str
@@ -88,12 +88,12 @@ class Shape:
 
     @property
     def n_block(self) -> int:
-        """Layers in the file: of the trunk, and behind it."""
+        """The number of layers in the file: those of the trunk and those that follow it."""
         return self.n_layer + self.n_mtp
 
     @property
     def recurrent(self) -> tuple[bool, ...]:
-        """Which layers of the file are gated delta nets."""
+        """For each layer of the file, whether it is a gated delta net."""
         hybrid = self.delta_net is not None
         return tuple(hybrid and il < self.n_layer and (il + 1) % self.interval != 0 for il in range(self.n_block))
 
@@ -170,7 +170,7 @@ class Shape:
 
     @property
     def n_params(self) -> int:
-        """Trained parameters: everything but ``rope_freqs``, which is computed."""
+        """The number of trained parameters: everything but ``rope_freqs``, which is computed."""
         return sum(math.prod(shape) for name, shape in self.tensors() if name != "rope_freqs.weight")
 
 
@@ -226,7 +226,7 @@ def _gemma4_mixture(block: str, e: int, mix: ExpertsConfig) -> Iterator[tuple[st
 
 
 N_VOCAB_TINY = 289
-"""Tokens of the smallest vocabulary that can write any text (``engine.synthetic.model.vocabulary``)."""
+"""Size of the smallest vocabulary that can write any text (``engine.synthetic.model.vocabulary``)."""
 
 
 def _gemma4(
@@ -241,7 +241,7 @@ def _gemma4(
     n_ff_assistant: int,
     experts: ExpertsConfig | None = None,
 ) -> dict[str, Shape]:
-    """A model of that family, and its assistant: four layers, the last of them global."""
+    """A model of the gemma4 family, and its assistant: four layers, the last of which is global."""
     n_ctx, window = (131072, 512) if gemma.n_per_layer else (262144, 1024)
     rest = (262144, n_ctx, 1e6, 1e-6, True, window)
     target = Shape("gemma4", n_layer, n_embd, n_head, n_head_kv, 512, n_ff, *rest, experts=experts, gemma4=gemma)
@@ -286,13 +286,13 @@ _SHAPES = {
         "26b-a4b", 30, 2816, 16, 2, 2112, Gemma4Shape(6, 256, 8, k_is_v=True), 1024, 8192, ExpertsConfig(128, 8, 704, 0),
     ),
     # Small and awkward, for tests: odd numbers of heads, layers and tokens, rows that are not a multiple of 256, heads
-    # that do not add up to the width, and for gemma3 a window that a short prompt leaves and a layer (5 of 7) without.
+    # that do not add up to the width, and for gemma3 a window that a short prompt exceeds and a layer (5 of 7) without.
     "tiny-llama": Shape("llama", 3, 288, 9, 3, 32, 768, N_VOCAB_TINY, 512, 1e4, 1e-5, rope_factor=8, rope_n_ctx=64),
     "tiny-qwen2": Shape("qwen2", 3, 320, 5, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, tied=False),
     "tiny-qwen3": Shape("qwen3", 3, 256, 3, 1, 128, 768, N_VOCAB_TINY, 512, 1e5, 1e-6),
     "tiny-gemma3": Shape("gemma3", 7, 256, 3, 1, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-6, window=32),
-    # Experts that are not a power of two, and of widths with no 256 in them; trunks that end with a delta net or with
-    # attention, and have more heads of values than of keys.
+    # A number of experts that is not a power of two, and widths that are no multiple of 256; trunks that end with a delta
+    # net or with attention, and have more heads of values than of keys.
     "tiny-qwen3moe": Shape(
         "qwen3moe", 3, 256, 3, 1, 64, 0, N_VOCAB_TINY, 512, 1e5, 1e-6,
         experts=ExpertsConfig(5, 2, 96, 0),
@@ -305,8 +305,8 @@ _SHAPES = {
         "qwen35moe", 4, 256, 3, 1, 128, 0, N_VOCAB_TINY, 512, 1e5, 1e-6, n_rot=32, n_mtp=1,
         delta_net=DeltaNetConfig(2, 6, 64, 4), experts=ExpertsConfig(7, 3, 256, 160),
     ),
-    # Global heads that are no power of two; a mixture in layers with and without values of their own; a tail that reads
-    # other layers' caches; assistants of their targets' heads and windows.
+    # Global heads that are not a power of two; a mixture in layers with and without values of their own; a tail that reads
+    # other layers' caches; assistants with their targets' heads and windows.
     "tiny-gemma4": Shape(
         "gemma4", 6, 256, 6, 1, 96, 512, N_VOCAB_TINY, 512, 1e6, 1e-6, window=32,
         gemma4=Gemma4Shape(3, 64, 2, k_is_v=True),
@@ -337,7 +337,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def parse_shape(text: str) -> tuple[str, str]:
-    """``NAME:QUANT`` (``NAME`` alone means Q4_K_M) into names that exist; UsageError otherwise."""
+    """Parse ``NAME:QUANT`` (``NAME`` alone means Q4_K_M) into names that exist; raises UsageError otherwise."""
     name, _, quant = text.partition(":")
     quant = quant.upper() or "Q4_K_M"
     if name not in shapes():
@@ -349,7 +349,7 @@ def parse_shape(text: str) -> tuple[str, str]:
 
 # --- formats: which tensor gets which (llama-quant.cpp of llama.cpp) -------------------------------------------
 
-# Types of file that llama.cpp makes: most matrices, the output matrix, and whether some layers get Q6_K.
+# llama.cpp's file types: the formats of most matrices and of the output matrix, and whether some layers get Q6_K.
 _MIXES = {
     "Q4_K_M": (T.Q4_K, T.Q6_K, True),
     "Q5_K_M": (T.Q5_K, T.Q6_K, True),
@@ -362,7 +362,7 @@ _MIXES = {
 # Small matrices that stay float32: the router of experts, and the convolution of a delta net.
 _FLOAT = ("ffn_gate_inp", "ssm_conv1d")
 
-# What takes the place of a 256-wide format when the row length is not a multiple of 256.
+# The replacement of a 256-wide format when the row length is not a multiple of 256.
 _FALLBACK = {
     T.IQ2_XXS: T.IQ4_NL,
     T.IQ4_XS: T.IQ4_NL,
@@ -375,7 +375,7 @@ _FALLBACK = {
 
 
 def quants() -> list[str]:
-    """Names of quantizations: llama.cpp's mixes, then the formats that are used for every matrix alike."""
+    """Names of quantizations: llama.cpp's mixes, then the formats that can be used for every matrix."""
     return [*_MIXES, *(f.name for f in FORMATS.values() if f.name not in _MIXES)]
 
 
@@ -392,7 +392,7 @@ def tensor_type(shape: Shape, quant: str, name: str, columns: int) -> T:
     layer, part = (int(match[1]), match[2]) if match else (0, "")
     if part in _FLOAT:
         return T.F32
-    if name == "per_layer_model_proj.weight":  # stays what it was trained in
+    if name == "per_layer_model_proj.weight":  # keeps the format it was trained in
         return T.BF16 if FORMATS[main].quantized else main
     kind = main
     if name == "output.weight" or (shape.tied and name in ("token_embd.weight", "per_layer_token_embd.weight")):

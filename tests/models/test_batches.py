@@ -16,7 +16,7 @@ from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY
 
 SIZES = (1, 16, 17, 100, 0, 512)
-"""0 is the device's own."""
+"""0 is the device's default."""
 
 QUANTS = {"tiny-llama": "Q4_K_M", "tiny-gemma3": "Q8_0", "tiny-qwen35": "Q4_K_M", "tiny-gemma4-e": "Q4_0"}
 
@@ -129,7 +129,7 @@ def test_drafts_do_not_depend_on_it(size: int) -> None:
 
 @pytest.mark.parametrize("size", [-1, 4097])
 def test_sizes_that_make_no_sense(size: int) -> None:
-    with pytest.raises(UsageError, match=f"must be 1 to 4096, or 0 for the device's own, not {size}"):
+    with pytest.raises(UsageError, match=f"must be 1 to 4096, or 0 for the device's default, not {size}"):
         engine.load(batch_size=size)
 
 
