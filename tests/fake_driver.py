@@ -1,6 +1,6 @@
-"""A stand-in for NVIDIA's driver bindings, for what happens where there is no GPU, not the right one, or too little memory.
+"""A fake of NVIDIA's driver bindings, to test machines without a GPU, with an unsuitable one, or with too little memory.
 
-It answers what is asked before a kernel runs: devices, contexts, memory.  Kernels it does not run.
+It answers everything before a kernel runs: devices, contexts, memory.  It does not run kernels.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ class Result(IntEnum):
 
 
 class Names:
-    """An enumeration whose members are their own names, and which has all that are asked for."""
+    """An enumeration whose members are their own names, and which has every member that is requested."""
 
     def __getattr__(self, name: str) -> str:
         return name
@@ -32,7 +32,8 @@ OK = Result.CUDA_SUCCESS
 
 @dataclass
 class FakeDriver:
-    """``gpus``: (name, compute capability) of each; ``free``: bytes it says are free; ``room``: bytes it really gives."""
+    """``gpus``: (name, compute capability) of each; ``free``: bytes it reports as free; ``room``: bytes it really
+    provides."""
 
     gpus: list[tuple[str, tuple[int, int]]] = field(default_factory=lambda: [("Abacus X1", (9, 0))])
     free: int = 8 << 30

@@ -1,4 +1,4 @@
-"""A stand-in for a loaded model, so that the command line is tested by itself and in milliseconds.
+"""A fake of a loaded model, so that the command line is tested separately and in milliseconds.
 
 ``python -m tests.fake_llm FLAGS`` is ``python -m engine.run FLAGS`` with it. It answers with the prompt in capitals, one
 letter a token, and then goes on counting; the environment sets how: FAKE_DELAY (seconds per token), FAKE_TEXT, FAKE_ERROR;
@@ -49,7 +49,7 @@ class Timings:
 
 
 class FakeTemplate:
-    """Renders as one line per message."""
+    """Renders one line per message."""
 
     def render(self, messages: Sequence[dict[str, str]], **extra: Any) -> str:
         return "".join(f"{m['role']}: {m['content']}\n" for m in messages) + "assistant: "
@@ -111,7 +111,7 @@ class Generation:
 
 
 def drafts(llm: "FakeLLM", params: SpeculationParams) -> Statistics | None:
-    """What is said of drafts; None where there is no source of them."""
+    """The statistics of drafts; None if there is no source of them."""
     if not params.enabled or (llm.draft is None and not params.lookup):
         return None
     statistics = Statistics(plain_n=4, plain_s=0.5)
@@ -122,7 +122,7 @@ def drafts(llm: "FakeLLM", params: SpeculationParams) -> Statistics | None:
 
 
 def ops(device: str) -> Any:
-    """The backend, of which only its names and sizes are asked."""
+    """The backend, of which only names and sizes are used."""
     if not device.startswith("cuda"):
         names = {"name": "cpu", "label": "cpu", "gpu_name": ""}
         return SimpleNamespace(**names, n_threads=2, device_memory=lambda: None, bandwidth=lambda: bandwidth("cpu"))
@@ -137,7 +137,7 @@ def bandwidth(name: str) -> float:
 
 
 class FakeLLM:
-    """Tokens are characters; remembers what it was asked."""
+    """Tokens are characters; records what it was asked."""
 
     def __init__(self, path: Path, n_ctx: int = 0, **options: Any) -> None:
         self.path = path
@@ -195,7 +195,7 @@ loaded: list[FakeLLM] = []
 
 
 def load(path: Path, *, progress: Callable[[str, int, int], None] | None = None, **options: Any) -> FakeLLM:
-    """In place of ``engine.load``; every model loaded is remembered in ``loaded``."""
+    """Replaces ``engine.load``; every loaded model is recorded in ``loaded``."""
     if progress:
         for done in (0, 250, 500):
             progress("load", done, 500)

@@ -58,7 +58,7 @@ def text(value: str | bytes) -> bytes:
 
 
 def value_bytes(kind: str, value: Any) -> bytes:
-    """A value of ``kind`` without its type id; bytes are taken as they are, whatever the kind."""
+    """A value of ``kind`` without its type id; bytes are written unchanged, whatever the kind."""
     if kind == "str":
         return text(value)
     if isinstance(value, bytes):
@@ -85,7 +85,7 @@ def build(
     with_data: bool = True,
     pad_last: bool = True,
 ) -> bytes:
-    """A whole file. ``alignment`` is what tensors are placed by; add ``general.alignment`` to ``kv`` to declare it."""
+    """A whole file. ``alignment`` determines the offsets of tensors; add ``general.alignment`` to ``kv`` to declare it."""
     out = bytearray(magic + struct.pack("<IQQ", version, len(tensors), len(kv)))
     for record in kv:
         out += key_value(*record)
@@ -109,7 +109,7 @@ def build(
 
 
 def fields(data: bytes) -> dict[str, Field]:
-    """Where the header fields of a valid file lie, in file order: ``magic``, ``n_kv``, ``kv 0 key length``, …"""
+    """The positions of the header fields of a valid file, in file order: ``magic``, ``n_kv``, ``kv 0 key length``, …"""
     found: dict[str, Field] = {}
     pos = 0
 
@@ -157,10 +157,10 @@ def patch(data: bytes, name: str, value: int | bytes) -> bytes:
 
 
 def written(writer: gguf.GGUFWriter) -> list[bytes]:
-    """The files that ``writer``, made without a path, would write: one, or the parts of a split model."""
+    """The files that ``writer``, created without a path, would write: one, or the parts of a split model."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in writer.tensors]
-        writer.fout = [*files]  # type: ignore[list-item]  # any binary file will do
+        writer.fout = [*files]  # type: ignore[list-item]  # any binary file works
         writer.state = gguf.gguf_writer.WriterState.EMPTY
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -200,7 +200,7 @@ SMALL = written(small_writer())[0]
 
 
 def refused(data: bytes, directory: Path, **options: Any) -> GGUFError:
-    """The error with which the loader refuses a file of ``data``."""
+    """The error with which the loader refuses a file with the contents ``data``."""
     path = directory / "bad.gguf"
     path.write_bytes(data)
     with pytest.raises(GGUFError) as caught:

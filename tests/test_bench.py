@@ -56,7 +56,7 @@ def test_bandwidth_is_a_rate() -> None:
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
 def test_weights_read_per_token(name: str, tmp_path: Path) -> None:
-    """Everything, and of an embedding that is not also the output matrix one row; sizes by gguf's own reader."""
+    """All weights, but one row of an embedding that is not also the output matrix; sizes by gguf's own reader."""
     path = synthetic.make_model(tmp_path / "m.gguf", name, "Q4_K_M")
     tensors = {t.name: t for t in GGUFReader(path).tensors}
     expected = sum(int(t.n_bytes) for t in tensors.values())
@@ -215,7 +215,7 @@ def test_a_random_model_from_end_to_end(
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-gemma3"])
 def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The depth is read once and then kept, also where a sliding window limits how far a cache can be cut back."""
+    """The depth is read once and then kept, even if a sliding window limits how far a cache can be truncated."""
     llm = engine.load(synthetic.make_model(tmp_path / "m.gguf", name, "Q4_0"), device="cpu", n_ctx=300)
     calls: list[tuple[int, int, int]] = []
     forward = llm.model.forward

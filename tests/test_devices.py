@@ -1,4 +1,4 @@
-"""Devices: their names, and that a GPU that is missing, too old or too small is one sentence."""
+"""Devices: their names, and that a GPU that is missing, too old or too small is reported in one sentence."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def sentence(capsys: Capture) -> str:
 
 
 def test_without_numba_cuda() -> None:
-    """In a process where it cannot be imported, as where it is not installed."""
+    """In a process where numba-cuda cannot be imported, as if it were not installed."""
     code = (
         "import sys\n"
         "for name in ('numba.cuda', 'numba_cuda', 'cuda', 'cuda.bindings'):\n"
@@ -67,7 +67,7 @@ def test_without_numba_cuda() -> None:
     assert "Traceback" not in done.stderr
 
 
-# --- with a driver that is not there, or that is a stand-in ------------------------------------------------------
+# --- without a driver, or with a fake one ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, capsys: Capture)
     error = sentence(capsys)
     assert "Abacus I has compute capability 6.1" in error and "7.5" in error
     assert open_device("auto").name == "cpu"
-    # What auto does is told to those who ask.
+    # --verbose says what auto does.
     assert main(["-p", "x", "-n", "1", "--verbose"]) == 0
     assert "auto selects the CPU: Abacus I has compute capability 6.1" in capsys.readouterr().err
     assert main(["-p", "x", "-n", "1"]) == 0
@@ -141,11 +141,11 @@ def test_a_gpu_that_is_too_old(monkeypatch: pytest.MonkeyPatch, capsys: Capture)
 @pytest.mark.usefixtures("gpus")
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     words = ["-p", "x", "--device", "cuda"]
-    # What is there is not enough, which is seen before anything is loaded.
+    # There is too little free memory, which is detected before anything is loaded.
     use(FakeDriver(free=400 << 20), monkeypatch)
     assert main(words) == 2
     assert "are free; choose a smaller model" in sentence(capsys)
-    # Someone else takes it in between.
+    # Another program takes the memory in between.
     use(FakeDriver(room=4 << 20), monkeypatch)
     assert main(words) == 2
     error = sentence(capsys)
@@ -154,7 +154,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> 
 
 @pytest.mark.usefixtures("gpus")
 def test_too_little_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """... for a table that the GPU reads there; what it gets there is not memory of the GPU."""
+    """Host memory for a table that the GPU reads there; it does not count as memory of the GPU."""
     from engine.cuda.runtime.device import Device
 
     use(driver := FakeDriver(), monkeypatch)

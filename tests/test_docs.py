@@ -152,7 +152,7 @@ PLACEHOLDERS = ("NAME", "MODEL")
 
 
 def check_model(name: str) -> None:
-    """A model that is no file and not of the hub is a name of the catalog."""
+    """Checks that a model that is neither a file nor of the hub is a name of the catalog."""
     known = not name or name in catalog.CATALOG or name in PLACEHOLDERS
     assert known or name.startswith("hf:") or name.endswith(".gguf"), f"there is no model named {name}"
 

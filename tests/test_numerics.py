@@ -48,7 +48,7 @@ float_to_half = mapped(numerics.float_to_half, np.uint16)
 
 def floats(low: float, high: float, n: int = 400_000) -> Array:
     """n float32 values from low to high (both positive or both negative), evenly spaced in their bits: every exponent
-    in between gets its share.  The step is odd, so all residues of the low bits occur."""
+    in between is represented.  The step is odd, so all residues of the low bits occur."""
     first, last = (int(np.float32(abs(v)).view(np.int32)) for v in (low, high))
     step = max(1, (abs(last - first) // n) | 1)
     bits = np.arange(min(first, last), max(first, last), step, dtype=np.int64)
@@ -111,7 +111,8 @@ def test_error_against_float64(
 
 
 def test_gelu_absolute_error_of_the_negative_tail() -> None:
-    """There the result vanishes like exp(-0.8 x**2), so the error of the exponent shows: small only in itself."""
+    """There the result decreases like exp(-0.8 x**2), so the error of the exponent shows: only the absolute error is
+    small."""
     x = floats(-0.5, -30.0)
     error = np.abs(gelu(x).astype(np.float64) - exact_gelu(x.astype(np.float64)))
     assert error.max() < 6e-8
@@ -194,7 +195,7 @@ def test_sigmoid_and_tanh_at_infinity() -> None:
 def test_no_step_down_larger_than_the_error(
     function: Callable[[Array], Array], low: float, high: float, slack: int
 ) -> None:
-    """Rising functions: from one sample to the next the result never falls by more than its rounding."""
+    """Increasing functions: from one sample to the next the result never decreases by more than its rounding."""
     x = np.sort(floats(low, high))
     y = function(x)
     down = np.maximum(y[:-1], y[1:]) != y[1:]

@@ -1,4 +1,4 @@
-"""The command line: what goes to stdout, what the exit status is, and that every mistake is one sentence."""
+"""The command line: what goes to stdout, what the exit status is, and that every mistake is reported in one sentence."""
 
 import io
 import json
@@ -25,12 +25,12 @@ from engine.speculative.params import SpeculationParams
 from tests import fake_llm
 from tests.conftest import REPOSITORY, model_path
 
-# -- one answer, by the stand-in
+# -- one answer, by the fake
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fake_llm.FakeLLM]]:
-    """Replaces ``engine.load``; the models that were loaded."""
+    """Replaces ``engine.load``; returns the models that were loaded."""
     for name in [name for name in os.environ if name.startswith("FAKE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setitem(vars(engine), "load", fake_llm.load)
@@ -41,7 +41,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fake_llm.FakeLLM]]:
 
 @pytest.fixture
 def chatty(fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch) -> list[fake_llm.FakeLLM]:
-    """The same, with a chat template and a longer context."""
+    """The fake with a chat template and a longer context."""
     monkeypatch.setenv("FAKE_TEMPLATE", "1")
     monkeypatch.setattr(fake_llm, "N_CTX", 400)
     return fake
@@ -196,7 +196,7 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
     }
     assert timings["device"] == "cpu"
     assert timings["device_memory_bytes"] is None
-    assert timings["predicted_bytes_per_second"] is None  # of one token, which the prompt's pass gave
+    assert timings["predicted_bytes_per_second"] is None  # there is one token, which came from the prompt's pass
     assert timings["prompt_n"] == 2
     assert timings["prompt_ms"] == 125
     assert timings["prompt_per_second"] == 16
@@ -235,7 +235,7 @@ def test_a_prompt_from_a_file_or_stdin(
         stdin(monkeypatch, file.read_bytes())
         assert main(words) == 0
         capsys.readouterr()
-        assert fake[-1].asked[0]["prompt"] == "é\\n\n"  # no escapes in a file, one line break less
+        assert fake[-1].asked[0]["prompt"] == "é\\n\n"  # no escapes in a file, and one line break is dropped
     assert main(["-p", "a\\nb", "--no-escape", "--stop", "\\n"]) == 0
     assert (fake[-1].asked[0]["prompt"], fake[-1].asked[0]["stop"]) == ("a\\nb", ["\\n"])
 
@@ -566,7 +566,7 @@ def test_a_terminal_shows_prompt_bars_and_rate() -> None:
     assert status == 0
     assert "compiling (kept for the next run)" in text
     assert "reading the prompt" in text
-    assert "\x1b[2mcount\x1b[0m" in text  # what the answer continues
+    assert "\x1b[2mcount\x1b[0m" in text  # the text that the answer continues
     assert "tokens/s" in text[: text.index("ended by")]
     assert text.count("\x1b[1;23r") == 1  # the part that scrolls ...
     assert text.rindex("\x1b[r") > text.rindex("\x1b[1;23r")  # ... is the whole screen again
@@ -642,7 +642,7 @@ def test_the_bundled_model_answers() -> None:
         run("-p", FIBONACCI, *GREEDY, "--no-heal").stdout
         == llm.complete(FIBONACCI, max_tokens=24, temperature=0.0).text
     )
-    # The same prompt by every way in.
+    # The same prompt through every input.
     assert run("-p", "-", *GREEDY, text=FIBONACCI + "\n").stdout == done.stdout
     assert run("-p", FIBONACCI, *GREEDY, "--no-warmup").stdout == done.stdout
     assert run("-m", "pycoder", "-p", FIBONACCI, *GREEDY, "-t", "1").stdout == done.stdout

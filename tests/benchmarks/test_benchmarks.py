@@ -1,4 +1,4 @@
-"""The GPU suites for asv: skipped without a GPU, and that what they time is what they say."""
+"""The GPU suites for asv: they are skipped without a GPU, and they time what they claim to time."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plots of measurements: valid images, and every point where its measurement says."""
+"""Plots of measurements: valid images, with every point where its measurement belongs."""
 
 import json
 from pathlib import Path
@@ -59,14 +59,14 @@ def test_files_become_an_image(plot: Any, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_every_measurement_is_a_point() -> None:
-    # Beside those of the legend.
+    # In addition to those of the legend.
     assert len(drawn(plot_roofline.figure(TESTS), "circle")) == 2 + 5
     assert len(drawn(plot_depth.figure(TESTS), "circle")) == 2 + 8
     assert drawn(plot_speedup.figure(0.25), "circle")
 
 
 def test_the_operations_of_a_pass() -> None:
-    """... of Qwen3-8B, whose matrices are easily counted, in a format with 34 bytes for 32 weights."""
+    """The operations and bytes of Qwen3-8B, whose matrices are easily counted, in a format with 34 bytes for 32 weights."""
     e, ff, layer = 4096, 12288, 2 * 4096 * 4096 + 2 * 1024 * 4096
     weights, head = 36 * (layer + 3 * e * ff), 151936 * e
     ((rows, intensity, rate),) = plot_roofline.points([measured("qwen3-8b-Q8_0", 64, 0, 0, 100.0)])["qwen3-8b-Q8_0"]
@@ -77,7 +77,7 @@ def test_the_operations_of_a_pass() -> None:
 
 @pytest.mark.parametrize("name", ["tiny-qwen2", "tiny-qwen35moe", "tiny-gemma4-e", "tiny-qwen3moe"])
 def test_the_bytes_of_a_row_are_those_of_its_matrices(name: str, tmp_path: Path) -> None:
-    """... which the file knows: all but vectors, convolutions and rows of tables."""
+    """The bytes that the file contains: all but vectors, convolutions and rows of tables."""
     path = make_model(tmp_path / "tiny.gguf", name, "Q8_0")
     read = weight_bytes_per_token(path)
     assert plot_roofline.products(f"{name} Q8_0").bytes_read(1) <= read

@@ -1,4 +1,4 @@
-"""The flags: names, defaults, values, and that every mistake in them is one sentence."""
+"""The flags: names, defaults, values, and that every mistake in them is reported in one sentence."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""What a run says on stderr: few lines in a file, bars and a live line on a terminal that leave nothing behind."""
+"""What a run prints to stderr: few lines in a file, bars and a live line on a terminal that leave nothing behind."""
 
 import io
 import time
@@ -67,7 +67,7 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 
 
 def rows(statistics: Statistics) -> dict[str, str]:
-    """What the end report says of drafts, 12 tokens/s having been reached."""
+    """The lines of the end report about drafts, with 12 tokens/s."""
     return dict(_speculation(statistics, 12.0))
 
 

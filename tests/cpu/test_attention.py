@@ -1,4 +1,4 @@
-"""Attention over the ring against float64, and the paths that must not show in a bit."""
+"""Attention over the ring against float64, and the paths whose choice must not affect a bit."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def reference(q: np.ndarray, k: np.ndarray, v: np.ndarray, first: int, scale: fl
 def in_batches(
     ops: Backend, cache: KVCache, q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int]
 ) -> np.ndarray:
-    """Append and attend batch by batch, as a forward pass does."""
+    """Append and attend batch by batch, like a forward pass."""
     rows, first = [], 0
     for n in batches:
         positions = np.arange(first, first + n, dtype=np.int32)
@@ -45,7 +45,7 @@ def in_batches(
 def run(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, half: bool, threads: int = 2
 ) -> np.ndarray:
-    """The same with a cache of one type."""
+    """Append and attend batch by batch, with a cache whose keys and values have one type."""
     ops = Backend(threads)
     shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
     cache = KVCache([shape], len(k), max(batches), F16 if half else F32, ops.zeros)
@@ -94,7 +94,7 @@ def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_hidden_lanes_never_show(window: int, poison: float) -> None:
-    """Whatever an older answer has left in the ring, or a later row of the batch has stored."""
+    """Whatever an older answer has stored in the ring, or a later row of the batch."""
     q, k, v = inputs(100, 2, 1, 64, 80)
     ops = Backend()
     outputs = []

@@ -1,4 +1,4 @@
-"""The gated delta rule against float64, and the paths that must not show in a bit."""
+"""The gated delta rule against float64, and the paths whose choice must not affect a bit."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, seed: int = 0) -> DeltaN
 
 @dataclass
 class Inputs:
-    """Of n tokens: channels before the convolution [n, C]; alpha and beta [n, n_v]."""
+    """The inputs of n tokens: channels before the convolution [n, C]; alpha and beta [n, n_v]."""
 
     x: np.ndarray
     alpha: np.ndarray
@@ -56,13 +56,13 @@ def inputs(net: DeltaNet, n: int, seed: int = 1) -> Inputs:
 
 
 def empty_memory(net: DeltaNet, slots: int, rows: int) -> RecurrentLayer:
-    """What an earlier answer may have left: nothing that a new one may read."""
+    """What an earlier answer may have stored, which a new one must not read."""
     conv = np.full((max(rows, slots) + net.n_conv - 1, net.n_channels), np.nan, F)
     return RecurrentLayer(conv, np.full((slots, net.n_v, net.state_size, net.state_size), np.nan, F))
 
 
 def run(net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2) -> np.ndarray:
-    """One pass over tokens at positions ``first`` and after."""
+    """One pass over the tokens from position ``first`` on."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
     return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, Pass(positions, positions))
 
@@ -134,8 +134,8 @@ def test_passes_slots_and_threads_do_not_show(
 @given(st.integers(1, 20), st.integers(1, 8), st.data())
 @settings(deadline=None, max_examples=25)
 def test_tokens_are_taken_back_by_position_alone(prompt: int, drafts: int, data: st.DataObject) -> None:
-    """After every number of kept drafts, what follows is what follows without drafts."""
-    net, slots = random_net(2, 6, 32, 4), 9  # one more than rows: the state before the first of them is needed, too
+    """After any number of kept drafts, the continuation is the same as without drafts."""
+    net, slots = random_net(2, 6, 32, 4), 9  # one more than rows: the state before the first row is also needed
     kept = data.draw(st.integers(0, drafts - 1))
     tokens, wrong = inputs(net, prompt + kept + 4), inputs(net, drafts, seed=2)
     memory = empty_memory(net, slots, max(prompt, slots))
@@ -162,7 +162,7 @@ def test_a_token_says_nothing_about_those_before_it() -> None:
 @pytest.mark.parametrize("d", [32, 64, 96, 128])
 def test_what_is_written_is_read(d: int) -> None:
     """At full strength and without decay, the state answers the key with the value, whatever it held before; at strength 0 it
-    keeps what it has."""
+    does not change."""
     rng = np.random.default_rng(d)
     state, k, v = (rng.standard_normal(shape).astype(F) for shape in ((d, d), d, d))
     k /= np.sqrt((k**2).sum())
@@ -177,7 +177,7 @@ def test_what_is_written_is_read(d: int) -> None:
 
 
 def test_l2_norm_adds_epsilon_to_the_sum() -> None:
-    """Neither to the mean nor as a least length."""
+    """Epsilon is added neither to the mean nor as a lower bound of the length."""
     y = np.full((2, 64), 1e-4, F)
     y[1] = 0
     delta_net.l2_norm(y, F(EPS), F(1))
@@ -189,7 +189,7 @@ def test_l2_norm_adds_epsilon_to_the_sum() -> None:
 def test_gated_norm(d: int) -> None:
     rng = np.random.default_rng(d)
     x, gate = (rng.standard_normal((5, 3 * d)).astype(F) for _ in range(2))
-    x[2] *= 1e-4  # epsilon shows
+    x[2] *= 1e-4  # makes epsilon matter
     weight = rng.uniform(0.5, 1.5, d).astype(F)
     wide, z = (a.astype(float).reshape(5, 3, d) for a in (x, gate))
     expected = wide / np.sqrt((wide**2).mean(axis=2, keepdims=True) + EPS) * weight * z / (1 + np.exp(-z))

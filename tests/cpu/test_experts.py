@@ -1,4 +1,4 @@
-"""Mixtures of experts against float64, and the paths that must not show in a bit."""
+"""Mixtures of experts against float64, and the paths whose choice must not affect a bit."""
 
 import gguf
 import numpy as np
@@ -25,7 +25,7 @@ def route(logits: np.ndarray, n_expert: int, n_used: int) -> tuple[np.ndarray, n
 
 
 def chosen(logits: np.ndarray, n_used: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest of each row, the lower expert first where they are equal, and softmax over all in float64, renormalized."""
+    """The largest logits of each row, the lower expert first among equals, and softmax over all in float64, renormalized."""
     ids = np.argsort(-logits, axis=1, kind="stable")[:, :n_used]
     p = np.exp(logits.astype(float) - logits.max(axis=1, keepdims=True))
     p = np.take_along_axis(p / p.sum(axis=1, keepdims=True), ids, axis=1)
@@ -35,12 +35,12 @@ def chosen(logits: np.ndarray, n_used: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(("n_expert", "n_used"), [(1, 1), (5, 2), (7, 7), (128, 8), (256, 8)])
 @pytest.mark.parametrize("levels", [0, 3, 20])
 def test_route(n_expert: int, n_used: int, levels: int) -> None:
-    """``levels``: so few different logits that there are ties, also between what is chosen and what is not."""
+    """``levels``: the number of different logits, few enough for ties, also between chosen and other experts."""
     rng = np.random.default_rng(n_expert + levels)
     logits = rng.standard_normal((50, n_expert + 1)).astype(F) * 3
     if levels:
         logits = rng.integers(-levels, levels, logits.shape).astype(F) / F(levels)
-    logits[:, -1] = 100  # the gate of the shared network, which is nobody's choice
+    logits[:, -1] = 100  # the gate of the shared network, which must not be chosen
     ids, weights = route(logits, n_expert, n_used)
     expected, p = chosen(logits[:, :-1], n_used)
     assert np.array_equal(ids, expected)
@@ -48,7 +48,7 @@ def test_route(n_expert: int, n_used: int, levels: int) -> None:
 
 
 def test_route_at_its_ends() -> None:
-    """Far-off logits weigh nothing, and are chosen in their order all the same."""
+    """Logits far below have no weight, but are still chosen in their order."""
     ids, weights = route(np.array([[-np.inf, 5, -1e30, 5, -200]]), 5, 4)
     assert ids.tolist() == [[1, 3, 4, 2]]
     assert weights.tolist() == [[0.5, 0.5, 0, 0]]
@@ -117,13 +117,13 @@ def mix(kind: T, n_expert: int, n_used: int, n_embd: int, n_ff: int, n_ff_shared
 
 
 def rows_of(n: int, n_embd: int) -> tuple[np.ndarray, np.ndarray]:
-    """A residual, and what goes in."""
+    """A residual, and the input."""
     rng = np.random.default_rng(n)
     return rng.standard_normal((n, n_embd)).astype(F), rng.standard_normal((n, n_embd)).astype(F)
 
 
 def wide(weight: Weight) -> np.ndarray:
-    """As ``gguf.quants`` decodes it."""
+    """A weight decoded by ``gguf.quants``."""
     return gguf.quants.dequantize(weight.data, weight.format.type).astype(float).reshape(weight.rows, weight.columns)
 
 
@@ -134,7 +134,7 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("n_ff_shared", [0, 56])
 @pytest.mark.parametrize("kind", [T.F32, T.F16, T.BF16], ids=lambda kind: kind.name)
 def test_the_mixture_against_float64(kind: T, n_ff_shared: int) -> None:
-    """Row by row and expert by expert, as Shazeer et al. write it; with the gated shared expert of Qwen."""
+    """Row by row and expert by expert, as defined by Shazeer et al.; with the gated shared expert of Qwen."""
     n_expert, n_used, n_embd, n_ff = 7, 3, 80, 40
     e = mix(kind, n_expert, n_used, n_embd, n_ff, n_ff_shared)
     residual, x = rows_of(25, n_embd)
@@ -153,7 +153,7 @@ def test_the_mixture_against_float64(kind: T, n_ff_shared: int) -> None:
 
 @pytest.mark.parametrize("kind", [T.Q4_K, T.Q6_K, T.Q8_0, T.Q5_0, T.MXFP4], ids=lambda kind: kind.name)
 def test_an_experts_product_is_that_of_its_matrix_alone(kind: T) -> None:
-    """The same bits, with rows that several experts use, one that one row uses, and those that nobody does."""
+    """The same bits, with experts that several rows use, that one row uses, and that no row uses."""
     ops, n_expert, n_rows = Backend(), 6, 37
     weight = matrix("gate", kind, n_expert * n_rows, 512)
     _, x = rows_of(9, 512)

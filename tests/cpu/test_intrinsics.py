@@ -1,4 +1,4 @@
-"""Each vector atom against the loop it stands for."""
+"""Each vector atom against its law."""
 
 import numpy as np
 import pytest

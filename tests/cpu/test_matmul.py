@@ -1,4 +1,4 @@
-"""Matrix products: the rounding steps the contract allows, and no others."""
+"""Matrix products: the rounding steps that the contract allows, and no others."""
 
 from fractions import Fraction
 

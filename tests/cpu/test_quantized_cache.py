@@ -1,5 +1,5 @@
 """Quantized keys and values: rotation, blocks, layout and scores, each against NumPy or ``gguf.quants``; attention over them
-against float64, and what must not show in a bit."""
+against float64, and the paths whose choice must not affect a bit."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -40,14 +40,14 @@ H = hadamard(BLOCK) / np.sqrt(BLOCK)
 
 
 def rotated(x: np.ndarray) -> np.ndarray:
-    """Blocks of the last axis, in float64; twice is nothing."""
+    """Rotate blocks of the last axis, in float64; doing it twice is the identity."""
     return (x.reshape(*x.shape[:-1], -1, BLOCK).astype(np.float64) @ H).reshape(x.shape)
 
 
 @dataclass
 class Stored:
-    """What lies in a ring, read as ``engine/cache/types.py`` describes it: integers [heads, positions, d] and a scale for
-    each block, float64 [heads, positions, d / 32]."""
+    """The contents of a ring, read as ``engine/cache/types.py`` describes them: integers [heads, positions, d] and a scale
+    for each block, float64 [heads, positions, d / 32]."""
 
     integers: np.ndarray
     scales: np.ndarray
@@ -78,7 +78,7 @@ def stored(ring: np.ndarray, kind: CacheType, d: int, by_position: bool) -> Stor
 
 
 def put(x: np.ndarray, kind: CacheType, by_position: bool) -> Stored:
-    """What a cache makes of rows x float32 [n, d] that have been rotated, at positions 0 and on."""
+    """The result of storing rows x float32 [n, d], already rotated, at positions 0 and on."""
     chunks = (len(x) + CHUNK - 1) // CHUNK
     shape = (CHUNK, x.shape[1]) if by_position else (x.shape[1], CHUNK)
     ring = np.zeros(kind.shape(1, chunks, *shape), np.uint32)
@@ -183,12 +183,12 @@ def test_blocks_against_gguf(name: str, by_position: bool, x: list[np.ndarray]) 
     theirs = gguf.quants.dequantize(packed, GGUF_TYPES[name]).astype(np.float64)
     scales = packed.reshape(len(rows), -1)[:, :2].copy().view(np.float16).astype(np.float64)
     ours, step = found.values[0], found.scales[0]
-    # Where the largest magnitude occurs with both signs, q4_0 may take either.
+    # If the largest magnitude occurs with both signs, q4_0 may use either.
     assert np.array_equal(np.abs(step), np.abs(scales))
     assert name == "q4_0" or np.array_equal(step, scales)
     assert (np.abs(ours - theirs) <= np.abs(step)).all()
-    # Half a step, one where the integers end before the largest value does, and what rounding the scale does to the largest
-    # integer: half of 2**-10 of it, or of the smallest float16.
+    # Half a step; one step where the integers end below the largest value; and the effect of rounding the scale on the
+    # largest integer: half of 2**-10 of it, or of the smallest float16.
     rounded = {"q8_0": 127, "q4_0": 8}[name] * np.maximum(np.abs(step) * 2.0**-11, 2.0**-25)
     assert (np.abs(ours - rows) <= np.abs(step) * (0.5001 if name == "q8_0" else 1.0001) + rounded).all()
     most = {"q8_0": 127, "q4_0": 8}[name]
@@ -226,7 +226,7 @@ def test_queries_are_quantized_as_keys_are_with_a_wider_scale(x: list[np.ndarray
 @pytest.mark.parametrize("d", [32, 96, 128, 512])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
-    """All positions of a ring that has gone round, keys and values, whatever the batches."""
+    """All positions of a ring that has wrapped around, keys and values, whatever the batches."""
     kind, ops, heads = CACHE_TYPES[name], Backend(1), 3
     cache = new(heads, d, d, (name, name), 1000, window=65)
     layer = cache.layers[0]
@@ -240,16 +240,17 @@ def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
         first += n
     assert first == len(k)
     assert layer.keys.nbytes == heads * size * kind.row_bytes(d)
-    # Position p lies where p modulo the ring says.
+    # Position p is stored where p modulo the ring says.
     where = np.arange(100, 100 + size) % size
     for x, ring, by_position in ((k, layer.keys, False), (v, layer.values, True)):
         found = stored(ring, kind, d, by_position)
         values = rotated(found.values)[:, where].swapaxes(0, 1)
         step = np.abs(found.scales).max()
-        # The error of a block is a vector of at most 32 half steps (one step for the few at an end), and stays as long.
+        # The error of a block is a vector of at most 32 half steps (one step for the few at an end); rotation keeps its
+        # length.
         assert np.abs(values - x[100:]).max() < 1.1 * step * np.sqrt(BLOCK)
         assert np.sqrt(np.mean((values - x[100:]) ** 2)) < (0.35 if name == "q8_0" else 0.4) * step
-        # The same by what attention reads them with.
+        # The same with the functions that attention reads them with.
         out = np.empty((CHUNK, d), np.int8)
         for h, c in product(range(heads), range(layer.chunks)):
             quantized_cache.integers(ring[h, c], d, kind.bits, by_position, out)
@@ -306,7 +307,7 @@ def test_scores_are_exact_sums_of_integers(name: str, d: int) -> None:
     q = rng.integers(-127, 128, d).astype(np.int8)
     for query in (q, np.where(q < 0, -127, 127).astype(np.int8)):
         integers[8] = np.where(query < 0, low, high)
-        # Scales of one: what is left are integers, each of which is a float32.
+        # Scales of one: the rest are integers, each of which is a float32.
         found = scores(integers, np.ones((CHUNK, d // BLOCK)), kind, query, np.ones(d // BLOCK, np.float32))
         assert np.array_equal(found, integers.astype(np.int64) @ query.astype(np.int64))
         dq = rng.random(d // BLOCK).astype(np.float32)
@@ -336,8 +337,8 @@ def run(
 
 
 def as_scored(q: np.ndarray, kind: str) -> np.ndarray:
-    """Queries [rows, heads, d] as they meet keys of a type: 8 bits of each element where those are quantized, in whose place
-    the float64 that they stand for."""
+    """Queries [rows, heads, d] as they are multiplied by keys of a type: if those are quantized, 8 bits of each element,
+    returned as the float64 that they represent."""
     if kind not in QUANTIZED:
         return q
     turned = q.reshape(-1, q.shape[2]).copy()
@@ -357,8 +358,8 @@ def test_attention_against_float64(kinds: tuple[str, str], heads: int, kv_heads:
         actual, layer = run(q, k, v, [130, 1, 19], window, kinds)
         keys, values = contents(layer)
         expected = reference(as_scored(q, kinds[0]), keys[:150], values[:150], 0, SCALE, window)
-        # As with float32 keys: scores of size ~10 with d_k roundings each, or two a block, then a weighted mean of values of
-        # size ~2; and the result is rotated.
+        # The bound for float32 keys: scores of size ~10 with d_k roundings each, or two per block, then a weighted mean of
+        # values of size ~2; and the result is rotated.
         assert np.abs(actual - expected).max() < 5e-5
 
 
@@ -370,8 +371,8 @@ def test_attention_is_near_that_over_what_was_stored(kinds: tuple[str, str], mos
     q *= 0.5
     actual, _ = run(q, k, v, [150], 0, kinds)
     error = actual - reference(q, k, v, 0, SCALE, 0)
-    # A value is off by 0.3 steps, which are 1/127 or 1/8 of the largest of 32 of size ~2: by 0.01 or 0.16, less where several
-    # are weighed; a score of size ~4 by about as many hundredths, which moves as much weight between values.
+    # A value is off by 0.3 steps, which are 1/127 or 1/8 of the largest of 32 of size ~2: by 0.01 or 0.16, less if several
+    # are averaged; a score of size ~4 by about as many hundredths, which shifts as much weight between values.
     assert np.sqrt(np.mean(error**2)) < most
 
 
@@ -388,7 +389,7 @@ def test_batches_and_threads_do_not_show(kinds: tuple[str, str], batches: list[i
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 @pytest.mark.parametrize("window", [0, 20])
 def test_hidden_lanes_never_show(kinds: tuple[str, str], window: int) -> None:
-    """Whatever an older answer has left in the ring, or a later row of the batch has stored."""
+    """Whatever an older answer has stored in the ring, or a later row of the batch."""
     q, k, v = inputs(100, 2, 1, 64, 96)
     ops, positions, outputs = Backend(), np.arange(100, dtype=np.int32), []
     # In float16 these are a NaN, infinity, and large numbers.
@@ -420,16 +421,16 @@ def test_queries_alone_see_what_they_are_told_to(kinds: tuple[str, str]) -> None
             assert alone.tobytes() == found[t : t + 1].tobytes()
 
 
-# --- rings that go round while drafts are verified -------------------------------------------------------------
+# --- rings that wrap around while drafts are verified ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "q4_0")], ids="-".join)
 @pytest.mark.parametrize("window", [32, 64])
 def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tuple[str, str]) -> None:
-    """At every offset of the ring a batch of 1 to 16 rows, or one that fills it, of which any number is right and one stays:
-    the bits of a ring that holds everything.
+    """At every offset of the ring, a batch of 1 to 16 rows, or one that fills it, any number of which are right and one is
+    kept: the bits of a ring that holds everything.
 
-    Of a batch the first rows are what follows indeed, and the others are not.
+    The first rows of a batch are the true continuation, and the others are not.
     """
     ring, n = 2 * CHUNK, 4 * CHUNK
     q, k, v = inputs(n + 64, 2, 1, 32, 32)
@@ -461,7 +462,7 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tu
 
 
 def test_the_ring_holds_its_window_and_the_largest_batch() -> None:
-    """One position more that could be taken back would be one too many."""
+    """One more position that could be rolled back would be one too many."""
     for window, rows in product((1, 31, 32, 64, 65, 512), (1, 16, 64, 128)):
         cache = new(1, 32, 32, ("q8_0", "q4_0"), 10000, window, rows)
         capacity = cache.layers[0].chunks * CHUNK
@@ -470,7 +471,7 @@ def test_the_ring_holds_its_window_and_the_largest_batch() -> None:
             cache.advance(first, rows)
         assert cache.can_truncate(cache.length - cache.rewind)
         assert not cache.can_truncate(cache.length - cache.rewind - 1)
-        # What a pass at the position gone back to sees, nothing has been written over: it lies less than a ring behind.
+        # What a pass at the earlier position sees has not been overwritten: it is less than a ring behind.
         assert cache.rewind + window - 1 == capacity
 
 

@@ -56,7 +56,7 @@ BY_NAME = {entry.name: entry for entry in FORMATS.values()}
 
 @pytest.fixture(scope="module")
 def gpu() -> Any:
-    """A backend on the first GPU; skips, with the reason, where there is none."""
+    """A backend on the first GPU; skips, with the reason, if there is none."""
     _ = engine.load  # chooses the folder of compiled kernels
     try:
         return open_device("cuda")
@@ -70,7 +70,8 @@ def cpu(gpu: Any) -> Any:
 
 
 def computed(gpu: Any, operation: Callable[..., Any], *args: Any, twice: bool = True) -> list[np.ndarray]:
-    """Results of an operation: its kernels started one after the other, and ``twice``, again as a graph: the same bits."""
+    """Results of an operation: its kernels are started one after another and, if ``twice``, again as a graph: the same
+    bits."""
     plan = gpu.record(partial(operation, *args))
     for launch in plan.launches:
         gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
@@ -105,7 +106,7 @@ def matrix(entry: Format, rows: int, columns: int, seed: int = 0, name: str = "w
 
 
 def activations(rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    """Rows of different size, with a run of zeros and one of values too small for a scale."""
+    """Rows of different magnitudes, with a run of zeros and one of values too small for a scale."""
     rng = np.random.default_rng([seed, rows, columns])
     x = (rng.standard_normal((rows, columns)) * rng.choice([1e-3, 1, 30], (rows, 1))).astype(F)
     x[0, : columns // 3] = 0
@@ -152,7 +153,7 @@ def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
 
 @pytest.mark.parametrize("k", together("several products", [1, 7, 16, 40]))
 def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: int) -> None:
-    """Four matrices of three formats and both units, on activations that are computed on the way."""
+    """Four matrices of three formats and both units, on activations that are computed on demand."""
     columns = 2304
     names = ("Q4_K", "Q6_K", "Q4_K", "Q8_0", "F16")
     weights = [
@@ -207,7 +208,7 @@ def test_embed(gpu: Any, cpu: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "BF16"])
 def test_a_table_in_host_memory(gpu: Any, cpu: Any, name: str) -> None:
-    """... larger than what is copied at a time, takes no memory of the device."""
+    """A table in host memory that is larger than what is copied at a time takes no memory of the device."""
     entry, columns, rows = BY_NAME[name], 8960, 7500
     table, ids = matrix(entry, rows, columns), np.array([0, rows - 1, 17, 4096], np.int32)
     given = gpu.upload(ids)
@@ -228,7 +229,7 @@ def test_inputs_of_layers(gpu: Any, cpu: Any, layers: int, n: int) -> None:
 
 @pytest.mark.parametrize("formats", together("experts", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16"]))
 def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> None:
-    """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
+    """A layer of Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
     n_expert, n_used, n_embd, n_ff = 24, 8, 2816, 704
     first, last = (BY_NAME[name] for name in formats.split())
     router, scales = matrix(BY_NAME["F32"], n_expert, n_embd), activations(1, n_expert, 3)[0]
@@ -252,7 +253,7 @@ def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> Non
 
 
 def plain(gpu: Any, name: str, *args: Any) -> Any:
-    """An operation's value as float32, where the GPU would compute it only where it is used."""
+    """An operation's value as float32, which the GPU would otherwise compute only where it is used."""
     return gpu._plain(getattr(gpu, name)(*args))
 
 
@@ -331,10 +332,10 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
     counts = (16, 1, 3, 7, 2) if kind in ("steps", "alone") else (40, 1, 100, 17, 64)
     if kind == "alone":
-        # All chunks of a head to one block: each warp takes its own.
+        # All chunks of a head in one block: each warp takes its own.
         monkeypatch.setattr(Device, "multiprocessors", 1)
     elif kind != "steps":
-        # By tiles also where there are few rows, or never.
+        # Tiles even with few rows, or never.
         monkeypatch.setattr(tiled_attention, "fills", lambda *given: kind == "tiled")
     given = {
         "window": 0,
@@ -369,7 +370,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     shape = LayerShape(n_head_kv, d, d, given["window"])
     mine = shape.layer(n_ctx, max(counts), types, np.zeros)
-    # Lanes that nobody has written yet are not numbers: they must not show.
+    # Lanes that have never been written are NaN: they must have no effect.
     poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
     poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
     theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)))
@@ -473,7 +474,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]
 
 
 def equal(path: Path, n_prompt: int, n_gen: int, cache_type: str) -> None:
-    """Logits of a prompt, and what generate answers, without ``engine.parity``."""
+    """Logits of a prompt, and the answer of generate, without ``engine.parity``."""
     cpu, gpu = (engine.load(path, device=device, n_ctx=512, cache_type=cache_type) for device in ("cpu", "cuda"))
     ids = np.random.default_rng(7).integers(0, cpu.config.n_vocab, n_prompt).tolist()
     same(gpu.logits(ids), cpu.logits(ids), f"{path.name}, logits")
@@ -531,7 +532,7 @@ WIDE = [
 @pytest.mark.parametrize(("shape", "quant", "cache_type"), together("wide model", WIDE, 1))
 @pytest.mark.usefixtures("gpu")
 def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits, keys, values and states after a prompt are those of the CPU, whatever the passes it was read in; so are the
+    """Logits, keys, values and states after a prompt are those of the CPU, whatever passes it was read in; so are the
     logits of every row, and of the tokens that follow."""
     options: dict[str, Any] = {"n_ctx": 768, "cache_type": cache_type}
     cpu = engine.load(tiny(shape, quant), device="cpu", **options)
@@ -581,7 +582,7 @@ def test_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0, out + err
 
 
-# --- again and again, and side by side -------------------------------------------------------------------------
+# --- repeated and concurrent use -------------------------------------------------------------------------------
 
 
 @pytest.mark.together("model tiny-qwen3")
@@ -604,7 +605,7 @@ def test_the_same_decode_100_times(tiny: Any) -> None:
 
 
 def decode(llm: engine.LLM, ids: list[int]) -> Iterator[bytes]:
-    """Logits of ids after one another."""
+    """Logits of ids, one after another."""
     llm.reset()
     for position, token in enumerate(ids):
         yield llm.model.forward(np.array([token], np.int32), np.array([position], np.int32), 1).tobytes()
@@ -613,7 +614,7 @@ def decode(llm: engine.LLM, ids: list[int]) -> Iterator[bytes]:
 @pytest.mark.together("model tiny-qwen3")
 @pytest.mark.usefixtures("gpu")
 def test_two_engines_on_one_gpu(tiny: Any) -> None:
-    """... give what each gives alone: in turns, and from two threads."""
+    """Two models give the results that each gives alone: alternating, and from two threads."""
     paths = [tiny("tiny-llama", "Q4_K_M"), tiny("tiny-qwen3", "Q4_K_M"), tiny("tiny-llama", "Q4_K_M")]
     llms = [engine.load(path, device="cuda", n_ctx=128) for path in paths]
     prompts = [np.random.default_rng(i).integers(0, 289, 100).tolist() for i in range(3)]
@@ -643,7 +644,7 @@ def test_two_engines_on_one_gpu(tiny: Any) -> None:
 
 @pytest.fixture(scope="module")
 def drafted(gpu: Any) -> dict[str, tuple[engine.LLM, engine.LLM]]:
-    """The bundled model on the CPU and on the GPU with a draft model: its own weights, one trained to draft, and the same
+    """The bundled model on the CPU and on the GPU with a draft model: its own weights, one trained to draft, and the former
     made useless by a script."""
     from engine.speculative.draft_model import DraftModel
 
@@ -663,7 +664,7 @@ def drafted(gpu: Any) -> dict[str, tuple[engine.LLM, engine.LLM]]:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
 def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> None:
-    """Plain answers of the CPU, and those of the GPU with drafts of a model, looked up, and both."""
+    """Plain answers of the CPU, and those of the GPU with drafts of a model, with lookup, and with both."""
     cpu, on_gpu = drafted[draft]
     model = on_gpu.draft
     for seed, prompt in enumerate(PROMPTS):
@@ -703,7 +704,7 @@ PLAIN = SpeculationParams(enabled=False)
 
 @pytest.fixture(scope="module", params=together("hybrid", ["moe-mtp", "hybrid-mtp"]))
 def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engine.LLM]:
-    """A trained model that drafts by a layer of its own, on the CPU and on the GPU."""
+    """A trained model that drafts with a layer of its own, on the CPU and on the GPU."""
     name = f"pycoder-{request.param}"
     path = resolve(name) if name in catalog.CATALOG else shared_model(f"{name}-Q4_K_M.gguf")
     cpu, on_gpu = (engine.load(path, device=device, n_ctx=256, draft_max=15) for device in ("cpu", "cuda"))
@@ -712,7 +713,7 @@ def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engin
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None:
-    """As they are, made useless by a script, as many as a pass can read, beside lookup, and through the host."""
+    """Its drafts, drafts made useless by a script, as many as a pass can read, together with lookup, and through the host."""
     cpu, on_gpu = hybrids
     assert on_gpu.draft is not None and on_gpu.draft.name == "mtp"
     kept = 0
@@ -744,7 +745,7 @@ def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> None:
-    """... read in one pass of many rows: what the layer that drafts goes on from is there."""
+    """A prompt read in one pass of many rows: what the layer that drafts continues from is stored."""
     cpu, on_gpu = hybrids
     assert on_gpu.batch_size == on_gpu.n_ctx == 256
     ids = cpu.tokenize("".join(PROMPTS))[:180]
@@ -832,7 +833,7 @@ def test_a_load_that_runs_out_of_memory_gives_back_what_it_had(
     def until_full(self: Any, n_bytes: int, what: str) -> Any:
         nonlocal calls
         calls += 1
-        # The rest of the load asks for more than any GPU has.
+        # The rest of the load requests more than any GPU has.
         return allocate(self, n_bytes if calls < 20 else 1 << 50, what)
 
     monkeypatch.setattr(type(device), "allocate", until_full)
@@ -862,7 +863,7 @@ def test_a_freed_model_gives_its_memory_back(gpu: Any, tiny: Any) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_an_error_names_its_kernel() -> None:
-    """In a process of its own, whose context it ends."""
+    """In a separate process, whose context it ends."""
     code = """
 import engine
 load = engine.load
@@ -893,7 +894,7 @@ def assisted(cache_type: str, device: str, device_draft: str | None = None) -> e
 
 
 def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) -> None:
-    """Plain answers of the CPU are those of the GPU with drafts, which are those of the CPU."""
+    """The GPU's answers with drafts equal the CPU's with drafts, and the CPU's plain answers."""
     kept = 0
     for seed, prompt in enumerate(PROMPTS[:n_prompts]):
         for temperature in (0.0, 0.8):

@@ -1,4 +1,4 @@
-"""Answers: what is shown, when it ends, what is remembered, and that none of it depends on the path taken."""
+"""Answers: what is shown, when they end, what is remembered, and that none of it depends on the path taken."""
 
 import gc
 from typing import Any
@@ -83,7 +83,7 @@ def test_stop_text_is_not_shown(llm: engine.LLM) -> None:
 @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3), st.data())
 @settings(deadline=None)
 def test_held_back_text_never_shows_a_stop(text: str, stops: list[str], data: st.DataObject) -> None:
-    """Fed in any pieces, what is shown is the text up to where the first stop text is complete, without it."""
+    """Fed in any pieces, the shown text ends where the first stop text is complete, without the stop text."""
     shown, held, at = "", "", 0
     while at < len(text):
         n = data.draw(st.integers(1, 3))
@@ -171,11 +171,11 @@ def test_healing_lets_the_last_token_grow(llm: engine.LLM) -> None:
     assert healed.prompt_ids == ids[:-1]
     assert text + healed.text == llm.detokenize(healed.prompt_ids + healed.ids)
     assert healed.text.startswith("\n    ")
-    # The first token is the likeliest of those that begin with what was taken back.
+    # The first token is the likeliest of those that begin with the text of the removed token.
     last = llm.tokenizer.token_bytes(ids[-1])
     allowed = [i for i in range(llm.config.n_vocab) if llm.tokenizer.token_bytes(i).startswith(last)]
     assert healed.ids[0] == max(allowed, key=lambda i: llm.logits(ids[:-1])[-1][i])
-    # Token ids are taken as they are, and a single token cannot be taken back.
+    # Token ids are used unchanged, and a single token cannot be removed.
     assert llm.complete(ids, max_tokens=3, temperature=0, heal=True).prompt_ids == ids
     assert llm.complete("x", max_tokens=3, temperature=0, heal=True).prompt_ids == llm.tokenize("x")
 

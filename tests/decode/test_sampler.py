@@ -17,7 +17,7 @@ from engine.numerics import gumbel
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
-# Cuts in float32 and float64 agree wherever the nearest alternative is further away than this.  A running total of n
+# Cuts in float32 and float64 agree if the nearest alternative is further away than this.  A running total of n
 # float32 weights adds at most 256 + n / 256 of them in a row, each addition with a relative error of 2**-24, and exp
 # adds 2**-23 to each: below 2e-5 of the total for the n < 10 000 of these tests.
 MARGIN = 5e-5
@@ -33,7 +33,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """The filters in float64; ``margin`` is the least distance of any of its decisions from going the other way."""
+    """The filters in float64; ``margin`` is the smallest distance of any of its decisions from the opposite one."""
 
     def __init__(self, logits: np.ndarray) -> None:
         self.x = logits.astype(np.float64)
@@ -160,13 +160,13 @@ def test_tree_sum_has_the_documented_order(n: int, seed: int) -> None:
     x = np.random.default_rng(seed).random(n, np.float32)
     total = kernels.tree_sum(x, n, np.empty(-(-n // 256), np.float32))
     assert total == tree_sum_reference(x)
-    # 8 + 5 additions a level, each with a relative error of 2**-24 at most, as no term is negative.
+    # 8 + 5 additions per level, each with a relative error of at most 2**-24, as no term is negative.
     assert abs(float(total) - math.fsum(x.tolist())) <= 3 * 13 * 2**-24 * float(total)
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 0.1, 0.8, 1.0, 5.0, 1e30])
 def test_draw_is_the_argmax_of_logit_and_noise(temperature: float) -> None:
-    """The bound that passes over hopeless entries never changes the winner."""
+    """The bound that skips hopeless entries never changes the winner."""
     t = np.float32(temperature)
     for n, position in [(1, 0), (2, 1), (50, 2), (50, 2**40), (3000, 3), (3000, 4), (3000, 5)]:
         x = random_logits(n, position % 1000)
@@ -263,7 +263,7 @@ def test_nucleus_past_the_first_1024() -> None:
 
 
 def test_nucleus_ignores_a_hopeless_tail() -> None:
-    """2000 equal tokens hold all the probability, 3000 more next to none: the tail is never needed."""
+    """2000 equal tokens hold all the probability, 3000 more almost none: the tail is never needed."""
     logits = np.full(5000, -60, np.float32)
     logits[1::2] = np.where(np.arange(2500) < 2000, 0, -60)
     ids, _ = Sampler(SamplingParams(**OFF | {"top_p": 0.75025}), 5000).candidates(logits)
@@ -298,7 +298,7 @@ def test_the_order_of_the_history_does_not_matter() -> None:
 
 
 def test_bias_comes_before_penalties() -> None:
-    """As in llama.cpp: a bias that makes a logit positive makes the repeat penalty divide it."""
+    """The behaviour of llama.cpp: a bias that makes a logit positive makes the repeat penalty divide it."""
     p = SamplingParams(**OFF, logit_bias={0: 5.0}, repeat_penalty=2.0, seed=1)
     assert Sampler(p, 2).candidates(np.array([-1, 0], np.float32), [0])[1].tolist() == [2.0, 0.0]
 
@@ -577,6 +577,6 @@ def test_arguments_are_checked() -> None:
         logprobs(logits, [], -1)
     with pytest.raises(EngineError, match=r"not float64 \[3\]"):
         logprobs(np.zeros(3))  # type: ignore[arg-type]
-    # Views with a stride are rows too.
+    # Views with a stride are rows, too.
     strided = random_logits(20, 1)[::2]
     assert Sampler(SamplingParams(temperature=0), 10).sample(strided, 0) == int(np.argmax(strided))

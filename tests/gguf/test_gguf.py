@@ -1,4 +1,4 @@
-"""The loader against ``gguf``'s own reader and writer, and one test per thing it must refuse."""
+"""The loader against ``gguf``'s own reader and writer, and one test for each thing it must refuse."""
 
 import gc
 import os

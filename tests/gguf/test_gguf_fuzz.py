@@ -25,8 +25,8 @@ from tests.gguf.test_gguf_corpus import GOOD
 from tests.ggufs import SMALL, KeyValue, Spec, key_value, small_writer
 
 SECONDS = 2.0
-# what may be allocated for a file of n bytes: buffers, messages and Python's own modules, and per byte the worst a
-# valid file does, strings of two bytes that become objects of 51
+# memory that may be allocated for a file of n bytes: buffers, messages and Python's own modules, and per byte the worst
+# that a valid file causes, strings of two bytes that become objects of 51
 BASE_BYTES, BYTES_PER_BYTE = 256 << 10, 32
 
 SPLIT = ggufs.written(small_writer(split_max_tensors=2))
@@ -47,7 +47,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_sound(model: GGUF) -> None:
-    """What every model that the loader lets through must keep."""
+    """What must hold for every model that the loader accepts."""
     for key, value in model.metadata.items():
         assert key
         if isinstance(value, np.ndarray):
@@ -75,7 +75,7 @@ def assert_sound(model: GGUF) -> None:
 
 
 def assert_answered(path: Path, n_bytes: int, check_tensors: bool) -> GGUF | None:
-    """Opens ``path``; the model, or None where the one error a user can read was raised."""
+    """Opens ``path``; returns the model, or None if the error meant for users was raised."""
     model = None
     tracemalloc.start()
     begin = time.process_time()

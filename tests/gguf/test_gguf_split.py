@@ -40,7 +40,7 @@ def test_split_file_by_any_part(options: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_split_file_by_links_beside_one_another(tmp_path: Path) -> None:
-    """The layout of a Hugging Face cache: named links to files that are named by their hashes."""
+    """The layout of a Hugging Face cache: links with the names, to files that are named by their hashes."""
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()

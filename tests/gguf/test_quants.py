@@ -36,7 +36,7 @@ def test_dequantization_is_that_of_gguf_byte_for_byte(entry: Format) -> None:
         expected = gguf.quants.dequantize(data.reshape(512, -1), entry.type).astype(np.float32).reshape(-1)
     actual = dequantize(entry.type, data)
     same = actual.view(np.uint32) == expected.view(np.uint32)
-    # Random scales include NaN, whose payload no two machines agree on.
+    # Random scales include NaN, whose payload differs between machines.
     assert np.all(same | (np.isnan(actual) & np.isnan(expected)))
 
 

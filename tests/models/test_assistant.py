@@ -1,5 +1,5 @@
-"""Answers drafted by an assistant, which reads what the target remembers: token for token those without, whatever the cache's
-type; its logits against float64; how many drafts are kept; which targets it fits."""
+"""Answers drafted by an assistant, which reads what the target remembers: token for token equal to those without it, whatever
+the cache's type; its logits against float64; the share of drafts kept; the targets it fits."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def source(llm: engine.LLM) -> AssistantDraft:
 
 
 def drafts(llm: engine.LLM, known: list[int], count: int) -> list[int]:
-    """What is proposed after ``known``, decoding greedily."""
+    """The tokens proposed after ``known``, in greedy decoding."""
     llm.read(known[:-1])
     greedy = Sampler(SamplingParams(temperature=0.0), llm.config.n_vocab)
     return source(llm).propose(known, count, greedy, 0.0, False).tokens
@@ -70,7 +70,7 @@ def drafts(llm: engine.LLM, known: list[int], count: int) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_do_not_show(llms: dict[str, engine.LLM], kind: str, temperature: float) -> None:
-    """Those of the assistant, and such as are never right."""
+    """Drafts of the assistant, and drafts that are never right."""
     llm = llms[kind]
     n = llm.config.n_vocab
     drafted = accepted = 0
@@ -132,7 +132,7 @@ def test_without_the_assistant_the_answer_is_the_same(llms: dict[str, engine.LLM
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Path) -> None:
-    """The first token has none before it that an assistant could go on from."""
+    """The first token has no token before it from which an assistant could continue."""
     target = make_model(tmp_path / "t.gguf", "tiny-gemma4-e", "Q8_0", seed=1)
     assistant = make_model(tmp_path / "a.gguf", "tiny-gemma4-e-assistant", "Q8_0", seed=1)
     llm: Any = engine.load(target, device="cpu", n_ctx=48, n_threads=1, cache_type=kind, draft_model=assistant)
@@ -155,7 +155,7 @@ def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Pa
 
 @pytest.mark.parametrize(("temperature", "kept"), [(0.0, 0.68), (0.8, 0.56)])
 def test_acceptance(llms: dict[str, engine.LLM], temperature: float, kept: float) -> None:
-    """llama.cpp keeps this share of three drafts; with a quantized cache it is to be about the same."""
+    """llama.cpp keeps this share of three drafts; with a quantized cache it should be about the same."""
     shares = {}
     items = golden("models", "golden", "pycoder-gemma4-Q4_K_M.json")["items"]
     for kind, llm in llms.items():
@@ -172,18 +172,18 @@ def test_acceptance(llms: dict[str, engine.LLM], temperature: float, kept: float
     assert min(shares["q8_0"], shares["q4_0"]) > 0.8 * shares["f16"]
 
 
-# --- prompts that are taken up again ---------------------------------------------------------------------------
+# --- prompts that are resumed ----------------------------------------------------------------------------------
 
 
 def test_a_conversation_is_drafted_as_a_fresh_start(llm: engine.LLM) -> None:
-    """Whatever has been read, drafted and taken back before, drafts are those of a model that has read nothing else."""
+    """Whatever has been read, drafted and rolled back before, drafts are those of a model that has read nothing else."""
     fresh = load("f16")
     rng = np.random.default_rng(1)
     first = llm.tokenize(PROMPTS[16] * 3)
     answer = llm.complete(first, max_tokens=30, temperature=0, ignore_eos=True).ids
     longer = first + answer
     prompts = [
-        longer,  # all but the last token lies there
+        longer,  # all but the last token is in the cache
         longer + llm.tokenize(PROMPTS[3], special=False),
         first,  # the same again
         first[:-20],  # a part of it
@@ -198,7 +198,7 @@ def test_a_conversation_is_drafted_as_a_fresh_start(llm: engine.LLM) -> None:
         fresh.reset()
         expected = drafts(fresh, prompt, 5)
         assert drafts(llm, prompt, 5) == expected
-        assert drafts(llm, prompt, 5) == expected  # what drafts have left there does not matter
+        assert drafts(llm, prompt, 5) == expected  # what drafts have stored there does not matter
         given: dict[str, Any] = {"max_tokens": 8, "temperature": 0.8, "seed": 3, "ignore_eos": True}
         params = SpeculationParams(draft_max=4, draft_min=4)
         fresh.reset()
@@ -245,9 +245,9 @@ def in_8_bits(q: np.ndarray) -> np.ndarray:
 def draft(
     shape: Shape, w: Tensors, e: np.ndarray, h: np.ndarray, position: int, caches: dict[bool, Any], quantized: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits, and h of the next draft, in float64, as the assistant's definition has it: e is the target's (scaled) embedding
-    of the token, h its output one position before; caches[sliding]: keys and values [positions, heads, d]; ``quantized``:
-    queries have 8 bits."""
+    """Logits, and h of the next draft, in float64, by the assistant's definition: e is the target's (scaled) embedding of the
+    token, h its output one position before; caches[sliding]: keys and values [positions, heads, d]; ``quantized``: queries
+    have 8 bits."""
     assert shape.gemma4 is not None
     x = w["nextn.pre_projection.weight"] @ np.concatenate([e, h])
     for il, slides in enumerate(shape.gemma4.sliding(shape.n_layer)):
@@ -257,7 +257,7 @@ def draft(
         q = rms(q, w[blk + "attn_q_norm.weight"])
         q = rotate(q, position, 1e4, 1.0) if slides else rotate(q, position, shape.rope_base, w["rope_freqs.weight"])
         q = in_8_bits(q) if quantized else q
-        # It stands at a token that is not stored yet: a window holds that and as many before it as fill it.
+        # Its position is a token that is not stored yet: a window contains it and the positions before it that fill it.
         low = max(0, position - shape.window + 1) if slides else 0
         keys, values = (part[low:position] for part in caches[slides])
         o = []
@@ -279,7 +279,7 @@ def draft(
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random targets and assistants in float32, so that nothing is rounded but the cache."""
+    """Random targets and assistants in float32, so that only the cache is rounded."""
     folder = tmp_path_factory.mktemp("tiny")
     names = [f"tiny-gemma4{kind}{part}" for kind in ("", "-e") for part in ("", "-assistant")]
     return {name: make_model(folder / f"{name}.gguf", name, "F32", seed=4) for name in names}
@@ -288,7 +288,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["tiny-gemma4", "tiny-gemma4-e"])
 @pytest.mark.parametrize("kinds", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q4_0")])
 def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[str, str]) -> None:
-    """Chains of drafts within the window and beyond, from the outputs behind the trunk's last norm."""
+    """Chains of drafts within the window and beyond, from the outputs after the trunk's last norm."""
     assistant = f"{name}-assistant"
     llm: Any = engine.load(
         tiny[name],
@@ -317,17 +317,17 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
             found = llm.model.mtp.forward(token, n + step)
             e = table[token] * np.sqrt(table.shape[1])
             expected, following = draft(shape, w, e, h, n, caches, quantized)
-            # What float32 rounds is 2e-6.  An element of a query that came to lie on the other side of half a step would show
-            # by a thousandth; none does here.
+            # The rounding of float32 is 2e-6.  An element of a query that is rounded to another integer would show as an
+            # error of a thousandth; there is none here.
             assert np.abs(found - expected).max() < 1e-5 * expected.std()
             moved, _ = draft(shape, w, e, h, n + step, caches, quantized) if step else (expected, None)
             far.append(np.abs(moved - expected).max() / expected.std())
             h, token = following, int(np.argmax(expected))
-        assert n == 1 or max(far) > 0.1  # or nothing would be said of the position
+        assert n == 1 or max(far) > 0.1  # else the test would not depend on the position
 
 
 def unrolled(layer: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of positions 0 to n - 1, those that the ring no longer has in whatever way."""
+    """Keys and values of positions 0 to n - 1; for those no longer in the ring, arbitrary ones."""
     keys, values = contents(layer)
     where = np.arange(n) % len(keys)
     return keys[where], values[where]
@@ -350,7 +350,7 @@ def test_an_assistant_of_another_model_is_refused(tiny: dict[str, Path], tmp_pat
     assert "use that model's assistant" in said
     other = make_model(tmp_path / "llama.gguf", "tiny-qwen3", "Q8_0")
     assert "is qwen3 of 256 and 289" in refused(other, tiny["tiny-gemma4-assistant"])
-    # Heads of keys that its layers do not find.
+    # KV heads that its layers do not find in the target.
     for gemma, head_dim in (
         (Gemma4Shape(3, 64, 3, n_shared=3, n_embd_out=256), 96),
         (Gemma4Shape(3, 32, 2, n_shared=3, n_embd_out=256), 96),

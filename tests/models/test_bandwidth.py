@@ -1,4 +1,4 @@
-"""Bandwidths: which device is measured and how, and what an answer has read."""
+"""Bandwidths: which device is measured and how, and how many bytes an answer has read."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ def test_what_an_answer_reads() -> None:
     t = answer.timings
     per_position = sum(2 * (k.keys.shape[0] * (k.keys.shape[2] + k.values.shape[3])) for k in llm.cache.layers)
     assert len(answer.ids) == 9  # 8 passes after the prompt's, the first of which sees the prompt and one token
-    weights = sum(t.nbytes for t in llm.model.gguf.tensors.values())  # the embedding is the output matrix too
+    weights = sum(t.nbytes for t in llm.model.gguf.tensors.values())  # the embedding is also the output matrix
     read = 8 * weights + per_position * sum(len(answer.prompt_ids) + i for i in range(1, 9))
     assert bandwidth.bytes_per_second(llm, t) == pytest.approx(read / t.predicted_s)
 
@@ -39,11 +39,11 @@ def test_the_cpu_is_measured_with_its_threads(monkeypatch: pytest.MonkeyPatch) -
     assert ops.bandwidth() == 1e9 * ops.n_threads
 
 
-# --- a GPU that is a stand-in ------------------------------------------------------------------------------------
+# --- a fake GPU --------------------------------------------------------------------------------------------------
 
 
 class FakeDevice:
-    """Takes ``seconds`` for each pass over ``n_bytes``, in turn; the first is not to be timed."""
+    """Takes ``seconds`` for each pass over ``n_bytes``, in turn; the first pass must not be timed."""
 
     multiprocessors = 132
 
@@ -91,7 +91,7 @@ def test_the_gpu_is_measured_once(free: int) -> None:
 
 
 def test_loads_are_wide_and_side_by_side() -> None:
-    """In the PTX, all loads of a step stand before the first sum."""
+    """In the PTX, all loads of a step precede the first sum."""
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
     from engine.cuda.bandwidth import LOADS, read_sum
     from engine.cuda.intrinsics import SIMULATED

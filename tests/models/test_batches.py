@@ -1,4 +1,4 @@
-"""Prompts in passes of any size: the same bits, the same memory of them, the same answers; sizes that memory allows."""
+"""Prompts in passes of any size: the same bits, the same memory, the same answers; sizes that memory allows."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
 
 
 def test_the_batch_size_does_not_show(path: Path) -> None:
-    """Logits after a prompt, of the tokens after it, and after going back to where messages end, or to nowhere known."""
+    """Logits after a prompt, of the tokens after it, and after going back to the end of a message or to another position."""
     found = set()
     for size in SIZES:
         llm = loaded(path, size)
@@ -79,7 +79,7 @@ def test_passes_are_as_large_as_asked_for(path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("size", [1, 16, 50])
 def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two passes, or in one: what has been read is there, and the next prompt is read as if nothing had been."""
+    """Interrupted between two passes, or in one: what has been read stays, and the next prompt is read as usual."""
     llm, tokens = loaded(path, size, snapshot_bytes=0), np.random.default_rng(2).integers(3, 200, 250).tolist()
     expected = llm.prefill(tokens)[0].tobytes()
 
@@ -113,7 +113,7 @@ def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("size", [1, 5, 16, 64])
 def test_drafts_do_not_depend_on_it(size: int) -> None:
-    """Steps have up to 16 rows, however few a prompt is read in, and never more."""
+    """Steps have up to 16 rows, however few rows a prompt is read in, and never more."""
     llm = engine.load("pycoder", device="cpu", n_ctx=256, batch_size=size)
     prompt = "a = 1\nb = 2\nc = 3\na = 1\nb = 2\nc = 3\n"
     options: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
@@ -134,7 +134,7 @@ def test_sizes_that_make_no_sense(size: int) -> None:
 
 
 def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context that was asked for comes before the usual passes; passes that were asked for are not made smaller."""
+    """A requested context has priority over the default pass size; requested pass sizes are not reduced."""
     path, n_ctx = REPOSITORY / "engine/data/pycoder-draft-Q4_K_M.gguf", 2048
     options: dict[str, Any] = {"device": "cpu", "n_threads": 1, "n_ctx": n_ctx}
     llm = engine.load(path, **options)

@@ -53,8 +53,8 @@ def load(path: Path, kinds: tuple[str, str] = ("f16", "f16"), threads: int = 1, 
     ids=str,
 )
 def test_chunks_threads_and_what_is_taken_back_do_not_show(files: Files, name: str, kinds: tuple[str, str]) -> None:
-    """Rows of single steps on one thread, of a prompt in pieces on several, and of batches that are verified and taken back
-    in part while the rings go round."""
+    """Rows of single steps on one thread, of a prompt in pieces on several, and of batches that are verified and partly
+    rolled back while the rings wrap around."""
     llm, several = load(files[name], kinds), load(files[name], kinds, 0)
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, llm.config.n_vocab, 260).astype(np.int32)
@@ -77,7 +77,7 @@ def test_chunks_threads_and_what_is_taken_back_do_not_show(files: Files, name: s
 
 @pytest.fixture(scope="module")
 def loaded(files: Files) -> dict[tuple[str, str], engine.LLM]:
-    """The one with a shared tail, with each pair of types."""
+    """The model with a shared tail, with each pair of types."""
     return {kinds: load(files["tiny-gemma4-e"], kinds) for kinds in KINDS}
 
 
@@ -104,8 +104,8 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
 
 
 def test_quantized_caches_are_near(files: Files) -> None:
-    """Logits move by a few hundredths of their standard deviation already where a rounding in float16 moves what is then
-    quantized to 8 bits; by more where the cache has fewer bits, and by all of it where something is wrong."""
+    """Logits move by a few hundredths of their standard deviation even if only a rounding in float16 changes what is then
+    quantized to 8 bits; by more if the cache has fewer bits, and by all of it if something is wrong."""
     ids = np.random.default_rng(3).integers(0, N_VOCAB_TINY, 200).tolist()
     for name in SHAPES:
         exact = load(files[name], ("f32", "f32")).logits(ids)
@@ -120,7 +120,7 @@ def test_quantized_caches_are_near(files: Files) -> None:
 # --- memory ----------------------------------------------------------------------------------------------------
 
 BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
-"""Of an element, with its share of a scale."""
+"""Bits of an element, with its share of a scale."""
 
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
@@ -141,7 +141,7 @@ def test_bytes_of_the_cache(files: Files, kinds: tuple[str, str]) -> None:
 
 
 def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
-    """Layers 4 to 7 have no memory: those that slide read that of layer 2, the global one that of layer 3."""
+    """Layers 4 to 7 have no memory: the sliding ones read that of layer 2, the global one that of layer 3."""
     llm = load(files["tiny-gemma4-e"], ("f32", "f32"))
     c = llm.config
     model: Any = llm.model
@@ -159,7 +159,7 @@ def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
                 ring *= np.float32(-1)
                 assert (model.block(il, x, batch).tobytes() == expected.tobytes()) is (own != c.memory(il))
                 ring *= np.float32(-1)
-    # Nor do they write any.
+    # They do not write any, either.
     for layer, (keys, values) in zip(llm.cache.layers, memories, strict=True):
         assert np.array_equal(layer.keys, keys) and np.array_equal(layer.values, values)
 
@@ -288,7 +288,7 @@ def test_metadata_that_is_refused(files: Files, name: str, values: dict[str, Any
 
 
 def test_defaults(files: Files) -> None:
-    """As in llama.cpp: softcapping unless a file says 0, as many heads of keys as of queries, nothing shared."""
+    """The defaults of llama.cpp: softcapping unless a file says 0, as many KV heads as query heads, nothing shared."""
     dense = read_gguf(files["tiny-gemma4"])
     names = ("final_logit_softcapping", "attention.head_count_kv", "attention.shared_kv_layers", "rope.freq_base_swa")
     c = config(dense, dict.fromkeys(names))
@@ -298,7 +298,7 @@ def test_defaults(files: Files) -> None:
     # An assistant has no such bound, and no layers with keys at all.
     c = config(read_gguf(files["tiny-gemma4-assistant"]), {"final_logit_softcapping": 5.0})
     assert (c.final_softcap, c.n_embd_out) == (0.0, 256)
-    # One kind of layers only.
+    # Only one kind of layer.
     c = config(dense, {"attention.sliding_window_pattern": [False] * 6, "attention.head_count_kv": 3})
     assert [c.heads(il) for il in range(6)] == [(3, 96, 96)] * 6
 
@@ -314,7 +314,7 @@ def test_an_assistant_alone_is_refused(files: Files) -> None:
 
 @pytest.mark.parametrize("sliding", [False, True])
 def test_cache_types_that_do_not_fit_the_heads(tmp_path: Path, sliding: bool) -> None:
-    """Widths of global layers, or of those that slide, that are no multiple of 32."""
+    """Widths of global or of sliding layers that are not a multiple of 32."""
     widths = (64, 80) if sliding else (48, 32)
     gemma = Gemma4Shape(2, widths[1], 1)
     shape = Shape("gemma4", 2, 64, 2, 1, widths[0], 64, N_VOCAB_TINY, 512, 1e6, 1e-6, window=32, gemma4=gemma)

@@ -62,7 +62,7 @@ def test_small_models_against_llama_cpp(kind: str) -> None:
 
 
 def test_the_bundled_model_writes_python() -> None:
-    """Fluency: what it writes after an opening it has surely seen parses, and goes on sensibly."""
+    """Fluency: its continuation of an opening it has surely seen parses, and is sensible."""
     llm = engine.load()
     prompt = (
         "import os\n\n\nclass Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"

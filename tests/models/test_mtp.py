@@ -1,5 +1,4 @@
-"""Answers drafted by the model's own layer: token for token those without; how many drafts are kept; what it leaves
-behind."""
+"""Answers drafted by the model's own layer: token for token those without; the share of drafts kept; what drafting stores."""
 
 from typing import Any
 
@@ -31,7 +30,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def script(llm: engine.LLM, tokens: list[int], first: int) -> None:
-    """Have the layer propose other tokens than these, from position ``first`` on."""
+    """Make the layer propose other tokens than these, from position ``first`` on."""
     assert isinstance(llm.draft, MTPDraft)
     llm.draft.script = np.full(N_CTX, -1, np.int32)
     llm.draft.script[first : first + len(tokens)] = [(token + 1) % llm.config.n_vocab for token in tokens]
@@ -87,7 +86,7 @@ def test_a_draft_model_comes_before_it() -> None:
 
 
 def test_a_hybrid_drafts_for_another() -> None:
-    """States are taken back in a draft model as well."""
+    """States are also rolled back in a draft model."""
     llm = engine.load(device="cpu", n_ctx=N_CTX, n_threads=1, draft_model="pycoder-moe-mtp")
     expected = llm.complete(PROMPTS[4], max_tokens=40, temperature=0, speculation=PLAIN).ids
     for most in (1, 3, 4):
@@ -96,7 +95,7 @@ def test_a_hybrid_drafts_for_another() -> None:
 
 
 def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM) -> None:
-    """Keys, values and outputs that drafting wrote are written over: as if nothing had been drafted."""
+    """Keys, values and outputs that drafting stored are overwritten: as if nothing had been drafted."""
     ids = llm.tokenize(PROMPTS[1])
     answers = {}
     for name, params in (("plain", PLAIN), ("drafted", SpeculationParams(draft_max=7))):
@@ -116,7 +115,7 @@ def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM
 
 @pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen35moe"])
 def test_random_models(tmp_path: Any, shape: str) -> None:
-    """Where drafts are hardly ever right."""
+    """With drafts that are hardly ever right."""
     llm = engine.load(make_model(tmp_path / "m.gguf", shape, "Q8_0"), n_ctx=128, n_threads=1)
     for temperature in (0.0, 1.0):
         given: dict[str, Any] = {"max_tokens": 40, "temperature": temperature, "seed": 2, "ignore_eos": True}

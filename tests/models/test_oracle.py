@@ -1,4 +1,4 @@
-"""Forward passes against an implementation that is not ours: logits that ``transformers`` computed in float64.
+"""Forward passes against an independent implementation: logits that ``transformers`` computed in float64.
 
 ``oracle/models.py`` makes the weights, ``oracle/make.py`` made the golden files.
 """
@@ -77,7 +77,7 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
 
 @pytest.mark.parametrize("case", ASSISTANTS.values(), ids=ASSISTANTS)
 def test_drafts_are_those_of_the_assistants_of_transformers(case: Case, tmp_path: Path) -> None:
-    """Chains of them: inside the window, at its edges and beyond."""
+    """Chains of drafts: inside the window, at its edges and beyond."""
     target = write_gguf(CASES[case.target], tmp_path / "target.gguf")
     llm: Any = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")
     assistant = llm.model.mtp
@@ -91,6 +91,6 @@ def test_drafts_are_those_of_the_assistants_of_transformers(case: Case, tmp_path
 
 
 def _error(logits: np.ndarray, row: dict[str, Any]) -> float:
-    """The largest, in standard deviations."""
+    """The largest error, in standard deviations."""
     expected = np.array(row["logits"])
     return float(np.abs(logits - expected).max() / expected.std())

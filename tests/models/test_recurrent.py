@@ -1,4 +1,4 @@
-"""States of recurrent layers: taking tokens back, snapshots, and conversations that are taken up again."""
+"""States of recurrent layers: rolling tokens back, snapshots, and conversations that are resumed."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ def test_memory_does_not_grow_with_the_context() -> None:
 
 
 def test_memory_does_not_grow_with_the_batch() -> None:
-    """... beyond a step; what the ring of inputs holds of a long pass is enough to take tokens back as far as there are
-    states."""
+    """Rolling back beyond a step; what the ring of inputs holds of a long pass is enough to roll tokens back as far as there
+    are states."""
     assert SHAPE.length(4) == 5 + 3 and SHAPE.length(16) == SHAPE.length(4096) == 16 + 3
     cache = KVCache([SHAPE], 640, 400, F32, np.zeros)
     cache.advance(0, 400)
@@ -48,7 +48,7 @@ def test_how_far_tokens_can_be_taken_back() -> None:
     assert [length for length in range(17) if cache.can_truncate(length)] == [0, 12, 13, 14, 15, 16]
     cache.truncate(13)
     cache.advance(13, 1)
-    # What the sixteen rows have overwritten does not come back.
+    # What the sixteen rows have overwritten is lost.
     assert [length for length in range(15) if cache.can_truncate(length)] == [0, 12, 13, 14]
     with pytest.raises(ContextError, match="start again"):
         cache.truncate(8)
@@ -105,7 +105,7 @@ def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int,
 
 
 def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
-    """Restored after other tokens have gone over everything: every bit of it, and of what follows."""
+    """Restored after other tokens have overwritten everything: every bit of it, and of what follows."""
     tokens = np.random.default_rng(1).integers(0, llm.config.n_vocab, 120).tolist()
     for length in (1, 2, 3, 17, 64):
         llm.reset()
@@ -124,7 +124,7 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
 
 
 def test_prompts_that_share_a_beginning(llm: engine.LLM) -> None:
-    """Whatever was read before, logits are those of a fresh start; and no more is read again than must be."""
+    """Whatever was read before, logits are those of a fresh start, and no more is read again than necessary."""
     (end, *_) = llm.tokenizer.eog_ids
     random = np.random.default_rng(2)
     words = random.integers(3, 200, 100).tolist()
@@ -188,7 +188,7 @@ def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has moved states of the first layers and claimed positions: the next pass finds everything as it should be."""
+    """It has moved states of the first layers and claimed positions: the next pass still works correctly."""
     tokens = list(range(3, 90))
     expected = llm.logits(tokens)[-1]
     for at in (1, 2):
@@ -209,7 +209,7 @@ def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -
             with pytest.raises(KeyboardInterrupt):
                 llm.prefill(tokens)
         assert calls == at + 1
-        if at == 2:  # the next pass may be a single step, too
+        if at == 2:  # the next pass may also be a single step
             last = [llm.step(token) for token in tokens[llm.n_cached :]][-1]
             assert last.tobytes() == expected.tobytes()
         assert llm.prefill(tokens)[0].tobytes() == expected.tobytes()
@@ -223,7 +223,7 @@ TEMPLATE = (
 
 @pytest.mark.parametrize("mtp", [False, True])
 def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
-    """A chat in which every turn reads its own message and what the template writes around it, no more."""
+    """A chat in which every turn reads only its own message and what the template writes around it."""
     llm = engine.load("pycoder-moe-mtp", device="cpu", n_threads=1, n_ctx=1024, mtp=mtp)
     template = ChatTemplate.from_source(TEMPLATE, llm.tokenizer)
     conversation = Conversation("You write Python.")

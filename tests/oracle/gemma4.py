@@ -1,4 +1,4 @@
-"""Gemma 4 and its assistants in two sets of names: those of ``transformers``, and those that llama.cpp's conversion gives."""
+"""Gemma 4 and its assistants under two sets of names: those of ``transformers``, and those of llama.cpp's conversion."""
 
 import math
 from typing import TYPE_CHECKING

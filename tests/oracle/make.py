@@ -34,7 +34,7 @@ DECIMALS = 7
 
 
 class Double(TorchFunctionMode):  # type: ignore[misc]
-    """Whatever asks for float32 gets float64."""
+    """Replaces every request for float32 by float64."""
 
     def __torch_function__(
         self,
@@ -149,7 +149,7 @@ def gemma4(case: Case, options: dict[str, Any]) -> Any:
 
 
 def sharing_modes(text: Any) -> list[str | None]:
-    """What each layer does with keys and values: the last owner of each kind hands its own on, whoever takes them."""
+    """What each layer does with keys and values: the last owner of each kind passes its own on to all later layers."""
     n_owners = text.num_hidden_layers - text.num_kv_shared_layers
     modes: list[str | None] = [None] * n_owners + ["reuse"] * text.num_kv_shared_layers
     for il in {kind: il for il, kind in enumerate(text.layer_types[:n_owners])}.values():
@@ -161,7 +161,7 @@ transformers.Gemma4TextConfig.kv_sharing_modes = property(sharing_modes)
 
 
 class Drafter(torch.nn.Module):  # type: ignore[misc]
-    """The MTP layer: for the token at position p and what the trunk has made of the one at p - 1, what comes at p + 1."""
+    """The MTP layer: from the token at position p and the trunk's output at p - 1, it predicts position p + 1."""
 
     def __init__(self, trunk: Any) -> None:
         super().__init__()
@@ -194,8 +194,8 @@ N_DRAFTS = 3
 
 
 def drafts(trunk: Any, drafter: Drafter, tokens: Any, hidden: Any) -> tuple[Any, list[int], Any]:
-    """Logits of the MTP layer at every position; then, of a chain of greedy drafts behind the prompt, the tokens that went in
-    (the trunk's own first) and the logits that came out."""
+    """Logits of the MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens (the
+    trunk's own first) and the logits."""
     before = torch.cat([torch.zeros_like(hidden[:1]), hidden])
     every = trunk.lm_head(drafter(trunk, tokens, before[:-1]))
     chain = [int(trunk.lm_head(hidden[-1]).argmax())]
@@ -209,7 +209,7 @@ def drafts(trunk: Any, drafter: Drafter, tokens: Any, hidden: Any) -> tuple[Any,
 
 
 def load(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """The model, and the weights of its MTP layer, which it does not have."""
+    """The model, and the weights of its MTP layer, which ``transformers`` lacks."""
     torch.set_default_dtype(dtype)
     choice = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if case.experts else {})}
     kind = transformers.Gemma4AssistantForCausalLM._from_config if case.target else None
@@ -223,8 +223,8 @@ def load(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
 
 
 def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[Any]]:
-    """Of an assistant: from every position that is kept and has one before it, the token that is there and N_DRAFTS - 1
-    greedy drafts behind it, each with its place; and the logits that each of them gives, float64 [n_vocab]."""
+    """Drafts of an assistant: from every kept position that has one before it, the token there and N_DRAFTS - 1 greedy drafts
+    after it, each with its position; and the logits after each of them, float64 [n_vocab]."""
     target, _ = load(CASES[case.target], dtype)
     assistant, _ = load(case, dtype)
     places, rows = [], []
@@ -247,7 +247,7 @@ def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[A
 
 
 def logits(case: Case, dtype: torch.dtype) -> dict[str, list[Any]]:
-    """Float64 [n, n_vocab] of every position of every prompt; the same by the MTP layer, and its chain of drafts."""
+    """Float64 [n, n_vocab] of every position of every prompt; the same from the MTP layer, and its chain of drafts."""
     model, extra = load(case, dtype)
     drafter = Drafter(model).to(dtype).eval() if case.n_mtp else None
     if drafter:

@@ -103,19 +103,19 @@ CASES = {
         Case("gemma3", "gemma3", 8, 80, 5, 1, 32, 136, 1e5, window=24, rope_scaling=_LINEAR),
         Case("gemma3-softcap", "gemma3", 3, 72, 6, 2, 80, 96, 1e6, window=70, pattern=2, softcap=4.0),
         Case("qwen3moe", "qwen3moe", 3, 72, 6, 2, 32, 0, 1e5, tied=False, experts=ExpertsConfig(7, 3, 40, 0)),
-        # Three heads of values to one of keys; the trunk ends with a delta net.
+        # Three value heads per key head; the trunk ends with a delta net.
         Case(
             "qwen35", "qwen35", 5, 72, 6, 2, 32, 136, 1e5, pattern=4, n_rot=8, eps=1e-6,
             delta_net=DeltaNetConfig(2, 6, 32, 4),
         ),
-        # Small inputs to the L2 norms and to the norm of what is read, so that each epsilon shows; other numbers of taps and
+        # Small inputs to the L2 norms and to the norm of the result, so that each epsilon matters; other numbers of taps and
         # layers; the trunk ends with attention.
         Case(
             "qwen35moe", "qwen35moe", 4, 80, 5, 1, 48, 0, 1e6, tied=False, pattern=2, n_rot=24, eps=1e-6, conv_std=0.02,
             delta_net=DeltaNetConfig(3, 6, 64, 3), experts=ExpertsConfig(5, 2, 48, 56),
         ),
-        # Keys that are values, in global layers; a mixture beside the network of every layer; embeddings of layers and a tail
-        # without keys and values.
+        # Keys that are also values, in global layers; a mixture in addition to the network of every layer; per-layer
+        # embeddings, and a tail without keys and values.
         Case(
             "gemma4", "gemma4", 6, 80, 6, 1, 48, 136, 1e5, window=24, softcap=4.0,
             gemma4=Gemma4Shape(3, 32, 2, k_is_v=True),
@@ -273,7 +273,7 @@ def _permuted(weight: np.ndarray, n_head: int) -> np.ndarray:
 
 
 def _rope_freqs(case: Case) -> np.ndarray:
-    """float32 [head_dim / 2]: what Llama 3.1 divides each frequency by (its reference code, ``apply_scaling``)."""
+    """float32 [head_dim / 2]: the divisors of Llama 3.1's frequencies (its reference code, ``apply_scaling``)."""
     scaling = case.rope_scaling
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
     factors = []
@@ -294,8 +294,8 @@ _MTP_NAMES = {
 
 
 def _tiled(case: Case, weight: np.ndarray, axis: int, first: int, size: int) -> np.ndarray:
-    """Heads of values, ``size`` elements of ``axis`` each and the first of them at ``first``, from the order by key head
-    (k r + j for the j-th of key head k) to j n_k + k."""
+    """Value heads, ``size`` elements of ``axis`` each and the first of them at ``first``, reordered from the order by key
+    head (k r + j for the j-th of key head k) to j n_k + k."""
     net = case.delta_net
     assert net is not None
     order = np.arange(net.n_v).reshape(net.n_k, net.n_v // net.n_k).T.ravel()
@@ -304,7 +304,7 @@ def _tiled(case: Case, weight: np.ndarray, axis: int, first: int, size: int) -> 
 
 
 def _converted(case: Case, name: str, weight: np.ndarray) -> np.ndarray:
-    """What becomes of a weight of a delta net."""
+    """The converted weight of a delta net."""
     net = case.delta_net
     assert net is not None
     d = net.state_size

@@ -1,4 +1,4 @@
-"""engine/cpu/accept.py: what drafts leave of the target's distribution, and the rules at their edges."""
+"""engine/cpu/accept.py: how accepted and replaced drafts preserve the target's distribution, and the rules at their edges."""
 
 import math
 from collections.abc import Callable
@@ -21,11 +21,11 @@ Distribution = tuple[np.ndarray, np.ndarray]
 
 SAMPLES = 200_000
 LEAST_P = 1e-4
-"""A right rule gives a smaller p-value one time in 10 000; seeds are fixed, so a test that has passed passes."""
+"""A correct rule gives a smaller p-value once in 10 000 times; seeds are fixed, so a test that has passed keeps passing."""
 
 
 def distribution(rng: np.random.Generator, n: int, spread: float = 1.5, n_vocab: int = 100) -> Distribution:
-    """n candidates as a sampler leaves them, sorted by probability."""
+    """n candidates as a sampler returns them, sorted by probability."""
     values = np.sort(rng.normal(size=n) * spread)[::-1].astype(F)
     p = np.empty(n, F)
     probabilities(values, n, F(1), p, np.empty(-(-n // 256), F))
@@ -57,7 +57,7 @@ def test_probabilities_of_ties_and_banned_tokens() -> None:
 
 
 def test_probabilities_of_a_samplers_candidates() -> None:
-    """They are what its tokens are drawn with."""
+    """The probabilities are those with which the sampler draws its tokens."""
     rng, n_vocab = np.random.default_rng(3), 60
     params = SamplingParams(temperature=0.7, top_k=12, top_p=0.95, min_p=0.02, seed=6)
     logits = (rng.normal(size=n_vocab) * 2).astype(F)
@@ -74,7 +74,7 @@ def test_probabilities_of_a_samplers_candidates() -> None:
 
 @njit
 def wrong_resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ignore[no-untyped-def]
-    """The mistake to make: min(1, p / q), but the draw that follows is from p."""
+    """A likely mistake: min(1, p / q), but the draw that follows is from p."""
     q_x = probability_of(x, q_ids, q, n_q) if n_q > 0 else F(1.0)
     if uniform(np.uint64(seed) ^ ACCEPT_SEED, position, x) * q_x < probability_of(x, p_ids, p, n_p):
         return True, x
@@ -83,7 +83,7 @@ def wrong_resample(p_ids, p, n_p, q_ids, q, n_q, x, seed, position):  # type: ig
 
 @njit
 def outcomes(rule, p_ids, p, q_ids, q, certain, first_seed, n_vocab):  # type: ignore[no-untyped-def]
-    """(how often each token came out, how many drafts stayed), over positions and seeds; drafts are drawn from q as the
+    """(count of each resulting token, number of drafts kept), over positions and seeds; drafts are drawn from q as the
     sampler draws, or are always ``certain``."""
     counts = np.zeros(n_vocab, np.int64)
     kept = 0
@@ -100,8 +100,8 @@ def outcomes(rule, p_ids, p, q_ids, q, certain, first_seed, n_vocab):  # type: i
 
 
 def p_value(counts: np.ndarray, target: Distribution, n_vocab: int) -> float:
-    """Of Pearson's chi-squared test of ``counts`` against the target; tokens that are expected less than 10 times are one
-    class.  0 if a token came out that the target does not have."""
+    """The p-value of Pearson's chi-squared test of ``counts`` against the target; tokens expected less than 10 times form one
+    class.  0 if a token occurred that the target cannot produce."""
     ids, p = target
     expected = np.zeros(n_vocab)
     expected[ids] = p.astype(np.float64)
@@ -111,7 +111,7 @@ def p_value(counts: np.ndarray, target: Distribution, n_vocab: int) -> float:
     often = expected >= 10
     observed, expected = (np.append(x[often], x[~often].sum()) for x in (counts, expected))
     if expected[-1] < 10:
-        # Still too few: with the last of the others.
+        # Still too few: merge with the last of the others.
         observed, expected = (np.append(x[:-2], x[-2:].sum()) for x in (observed, expected))
     return survival(float(((observed - expected) ** 2 / expected).sum()), expected.size - 1)
 
@@ -142,7 +142,7 @@ def test_survival() -> None:
 
 
 def near(rng: np.random.Generator, target: Distribution) -> Distribution:
-    """A good draft: the same tokens, probabilities that differ by a few tenths, in an order of its own."""
+    """A good draft: the same tokens, probabilities that differ by a few tenths, in another order."""
     ids, p = target
     q = p * np.exp(rng.normal(size=p.size) * 0.3).astype(F)
     order = np.argsort(-q)
@@ -193,7 +193,7 @@ def test_ratio_preserves_the_distribution(draft: str, n: int) -> None:
         certain = {"likely": int(ids[0]), "unlikely": int(ids[-1]), "impossible": outside}[draft.split()[-1]]
     counts, kept = outcomes(accept_ratio, ids, p, *source, certain, 1000 * n, 100)
     assert p_value(counts, target, 100) > LEAST_P
-    # The probability that a draft stays is that of the overlap of p and q (Leviathan et al. 2023, corollary 3.6).
+    # The probability that a draft is kept is the overlap of p and q (Leviathan et al. 2023, corollary 3.6).
     share = {int(i): float(x) for i, x in zip(*source, strict=True)} if certain < 0 else {certain: 1.0}
     overlap = sum(min(float(x), share.get(int(i), 0.0)) for i, x in zip(ids, p, strict=True))
     deviation = math.sqrt(overlap * (1 - overlap) / SAMPLES)
@@ -203,7 +203,7 @@ def test_ratio_preserves_the_distribution(draft: str, n: int) -> None:
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("n", [3, 25])
 def test_a_wrong_rule_is_found(draft: str, n: int) -> None:
-    """The test above has the power to tell."""
+    """The test above is powerful enough to reject a wrong rule."""
     rng = np.random.default_rng([n, len(draft)])
     target = distribution(rng, n)
     counts, _ = outcomes(wrong_resample, *target, *DRAFTS[draft](rng, target), -1, 1000 * n, 100)
@@ -212,14 +212,14 @@ def test_a_wrong_rule_is_found(draft: str, n: int) -> None:
 
 @njit
 def two_steps(p_ids, p, q_ids, q, n_vocab):  # type: ignore[no-untyped-def]
-    """How often each pair came out at the positions of one draft and the token after it."""
+    """The count of each pair at the positions of one draft and the token after it."""
     counts = np.zeros((n_vocab, n_vocab), np.int64)
     log_p, log_q = np.log(p), np.log(q)
     for k in range(SAMPLES):
         seed, position = np.uint64(77 + k // 1000), 2 * (k % 1000)
         x = draw(log_q, q_ids, q.size, F(1.0), seed, position)
         stays, token = accept_ratio(p_ids, p, p.size, q_ids, q, q.size, x, seed, position)
-        # If the draft stayed, the row after it gives the target's own draw; if not, the next step has a draft there.
+        # If the draft was kept, the row after it gives the target's own draw; if not, the next step has a draft there.
         following = draw(log_p, p_ids, p.size, F(1.0), seed, position + 1)
         if not stays:
             x = draw(log_q, q_ids, q.size, F(1.0), seed, position + 1)
@@ -229,7 +229,7 @@ def two_steps(p_ids, p, q_ids, q, n_vocab):  # type: ignore[no-untyped-def]
 
 
 def test_neighbours_are_independent() -> None:
-    """The draws, the judgements and the draws in place of refused drafts do not know of each other."""
+    """Draws, acceptance and the draws that replace rejected drafts are independent of each other."""
     rng = np.random.default_rng(12)
     ids, p = distribution(rng, 6, n_vocab=6)
     counts = two_steps(ids, p, *near(rng, (ids, p)), 6).reshape(-1)
@@ -247,7 +247,7 @@ def call(p: Distribution, q: Distribution, x: int, seed: int = 1, position: int 
 @given(st.integers(1, 60), st.integers(0, 2**63), st.integers(0, 2**31 - 2), st.integers(0, 2**32))
 @settings(deadline=None, max_examples=150)
 def test_ratio(n: int, seed: int, position: int, choice: int) -> None:
-    """A draft of the target's own distribution stays; one it does not have goes; what comes in its place is not it."""
+    """A draft from the target's own distribution is kept; one it does not contain is rejected, and is not the replacement."""
     rng = np.random.default_rng(choice)
     target = distribution(rng, n)
     ids, p = target
@@ -255,7 +255,7 @@ def test_ratio(n: int, seed: int, position: int, choice: int) -> None:
         assert call(target, target, x, seed, position) == (True, x)
         stays, token = call(target, (ids, p), x, seed, position, n_q=0)
         assert stays == (token == x) or n == 1
-        # The same whatever the order of the lists, and as often as it is asked for.
+        # The same whatever the order of the lists, and however often it is computed.
         source = far(rng, target) if n > 1 else target
         order, other = rng.permutation(n), rng.permutation(source[0].size)
         again = call((ids[order], p[order]), (source[0][other], source[1][other]), x, seed, position)

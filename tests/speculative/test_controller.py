@@ -1,4 +1,4 @@
-"""How many tokens are drafted, with costs made up here: as many as pay off, and next to nothing where none do."""
+"""How many tokens are drafted, with costs made up here: as many as pay off, and almost none if none do."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class Answer:
         self._random = np.random.default_rng(seed)
 
     def run(self, tokens: int, acceptance: float) -> "Answer":
-        """Goes on for some tokens, each draft being right with a given probability."""
+        """Generates some tokens, where each draft is right with a given probability."""
         end = self.tokens + tokens
         while self.tokens < end:
             n = self.controller.drafts()
@@ -89,7 +89,7 @@ def test_probing_costs_little() -> None:
 def test_drafts_that_become_right_are_made_again(before: int) -> None:
     answer = Answer(0.1, 4).run(before, 0.0)
     assert answer.sizes.count(0) > 0.85 * before
-    answer.run(3 * LONGEST_PAUSE, 0.9)  # what is tried first may be one of the tenth that is wrong
+    answer.run(3 * LONGEST_PAUSE, 0.9)  # the first draft tried may be one of the wrong tenth
     assert answer.sizes[-20:] == [4] * 20
     # And a later failure is noticed at once: pauses begin with the shortest again.
     at = len(answer.sizes)
@@ -116,7 +116,7 @@ def test_no_size_is_better_than_the_one_chosen(acceptance: float, cost: float, s
 
 @pytest.mark.parametrize(("acceptance", "cost", "best"), [(0.8, 0.25, 3), (0.6, 0.1, 3), (0.5, 0.02, 4)])
 def test_the_size_is_that_of_brute_force(acceptance: float, cost: float, best: int) -> None:
-    """Where the share of right drafts is known: it is estimated well from a long answer."""
+    """Where the true acceptance is known: it is estimated well from a long answer."""
     assert best == max(range(1, 16), key=lambda n: rate(n, acceptance, cost))
     sizes = np.array(Answer(cost, 15).run(4000, acceptance).sizes[200:])
     assert abs(np.median(sizes) - best) <= 1
@@ -143,7 +143,7 @@ def test_the_first_pass_of_a_size_and_outliers_do_not_count() -> None:
 
 
 def test_nominal_costs_do_not_look_at_the_clock() -> None:
-    """Where the number of drafts shows in the text, it must not depend on the machine."""
+    """Where the number of drafts affects the text, it must not depend on the machine."""
     sizes: list[list[int]] = []
     for seconds in (1e-9, 1.0, 1e9):
         controller = Controller(7, 0, NominalCosts(0.1))

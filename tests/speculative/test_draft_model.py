@@ -1,4 +1,4 @@
-"""A model as a draft source: which can draft for which, what it proposes, and what it reads for that."""
+"""A model as a draft source: which models can draft for which, what they propose, and what they read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_token_that_differs_is_named(make: Make, tmp_path: Path) -> None:
             load(target, draft)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
-    assert load(other, make(291)).draft is not None  # it does not know the token that differs
+    assert load(other, make(291)).draft is not None  # it lacks the token that differs
 
 
 def test_an_unknown_device_is_refused(make: Make) -> None:
@@ -119,7 +119,7 @@ def test_a_prompt_that_the_draft_model_cannot_read(make: Make, prompt: list[int]
 
 
 def test_an_answer_that_the_draft_model_cannot_read(make: Make) -> None:
-    """A token beyond its vocabulary ends what it can do, not the answer; the bias of that token is not lost."""
+    """A token outside its vocabulary ends drafting, not the answer; the bias of that token is not lost."""
     bias = {295: 6.0, 298: 6.0}
     options: dict[str, Any] = {"max_tokens": 30, "seed": 2, "ignore_eos": True, "temperature": 1.5, "logit_bias": bias}
     options |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -149,7 +149,7 @@ def test_drafts_are_the_draft_models_own_answer(make: Make, options: dict[str, A
 
 
 def _known(options: dict[str, Any], n_vocab: int) -> dict[str, Any]:
-    """Options without the bias of tokens beyond a vocabulary."""
+    """Options without the bias of tokens outside a vocabulary."""
     bias = {token: value for token, value in options.get("logit_bias", {}).items() if token < n_vocab}
     return options | ({"logit_bias": bias} if bias else {})
 
@@ -179,7 +179,7 @@ def test_drafting_ends_where_it_is_unsure(make: Make) -> None:
         whole = source.propose(known, 4, draw, 0.0, False).tokens
         rows = alone.logits(known + whole)[len(known) - 1 : -1]
         for likeliest in (False, True):
-            # Where distributions are asked for, what is drawn must not decide whether it is proposed.
+            # Where distributions are requested, the drawn token must not decide whether it is proposed.
             judged = rows.argmax(axis=1).tolist() if likeliest else whole
             sure = [confidence(row, token) for row, token in zip(rows, judged, strict=True)]
             for p_min in (0.0, 0.1, 0.4, 1.0):
@@ -243,15 +243,15 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
     assert read == known + drafts[:2]  # the last draft is not read
     known += [*drafts, 77]
     more = propose(known)
-    assert read == [drafts[2], 77, *more[:2]]  # all accepted: that one, and what the target put after it
+    assert read == [drafts[2], 77, *more[:2]]  # all accepted: the last draft, and the target's token after it
     known += [more[0], 78]
     drafts = propose(known)
-    assert read == [78, *drafts[:2]]  # the refused ones are forgotten
+    assert read == [78, *drafts[:2]]  # the rejected ones are forgotten
     assert source.llm.n_cached == source.llm.cache.length == len(known) + 2
 
 
 def test_to_the_end_of_the_context(make: Make) -> None:
-    """Its context is as long as the target's, and it is not asked for more."""
+    """Its context is as long as the target's, and no position beyond it is requested."""
     llm = load(make(), make())
     assert llm.draft is not None and llm.draft.llm.n_ctx == N_CTX
     expected = load(make()).complete(PROMPT, temperature=0, ignore_eos=True)

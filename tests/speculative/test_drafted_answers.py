@@ -1,4 +1,4 @@
-"""Answers of a trained model with drafts: token for token those without, whatever drafts; and how many of them are kept."""
+"""Answers of a trained model with drafts: token for token those without, whatever the drafts; and the share that is kept."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,8 +48,8 @@ COUNT = 24
 
 
 def options_do_not_show(llm: engine.LLM, params: dict[str, Any], count: int) -> None:
-    """Answers of ``count`` tokens with these options of speculation are repeatable, and where they must be the plain ones
-    they are."""
+    """Answers of ``count`` tokens with these options of speculation are repeatable, and equal the plain ones wherever they
+    must."""
     given: dict[str, Any] = {"max_tokens": count, "seed": 4, "ignore_eos": True}
     for temperature in (0.0, 0.9):
         plain = llm.complete(
@@ -80,7 +80,7 @@ def drafts(llm: engine.LLM) -> dict[str, DraftModel]:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts from the first step on, and no pauses: what time decides does not show, and should not be left to it here."""
+    """Drafts from the first step on, and no pauses: decisions by time have no effect, and tests should not depend on them."""
     monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)
     monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
 
@@ -101,7 +101,7 @@ Plain = dict[tuple[int, float], list[int]]
 
 @pytest.fixture(scope="module")
 def plain(llm: engine.LLM) -> Plain:
-    """What is answered without drafts."""
+    """The answer without drafts."""
     found: Plain = {}
     for i, prompt in enumerate(PROMPTS):
         for temperature in TEMPERATURES:
@@ -211,7 +211,7 @@ def test_log_probabilities_are_the_same(
 
 
 def test_two_answers_at_once_do_not_mix(llm: engine.LLM, drafts: dict[str, DraftModel]) -> None:
-    """A token of one, a token of the other, on one target and one draft model."""
+    """Alternately a token of one answer and of the other, on one target and one draft model."""
     asked = [(PROMPTS[1], {"temperature": 0.0}), (PROMPTS[6], {"temperature": 0.8, "seed": 1})]
     expected = [llm.complete(prompt, max_tokens=COUNT, **given).ids for prompt, given in asked]  # type: ignore[arg-type]
     llm.draft = drafts["real"]
@@ -245,7 +245,8 @@ def test_what_time_decides_does_not_show(
 
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_other_ways_to_accept_are_repeatable(llm: engine.LLM, drafts: dict[str, DraftModel], accept: str) -> None:
-    """A seed is a text there, too, and another one than by exact acceptance; without temperature all are one."""
+    """The same seed also gives the same text here, but another text than exact acceptance; at temperature 0 they are
+    equal."""
     llm.draft = drafts["real"]
     params = SpeculationParams(accept=accept, accept_p_min=0.05)
     given: dict[str, Any] = {"max_tokens": 2 * COUNT, "temperature": 1.0, "ignore_eos": True}
@@ -262,7 +263,7 @@ def test_other_ways_to_accept_are_repeatable(llm: engine.LLM, drafts: dict[str, 
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_two_answers_to_one_prompt_take_turns(llm: engine.LLM, drafts: dict[str, DraftModel], n: int) -> None:
-    """One stops where the other goes on, in the middle of a step that gave several tokens."""
+    """One stops where the other continues, in the middle of a step that gave several tokens."""
     llm.draft = drafts["perfect"]
     given: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0.0, "ignore_eos": True}
     expected = llm.complete(PROMPTS[1], **given).ids

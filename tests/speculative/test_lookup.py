@@ -1,4 +1,4 @@
-"""Prompt lookup against its definition, and what it costs to find nothing."""
+"""Prompt lookup against its definition, and the cost of finding nothing."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def definition(known: Sequence[int], count: int) -> list[int]:
 
 
 REPETITIVE = st.lists(st.lists(st.integers(0, 3), max_size=20), max_size=12).map(
-    # Pieces that return, so that long matches occur, some of which differ only in what precedes them.
+    # Pieces that recur, so that long matches occur, some of which differ only in what precedes them.
     lambda pieces: [token for i, piece in enumerate(pieces) for token in piece + pieces[i * 7 % len(pieces)]]
 )
 
@@ -52,7 +52,7 @@ def test_calls_while_an_answer_grows_are_fresh_calls(tokens: list[int], data: st
 
 @pytest.mark.parametrize("n", [1023, 1024, 1025, 5000])
 def test_long_answers(n: int) -> None:
-    """Beyond what the array of tokens begins with, grown in one step and in many."""
+    """Longer than the initial size of the array of tokens, grown in one step and in many."""
     tokens = [i % 1000 for i in range(n)]
     lookup = PromptLookup()
     for known in (tokens[:900], tokens[:1010], tokens):
@@ -66,7 +66,7 @@ def test_long_answers(n: int) -> None:
         ([1, 1], []),  # one token that occurred before is not enough
         ([1, 1, 1], [1, 1, 1, 1]),
         ([5, 6, 9, 5], []),
-        ([5, 6, 9, 5, 6], [9, 5, 6, 9]),  # into the end, and on from there
+        ([5, 6, 9, 5, 6], [9, 5, 6, 9]),  # into the end, and on beyond it
         ([1, 2, 3, 7, 1, 2, 4, 8, 1, 2], [4, 8, 1, 2]),  # the most recent of two ...
         ([0, 1, 2, 3, 7, 1, 2, 4, 8, 0, 1, 2], [3, 7, 1, 2]),  # ... unless the other match is longer
         ([1, 2, 1, 2, 1, 2], [1, 2, 1, 2]),

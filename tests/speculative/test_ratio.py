@@ -1,4 +1,4 @@
-"""Drafts accepted by ratio or by p-min, through the whole loop: what comes out has the distribution it should have."""
+"""Drafts accepted by ratio or by p-min, through the whole loop: the result has the distribution it should have."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ PROMPT = [1, 2]
 TOKENS = 3
 SEEDS = 20_000
 LEAST_P = 1e-4
-"""A sound loop fails with this probability, once: the seeds are fixed."""
+"""The probability that a correct loop fails, once: the seeds are fixed."""
 
 Table = np.ndarray
 """Logits after two tokens: float32 [N_VOCAB, N_VOCAB, N_VOCAB]."""
@@ -72,11 +72,11 @@ DRAFTS = {
     "good": TARGET + random_table(2, 0.3),
     "bad": random_table(3),
     "adversarial": -2 * TARGET,  # the less likely to the target the more likely to the draft
-    "certain": random_table(4, 40.0),  # almost always the same token, and nothing of the others
+    "certain": random_table(4, 40.0),  # almost always the same token, and never the others
 }
 
 
-# What is drawn first decides whether there is a second draft.
+# The first draw decides whether there is a second draft.
 DRAFTS["unsure"] = -TARGET * np.float32(5)
 DRAFTS["unsure"][PROMPT[0], PROMPT[1]] /= 5
 DRAFTS["unsure"][PROMPT[1], [0, 3]] = 0
@@ -88,7 +88,7 @@ def softmax(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """The probability of each beginning of an answer, in float64, of the candidates that plain sampling has."""
+    """The probability of each beginning of an answer, in float64, over the candidates of plain sampling."""
     sampler = Sampler(params, N_VOCAB)
     after: dict[tuple[int, ...], dict[int, float]] = {}
 
@@ -108,7 +108,7 @@ def exact(params: SamplingParams) -> dict[tuple[int, ...], float]:
 def answers(
     params: SamplingParams, speculation: SpeculationParams, draft: Table, seeds: Sequence[int]
 ) -> tuple[Counter[tuple[int, ...]], int]:
-    """How often each answer came, and how many drafts were kept."""
+    """The count of each answer, and the number of drafts kept."""
     sampler = Sampler(params, N_VOCAB)
     source = draft_model(draft)
     model: Any = Chain(TARGET)
@@ -125,7 +125,7 @@ def answers(
 
 
 def p_value(found: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
-    """Of Pearson's chi-square, cells of fewer than 5 taken together (Wilson and Hilferty 1931 for the tail)."""
+    """Pearson's chi-square, with cells of fewer than 5 merged (Wilson and Hilferty 1931 for the tail)."""
     total = found.total()
     assert not set(found) - {answer for answer, p in expected.items() if p > 0}
     cells = [(found[answer], p * total) for answer, p in expected.items() if p > 0]
@@ -150,7 +150,7 @@ RATIO = SpeculationParams(accept="ratio")
         ("bad", {"top_k": 3, "min_p": 0.02, "temperature": 0.7}, RATIO),
         ("adversarial", {}, RATIO),
         ("certain", {"temperature": 1.3}, RATIO),
-        # What is drawn must not be left out because of what it is.
+        # A drawn token must not be dropped because of what it is.
         ("adversarial", {}, SpeculationParams(accept="ratio", draft_p_min=0.45)),
         ("unsure", {}, SpeculationParams(accept="ratio", draft_p_min=0.35, draft_min=2)),
     ],
@@ -160,7 +160,7 @@ def test_the_distribution_is_that_of_the_target(draft: str, options: dict[str, A
     seeds = SEEDS if draft != "unsure" else 2 * SEEDS  # to drop what was drawn would make a small difference
     found, kept = answers(sampling, params, DRAFTS[draft], range(seeds))
     assert p_value(found, exact(sampling)) > LEAST_P
-    assert 0.05 * seeds < kept < 1.9 * seeds  # drafts were kept, and refused
+    assert 0.05 * seeds < kept < 1.9 * seeds  # drafts were kept, and rejected
 
 
 def always(target: Any, draft: Any, token: int, seed: int, position: int) -> tuple[int, bool]:
@@ -169,7 +169,7 @@ def always(target: Any, draft: Any, token: int, seed: int, position: int) -> tup
 
 
 def without_correction(target: Any, draft: Any, token: int, seed: int, position: int) -> tuple[int, bool]:
-    """Draws from the target's distribution, not from what is left of it, where a draft is refused."""
+    """A wrong rule: where a draft is rejected, it draws from the target's distribution instead of from max(p - q, 0)."""
     chosen, kept = BY_RATIO(target, draft, token, seed, position)
     ids, p = target
     random = np.random.default_rng((seed, position))
@@ -177,7 +177,7 @@ def without_correction(target: Any, draft: Any, token: int, seed: int, position:
 
 
 def without_chance(target: Any, draft: Any, token: int, seed: int, position: int) -> tuple[int, bool]:
-    """Refuses whatever the draft model overrates."""
+    """A wrong rule: rejects every draft that the draft model overrates."""
     p, q = (dict(zip(*(array.tolist() for array in each), strict=True)).get(token, 0.0) for each in (target, draft))
     if p >= q:
         return token, True
@@ -209,7 +209,7 @@ def test_plain_sampling_passes_the_same_test() -> None:
 
 @pytest.mark.parametrize("bound", [0.0, 0.3, 1.0])
 def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
-    """Against a plain loop in which the first choice, made of what the draft model draws, is kept by its probability."""
+    """Against a plain loop in which the first choice, drawn by the draft model, is kept with its probability."""
     sampling = SamplingParams(**PLAIN | {"top_k": 3})
     params = SpeculationParams(accept="p-min", accept_p_min=bound, draft_max=1)
     sampler = Sampler(sampling, N_VOCAB)
@@ -234,7 +234,7 @@ def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
 
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_a_seed_is_a_text(accept: str) -> None:
-    """Where drafts show in the text, how many are made must not depend on the clock."""
+    """Where drafts affect the text, their number must not depend on the clock."""
     sampling, params = SamplingParams(**PLAIN), SpeculationParams(accept=accept, draft_max=3)
     one, other = (answers(sampling, params, DRAFTS["good"], range(300)) for _ in range(2))
     assert one == other

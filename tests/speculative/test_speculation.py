@@ -1,4 +1,4 @@
-"""The loop that verifies drafts, against a loop that decodes plainly: the same tokens and caches at every step."""
+"""The loop that verifies drafts against a loop that decodes plainly: the same tokens and caches at every step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shapes import Shape
 
 # As small as formats allow, so that a pass takes a fraction of a millisecond; two layers, so that what a layer stores depends
-# on what the one before it has read from the cache.
+# on what the preceding one has read from the cache.
 SHAPES = {
     "qwen3": Shape("qwen3", 2, 32, 1, 1, 32, 32, 289, 512, 1e4, 1e-6),
     "gemma3": Shape("gemma3", 6, 64, 2, 1, 32, 64, 289, 512, 1e4, 1e-6, window=20),
@@ -46,7 +46,7 @@ def load(file: Path, n_ctx: int, draft: Path | None = None) -> engine.LLM:
 
 
 def contents(cache: KVCache, length: int) -> list[np.ndarray]:
-    """Keys and values of each layer at all positions below ``length`` that a later one looks at, one after another."""
+    """Keys and values of each layer at all positions below ``length`` that a later one reads, one after another."""
     found = []
     for layer in cache.layers:
         positions = np.arange(max(0, length - layer.window + 1) if layer.window else 0, length)
@@ -61,7 +61,7 @@ def assert_same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
 
 @dataclass
 class Reference:
-    """A plain answer that fills the context, and one token more, and what each left in the cache."""
+    """A plain answer that fills the context, plus one token, and what each token stored in the cache."""
 
     prompt: int
     sampler: Sampler
@@ -86,7 +86,7 @@ def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Referen
 
 
 class Script:
-    """In place of ``Speculation``: any number of drafts, each right or wrong, at random."""
+    """Replaces ``Speculation``: any number of drafts, each right or wrong, at random."""
 
     def __init__(self, known: Reference, random: np.random.Generator, sequential: bool = False) -> None:
         self.params = SpeculationParams(sequential=sequential)
@@ -105,7 +105,7 @@ class Script:
         return ("lookup", self._proposal(n, count)) if count else ("", NOTHING)
 
     def made(self, known: Sequence[int], proposal: Proposal, steps: Any) -> Proposal:
-        """A draft model may propose less than it was asked for, and nothing at all."""
+        """A draft model may propose fewer tokens than requested, or none."""
         return self._proposal(len(known), int(self._random.integers(0, proposal.count + 1)))
 
     def _proposal(self, n: int, count: int) -> Proposal:
@@ -164,7 +164,7 @@ def qwen3(files: dict[str, Path]) -> tuple[engine.LLM, list[Reference]]:
 
 
 def fill(cache: KVCache, known: Reference, length: int) -> None:
-    """Bring a cache to the reference's state at ``length``, and garbage to all places behind it."""
+    """Bring a cache to the reference's state at ``length``, with garbage at all later positions."""
     for i, layer in enumerate(cache.layers):
         layer.keys.view(np.uint8)[:] = layer.values.view(np.uint8)[:] = 0x31
         positions = np.arange(length)
@@ -244,7 +244,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Both:
-    """The same questions to a model that drafts for itself, always the right tokens, and to one without drafts."""
+    """The same prompts for a model that drafts for itself, always the right tokens, and for one without drafts."""
 
     def __init__(self, file: Path, n_ctx: int) -> None:
         self.llm, self.plain = load(file, n_ctx, file), load(file, n_ctx)
@@ -274,7 +274,7 @@ class Both:
         return min(room, options.get("max_tokens", room)) < K + 2
 
     def _next(self, prompt: list[int], found: engine.Generation) -> None:
-        """What comes after is as if nothing had been before."""
+        """What follows is independent of what came before."""
         following = (prompt + found.ids)[: len(prompt) + len(found.ids) // 2 + 1] + [5]
         following = following[: self.llm.n_ctx - 8]
         self.plain.reset()
@@ -327,7 +327,7 @@ def test_the_end_of_the_context_inside_a_batch(files: dict[str, Path], options: 
     assert both.places == set(range(K + 1))
 
 
-# --- how much is drafted, and what is said of it ---------------------------------------------------------------
+# --- how much is drafted, and what is reported -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ REPEATS["logit_bias"] = {token: float("-inf") for token in range(289) if token n
 
 @pytest.mark.usefixtures("eager")
 def test_lookup_comes_first(drafting: engine.LLM) -> None:
-    """The draft model where nothing is found, and only there."""
+    """The draft model drafts where nothing is found, and only there."""
     found = drafting.complete(PROMPT, speculation=LOOKUP, **REPEATS)
     statistics = found.speculation
     assert statistics is not None
@@ -383,7 +383,7 @@ def test_no_fewer_and_no_more_drafts_than_asked_for(
     monkeypatch.setattr(Speculation, "verified", noting)
     found = drafting.complete(PROMPT, speculation=SpeculationParams(**params), **REPEATS)
     assert found.ids == drafting.complete(PROMPT, speculation=SpeculationParams(enabled=False), **REPEATS).ids
-    # Where the draft model stops too early, nothing is verified.
+    # If the draft model stops too early, nothing is verified.
     assert set(seen) <= {0, *range(params.get("draft_min", 1), params.get("draft_max", 5) + 1)}
     assert (0 in seen) == ("draft_p_min" in params) and max(seen) > 0
     statistics = found.speculation
@@ -446,7 +446,7 @@ def test_a_window_that_wraps_around(files: dict[str, Path], options: dict[str, A
     assert found.speculation.accepted > 100
     assert not options["temperature"] or found.speculation.accepted < found.speculation.drafted
     assert_same(contents(llm.cache, n_ctx - 1), contents(plain.cache, n_ctx - 1))
-    # A question that begins as the last answer did cannot use what the ring no longer holds.
+    # A prompt that begins like the last answer cannot use what the ring no longer holds.
     for kept in (391, 370, 120):
         again = (PROMPT + found.ids)[:kept] + [5]
         plain.reset()

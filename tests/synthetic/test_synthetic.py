@@ -48,7 +48,7 @@ PUBLISHED = {
 PUBLISHED_ROUNDED = {"gemma4-31b": 30.7, "gemma4-26b-a4b": 25.2}
 
 # These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
-# parameters of both, and the parameters of the tower as ``transformers`` builds it.
+# parameters of both, and the parameters of the tower as built by ``transformers``.
 PUBLISHED_WITH_VISION = {
     "qwen3.6-27b": (27.78, 460_730_096),
     "qwen3.6-35b-a3b": (35.95, 446_571_248),
@@ -132,7 +132,7 @@ TRAINED = {
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_files_are_those_that_llama_cpp_converts(name: str, tmp_path: Path) -> None:
-    """Tensors, shapes, formats, and all that the metadata says of the architecture."""
+    """Tensors, shapes, formats, and all metadata about the architecture."""
     real = read_gguf(shared_model(name))
     made = read_gguf(make_model(tmp_path / "m.gguf", TRAINED[name], "Q4_K_M"))
     assert layout(made) == layout(real)
@@ -186,7 +186,7 @@ def test_blocks_have_the_variance_asked_for(kind: gguf.GGMLQuantizationType) -> 
     assert np.isfinite(values).all()
     assert abs(values.mean()) < 0.01
     assert math.isclose(values.std(), 1.0, rel_tol=0.02)
-    if entry.quantized:  # scales differ from block to block, so that a wrong one cannot go unseen
+    if entry.quantized:  # scales differ from block to block, so that a wrong one is noticed
         assert len(np.unique(np.abs(values).max(axis=1))) > (1 if kind.name == "MXFP4" else 1000)
 
 
@@ -369,8 +369,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_formats_of_gemma4() -> None:
-    """The rules of llama-quant.cpp: values are counted where there are some, 704 and 2112 columns have no 256-wide format,
-    a tied model's tables are both of the output's format, routers and what makes embeddings of layers stay as they were."""
+    """The rules of llama-quant.cpp: only layers with values are counted, 704 and 2112 columns have no 256-wide format,
+    a tied model's tables both have the output's format, routers and per-layer projections keep their format."""
     names = shapes()
 
     def kinds(name: str, *tensors: str) -> list[str]:

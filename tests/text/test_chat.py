@@ -1,4 +1,4 @@
-"""Chat templates: the text that Jinja would make, and no control token from a message."""
+"""Chat templates: the same text as plain Jinja, and no control token from a message."""
 
 import json
 from datetime import datetime
@@ -310,7 +310,7 @@ def test_begin_and_end_tokens_are_not_doubled() -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_known_ids_stay(kind: str, name: str) -> None:
-    """An answer keeps the ids it was written in, the text around it has those it would have had anyway."""
+    """An answer keeps the ids it was written in, the text around it has the ids it would have had anyway."""
     tok = TOKENIZERS[kind]
     template = ChatTemplate.from_source(TEMPLATES[name], tok)
     messages = [{"role": "user", "content": "one"}]

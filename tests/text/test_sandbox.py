@@ -1,4 +1,4 @@
-"""Hostile templates end in one sentence: none runs on, fills the memory, reaches Python or has another environment."""
+"""Hostile templates end in one sentence: none runs on, fills the memory, reaches Python or changes the environment."""
 
 import ast
 

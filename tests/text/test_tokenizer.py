@@ -1,4 +1,4 @@
-"""Tokenizers against llama.cpp's ids, against plain restatements of the algorithms, and against their own promises."""
+"""Tokenizers against llama.cpp's ids, against plain restatements of the algorithms, and against their own contract."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ GOLDENS = {
 }
 TRAINED = ["dense", "draft", "hybrid-mtp", "moe-mtp", "gemma4"]
 
-# What text is made of, as far as the expressions of pre-tokenizers care; assigned in Unicode for many years.
+# The building blocks of text, as far as pre-tokenizer expressions distinguish them; assigned in Unicode for many years.
 SYMBOLS = (
     *" \t\n\r\u00a0\u3000\u2028\u200b\ufeff\x00\x7f\x85",
     *"aZéñÀß日本語ひカ한ПрعहиLſ\U00020000𝔘",
@@ -152,7 +152,7 @@ def test_bpe_is_the_best_rank_first(products: list[str], text: str) -> None:
 
 
 def gemma4_ids(tok: Tokenizer, text: str) -> list[int]:
-    """Gemma 4's BPE over characters: lines and runs of newlines apart, bytes for what is no token."""
+    """Gemma 4's BPE over characters: lines and runs of newlines separately, bytes for what is not a token."""
     vocabulary = tok.vocabulary
     rank = {tuple(rule.split(" ", 1)): i for i, rule in enumerate(vocabulary.merges)}
     ids: list[int] = []
@@ -174,8 +174,8 @@ def test_gemma4_is_the_best_rank_first(text: str) -> None:
 
 
 def test_tokens_of_gemma4_that_end_an_answer_and_tokens_that_show() -> None:
-    """As llama.cpp converts them: tokens of tool calls are user-defined, so that an answer shows them, but for the one that
-    ends it; ``</s>`` is text."""
+    """Vocabularies as llama.cpp converts them: tokens of tool calls are user-defined, so that an answer shows them, except
+    the one that ends it; ``</s>`` is text."""
     special = {"<eos>": CONTROL, "<bos>": CONTROL, "<turn|>": CONTROL, "<|tool_response>": USER, "<|tool_call>": USER}
     tokens = {"a": NORMAL, "\n": NORMAL, "\n\n": NORMAL, "</s>": NORMAL} | special
     tok = made(metadata("gemma4", tokens, merges=[], bos_token_id=5, eos_token_id=4, add_space_prefix=False))
@@ -259,7 +259,7 @@ def test_any_text_comes_back(name: str) -> None:
     @settings(max_examples=80, deadline=None)
     @given(texts)
     def check(text: str) -> None:
-        # U+2581 is how these vocabularies write a blank, so it comes back as one.
+        # U+2581 is how these vocabularies write a blank, so it is decoded as one.
         expected = text if tok.vocabulary.model == "gpt2" else text.replace("\u2581", " ")
         assert tok.decode(tok.encode(text)) == expected
 
@@ -341,7 +341,7 @@ def test_space_prefix() -> None:
     assert tok.encode("") == [bos]
     assert tok.decode(tok.encode("a a")) == "a a"
     assert tok.decode(tok.encode(" a")) == " a"
-    # An answer goes on where the prompt ended, so its first blank is its own.
+    # An answer continues where the prompt ended, so its first blank is its own.
     assert a is not None
     stream = tok.stream()
     assert stream.feed(a) + stream.flush() == " a"

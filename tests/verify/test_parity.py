@@ -1,4 +1,4 @@
-"""``python -m engine.parity`` as far as it needs no GPU; ``tests/cuda/simulated/test_parity.py`` runs it on a simulated one."""
+"""``python -m engine.parity``, the parts that need no GPU; ``tests/cuda/simulated/test_parity.py`` runs it on a simulated one."""
 
 import os
 from typing import Any
@@ -124,7 +124,7 @@ def test_a_check_counts_and_shows_bits(lockstep: Any) -> None:
 
 @pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0"), ("q4_0", "f32"), ("f16", "q8_0")])
 def test_parts_of_chunks_join_to_the_whole(layout: Any, types: tuple[str, str]) -> None:
-    """What a chunk's part is follows from what the mirror makes of all: here joined in float64."""
+    """A chunk's part follows from the mirror's result over all chunks: here the parts are joined in float64."""
     from engine.cache.kv import LayerShape
     from engine.cache.types import Types, cache_type
     from engine.cpu.backend import Backend
