@@ -1,5 +1,5 @@
-"""Tests of this folder run in Numba's CUDA simulator, which must be chosen before Numba is imported: they run in a process of
-their own (``tests/cuda/test_simulator.py``), or by hand with ``NUMBA_ENABLE_CUDASIM=1 pytest tests/cuda/simulated``."""
+"""Tests of this folder run in Numba's CUDA simulator, which must be selected before Numba is imported: they run in a process
+of their own (``tests/cuda/test_simulator.py``), or by hand with ``NUMBA_ENABLE_CUDASIM=1 pytest tests/cuda/simulated``."""
 
 import os
 import sys

@@ -14,7 +14,7 @@ from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
 
 GAP = 1 << 20
-"""Bytes between two allocations, so that an address beyond one is in none."""
+"""Bytes between two allocations, so that an address past the end of one is in none."""
 
 
 class SimulatedGraph:
@@ -36,7 +36,7 @@ class SimulatedGraph:
 
 
 class SimulatedDevice:
-    """``damage``: called after each kernel with (device, specialization, arguments), to play a kernel that is wrong;
+    """``damage``: called after each kernel with (device, specialization, arguments), to imitate a faulty kernel;
     ``in_graph``: whether that kernel was started by a captured graph."""
 
     name = "simulated GPU"
@@ -64,7 +64,7 @@ class SimulatedDevice:
         return self.info.memory - self.allocated
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
-        """Memory full of bytes 0xFF, since nobody promises zeros."""
+        """Memory filled with bytes 0xFF, since nothing guarantees zeros."""
         n_bytes = max(256, -(-n_bytes // 256) * 256)
         if n_bytes > self.free_memory():
             raise DeviceError(f"{self.name} has too little memory for {what}.")
@@ -73,7 +73,7 @@ class SimulatedDevice:
         return Buffer(address, n_bytes, self._free)
 
     def allocate_host(self, n_bytes: int, what: str) -> Buffer:
-        """The same for memory of the host, which nobody counts."""
+        """Host memory filled with bytes 0xFF, which is not counted."""
         return Buffer(self._map(np.full(n_bytes, 0xFF, np.uint8)), n_bytes, self._free_host)
 
     def _map(self, memory: np.ndarray) -> int:

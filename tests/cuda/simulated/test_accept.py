@@ -1,4 +1,4 @@
-"""engine/cuda/accept.py in the simulator: whole steps against engine/cpu/accept.py, and what drafts begin with."""
+"""engine/cuda/accept.py in the simulator: whole steps against engine/cpu/accept.py, and the start of drafting."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ N_VOCAB = 500
 
 @dataclass
 class Lists:
-    """Candidates of each row; what lies beyond a list's end must not be looked at, so it is what would do most harm."""
+    """Candidates of each row; whatever is past the end of a list must not be read, so it is what would do most harm."""
 
     ids: np.ndarray = field(default_factory=lambda: np.zeros((MOST_ROWS, MOST_K), np.int32))
     p: np.ndarray = field(default_factory=lambda: np.full((MOST_ROWS, MOST_K), 2, np.float32))
@@ -38,14 +38,14 @@ class Lists:
         self.ids[row, n:] = ids[0] if n else 0
 
     def of(self, row: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """As the mirror takes them."""
+        """The candidates as the mirror takes them."""
         n = int(self.n[row])
         return self.ids[row, :n], self.p[row, :n], n
 
 
 @dataclass
 class Step:
-    """The memory of a device at the end of a step over some rows, the first of them at position ``at``."""
+    """A device's memory at the end of a step over some rows, the first of them at position ``at``."""
 
     found: list[int]
     drafts: list[int]
@@ -75,7 +75,7 @@ class Step:
         return tokens
 
     def run(self, mode: str, done: int = 0) -> list[int]:
-        """The tokens of the step, by the kernel; everything that it writes is looked at."""
+        """The tokens of the step, by the kernel; everything that it writes is checked."""
         rows = len(self.found)
         found = np.full(MOST_ROWS, 3, np.int32)
         found[:rows] = self.found
@@ -122,7 +122,8 @@ def candidates(rng: np.random.Generator, n: int, spread: float = 1.0) -> tuple[n
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_exact(rows: int) -> None:
-    """As many as are equal, from none to all, through a ring that begins again; what follows a refused draft is not seen."""
+    """As many as are equal, from none to all, through a ring that wraps around; drafts after a rejected one have no
+    effect."""
     rng = np.random.default_rng(rows)
     found = rng.integers(0, N_VOCAB, rows).tolist()
     for n in range(rows):
@@ -136,7 +137,7 @@ def test_exact(rows: int) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("word", [sample.NAN, sample.INFINITE, sample.BANNED])
 def test_rows_that_cannot_be_sampled(mode: str, word: int) -> None:
-    """The first that is reached ends the step, and gives 0 to what runs next."""
+    """The first such row that is reached ends the step, and passes 0 to whatever runs next."""
     step = Step([4, word, 6], [4, 5])
     # Lists of a row that cannot be sampled may hold anything.
     for row, p in enumerate((1.0, np.nan, np.nan)):
@@ -153,7 +154,7 @@ def test_rows_that_cannot_be_sampled(mode: str, word: int) -> None:
 
 @pytest.mark.parametrize("at", [N_CTX - 5, N_CTX - 4, N_CTX - 3, N_CTX - 1])
 def test_the_end_of_the_context(at: int) -> None:
-    """Nothing is written beyond it, and positions do not move there."""
+    """Nothing is written past it, and positions do not move there."""
     assert Step([7, 8, 9, 10], [7, 8, 9], at).check("exact") == [7, 8, 9, 10]
     assert Step([7, 8, 9, 10], [1, 2, 3], at).check("exact") == [7]
     step = Step([7, 8], [7], at)
@@ -192,7 +193,7 @@ def test_ratio(seed: int) -> None:
 
 
 def test_ratio_of_equal_lists_accepts() -> None:
-    """u p < p always, so nothing is refused."""
+    """u p < p always, so nothing is rejected."""
     rng = np.random.default_rng(1)
     step = Step([1] * 15 + [123], [0] * 15)
     for i in range(15):
@@ -205,7 +206,7 @@ def test_ratio_of_equal_lists_accepts() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_ratio_of_disjoint_lists_refuses(seed: int) -> None:
-    """What is not on the target's list is refused, and the draw is one from the whole list."""
+    """A draft that is not on the target's list is rejected, and the draw is from the whole list."""
     rng = np.random.default_rng(seed)
     ids, p = candidates(rng, 60)
     step = Step([1, 2], [int(ids[50])], seed=seed)
@@ -229,7 +230,7 @@ def test_ratio_with_nothing_left() -> None:
 
 
 def test_ratio_of_a_certain_draft() -> None:
-    """It stays as often as the target would have drawn it; what is drawn in its place is another one."""
+    """It is kept as often as the target would have drawn it; its replacement is another token."""
     ids, p = candidates(np.random.default_rng(3), 3)
     words = []
     for seed in range(12):
@@ -259,7 +260,7 @@ def test_p_min(seed: int) -> None:
 
 
 def test_p_min_at_its_bound() -> None:
-    """At the bound a draft stays; what the target has drawn stays however improbable; what is not listed has p = 0."""
+    """A draft at the bound is kept; what the target has drawn is kept however improbable; what is not listed has p = 0."""
     step = Step([5, 6, 7, 9, 8], [4, 6, 3, 2], p_accept=0.25)
     ids, p = np.array([4, 3, 6], np.int32), np.array([0.25, 0.7, 0.05], np.float32)
     for row in range(5):
@@ -276,7 +277,7 @@ def test_p_min_at_its_bound() -> None:
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_propose(last: int) -> None:
-    """The token found, or one of a script, becomes the next input, and a draft of the target's."""
+    """The token found, or one of a script, becomes the next input, and a draft of the target."""
     for scripted, at, found, token in [
         (False, 6, 11, 11),
         (True, 6, 11, 11),

@@ -114,12 +114,12 @@ def test_pick_bytes(a: int, b: int, index: int) -> None:
         sign, which = divmod(index // 16**k % 16, 8)
         expected += b"\xff" * (eight[which] > 127) + b"\0" * (eight[which] < 128) if sign else eight[which : which + 1]
     assert struct.pack("<I", pick_bytes(u32(a), u32(b), u32(index))) == expected
-    # The use that is made of it: a table of 8 bytes.
+    # Its use in the kernels: a table of 8 bytes.
     assert pick_bytes(u32(0x03020100), u32(0x07060504), u32(0x7250)) == 0x07020500
 
 
 def products(a, b, sums, deep):  # type: ignore[no-untyped-def]
-    """Fragments as PTX ISA's figures give them, from matrices of bytes: a [16, 32] or [16, 16], b [8, 32] or [8, 16]."""
+    """Fragments as in the figures of the PTX ISA, from matrices of bytes: a [16, 32] or [16, 16], b [8, 32] or [8, 16]."""
     let_next_begin()
     wait_for_inputs()
     lane = cuda.threadIdx.x
@@ -149,7 +149,7 @@ def test_mma(k: int, extreme: bool) -> None:
 
 
 def half_products(a, b, sums):  # type: ignore[no-untyped-def]
-    """Fragments as PTX ISA's figures give them, from matrices of float16, two to a word: a [16, 16], b [8, 16]."""
+    """Fragments as in the figures of the PTX ISA, from matrices of float16, two to a word: a [16, 16], b [8, 16]."""
     let_next_begin()
     wait_for_inputs()
     lane = cuda.threadIdx.x
@@ -190,7 +190,7 @@ def exchanges(x, n, y, m, z, w):  # type: ignore[no-untyped-def]
         total = total + lane_xor(total, np.int32(16 >> k))
         most = max(most, lane_xor_int(most, np.int32(1 << k)))
     y[i], m[i], w[i] = total, most, lanes_max(n[i])
-    # Each lane may ask for another one.
+    # Each lane may request a different lane.
     z[i] = lane_from(x[i], np.int32((7 * lane + 3) & 31))
 
 
@@ -241,7 +241,7 @@ def without_barrier(x, y):  # type: ignore[no-untyped-def]
 
 
 def test_a_missing_barrier_shows() -> None:
-    """In what a thread reads: the neighbour has written or not, and not is not a number."""
+    """The order shows in what a thread reads: its neighbour has written or not, and unwritten memory is NaN."""
     x, y = np.ones(64, F), np.zeros(64, F)
     launch(without_barrier, (F32P, F32P), [x, y], 1, 64)
     assert np.isnan(y).sum() == 32
@@ -305,7 +305,7 @@ def test_a_thread_that_fails_ends_the_others() -> None:
         launch(one_fails, (F32P, F32P), [x, y], 1, 64)
     assert caught.value.__notes__ == ["in thread (5, 0, 0) of block (0, 0, 0)"]
     assert threading.active_count() == 1
-    # ... and the next launch finds everything as it should be.
+    # The next launch works correctly.
     launch(block_sum, (F32P, F32P), [np.ones(128, F), y], 1, 128)
     assert y[0] == 128
 
@@ -416,14 +416,14 @@ def test_shared_memory() -> None:
 
 
 def test_hold() -> None:
-    """It stores nothing, so what would make it store is an error."""
+    """It stores nothing, so a value that would make it store is an error."""
     hold((u32(1), (F(2.0),)), np.int32(0))
     with pytest.raises(RuntimeError, match="never is not 0"):
         hold((u32(1),), np.int32(1))
 
 
 def test_prefetch() -> None:
-    """It changes nothing, so only what would fail on a GPU is seen."""
+    """It changes nothing, so only what would fail on a GPU is detected."""
     p = Pointer(np.arange(16, dtype=u32), name="p")
     prefetch(p, 4, np.int32(48))
     for i, n_bytes in ((1, 16), (4, 24)):
@@ -452,7 +452,7 @@ def test_loads_that_are_not_allowed() -> None:
         keep4(q, 2, u32(0), u32(0), u32(0), u32(0))
     with pytest.raises(IndexError, match="p: element 16 of an array of 16"):
         copy1(q, 0, p, 16, np.int32(1))
-    # Of other elements the words are meant.
+    # Arrays with other elements are read as words.
     halves = Pointer(np.arange(16, dtype=np.uint16), name="halves")
     assert [int(word) for word in load2(halves, 4)] == [0x00050004, 0x00070006]
     with pytest.raises(ValueError, match="halves: a load of 8 bytes at byte 4 is not aligned"):
@@ -484,7 +484,7 @@ def scalars(x, floats, integers):  # type: ignore[no-untyped-def]
         half_to_float(float_to_half(a)),
         gumbel(np.uint64(5), np.int32(i), np.int32(3)),
     )
-    # A sum of three, which float64 would round otherwise, and a chain of products.
+    # A sum of three, which float64 would round differently, and a chain of products.
     u = (exp(a) + exp(b) + silu(b), bits_float(float_bits(a)), silu(a) * exp(b) * b)
     for k in range(11):
         v = (t + u + s[:2] + (F(0.0),))[k]

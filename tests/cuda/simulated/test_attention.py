@@ -65,8 +65,8 @@ def agree(
     unseen: bool = False,
     gated: bool = False,
 ) -> None:
-    """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds in the cache
-    what was there before the rows."""
+    """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds the cache as it
+    was before the rows."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), max(positions) + 1
     keys, values = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, half, rng)
@@ -128,7 +128,7 @@ def test_tasks_of_a_block(tasks: int) -> None:
 
 @pytest.mark.parametrize("positions", few([[130], [70, 3, 6], [*range(125, 135)]], 2))
 def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) -> None:
-    """A block's first chunk is fetched while it is being appended to; what is new is entered afterwards."""
+    """A block's first chunk is fetched while it is being appended to; new positions are added afterwards."""
     d_k, d_v = (80, 64) if len(positions) == 1 else (4, 6)
     agree(positions, 2, 2, d_k, d_v, early=True, splits=3, unseen=True)
 
@@ -192,7 +192,8 @@ def test_the_order_of_threads_does_not_show() -> None:
 def test_chunks_joined_and_quantized(
     positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool
 ) -> None:
-    """... are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three blocks."""
+    """Joined chunks are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three
+    blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
     n_slots = attention.slots(max(positions) + 1, window)
@@ -212,7 +213,7 @@ def test_chunks_joined_and_quantized(
     out = np.full((rows, columns), np.nan, np.float32)
     arguments = [weights, sums, at, gate, out, n_slots, window]
     if rotated:
-        # Rotated back by the CPU before the gates, if there are any.
+        # The CPU rotates the result back before the gates, if there are any.
         run(combine.combine(d_v, True, False), plan.combine_grid, plan.combine_block, arguments)
         rotate_rows(out.reshape(-1, d_v))
         if gate is not None:
@@ -241,7 +242,7 @@ def test_chunks_joined_and_quantized(
 
 
 def test_what_is_not_quantized_at_once() -> None:
-    """Heads where a warp would have elements of two, and many chunks of a single row."""
+    """Heads for which the elements of a warp would belong to two, and many chunks of a single row."""
     assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
     for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
         assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
@@ -270,7 +271,7 @@ def same_operations(
     rows: int = 2,
 ) -> None:
     """Keys and values of earlier positions by ``remember``, then attention of ``rows`` rows, then queries at a later
-    position, or within ``past``, over what is there; ``one``: values are the keys."""
+    position, or within ``past``, over the stored ones; ``one``: values are the keys."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
     start, d, n_ctx = 2, heads.d_k, rows + 6
@@ -329,7 +330,7 @@ def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: s
 
 @pytest.mark.parametrize("types", few([F16, F32]))
 def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch, types: Types) -> None:
-    """... whatever the type; of a layer whose queries alone are normalized."""
+    """Queries over stored keys and values, whatever the type; of a layer that normalizes only queries."""
     norm = np.random.default_rng(1).normal(size=288).astype(np.float32)
     heads = Heads(2, 1, 288, 288, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
     same_operations(monkeypatch, types, heads, one=True)

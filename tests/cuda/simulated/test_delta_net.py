@@ -49,7 +49,7 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator
 
 
 def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: int | None = None) -> None:
-    """One pass after the other, on both; rows in memory that nothing has written are not numbers."""
+    """One pass after another, on both; rows in memory that have never been written are NaN."""
     rng = np.random.default_rng(sum(passes) + slots + start)
     length = max(*passes, slots) + net.n_conv - 1
     d, n_v = net.state_size, net.n_v
@@ -62,7 +62,7 @@ def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: in
     for rows in passes:
         positions = np.arange(start, start + rows, dtype=np.int32)
         x, alpha, beta = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, n_v, n_v))
-        # One that softplus returns as it is, one whose exponential is lost beside 1.
+        # One that softplus returns unchanged, and one whose exponential vanishes beside 1.
         alpha[0, 0], alpha[-1, -1] = 25.0, -40.0
         expected = cpu.delta_net(net, x, [alpha, beta], memory, Pass(positions, positions))
         out = np.full((rows, n_v * d), np.nan, F)
@@ -126,7 +126,7 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)
     inputs, places = gpu.upload(x), gpu.upload(positions)
-    # As two matrices give them, or one.
+    # From two matrices, or from one.
     gates = [alpha, beta] if apart else [np.concatenate([alpha, beta], axis=1)]
     given = [gpu.upload(gate) for gate in gates]
     ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Pass(places, places)))
@@ -193,7 +193,7 @@ def test_wide_passes_are_single_steps(
     ],
 )
 def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: int, what: str) -> None:
-    """... kernel by kernel: the one at fault is named, also where the pass has overwritten what it began with."""
+    """A fault is located kernel by kernel: the faulty one is named, even if the pass has overwritten its own inputs."""
     rng = np.random.default_rng(4)
     rows, net, shape = 22, random_net(1, 1, 32, 4, rng), RecurrentShape(96, 4, 1, 32, 2)
     memory = shape.layer(64, 40, F32, np.zeros)
@@ -227,7 +227,7 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     ("name", "columns", "d"), [("Q4_K", 256, 128), ("Q8_0", 288, 96), ("Q8_0", 64, 32), ("F32", 128, 64)]
 )
 def test_gated_norm(gpu: backend.Backend, name: str, columns: int, d: int) -> None:
-    """... on the way to int8 of both units, and as float32; with runs that end within a block of 256."""
+    """The norm quantized to int8 with both units, and as float32; with runs that end within a block of 256."""
     rng = np.random.default_rng(columns)
     entry = next(e for e in FORMATS.values() if e.name == name)
     if entry.quantized:

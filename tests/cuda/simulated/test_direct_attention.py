@@ -25,7 +25,7 @@ SCALE = np.float32(0.3)
 
 
 def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Lanes never written are not numbers; where they are quantized, scales are not."""
+    """Lanes that have never been written are NaN; if they are quantized, their scales are NaN."""
     array: np.ndarray = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint16)[:] = 0x7E01 if dtype == np.uint16 else 0x7FC1
     return array
@@ -180,7 +180,7 @@ def test_the_order_of_threads_does_not_show() -> None:
     ),
 )
 def test_chunks_of_a_warp(types: str, last: int, n_head: int, d_k: int, d_v: int, window: int) -> None:
-    """A block's chunks by fours, and what is left: two or three of a warp each, or one of all warps."""
+    """A block's chunks by fours, and the rest: two or three of a warp each, or one of all warps."""
     agree(types, [last], n_head, 1, d_k, d_v, window=window, splits=1)
 
 
@@ -199,7 +199,7 @@ def test_more_chunks_than_warps(types: str, positions: list[int], splits: int, s
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_values_are_exact(bits: int) -> None:
-    """... for every scale and integer, the sign of a zero aside."""
+    """The unpacked value is exact for every scale and integer, except for the sign of a zero."""
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     scales = halves[np.isfinite(halves)].astype(np.float32)
     half = 1 << (bits - 1)
@@ -208,7 +208,7 @@ def test_values_are_exact(bits: int) -> None:
     for n in range(-half, half):
         x = np.uint32(0x47000000 | (n + half) << 8).view(np.float32)
         assert x == ZEROS[bits] + n
-        # Exact in float64, so this is what an fma rounds.
+        # Exact in float64, so this is the value that an fma rounds.
         value = scales.astype(np.float64) * x + offsets
         assert (value.astype(np.float32) == value).all()
         assert (value == scales * np.float32(n)).all()

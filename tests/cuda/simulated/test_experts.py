@@ -34,7 +34,7 @@ assert gpu
 
 
 def other(entry: Format, rows: int, columns: int) -> Weight:
-    """As ``weight``, but none of its rows are those of the first expert."""
+    """A random weight, none of whose rows is one of the first expert's."""
     w = weight(entry, rows, columns)
     return replace(w, data=w.data[::-1].copy())
 
@@ -62,7 +62,7 @@ def mixture(
     else:
         matrices = (weight(gate, n_expert * n_ff, n_embd), weight(up, n_expert * n_ff, n_embd))
     routing = weight(FORMATS_BY_NAME["F32"], n_expert + bool(shared), n_embd)
-    # Two experts are always equal, so which of them comes first is a matter of their numbers.
+    # Two experts are always equal, so their order depends on their numbers.
     routing.data[n_expert - 1] = routing.data[0]
     last = weight(down, n_expert * n_embd, n_ff)
     return Experts(n_expert, n_used, routing, *matrices, last, common, activation, scales)
@@ -76,7 +76,7 @@ def on_device(gpu: Any, experts: Experts) -> Experts:
 
 
 def launched(gpu: Any, experts: Experts, rows: int, normalized: bool = True) -> list[str]:
-    """The kernels of the operation, once its result has been found to be that of the CPU."""
+    """The kernels of the operation, after checking that its result is that of the CPU."""
     n = experts.router.columns
     x, residual, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
     theirs = cpu.experts(experts, residual, cpu.rms_norm(x, norm, 1e-6) if normalized else x)
@@ -100,7 +100,7 @@ def test_several_rows(gpu: backend.Backend) -> None:
 
 
 def test_a_shared_network_of_another_size(gpu: backend.Backend) -> None:
-    """... has its own launches, and so have experts of a float format."""
+    """A shared network of another size has its own launches, and so have experts of a float format."""
     names = launched(gpu, mixture("F16 Q8_0 Q8_0", 3, 2, 32, 32, "Q8_0 Q8_0 Q8_0", 64), 1)
     assert names == [
         *(
@@ -128,7 +128,7 @@ def test_a_shared_network_of_another_size(gpu: backend.Backend) -> None:
     ("formats", "n_embd", "n_ff", "rows"), [("Q4_0 Q4_0 Q5_0", 64, 32, 1), ("Q8_0 Q8_0 Q8_0", 32, 32, 3)]
 )
 def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_embd: int, n_ff: int, rows: int) -> None:
-    """As in Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
+    """A layer of Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
     experts = mixture(formats, 5, 2, n_embd, n_ff, activation="geglu", scales=activations(1, 5)[0])
     assert experts.gate.pitch == 2 * n_ff
     x, norms = activations(rows, n_embd), activations(2, n_embd)
@@ -141,7 +141,7 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
     assert [launch.kernel.kernel.name for launch in plan.launches] == [n for n in names if rows > 1 or n != "route"]
     if rows > 1:
         return
-    # What the router sees need not be a norm of what the experts see.
+    # The router's input need not be a norm of the experts' input.
     plan = gpu.record(lambda: gpu.experts(given, None, gpu.rms_norm(a, w, 1e-6), a))
     gpu.start(plan)
     same(gpu.download(plan.result), cpu.experts(experts, None, cpu.rms_norm(x, norms[0], 1e-6), x))
@@ -149,7 +149,7 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
 
 @pytest.mark.parametrize(("formats", "shared"), few([("Q8_0 Q8_0 Q4_1", "Q8_0 Q8_0 Q4_1"), ("Q8_0 Q4_0 F16", "")]))
 def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
-    """Pairs are sorted once, whatever formats there are, and what every row uses has its own launches."""
+    """Pairs are sorted once, whatever formats there are, and the network that every row uses has its own launches."""
     names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)
     first = ["matmul_float", "quantize", "route", "sort_pairs", "matmul_experts_wide"]
     common = ["quantize", "matmul_wide", "quantize", "matmul_wide"]
@@ -161,7 +161,7 @@ def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
 
 @pytest.mark.thorough
 def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
-    """... has no kernel of its own for what follows gate and up."""
+    """A single row with GeGLU has no separate kernel for what follows gate and up."""
     names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
     assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation="geglu"), 1) == names
 
@@ -178,7 +178,7 @@ def test_a_row_does_not_depend_on_others() -> None:
 
 
 def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
-    """Rows as the kernels of ``engine/cuda/products/quantize.py`` leave them, perhaps for a wide pass."""
+    """Rows in the layout of the kernels of ``engine/cuda/products/quantize.py``, optionally for a wide pass."""
     rows, columns = x.shape
     n, units = -(-rows // 8), columns // unit
     padded = np.zeros((8 * n, columns), F)
@@ -216,7 +216,7 @@ def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
     ),
 )
 def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool, units: int, n_rows: int) -> None:
-    """Rows that use the same experts, in other places; every expert's weights belong to their pair."""
+    """Rows that use the same experts, at other indices; every expert's weights belong to their pair."""
     n_expert, pairs = 4, rows * n_used
     entries = [FORMATS_BY_NAME[name] for name in formats.split()]
     columns = units * entries[0].unit
@@ -243,7 +243,7 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
 
 
 def by_expert(ids: np.ndarray, n_expert: int) -> tuple[np.ndarray, np.ndarray]:
-    """What ``sort_pairs`` makes of the experts of pairs, once it has been found to be right."""
+    """The result of ``sort_pairs`` for the experts of pairs, after checking that it is right."""
     listed = np.full(ids.size, -1, np.int32)
     items = np.full((wide_experts.n_items(ids.size, n_expert), 4), -1, np.int32)
     run(wide_experts.sort_pairs(), n_expert, wide_experts.SORTERS, [ids, ids.size, listed, items])
@@ -314,7 +314,7 @@ def test_products_of_many_rows(
 
 
 def test_a_product_that_chooses() -> None:
-    """A single row: the experts are those of its logits, and the kernel leaves them."""
+    """A single row: the experts are those of its logits, and the kernel writes them."""
     n_expert, n_used, n_rows = 37, 3, 16
     logits = activations(1, n_expert + 1)
     stack, x = weight(FORMATS_BY_NAME["Q8_0"], n_expert * n_rows, 32), activations(1, 32)
@@ -367,7 +367,7 @@ def test_records_of_an_expert() -> None:
     ),
 )
 def test_the_end_of_a_single_row(name: str, units: int, n_used: int, shared: bool) -> None:
-    """Gate and up to the sum of all networks and the residual, as one launch."""
+    """From gate and up to the sum of all networks and the residual, in one launch."""
     n_ff, n_rows, n_expert, groups = 256 * units, 32, 4, n_used + shared
     entry = FORMATS_BY_NAME[name]
     stack, common = weight(entry, n_expert * n_rows, n_ff), other(entry, n_rows, n_ff)
@@ -414,7 +414,7 @@ def test_no_numbers_give_experts_all_the_same() -> None:
 
 @pytest.mark.parametrize(("unit", "n", "held"), few([(32, 96, 64), (256, 512, 64), (256, 256, 3)], 2))
 def test_norm_and_router(gpu: backend.Backend, unit: int, n: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One launch leaves what three others do, whatever lanes hold of the router from the beginning."""
+    """One launch computes what three others do, whatever lanes hold of the router from the beginning."""
     monkeypatch.setattr(router, "HELD", held)
     rows, n_rows = 1 + (n < 256), 11
     x, norm, matrix = activations(rows, n), activations(1, n)[0], weight(FORMATS_BY_NAME["F32"], n_rows, n)

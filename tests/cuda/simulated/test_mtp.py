@@ -18,7 +18,7 @@ assert gpu
 
 @pytest.mark.parametrize(("rows", "length", "first"), [(1, 3, 5), (3, 5, 3), (3, 2, 0)])
 def test_kept_rows_and_the_input_made_of_them(gpu: backend.Backend, rows: int, length: int, first: int) -> None:
-    """Rows go round the ring; of more than it holds the last ones stay; before the first position there are zeros."""
+    """Rows wrap around the ring; if there are more than it holds, the last ones stay; before position 0 there are zeros."""
     n, positions = 40, np.arange(first, first + rows, dtype=np.int32)
     before, x, e = activations(length, n), activations(rows, n), activations(rows, n)[::-1].copy()
     norms = activations(2, n)
@@ -62,7 +62,7 @@ def test_a_plain_value(gpu: backend.Backend) -> None:
     assert cpu.plain(x) is x and gpu.plain(a) is a
     (ours,) = computed(gpu, lambda: gpu.plain(gpu.rms_norm(a, w, 1e-6)))
     same(ours, cpu.rms_norm(x, norm, 1e-6))
-    # What is kept need not have been computed before.
+    # The value to keep need not have been computed before.
     ring, positions = gpu.upload(np.zeros((4, 24), F)), np.array([2, 3], np.int32)
     p = gpu.upload(positions)
     plan = gpu.record(lambda: gpu.keep_rows(ring, gpu.rms_norm(a, w, 1e-6), Pass(p, p)))

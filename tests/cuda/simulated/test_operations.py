@@ -98,7 +98,7 @@ def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
 def test_matmul_in_every_way(
     gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
 ) -> None:
-    """A warp per unit, or chains of two units, the last of one, with two records under way or one."""
+    """A warp per unit, or chains of two units, the last of one, with two records in flight or one."""
     monkeypatch.setattr(matmul, "SINGLE_WARPS", single)
     monkeypatch.setattr(backend, "DEEP_TILES", deep)
     columns = 9 * 256
@@ -163,7 +163,7 @@ def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
 @pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")])
 @pytest.mark.parametrize("normed", [True, False])
 def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, normed: bool) -> None:
-    """One kernel gives the sum and its int8, of the same bits as the two kernels that others take."""
+    """One kernel gives the sum and its int8, with the same bits as the two kernels that are used elsewhere."""
     x, residual = activations(3, n), activations(3, n)[::-1].copy()
     norms = activations(2, n) * F(0.1)
     matrices = [weight(FORMATS_BY_NAME[name], 3, n) for _ in range(2)]

@@ -141,11 +141,11 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
         assert any(" ".join(line).startswith(words) for line in lines), words
 
 
-# --- what is wrong is found ------------------------------------------------------------------------------------
+# --- faults are found ------------------------------------------------------------------------------------------
 
 
 class Damage:
-    """Flips ``bits`` of word ``at`` of a kernel's ``output``, at each call that ``when(number of the call, device)`` says."""
+    """Flips ``bits`` of word ``at`` of a kernel's ``output``, at each call for which ``when(number of the call, device)``."""
 
     def __init__(
         self, ops: Any, kernel: str, when: Callable[[int, Any], bool], output: int = 0, at: int = 7, bits: int = 1
@@ -157,7 +157,7 @@ class Damage:
 
         def remembering(forward: Callable[[], Any]) -> Any:
             plan = record(forward)
-            # The arguments are kept, too, so that no other tuple gets their identity.
+            # The arguments are also kept, so that no other tuple gets their identity.
             self._outputs |= {id(launch.arguments): (launch.arguments, launch.outputs) for launch in plan.launches}
             return plan
 
@@ -224,7 +224,8 @@ def test_a_wrong_kernel(models: Any) -> None:
     ),
 )
 def test_what_lies_between_kernels(models: Any, kernel: str, output: int, what: str) -> None:
-    """... is compared, too, so the first of them is named; a fault that does not come back is called one."""
+    """Values between kernels are also compared, so the first faulty one is named; a fault that does not recur is reported
+    as one."""
     Damage(models[1].model.ops, kernel, lambda call, device: call == 1, output, at=0)
     with pytest.raises(Difference, match="given the CPU's inputs in fresh memory the same kernel is right") as caught:
         every_kernel(models, [3], [1])
@@ -289,7 +290,7 @@ def test_the_command_names_what_differs(
     assert verdict.startswith("the kernel embed_quantized[Q8_0] is at fault")
 
 
-# --- what the simulated device stands in for -------------------------------------------------------------------
+# --- what the simulated device imitates ------------------------------------------------------------------------
 
 
 def test_memory_of_results_in_a_cycle() -> None:
@@ -316,4 +317,4 @@ def test_memory_comes_back_and_graphs_repeat() -> None:
     plan.graph.launch()
     assert ops.download(plan.result).tolist() == [i + i % 32 for i in range(64)]
     del x, y, plan
-    assert ops.device.allocated == before + 256  # the pool keeps what a result lay in
+    assert ops.device.allocated == before + 256  # the pool keeps the memory of a result

@@ -22,7 +22,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class Forward:
-    """A pass of one kernel: tokens + positions, as far as they are wanted."""
+    """A pass of one kernel: tokens + positions, as far as they are requested."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -36,7 +36,7 @@ class Forward:
 
 
 def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
-    """A pass, whose result is right."""
+    """Runs a pass and checks its result."""
     tokens, positions = np.arange(rows, dtype=F), np.arange(10, 10 + rows, dtype=F)
     found = ops.run(forward, Pass(tokens, positions), n_logits)
     assert (found is None) == (n_logits == 0)
@@ -64,7 +64,7 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     for rows in (1, 2, 20, 21, 22, 23, 20, 24, 1, 2, 20, 21):
         read(ops, forward, rows)
         read(ops, forward, rows, 0)
-    # Two of 20 and 21 each are what was used last; the passes of steps stay.
+    # The most recent two of 20 and of 21 rows are kept; the passes of steps stay.
     assert [key[1] for key in ops._wide_plans] == [20, 20, 21, 21]
     assert forward.recorded.count(1) == forward.recorded.count(2) == 2
     for rows in (30, 40, 50, 60):
@@ -75,7 +75,7 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
 
 
 def test_a_small_pass_takes_the_memory_of_a_large_one(ops: Any) -> None:
-    """Once the largest pass has been recorded, smaller ones need next to nothing."""
+    """Once the largest pass has been recorded, smaller ones need almost no memory."""
     widths = (4096, 1024, 1024, 4096, 12288, 12288, 4096)
 
     def forward(rows: int) -> Any:

@@ -37,7 +37,7 @@ def test_inputs_of_layers(gpu: backend.Backend, layers: int, n: int, rows: int) 
 
 @pytest.mark.parametrize("name", ["Q6_K", "Q8_0", "F16"])
 def test_a_table_in_host_memory(gpu: backend.Backend, name: str) -> None:
-    """... is no memory of the device, and its rows are those of any other."""
+    """A table in host memory takes no memory of the device, and its rows are those of any other table."""
     entry = FORMATS_BY_NAME[name]
     table, tokens = weight(entry, 37, 2 * (entry.block if entry.quantized else 8)), np.array([36, 0, 17], np.int32)
     gpu.weight(table)
@@ -49,7 +49,7 @@ def test_a_table_in_host_memory(gpu: backend.Backend, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "n_ff"), [("Q4_K", 24), ("Q8_0", 16), ("BF16", 8)])
 def test_gate_and_up_of_one_tensor(gpu: backend.Backend, name: str, n_ff: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are copied piece by piece, whatever experts a piece ends in."""
+    """Tables are copied piece by piece, whatever the boundaries of experts."""
     entry, columns = FORMATS_BY_NAME[name], 256
     both = weight(entry, 5 * 2 * n_ff, columns)
     monkeypatch.setattr(backend, "STAGING", 3 * 16 * both.data.shape[1])

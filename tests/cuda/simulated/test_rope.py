@@ -40,7 +40,7 @@ def agree(
     n_head: int = N_HEAD,
     n_head_kv: int = N_HEAD_KV,
 ) -> None:
-    """q, k and v as slices of one matrix product, of which some columns belong to nobody; ``one``: v is k."""
+    """q, k and v as slices of one matrix product, some of whose columns belong to none of them; ``one``: v is k."""
     rng = np.random.default_rng(d_k + d_v)
     rows = POSITIONS.size
     sizes = n_head * d_k * (2 if gated else 1), n_head_kv * d_k, n_head_kv * d_v
@@ -69,7 +69,7 @@ def agree(
     heads = replace(heads, q_norm=norms[0] if normed else None, k_norm=norms[1] if normed else None)
     q, k, v = (product[:, start : start + size].copy() for start, size in zip(starts, sizes, strict=True))
     if gated:
-        # Behind the queries of a head lie its gates.
+        # The gates of a head follow its queries.
         q = np.ascontiguousarray(q.reshape(rows, n_head, 2, d_k)[:, :, 0]).reshape(rows, -1)
     if n_head_kv:
         ops.remember(heads, k, v, cache, Pass(POSITIONS, POSITIONS), table)
@@ -163,5 +163,5 @@ def test_heads_of_quantized_caches(types: tuple[str, str], neox: bool) -> None:
 
 @pytest.mark.parametrize("types", [F16, ("q8_0", "q8_0")])
 def test_values_that_are_the_keys(types: tuple[str, str]) -> None:
-    """... as they come from the product: normalized by themselves and not rotated by position."""
+    """Values directly from the product: normalized on their own and not rotated by position."""
     agree(96, 96, 96, types=types, v_normed=True, one=True, biased=False)

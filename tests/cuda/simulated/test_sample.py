@@ -27,7 +27,7 @@ SLOTS = 4
 
 
 class Machine:
-    """The memory of a device, on which rows of logits are sampled: row r for the position after positions[r]."""
+    """A device's memory, on which rows of logits are sampled: row r for the position after positions[r]."""
 
     def __init__(self, prompt: list[int], groups: int = 32, warps: int = 2, simulate_maxima: bool = False) -> None:
         self.groups, self.warps, self.simulate_maxima = groups, warps, simulate_maxima
@@ -44,9 +44,9 @@ class Machine:
     def sample(
         self, sampler: Sampler, *rows: np.ndarray, keep_at: int | None = None, seed: int | None = None
     ) -> list[int]:
-        """What is found in each row; its candidates are kept from row ``keep_at`` on."""
+        """The result for each row; its candidates are stored from row ``keep_at`` on."""
         params, n_vocab, n = sample.pack_params(sampler), rows[0].size, len(rows)
-        # Rows may lie further apart than they are long.
+        # Rows may be further apart than their length.
         logits = np.full((n, n_vocab + 3), np.inf, np.float32)
         logits[:, :n_vocab] = rows
         shape = [logits, n_vocab + 3, n_vocab]
@@ -70,7 +70,7 @@ class Machine:
 
 
 def maxima_of(logits: np.ndarray, groups: int) -> np.ndarray:
-    """What ``maxima`` computes, uint64 [groups]: NumPy is faster at it than simulated warps."""
+    """The result of ``maxima``, uint64 [groups]: NumPy is faster at it than simulated warps."""
     best = np.zeros(groups, np.uint64)
     keys = np.array([pack(x, place) for place, x in enumerate(logits)], np.uint64)
     np.maximum.at(best, np.arange(logits.size) // 32 % groups, keys)
@@ -177,7 +177,7 @@ def test_edit(seed: int) -> None:
 
 @pytest.mark.parametrize("threads_seed", [0, 1])
 def test_every_logit_after_edit(threads_seed: int) -> None:
-    """Not only the chosen one, in a shuffled order of threads."""
+    """All candidates, not only the chosen one, in a shuffled order of threads."""
     rng = np.random.default_rng(threads_seed)
     prompt = rng.integers(0, 20, 35).tolist()
     bias = {i: float(rng.normal()) for i in range(0, 40, 2)}
@@ -193,7 +193,7 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_rows(rows: int, temperature: float) -> None:
-    """Each row is sampled at its own position and with the history up to it, drafts included."""
+    """Each row is sampled at its own position and with the history up to it, including drafts."""
     params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, logit_bias={3: -1.0}, seed=5)
     history, sampler = np.random.default_rng(rows).integers(0, 20, 20 + rows).tolist(), Sampler(params, 130)
     machine = Machine(history[:20], simulate_maxima=rows == 3)
@@ -205,7 +205,7 @@ def test_rows(rows: int, temperature: float) -> None:
 
 
 def test_rows_beyond_the_context() -> None:
-    """Steps that were begun too many read nothing beyond the history."""
+    """Steps that were started past the end read nothing beyond the history."""
     sampler = Sampler(SamplingParams(temperature=0, presence_penalty=0.5), 40)
     machine = Machine([1] * (N_CTX - 1))
     machine.history[-1] = 2
@@ -214,7 +214,7 @@ def test_rows_beyond_the_context() -> None:
 
 @pytest.mark.parametrize("keep_at", [0, 2])
 def test_candidates(keep_at: int) -> None:
-    """Those of ``Sampler.candidates`` in their order, and their probabilities; the token is the same with and without."""
+    """The candidates of ``Sampler.candidates`` in their order, and their probabilities; the token does not depend on them."""
     params = SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01, frequency_penalty=0.1, seed=8)
     sampler, machine, history = Sampler(params, 300), Machine([4, 4, 4, 4]), [4, 4, 4, 4]
     kinds = ["normal", "equal", "ties", "sparse"]
@@ -323,7 +323,7 @@ class FakeDevice:
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(sample, "GROUPS", 32)
     device = FakeDevice()
-    # Address 0 is that of nothing.
+    # Address 0 belongs to no array.
     device.add(np.zeros(0, np.uint8))
     return device
 
@@ -349,7 +349,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
 
 
 def test_device_sampler(device: FakeDevice) -> None:
-    """Two samplers after one another; the host looks after every third step."""
+    """Two samplers, one after the other; the host reads results after every third step."""
     n, prompt = 200, [5, 6]
     machine = sample.DeviceSampler(device, n, N_CTX, SLOTS)
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=9, repeat_penalty=1.8, seed=3)):
@@ -370,7 +370,7 @@ def test_device_sampler(device: FakeDevice) -> None:
 
 @pytest.mark.parametrize(("mode", "temperature"), [("exact", 1.0), ("ratio", 1.0), ("p-min", 1.0), ("ratio", 0.0)])
 def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
-    """A step of 3 rows with certain drafts, the first of them what the target chooses, and one that cannot be sampled."""
+    """A step of 3 rows with certain drafts, the first of which is what the target chooses, and one that cannot be sampled."""
     params = SamplingParams(temperature=temperature, top_k=8, seed=11)
     sampler, machine = Sampler(params, 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
     machine.begin(sampler, mode, p_accept=2.0)
@@ -385,7 +385,7 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
     step(3)
     taken = machine.take()
     if mode == "ratio" and temperature:
-        # What is accepted here is decided by other noise.
+        # Acceptance is decided by other noise here.
         assert 1 <= len(taken) <= 3
     else:
         assert taken == first[:2]
@@ -403,7 +403,7 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
 
 @pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
 def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
-    """Tokens are only found, and candidates kept where their probabilities will be asked for."""
+    """Tokens are only found, and candidates stored if their probabilities will be needed."""
     sampler, machine = Sampler(SamplingParams(top_k=5, seed=2), 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)

@@ -1,4 +1,4 @@
-"""Drafts on a simulated GPU: whole answers, made there with graphs of both models, against plain answers on the CPU."""
+"""Drafts on a simulated GPU: whole answers, generated there with graphs of both models, against plain answers on the CPU."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tu
 def test_lookup(pair: Pair) -> None:
     cpu, gpu = pair("good")
     gpu.draft = None
-    # A vocabulary that is all but one token banned repeats itself, so that there is something to find.
+    # A vocabulary with all but one token banned repeats itself, so that lookup finds something.
     bias = {token: float("-inf") for token in range(289) if token not in (3, 7)}
     options: dict[str, Any] = {"temperature": 0.7, "seed": 1, "logit_bias": bias, "max_tokens": 10, "ignore_eos": True}
     expected = cpu.complete(PROMPT, **options)
@@ -111,7 +111,7 @@ def test_to_the_end_of_the_context(pair: Pair) -> None:
     assert again.ids == expected.ids
 
 
-# --- a layer of the model's own ----------------------------------------------------------------------------------
+# --- a layer of the model itself ---------------------------------------------------------------------------------
 
 HYBRID = Shape(
     *("qwen35", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
@@ -128,14 +128,14 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made in the graph of a step, right and wrong ones, and through the host; states and h as without drafts."""
+    """Made in the graph of a step, right and wrong ones, and through the host; states and h are those without drafts."""
     monkeypatch.setattr(loop, "MEASURED", 0)
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, draft_max=2) for device in ("cpu", "cuda"))
     options: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0}
     expected = cpu.complete(PROMPT, speculation=SpeculationParams(enabled=False), **options).ids
     assert gpu.draft is not None
     gpu.draft.script = np.full(24, -1, np.int32)
-    # One is wrong, and the right one is found in its place.
+    # One is wrong, and the right token replaces it.
     gpu.draft.script[len(PROMPT) : len(PROMPT) + 5] = [(t + (i == 2)) % 289 for i, t in enumerate(expected)]
     found = gpu.complete(PROMPT, speculation=SpeculationParams(draft_max=2), **options)
     assert found.ids == expected and found.speculation is not None
@@ -156,7 +156,7 @@ def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.thorough
 def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
-    """Steps of both were under way, and both go over the same states."""
+    """Steps of both were in flight, and both write the same states."""
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, mtp=False) for device in ("cpu", "cuda"))
     prompts = PROMPT, [*PROMPT, 9]
     given: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "temperature": 0}

@@ -42,8 +42,8 @@ def agree(
     threads: int = 64,
     seed: int | None = None,
 ) -> None:
-    """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have left, in tiles of
-    ``pairs``; what is not written is not a number; types: of keys and of values."""
+    """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored, in tiles of
+    ``pairs``; whatever has never been written is NaN; types: of keys and of values."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
@@ -78,8 +78,8 @@ def agree(
 
 @pytest.mark.parametrize("types", few(["f16 f16", "q8_0 q8_0", "f32 f32", "q4_0 q4_0"], 2))
 def test_rows_of_a_prompt(types: str) -> None:
-    """Tiles within a chunk and on both sides of a border; pairs that there are not; what lies behind the rows.  The order of
-    threads does not show."""
+    """Tiles within a chunk and on both sides of a border; pairs that do not exist; what follows the rows.  The order of
+    threads has no effect."""
     d = 32 if types.startswith("q") else 16
     agree([*range(52, 69)], 3, 1, d, d, types=types, end=80, seed=1)
 
@@ -100,7 +100,7 @@ def test_rows_of_a_prompt(types: str) -> None:
     ),
 )
 def test_sizes_of_heads(types: str, d_k: int, d_v: int, own: int) -> None:
-    """A thread owns four or eight pairs, and four or eight elements, of which some are not there."""
+    """A thread owns four or eight pairs, and four or eight elements, some of which do not exist."""
     agree([*range(17)], 2, 2, d_k, d_v, types=types, own=own)
 
 
@@ -110,13 +110,13 @@ def test_warps_that_share_the_pairs_of_a_chunk() -> None:
 
 @pytest.mark.thorough
 def test_large_quantized_heads() -> None:
-    """More elements than the threads take at a time."""
+    """More elements than the threads process at a time."""
     agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
 
 
 @pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")], 2))
 def test_windows_and_rings(start: int, types: str) -> None:
-    """A chunk that some rows of a tile see nothing of, one that they see the end of, one that has gone."""
+    """A chunk that some rows of a tile do not see at all, one whose end they see, and one that has left the window."""
     agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
 
 
@@ -127,7 +127,7 @@ def test_gated_heads(types: str, d_v: int) -> None:
 
 @pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_positions_that_do_not_follow_one_another(types: str) -> None:
-    """... as of queries over what another model remembers; with a window, chunks between them that no row sees."""
+    """Positions as in queries over what another model remembers; with a window, chunks between them that no row sees."""
     positions = [3, 3, 3, *[130] * 15, 200, 200]
     agree(positions, 1, 1, 32, 32, types=types, window=8, end=230)
     if types == "f16 f16":
@@ -149,7 +149,7 @@ def test_positions_that_do_not_follow_one_another(types: str) -> None:
     ],
 )
 def test_tiles(types: str, d_k: int, d_v: int, pairs: int, at_once: int) -> None:
-    """The parts of shared memory fit, also where a block has 99 KiB, and every thread has a part of the tile."""
+    """The parts of shared memory fit, even if a block has 99 KiB, and every thread has a part of the tile."""
     least = 99 << 10
     kernel, grid, threads = tiled_attention.geometry(100, 12, 2, d_k, d_v, types, types, False, least)
     tile = Tile(d_k, d_v, pairs, 8 if pairs == 128 else 4, threads, CACHE_TYPES[types].quantized)
@@ -193,7 +193,7 @@ def test_the_operations_of_a_wide_pass(
 
 @pytest.mark.thorough
 def test_the_operations_of_a_pass_too_small_for_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """... are those of 16 rows at a time."""
+    """A pass too small for tiles is computed 16 rows at a time, with the same bits."""
     types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["q4_0"])
     monkeypatch.setattr(SimulatedDevice, "multiprocessors", 4)
     given = 2, 1, 32, 32, types.k.name, 4, SimulatedDevice.shared_memory

@@ -30,7 +30,7 @@ def product(gpu: Any, x: np.ndarray, *matrices: Weight) -> tuple[list[str], list
 
 
 LARGE = 227 << 10
-"""Bytes of shared memory that large blocks may have; the simulated GPU has small ones."""
+"""Bytes of shared memory that large blocks may have; those of the simulated GPU are small."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large:
 
 
 def test_matrices_side_by_side(gpu: backend.Backend) -> None:
-    """Of one format in one launch, three at most; of other formats in others.  Rows are those of passes of one row."""
+    """Matrices of one format share a launch, three at most; others do not.  Rows are those of passes of one row."""
     matrices = [
         weight(FORMATS_BY_NAME[name], n_rows, 64)
         for name, n_rows in (("Q8_0", 8), ("Q4_0", 16), ("Q8_0", 24), ("Q8_0", 1), ("Q8_0", 3))
@@ -78,7 +78,7 @@ def test_matrices_side_by_side(gpu: backend.Backend) -> None:
 
 @pytest.mark.parametrize("block", few([wide_matmul.SMALL, wide_matmul.LARGE]))
 def test_more_rows_than_a_block_has(block: wide_matmul.Block) -> None:
-    """Of activations, and of weights, where the second block has a single tile, of a second matrix; with a residual."""
+    """Tiles of activations and of weights, where the second block has a single tile, of a second matrix; with a residual."""
     n, rows = 16 * block.row_tiles, 8 * block.tiles + 2
     entry = FORMATS_BY_NAME["Q4_0"]
     matrices = weight(entry, n, 32), weight(entry, 2, 32)
