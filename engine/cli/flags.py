@@ -196,7 +196,7 @@ def parser() -> Parser:
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
     add("--ignore-eos", **yes, help="continue after the model's end of text")
     add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
-    add("--logprobs", **n, default=0, help="also report log-probabilities, of each token and of the N likeliest")
+    add("--logprobs", **n, default=0, help="also report log-probabilities: of each token and the N likeliest")
     add("--json", **yes, help=JSON)
 
     add = top.add_argument_group("sampling").add_argument
@@ -206,7 +206,7 @@ def parser() -> Parser:
     add("--top-p", **x, default=0.95, help="keep the likeliest tokens that add up to X; 1 = all")
     add("--min-p", **x, default=0.05, help="drop tokens below X times the likeliest; 0 = none")
     add("--typical", "--typical-p", **x, default=1.0, help="locally typical sampling; 1 = off")
-    add("--repeat-penalty", **x, default=1.0, help="divide the logits of recent tokens by X; 1 = off")
+    add("--repeat-penalty", **x, default=1.0, help="make recent tokens less likely; 1 = off")
     add("--repeat-last-n", **n, default=64, help="number of recent tokens to penalize; 0 = none, -1 = all")
     add("--presence-penalty", **x, default=0.0, help="subtracted from the logits of recent tokens; 0 = off")
     add("--frequency-penalty", **x, default=0.0, help="subtracted once per occurrence of a recent token; 0 = off")

@@ -161,7 +161,7 @@ class GGUF:
 
 
 def read_gguf(path: str | os.PathLike[str], *, check_tensors: bool = False) -> GGUF:
-    """Opens the GGUF file at ``path``, or all parts of a split file any part of which is at ``path``.
+    """Opens the GGUF file at ``path``; if that is one part of a split file, opens all parts.
 
     ``check_tensors`` also reads every weight once and refuses block scales that are not finite or absurdly large.
     Raises GGUFError. The mapping shows later changes of the file: do not overwrite a model while it is in use.
