@@ -19,7 +19,7 @@ _HOMES = {"LLM": "llm", "load": "loading", "Generation": "decode.generation", "T
 
 
 def __getattr__(name: str) -> Any:
-    """Names of the API, imported when first used: ``--help`` must not wait for a compiler to load."""
+    """Names of the API, imported on first use: ``--help`` must not wait for a compiler to load."""
     if name not in _HOMES:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
     from importlib import import_module

@@ -1,1 +1,1 @@
-"""The GPU backend: a kernel per operation, each the twin of the function of the same name in ``engine/cpu``."""
+"""The GPU backend: one kernel per operation, each the counterpart of the function of the same name in ``engine/cpu``."""

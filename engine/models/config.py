@@ -1,17 +1,17 @@
-"""The frozen description of a model: sizes, kinds of layers, rotation."""
+"""The immutable description of a model: sizes, kinds of layers, rotation."""
 
 from dataclasses import dataclass
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "gemma4")
 
 ASSISTANT = "gemma4-assistant"
-"""What drafts for a gemma4 model, and cannot run alone."""
+"""The architecture of models that draft for a gemma4 model, and cannot run alone."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotation of one kind of layer: ``n_rot`` dimensions, frequency base, linear scale (1 / factor), and the
-    frequency correction of YaRN (Peng et al. 2023) where ``yarn_ctx`` (the original context) is not 0."""
+    frequency correction of YaRN (Peng et al. 2023) if ``yarn_ctx`` (the original context) is not 0."""
 
     n_rot: int
     base: float
@@ -22,8 +22,8 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Sizes of gated delta nets: n_k heads of queries and keys and n_v of values, of ``state_size`` each; ``n_conv``: taps of
-    the convolution."""
+    """Sizes of gated delta nets: n_k heads of queries and keys and n_v of values, of ``state_size`` each; ``n_conv``: number
+    of taps of the convolution."""
 
     n_k: int
     n_v: int
@@ -32,7 +32,7 @@ class DeltaNetConfig:
 
     @property
     def n_channels(self) -> int:
-        """Channels of the convolution: q, k, v."""
+        """The number of channels of the convolution: q, k, v."""
         return (2 * self.n_k + self.n_v) * self.state_size
 
 
@@ -48,14 +48,14 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What the forward pass needs to know.  Sizes are counts of elements; ``sliding[il]`` says whether layer il sees
+    """The parameters of the forward pass.  Sizes are counts of elements; ``sliding[il]`` says whether layer il sees
     only ``window`` positions, ``recurrent[il]`` whether it is a delta net; ``rope_sliding`` is the rotation of sliding
-    layers. ``n_mtp``: layers behind the n_layer of the trunk that draft tokens (multi-token prediction), of the
+    layers. ``n_mtp``: layers after the n_layer of the trunk that draft tokens (multi-token prediction), out of the
     ``n_mtp_in_file``.
 
-    gemma4: sliding layers have ``n_head_kv_sliding`` heads of keys of ``d_sliding`` elements (0: as the others); layers from
-    ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of ``n_ff_tail``; ``n_per_layer``: width
-    of per-layer embeddings (0: none).  ``n_embd_out``: of an assistant, the width of the model that it drafts for.
+    gemma4: sliding layers have ``n_head_kv_sliding`` KV heads of ``d_sliding`` elements (0: as in the other layers); layers
+    from ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of ``n_ff_tail``; ``n_per_layer``:
+    width of per-layer embeddings (0: none).  ``n_embd_out``: of an assistant, the width of the model that it drafts for.
     """
 
     architecture: str
@@ -96,7 +96,7 @@ class ModelConfig:
         return self.n_head_kv, self.d_k, self.d_v
 
     def memory(self, il: int) -> int:
-        """The layer whose keys and values layer il reads: its own, or those of the last layer of its kind that has some."""
+        """The layer whose keys and values layer il reads: its own, or those of the last layer of its kind that has any."""
         if il < self.n_kv_layer or il >= self.n_layer:
             return il
         return self.n_kv_layer - (2 if self.sliding[il] else 1)

@@ -26,7 +26,7 @@ def uniform(gguf: GGUF, key: str, default: int | None, n_layer: int) -> int:
 
 
 def n_vocab(gguf: GGUF, a: str) -> int:
-    """Rows of the output: the length of the token list, or vocab_size where a file has no tokenizer."""
+    """Rows of the output: the length of the token list, or vocab_size if the file has no tokenizer."""
     tokens = gguf.metadata.get("tokenizer.ggml.tokens")
     if tokens is not None:
         return len(gguf.require("tokenizer.ggml.tokens", "str[]"))
@@ -34,7 +34,7 @@ def n_vocab(gguf: GGUF, a: str) -> int:
 
 
 def flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
-    """A boolean per layer."""
+    """One boolean per layer."""
     values = gguf.require(key, "bool[]")
     if len(values) < n_layer:
         gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")

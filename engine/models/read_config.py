@@ -1,4 +1,4 @@
-"""From metadata to a frozen description of the model.
+"""From metadata to an immutable description of the model.
 
 Every number here is read with its exact type and range.  That it agrees with the shapes of the tensors is checked where each
 tensor is loaded (``engine/models/weights.py``).  Keys and defaults are those of llama.cpp.
@@ -15,7 +15,7 @@ from engine.models.metadata import MAX_DIMENSION, MAX_LAYERS, flags, n_vocab, re
 
 
 def read_config(gguf: GGUF) -> ModelConfig:
-    """The configuration of a file; ModelError for an architecture this engine cannot run, GGUFError for bad values."""
+    """The configuration of a file; raises ModelError for an architecture this engine cannot run, GGUFError for bad values."""
     architecture = gguf.require("general.architecture", "str")
     if architecture == ASSISTANT:
         raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
@@ -88,7 +88,7 @@ def read_config(gguf: GGUF) -> ModelConfig:
 
 
 def _recurrent_layers(gguf: GGUF, a: str, n_layer: int) -> tuple[bool, ...]:
-    """Which layers are delta nets: all but every n-th (n = 4 unless given), or a list of booleans."""
+    """For each layer, whether it is a delta net: all but every n-th (n = 4 unless given), or a list of booleans."""
     key = f"{a}.attention.recurrent_layers"
     if key in gguf.metadata:
         return flags(gguf, key, n_layer)
@@ -129,8 +129,8 @@ def _read_experts(gguf: GGUF, a: str) -> ExpertsConfig:
 
 
 def _check_sections(gguf: GGUF, a: str, n_rot: int) -> None:
-    """In text all streams of positions but the last are the same, so sections do not show as long as no pair uses the
-    last."""
+    """Refuse sections in which a pair uses the last stream of positions.  All other streams are equal in text, so sections
+    have no effect then."""
     key = f"{a}.rope.dimension_sections"
     values = [int(v) for v in gguf.require(key, "int[]")]
     if len(values) != 4 or min(values) < 0 or sum(values) == 0:
@@ -142,7 +142,7 @@ def _check_sections(gguf: GGUF, a: str, n_rot: int) -> None:
 
 
 def _sliding_layers(gguf: GGUF, n_layer: int) -> tuple[bool, ...]:
-    """Which layers slide: every n-th is global (n = 6 unless given), or a list of booleans."""
+    """For each layer, whether it slides: every n-th is global (n = 6 unless given), or a list of booleans."""
     key = "gemma3.attention.sliding_window_pattern"
     if gguf.kinds.get(key) == "bool[]":
         return flags(gguf, key, n_layer)

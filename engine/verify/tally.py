@@ -20,7 +20,7 @@ class Line:
 
 
 class Tally:
-    """What was compared: lines of a table, in order, alike ones added up."""
+    """The comparisons made so far: lines of a table, in order; equal ones are added up."""
 
     HEAD = ("operation", "tensors", "kernel", "compared", "shape of a row", "layers", "values", "differing bits")
 
@@ -41,7 +41,7 @@ class Tally:
         self._add(key, check, check.what, " x ".join(map(str, check.cpu.shape[1:])), layer)
 
     def whole(self, what: str, how: str, check: "Check") -> None:
-        """Adds a comparison of whole passes."""
+        """Adds one comparison of whole passes."""
         self._add((what, "", "", ""), check, how, "", "-")
 
     def _add(self, key: tuple[str, ...], check: "Check", what: str, shape: str, layer: str) -> None:
