@@ -443,9 +443,10 @@ def mutants(seed: int, n: int) -> list[Mutant]:
     return drawn
 
 
-def _places(file: str) -> list[Mutant]:
+@functools.cache
+def _places(file: str) -> tuple[Mutant, ...]:
     """The changes of a file."""
-    return list(dict.fromkeys(Places(file, _read(file)).found))
+    return tuple(dict.fromkeys(Places(file, _read(file)).found))
 
 
 def _is_change(mutant: Mutant) -> bool:
