@@ -287,6 +287,17 @@ def test_penalties_equal_the_reference() -> None:
         assert {int(i) for i in np.flatnonzero(values != logits)} == set(window)
 
 
+@pytest.mark.parametrize("value", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["repeat_penalty", "presence_penalty", "frequency_penalty"])
+def test_each_penalty_counts_by_itself(name: str, value: float) -> None:
+    logits = random_logits(50, 1)
+    options: dict[str, Any] = OFF | {name: value, "seed": 1}
+    p = SamplingParams(**options)
+    values = Sampler(p, 50).candidates(logits, [7])[1]
+    assert np.allclose(values, reference(logits, p, [7]).x, rtol=1e-6, atol=1e-6)
+    assert (values[7] == logits[7]) == (p.repeat_penalty == 1 and p.presence_penalty == p.frequency_penalty == 0)
+
+
 def test_the_order_of_the_history_does_not_matter() -> None:
     logits = random_logits(200, 2)
     p = SamplingParams(**OFF, repeat_penalty=1.2, frequency_penalty=0.1, presence_penalty=0.2, seed=3)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,27 @@ def test_the_end_of_the_context_inside_a_batch(files: dict[str, Path], options: 
 @pytest.fixture
 def drafting(files: dict[str, Path]) -> engine.LLM:
     return load(files["qwen3"], 160, files["qwen3"])
+
+
+def test_how_much_may_be_in_flight() -> None:
+    """Drafts made on the device are read before it is known that they stay, so the draft model must be able to rewind."""
+    cache = SimpleNamespace(rewind=20)
+    draft: Any = SimpleNamespace(name="model", cost=1.0, reads=2, reads_all=True, cache=cache, sampler=lambda own: own)
+    steps: Any = SimpleNamespace(rewind=50, drafts_here=lambda draft: True)
+    speculation = Speculation(SpeculationParams(), Sampler(SamplingParams(seed=1), 10), draft, 1.0)
+    assert speculation.rewind(steps) == 19
+    draft.cache = None
+    assert speculation.rewind(steps) == 50
+    draft.cache, steps.drafts_here = cache, lambda draft: False
+    assert speculation.rewind(steps) == 50
+
+
+def test_the_first_plain_step_is_not_timed() -> None:
+    """It also waits for what is made once."""
+    speculation = Speculation(LOOKUP, Sampler(SamplingParams(seed=1), 10), None, 1.0)
+    for seconds in (5.0, 1.0, 2.0):
+        speculation.passed(seconds)
+    assert (speculation.statistics.plain_n, speculation.statistics.plain_s) == (2, 3.0)
 
 
 LOOKUP = SpeculationParams(lookup=True)
