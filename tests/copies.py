@@ -8,6 +8,7 @@ however indirectly, are compiled again.
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -214,7 +215,7 @@ class Copy:
             "addopts=",
             "--hypothesis-profile=ci",
         ]
-        command = [sys.executable, "-m", "pytest", *options, *target.split()]
+        command = [sys.executable, "-m", "pytest", *options, *shlex.split(target)]
         started = time.perf_counter()
         with subprocess.Popen(
             command,
@@ -280,7 +281,7 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
         if not targets:
             return Outcome("", "not run", 0.0)
         # Without the change this took the time of compiling, too.
-        limit = 60 + 3 * max(self._seconds[target] for target in targets)
+        limit = 30 + 2 * max(self._seconds[target] for target in targets)
         copy = self._free.get()
         try:
             copy.change(change.file, change.apply((REPOSITORY / change.file).read_text(encoding="utf-8")))
