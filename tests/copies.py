@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -269,12 +269,15 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
                 print(outcome.output, flush=True)
 
     def run(self, changes: Sequence[C]) -> Iterator[tuple[C, Outcome]]:
-        """Each change and how its tests ended, in the order given; those that may take longest are begun first."""
-        expected = [sum(self._seconds.get(target, 0.0) for target in change.tests) for change in changes]
-        order = sorted(range(len(changes)), key=lambda k: -expected[k])
-        futures = {k: self._pool.submit(self._one, changes[k]) for k in order}
-        for k, change in enumerate(changes):
-            yield change, futures[k].result()
+        """Each change and how its tests ended, as they end; those that may take longest are begun first."""
+
+        def expected(change: C) -> float:
+            return sum(self._seconds.get(target, 0.0) for target in change.tests)
+
+        order = sorted(changes, key=expected, reverse=True)
+        futures = {self._pool.submit(self._one, change): change for change in order}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
     def _one(self, change: C) -> Outcome:
         targets = [target for target in change.tests if target in self._seconds]

@@ -512,6 +512,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault, outcome in runner.run(chosen):
             results.append((fault, outcome))
             print(f"{fault.room}: {fault.name}: {outcome} ({outcome.seconds:.0f} s)", flush=True)
+    results.sort(key=lambda result: chosen.index(result[0]))
     if args.markdown:
         write_table(args.markdown, "faults", table(results))
     found = sum(outcome.noticed for _, outcome in results)

@@ -516,6 +516,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{time.perf_counter() - started:.0f} s", flush=True)
         for mutant, outcome in runner.run(drawn):
             results.append((mutant, outcome))
+            results.sort(key=lambda result: drawn.index(result[0]))
             print(f"{len(results):3} {mutant}: {outcome} ({outcome.seconds:.0f} s)", flush=True)
             if args.json:
                 write_json(args.json, results)
