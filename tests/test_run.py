@@ -718,6 +718,7 @@ def test_ctrl_c_in_the_real_engine() -> None:
     assert "ended by    interrupted" in err
 
 
+@pytest.mark.thorough
 def test_a_chat_model_answers_through_its_template() -> None:
     model = str(model_path("smollm2-135m"))
     done = run("-m", model, "-p", "What is the capital of France?", "--temp", "0", "-n", "16", "--json")
@@ -734,6 +735,7 @@ def test_a_chat_model_answers_through_its_template() -> None:
     assert json.loads(bare.stdout)["prompt_ids"] == llm.tokenize("The capital of France is")
 
 
+@pytest.mark.thorough
 @posix
 def test_a_real_conversation_on_a_terminal() -> None:
     terminal = Terminal(["-m", str(model_path("smollm2-135m")), "-n", "8", "--temp", "0"], real=True)

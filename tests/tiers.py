@@ -63,12 +63,17 @@ def together(name: str, cases: Iterable[Any], n: int = 0) -> list[Any]:
     return [pytest.param(*v, marks=pytest.mark.together(" ".join(map(str, (name, *v[: n or len(v)]))))) for v in values]
 
 
+def amount(n: int, first: int) -> int:
+    """How much of something a test marked ``more`` does: n with --all, less in the first tier."""
+    return n if Tier.all or Tier.rest else first
+
+
 def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
     """A test of hypothesis with n examples, or ``first`` (by default a fifth, and at least five) in the first tier."""
     first = first or min(n, max(n // FEWER, 5))
 
     def decorate(test: Any) -> Any:
-        test = settings(deadline=None, max_examples=n if Tier.all or Tier.rest else first, **options)(test)
+        test = settings(deadline=None, max_examples=amount(n, first), **options)(test)
         return pytest.mark.more(test) if first < n else test
 
     return decorate

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
@@ -10,6 +10,7 @@ from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import F16, F32
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
+from tests.tiers import examples
 
 
 def cache(window: int, n_ctx: int = 1000, max_rows: int = 32) -> KVCache:
@@ -60,7 +61,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 128)), min_size=1, max_size=8), st.integers(0, 99))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
     gemma: engine.LLM, steps: list[tuple[int, int]], seed: int
 ) -> None:

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import F16, F32
 from engine.cpu.backend import Backend
+from tests.tiers import examples
 
 SCALE = 0.125
 
@@ -75,7 +76,7 @@ def test_a_float16_cache_is_exact_attention_over_rounded_keys_and_values() -> No
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0, 3, 64, 90]), st.booleans())
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_batches_and_threads_do_not_show(batches: list[int], window: int, half: bool) -> None:
     n = sum(batches)
     q, k, v = inputs(n, 4, 2, 32, 32, seed=n)

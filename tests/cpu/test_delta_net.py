@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.arrays import Pass
@@ -12,6 +12,7 @@ from engine.cache.recurrent import RecurrentLayer
 from engine.cpu import delta_net
 from engine.cpu.backend import Backend
 from engine.models.delta_net import DeltaNet
+from tests.tiers import examples
 
 F = np.float32
 EPS = 1e-6
@@ -114,7 +115,7 @@ def test_against_float64(shape: tuple[int, int, int, int]) -> None:
     st.integers(1, 12),
     st.integers(1, 2),
 )
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_passes_slots_and_threads_do_not_show(
     shape: tuple[int, int, int, int], batches: list[int], slots: int, threads: int
 ) -> None:
@@ -132,7 +133,7 @@ def test_passes_slots_and_threads_do_not_show(
 
 
 @given(st.integers(1, 20), st.integers(1, 8), st.data())
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_tokens_are_taken_back_by_position_alone(prompt: int, drafts: int, data: st.DataObject) -> None:
     """After any number of kept drafts, the continuation is the same as without drafts."""
     net, slots = random_net(2, 6, 32, 4), 9  # one more than rows: the state before the first row is also needed

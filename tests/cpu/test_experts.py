@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu import experts as mixture
@@ -13,6 +13,7 @@ from engine.gguf.quants import FORMATS
 from engine.models.experts import Experts
 from engine.models.weights import Weight
 from engine.synthetic.model import random_blocks
+from tests.tiers import examples
 
 F = np.float32
 ULP = 2.0**-23
@@ -56,7 +57,7 @@ def test_route_at_its_ends() -> None:
 
 
 @given(st.integers(1, 40), st.data())
-@settings(deadline=None, max_examples=100)
+@examples(100)
 def test_a_row_chooses_for_itself(n_expert: int, data: st.DataObject) -> None:
     n_used = data.draw(st.integers(1, n_expert))
     value = st.floats(-100, 100, width=16)
@@ -165,7 +166,7 @@ def test_an_experts_product_is_that_of_its_matrix_alone(kind: T) -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from([T.Q4_K, T.F32]), st.booleans())
-@settings(deadline=None, max_examples=20)
+@examples(20)
 def test_other_rows_do_not_show(batches: list[int], kind: T, with_shared: bool) -> None:
     e = mix(kind, 5, 2, 256, 256, 256 if with_shared else 0)
     residual, x = rows_of(sum(batches), 256)

@@ -14,6 +14,7 @@ from engine.cpu.backend import Backend
 from engine.cpu.unpack import unpack_row
 from engine.gguf.quants import CHAINS, FORMATS, Format
 from engine.models.weights import Weight
+from tests.tiers import examples
 
 QUANTIZED = [f for f in FORMATS.values() if f.quantized]
 EACH = pytest.mark.parametrize("entry", QUANTIZED, ids=lambda f: f.name)
@@ -172,7 +173,7 @@ def _with_unit_scale(entry: Format, block: np.ndarray) -> np.ndarray:
     shares=st.integers(1, 5),
     seed=st.integers(0, 99),
 )
-@settings(deadline=None, max_examples=8)
+@examples(8, 3)
 def test_rows_batches_and_threads_do_not_show(
     entry: Format, rows: int, n: int, units: int, shares: int, seed: int
 ) -> None:

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -18,6 +18,7 @@ from engine.cpu import quantized_cache
 from engine.cpu.backend import Backend
 from engine.numerics import fma
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
+from tests.tiers import examples
 
 QUANTIZED = ("q8_0", "q4_0")
 PAIRS = [pair for pair in product(CACHE_TYPES, CACHE_TYPES) if pair[0] in QUANTIZED or pair[1] in QUANTIZED]
@@ -114,7 +115,7 @@ def contents(layer: LayerCache) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e-30, 1e-3, 1, 1e30]), st.integers(1, 4))
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_rotation_against_the_matrix(seed: int, scale: float, blocks: int) -> None:
     x = (np.random.default_rng(seed).standard_normal((5, blocks * BLOCK)) * scale).astype(np.float32)
     once = x.copy()
@@ -174,7 +175,7 @@ def blocks(draw: st.DrawFn) -> np.ndarray:
 @pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("name", QUANTIZED)
 @given(st.lists(blocks(), min_size=1, max_size=4))
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_blocks_against_gguf(name: str, by_position: bool, x: list[np.ndarray]) -> None:
     rows = np.stack(x)
     found = put(rows, CACHE_TYPES[name], by_position)
@@ -206,7 +207,7 @@ def test_what_is_too_small_to_divide_by_counts_as_zero(name: str) -> None:
 
 
 @given(st.lists(blocks(), min_size=1, max_size=4))
-@settings(deadline=None, max_examples=50)
+@examples(50)
 def test_queries_are_quantized_as_keys_are_with_a_wider_scale(x: list[np.ndarray]) -> None:
     row = np.concatenate(x)
     q, d = np.empty(row.size, np.int8), np.empty(len(x), np.float32)
@@ -349,6 +350,7 @@ def as_scored(q: np.ndarray, kind: str) -> np.ndarray:
     return rotated(integers * np.repeat(scales, BLOCK, axis=1).astype(np.float64) / SCALE).reshape(q.shape)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 @pytest.mark.parametrize(("heads", "kv_heads", "d_k", "d_v"), [(4, 2, 64, 96), (3, 1, 160, 32)])
 def test_attention_against_float64(kinds: tuple[str, str], heads: int, kv_heads: int, d_k: int, d_v: int) -> None:
@@ -378,7 +380,7 @@ def test_attention_is_near_that_over_what_was_stored(kinds: tuple[str, str], mos
 
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0, 3, 64, 90]))
-@settings(deadline=None, max_examples=6)
+@examples(6, 2)
 def test_batches_and_threads_do_not_show(kinds: tuple[str, str], batches: list[int], window: int) -> None:
     n = sum(batches)
     q, k, v = inputs(n, 4, 2, 32, 64, seed=n)
@@ -386,6 +388,7 @@ def test_batches_and_threads_do_not_show(kinds: tuple[str, str], batches: list[i
     assert run(q, k, v, batches, window, kinds)[0].tobytes() == one_by_one.tobytes()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 @pytest.mark.parametrize("window", [0, 20])
 def test_hidden_lanes_never_show(kinds: tuple[str, str], window: int) -> None:
@@ -424,6 +427,7 @@ def test_queries_alone_see_what_they_are_told_to(kinds: tuple[str, str]) -> None
 # --- rings that wrap around while drafts are verified ----------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kinds", [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "q4_0")], ids="-".join)
 @pytest.mark.parametrize("window", [32, 64])
 def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tuple[str, str]) -> None:

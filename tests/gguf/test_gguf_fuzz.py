@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as T
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 
 from engine.errors import GGUFError
@@ -23,6 +23,7 @@ from engine.gguf.file import GGUF, read_gguf
 from tests import ggufs
 from tests.gguf.test_gguf_corpus import GOOD
 from tests.ggufs import SMALL, KeyValue, Spec, key_value, small_writer
+from tests.tiers import examples
 
 SECONDS = 2.0
 # memory that may be allocated for a file of n bytes: buffers, messages and Python's own modules, and per byte the worst
@@ -36,9 +37,7 @@ INTERESTING = [0, 1, 2, 3, 4, 8, 9, 12, 13, 31, 32, 33, 63, 64, 255, 256, 65_535
 INTERESTING += [2**bits + d for bits in (20, 24, 26, 31, 32, 40, 48, 60, 61, 62, 63, 64) for d in (-1, 0, 1)]
 
 numbers = st.sampled_from(INTERESTING) | st.integers(0, 2**64 - 1) | st.integers(0, 300)
-fuzzed = settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+fuzzed = examples(500, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @pytest.fixture(scope="module")

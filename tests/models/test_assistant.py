@@ -21,6 +21,7 @@ from engine.synthetic.shapes import Gemma4Shape, Shape, shapes
 from tests.conftest import golden, shared_model
 from tests.cpu.test_quantized_cache import contents, rotated
 from tests.speculative.test_drafted_answers import PROMPTS, options_do_not_show
+from tests.tiers import few
 
 N_CTX = 320
 COUNT = 16
@@ -67,6 +68,7 @@ def drafts(llm: engine.LLM, known: list[int], count: int) -> list[int]:
 # --- the text --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_do_not_show(llms: dict[str, engine.LLM], kind: str, temperature: float) -> None:
@@ -99,6 +101,7 @@ def test_drafts_do_not_show(llms: dict[str, engine.LLM], kind: str, temperature:
     assert drafted > 50 and accepted > drafted / 5
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize(
     "params", [{"sequential": True}, {"draft_p_min": 0.5}, {"accept": "ratio"}, {"accept": "p-min"}, {"draft_min": 2}]
@@ -121,7 +124,7 @@ def test_log_probabilities_are_the_same(llm: engine.LLM) -> None:
     assert llm.complete(PROMPTS[1], **given).logprobs == expected.logprobs  # every bit
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS))
 def test_without_the_assistant_the_answer_is_the_same(llms: dict[str, engine.LLM], kind: str) -> None:
     bare = load(kind, assistant=False)
     assert bare.draft is None and bare.cache_bytes == llms[kind].cache_bytes
@@ -130,7 +133,7 @@ def test_without_the_assistant_the_answer_is_the_same(llms: dict[str, engine.LLM
         assert bare.complete(PROMPTS[0], **given).ids == llms[kind].complete(PROMPTS[0], **given).ids
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS))
 def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Path) -> None:
     """The first token has no token before it from which an assistant could continue."""
     target = make_model(tmp_path / "t.gguf", "tiny-gemma4-e", "Q8_0", seed=1)
@@ -153,6 +156,7 @@ def test_prompts_of_one_token_and_the_end_of_the_context(kind: str, tmp_path: Pa
 # --- how many drafts are kept ----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("temperature", "kept"), [(0.0, 0.68), (0.8, 0.56)])
 def test_acceptance(llms: dict[str, engine.LLM], temperature: float, kept: float) -> None:
     """llama.cpp keeps this share of three drafts; with a quantized cache it should be about the same."""
@@ -285,6 +289,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_model(folder / f"{name}.gguf", name, "F32", seed=4) for name in names}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["tiny-gemma4", "tiny-gemma4-e"])
 @pytest.mark.parametrize("kinds", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q4_0")])
 def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[str, str]) -> None:

@@ -14,6 +14,7 @@ from engine.models.base import row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY
+from tests.tiers import few
 
 SIZES = (1, 16, 17, 100, 0, 512)
 """0 is the device's default."""
@@ -77,6 +78,7 @@ def test_passes_are_as_large_as_asked_for(path: Path, monkeypatch: pytest.Monkey
     assert made == [(0, 90, 90), (90, 10, 10)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("size", [1, 16, 50])
 def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted between two passes, or in one: what has been read stays, and the next prompt is read as usual."""
@@ -111,7 +113,7 @@ def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytes
     assert last.tobytes() == expected
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 64])
+@pytest.mark.parametrize("size", few([1, 16, 5, 64], 2))
 def test_drafts_do_not_depend_on_it(size: int) -> None:
     """Steps have up to 16 rows, however few rows a prompt is read in, and never more."""
     llm = engine.load("pycoder", device="cpu", n_ctx=256, batch_size=size)

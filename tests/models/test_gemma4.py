@@ -8,7 +8,7 @@ from typing import Any
 import gguf as library
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
@@ -22,6 +22,7 @@ from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape
 from tests.models.test_models import in_batches
+from tests.tiers import examples
 
 N_CTX = 320
 KINDS = [("f16", "f16"), ("f32", "f32"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "q4_0"), ("f16", "q8_0")]
@@ -82,7 +83,7 @@ def loaded(files: Files) -> dict[tuple[str, str], engine.LLM]:
 
 
 @given(st.sampled_from(KINDS), st.lists(st.tuples(st.integers(0, 150), st.integers(1, 100)), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
     loaded: dict[tuple[str, str], engine.LLM], kinds: tuple[str, str], steps: list[tuple[int, int]]
 ) -> None:

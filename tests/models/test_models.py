@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
 from engine.errors import ContextError, ModelError
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY, golden, model_path, shared_model
+from tests.tiers import examples
 
 AGREEMENT = 0.97
 DIFFERENCE = 0.15
@@ -97,7 +98,7 @@ def in_batches(llm: engine.LLM, tokens: np.ndarray, batches: list[int]) -> np.nd
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=5), st.integers(0, 1000))
-@settings(deadline=None, max_examples=6)
+@examples(6, 2)
 def test_chunks_of_a_prompt_do_not_show(tiny: tuple[Path, engine.LLM], batches: list[int], seed: int) -> None:
     _, llm = tiny
     tokens = np.random.default_rng(seed).integers(0, llm.config.n_vocab, sum(batches)).astype(np.int32)
@@ -105,6 +106,7 @@ def test_chunks_of_a_prompt_do_not_show(tiny: tuple[Path, engine.LLM], batches: 
     assert in_batches(llm, tokens, batches).tobytes() == one_by_one.tobytes()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cache_type", ["f16", "f32"])
 def test_threads_do_not_show(tiny: tuple[Path, engine.LLM], cache_type: str) -> None:
     path, _ = tiny

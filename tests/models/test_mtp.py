@@ -36,6 +36,7 @@ def script(llm: engine.LLM, tokens: list[int], first: int) -> None:
     llm.draft.script[first : first + len(tokens)] = [(token + 1) % llm.config.n_vocab for token in tokens]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("useless", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_drafts_do_not_show(llm: engine.LLM, temperature: float, useless: bool) -> None:
@@ -124,6 +125,7 @@ def test_random_models(tmp_path: Any, shape: str) -> None:
         assert found.ids == expected and found.speculation is not None and found.speculation.drafted > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "kept"), [("hybrid", 0.830), ("moe", 0.842)])
 def test_acceptance(name: str, kept: float) -> None:
     """llama.cpp keeps this share of three drafts, decoding greedily."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import engine
@@ -17,6 +17,7 @@ from engine.errors import ContextError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.text.chat import ChatTemplate
+from tests.tiers import examples
 
 SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
 
@@ -83,7 +84,7 @@ def states(llm: engine.LLM) -> list[bytes]:
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000))
-@settings(deadline=None, max_examples=10)
+@examples(10, 3)
 def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int, rows: int, seed: int) -> None:
     tokens = np.random.default_rng(seed).integers(0, llm.config.n_vocab, first + rows + 3).astype(np.int32)
     expected, logits = [], []

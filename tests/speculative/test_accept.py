@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
@@ -14,6 +14,7 @@ from engine.cpu.accept import ACCEPT_SEED, RESAMPLE_SEED, accept_p_min, accept_r
 from engine.cpu.sample import draw
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.numerics import uniform
+from tests.tiers import examples
 
 F = np.float32
 Distribution = tuple[np.ndarray, np.ndarray]
@@ -35,6 +36,7 @@ def distribution(rng: np.random.Generator, n: int, spread: float = 1.5, n_vocab:
 # --- probabilities ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("n", [1, 2, 31, 33, 256, 257, 1000, 70_000])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
 def test_probabilities(n: int, temperature: float) -> None:
@@ -245,7 +247,7 @@ def call(p: Distribution, q: Distribution, x: int, seed: int = 1, position: int 
 
 
 @given(st.integers(1, 60), st.integers(0, 2**63), st.integers(0, 2**31 - 2), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=150)
+@examples(150)
 def test_ratio(n: int, seed: int, position: int, choice: int) -> None:
     """A draft from the target's own distribution is kept; one it does not contain is rejected, and is not the replacement."""
     rng = np.random.default_rng(choice)

@@ -122,6 +122,7 @@ def speculated(
     return found, found.speculation
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("source", "draft"), SOURCES)
 def test_drafts_do_not_show(
@@ -165,6 +166,7 @@ CASES = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("given", "i"), CASES)
 @pytest.mark.parametrize(
     "params",
@@ -286,6 +288,7 @@ def test_a_named_draft_model_is_loaded_beside_the_model() -> None:
 # --- how good drafts are ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_acceptance_of_a_draft_model() -> None:
     """llama.cpp keeps 78 % of three drafts of this pair, decoding greedily."""
     items = golden("models", "golden", "pycoder-dense-Q4_K_M.json")["items"]

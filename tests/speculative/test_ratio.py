@@ -16,11 +16,12 @@ from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation, follow
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps
+from tests.tiers import amount
 
 N_VOCAB = 4
 PROMPT = [1, 2]
 TOKENS = 3
-SEEDS = 20_000
+SEEDS = amount(20_000, 4_000)
 LEAST_P = 1e-4
 """The probability that a correct loop fails, once: the seeds are fixed."""
 
@@ -143,6 +144,7 @@ PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 
 RATIO = SpeculationParams(accept="ratio")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("draft", "options", "params"),
     [
@@ -202,7 +204,7 @@ def test_wrong_rules_are_found(rule: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_plain_sampling_passes_the_same_test() -> None:
     sampling = SamplingParams(**PLAIN)
-    found, kept = answers(sampling, SpeculationParams(draft_max=1), DRAFTS["bad"], range(SEEDS // 4))
+    found, kept = answers(sampling, SpeculationParams(draft_max=1), DRAFTS["bad"], range(5_000))
     assert kept == 0  # the first steps of an answer are plain where time decides about drafts
     assert p_value(found, exact(sampling)) > LEAST_P
 

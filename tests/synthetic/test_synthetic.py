@@ -190,6 +190,7 @@ def test_blocks_have_the_variance_asked_for(kind: gguf.GGMLQuantizationType) -> 
         assert len(np.unique(np.abs(values).max(axis=1))) > (1 if kind.name == "MXFP4" else 1000)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape_name", ["tiny-qwen3", "tiny-qwen35moe"])
 @pytest.mark.parametrize("quant", sizes.quants())
 def test_every_quantization_makes_a_readable_file(quant: str, shape_name: str, tmp_path: Path) -> None:
