@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     # At run time this module is imported before the folder of compiled kernels is chosen.
     import numpy as np
 
+    from engine.compile.target import Target
+    from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
     from engine.models.weights import Weight
     from engine.ops import Operations, Ops
@@ -34,13 +36,19 @@ def check_batch_size(rows: int) -> None:
         raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's default, not {rows}.")
 
 
-def open_device(name: str, n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
+def open_device(name: "str | Target", n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
     """The backend of a device, by a name of ``parse_device``; "auto" is the first GPU if it can be used, else the CPU.
 
+    name: or a GPU that is not present, which kernels are compiled for (``engine/compile/target.py``).
     beside: the backend of another model; if it is on the same GPU, both use one queue there.
     max_rows: the most rows of a pass that reads a prompt; 0: the device's default.
     Raises UsageError for an unknown name, and DeviceError for a GPU that is missing or cannot be used.
     """
+    if not isinstance(name, str):
+        from engine.cuda.backend import Backend
+
+        ops: Operations[Tensor, Tensor | Deferred, DeviceWeight] = Backend(0, cast("Device", name), max_rows)
+        return cast("Ops", ops)
     index = parse_device(name)
     if index is None:
         return _cpu(n_threads, max_rows)

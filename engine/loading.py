@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
@@ -26,6 +27,9 @@ from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX
 from engine.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from engine.compile.target import Target
+
 SNAPSHOT_BYTES = 2 << 30
 """Most host memory for snapshots of recurrent models, unless something else is asked for."""
 
@@ -33,7 +37,7 @@ SNAPSHOT_BYTES = 2 << 30
 def load(
     path_or_name: str | os.PathLike[str] | None = None,
     *,
-    device: str = "auto",
+    device: "str | Target" = "auto",
     n_ctx: int = 0,
     n_threads: int = 0,
     batch_size: int = 0,
@@ -53,7 +57,7 @@ def load(
     path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name of ``python -m engine.models``, or nothing for the
         model that ships with the package.
     device: "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU.  The answer is
-        the same, bit for bit.
+        the same, bit for bit.  Or a device of ``engine/compile/target.py``, which a model can only be compiled for.
     n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
     n_threads: 0: all cores.  The answer does not depend on it.
     batch_size: tokens of a prompt that are read in one pass, at most 4096; 0: 1024 on a GPU, fewer where the context leaves

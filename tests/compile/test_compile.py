@@ -5,15 +5,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import engine
 from engine.compile import cache as kernel_cache
 from engine.compile import pool
+from engine.compile.__main__ import main
 from engine.compile.jobs import CPUJob, noted
+from engine.hub.resolve import resolve
 from tests.conftest import REPOSITORY
+from tests.fake_driver import FakeDriver, Names, Result
 
 # --- jobs --------------------------------------------------------------------------------------------------------
 
@@ -148,7 +153,12 @@ def test_processes_that_die_or_do_not_start_leave_the_rest_to_others(
 def test_an_interrupt_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     start = pool._start
-    monkeypatch.setattr(pool, "_start", lambda job: started.append(start(job)) or started[-1])
+
+    def noted(*arguments: Any) -> Any:
+        started.append(start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(pool, "_start", noted)
     monkeypatch.setattr(pool, "cores", lambda: 2)
 
     def interrupt(stage: str, done: int, total: int) -> None:
@@ -193,3 +203,115 @@ def test_a_run_that_ends_while_it_compiles(how: signal.Signals, tmp_path: Path) 
     while of_this_test(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert of_this_test(tmp_path) == []
+
+
+# --- for a GPU that is not there ---------------------------------------------------------------------------------
+
+
+class Anything:
+    """Has every attribute and takes every call."""
+
+    def __getattr__(self, name: str) -> Any:
+        return name if name.isupper() else Anything()
+
+    def __call__(self, *arguments: Any) -> "Anything":
+        return Anything()
+
+
+@dataclass
+class LoadingDriver(FakeDriver):
+    """A GPU whose kernels can be loaded and started, and do nothing."""
+
+    free: int = 64 << 30
+    room: int = 64 << 30
+    CUstreamCaptureMode = CUlaunchAttributeID = Names()
+    CUlaunchConfig = CUlaunchAttribute = Anything()
+
+    def cuDeviceGetAttribute(self, attribute: str, index: int) -> Any:
+        sizes = {"CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT": 132}
+        sizes["CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"] = 227 << 10
+        return (
+            (Result.CUDA_SUCCESS, sizes[attribute])
+            if attribute in sizes
+            else super().cuDeviceGetAttribute(attribute, index)
+        )
+
+    def _handle(self, *arguments: Any) -> Any:
+        return Result.CUDA_SUCCESS, 1
+
+    def cuGraphGetNodes(self, graph: Any) -> Any:
+        return Result.CUDA_SUCCESS, [], 1
+
+    cuModuleLoadData = cuModuleGetFunction = cuStreamEndCapture = cuGraphInstantiate = _handle
+    cuFuncSetAttribute = cuLaunchKernelEx = cuStreamBeginCapture = FakeDriver._nothing
+    cuGraphDestroy = cuGraphExecDestroy = FakeDriver._nothing
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["-m", "pycoder-moe-mtp", "-ctk", "q8_0"], {"path_or_name": "pycoder-moe-mtp", "cache_type_k": "q8_0"}),
+        (["-md", "pycoder-draft", "-c", "512", "-b", "64"],
+         {"draft_model": resolve("pycoder-draft"), "n_ctx": 512, "batch_size": 64}),
+    ],
+)  # fmt: skip
+def test_what_was_compiled_for_a_gpu_is_found_there(
+    words: list[str],
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("numba_cuda", reason="kernels for GPUs need numba-cuda")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("the simulator has no driver")
+    from engine.cuda.runtime import compiler, device
+
+    made: list[str] = []
+
+    def compile_ptx(specialization: Any, compute_capability: tuple[int, int]) -> str:
+        assert compute_capability == (9, 0)
+        made.append(specialization.name)
+        return ".visible .entry kernel"
+
+    monkeypatch.setattr(compiler, "compile_ptx", compile_ptx)
+    monkeypatch.setattr(compiler, "link", lambda ptx, compute_capability: b"code")
+    monkeypatch.setattr(pool, "_share", lambda jobs, tell: [job.compile() for job in jobs])
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # changed, and so restored
+    try:
+        assert main([*words, "--target", "sm_90", "-o", str(tmp_path)]) == 0
+        assert f"{len(set(made))} kernels for sm_90, {len(made)} of them new" in capsys.readouterr().err
+        assert len(made) == len(set(made)) > 30
+        made.clear()
+        monkeypatch.delenv("NUMBA_CACHE_DIR")
+        monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
+        kernel_cache.places.cache_clear()
+        driver = LoadingDriver()
+        monkeypatch.setattr(device, "_driver", lambda: driver)
+        monkeypatch.setattr(device, "_FUNCTIONS", {})
+        llm = engine.load(device="cuda", **options)
+        llm.compile()
+        ops: Any = llm.model.ops
+        assert made == [] and ops.device.compiled == []
+    finally:
+        kernel_cache.places.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "say which GPU is meant with --target"),
+        (["--target", "sm_12"], "target 'sm_12' is unknown; use sm_75,"),
+        (["--target", "sm_90", "-m", "nothing"], "there is no model 'nothing'"),
+        (["--target", "sm_90", "-c", "many"], "'many' is not a whole number"),
+        (["--target", "sm_90", "-o", "/dev/null/x"], "/dev/null/x: Not a directory"),
+        (["--target", "sm_90", "--multiprocessors", "-2"], "--multiprocessors must be 0 or more, not -2"),
+        (["--output-folder", "x"], "unknown flag --output-folder"),
+    ],
+)
+def test_bad_command_lines(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("numba_cuda", reason="kernels for GPUs need numba-cuda")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and says in error and error.count("\n") == 1
