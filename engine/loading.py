@@ -1,9 +1,13 @@
 """Opening a model: the file, the backend, how large its context and its rings may be, and the draft model beside it."""
 
+import mmap
 import os
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
@@ -29,6 +33,9 @@ from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.compile.target import Target
+
+POPULATE_READ = 22
+"""Linux's MADV_POPULATE_READ, of 5.14 and later, which Python has no name for."""
 
 SNAPSHOT_BYTES = 2 << 30
 """Most host memory for snapshots of recurrent models, unless something else is asked for."""
@@ -254,7 +261,23 @@ def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
     for tensor in gguf.tensors.values():
         if progress:
             progress("load", done, total)
-        int(tensor.data[::4096].max(initial=0))
+        _touch(tensor.data)
         done += tensor.nbytes
     if progress:
         progress("load", total, total)
+
+
+def _touch(data: np.ndarray) -> None:
+    """Have the pages of a mapped array in memory: all by one call where the system has one, which takes half the time."""
+    owner: object = data
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if isinstance(owner, mmap.mmap) and sys.platform == "linux" and data.nbytes:
+        start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        try:
+            owner.madvise(POPULATE_READ, first, start - first + data.nbytes)
+            return
+        except OSError:
+            pass  # an older system
+    int(data[::4096].max(initial=0))

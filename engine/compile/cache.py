@@ -63,16 +63,8 @@ def fingerprint(part: Part) -> str:
 def _definitions(part: Part) -> str:
     """The digest of the definitions of kernels.  To find them takes a third of a second, so it is remembered for these very
     bytes of the sources."""
-    root = Path(__file__).parent
-    while (root.parent / "__init__.py").exists():
-        root = root.parent
-    files = {}
-    for path in sorted(root.rglob("*.py")):
-        files[".".join((root.name, *path.relative_to(root).with_suffix("").parts))] = path.read_bytes()
-    exact = hashlib.sha256()
-    for name, data in files.items():
-        exact.update(f"{name} {len(data)}\n".encode() + data)
-    memo = f"{part}-{exact.hexdigest()[:32]}"
+    files, exact = _sources()
+    memo = f"{part}-{exact}"
     parents = _parents()
     for parent in parents:
         try:
@@ -92,6 +84,21 @@ def _definitions(part: Part) -> str:
         _prune(parent / "sources", "", MEMOS)
         break
     return found
+
+
+@cache
+def _sources() -> tuple[dict[str, bytes], str]:
+    """The files of this package by module, a package as its ``__init__``, and a hash of them."""
+    root = Path(__file__).parent
+    while (root.parent / "__init__.py").exists():
+        root = root.parent
+    files = {}
+    exact = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name, data = ".".join((root.name, *path.relative_to(root).with_suffix("").parts)), path.read_bytes()
+        files[name] = data
+        exact.update(f"{name} {len(data)}\n".encode() + data)
+    return files, exact.hexdigest()[:32]
 
 
 # --- which folder ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ Three values are not computed where a pass asks for them but where they are used
 attention's chunks usually feed a matrix product, which wants them as int8, so one kernel does both.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -107,6 +108,8 @@ class Backend:
         self._staging: Buffer | None = None
         self._orders: dict[Any, Buffer] = {}
         self._steps: DeviceSteps | None = None
+        #: What ``jobs`` has found, for ``warm_up``.
+        self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
         self._inputs = self.inputs()
         self.tokens, self.positions = self._inputs.tokens, self._inputs.positions
 
@@ -285,6 +288,8 @@ class Backend:
         return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts.drafting(model)]
 
     def _kernels(self, model: Decoder[Tensor]) -> list[Specialization]:
+        if model in self._needed:
+            return self._needed[model]
         kernels: dict[Specialization, None] = {}
         most = min(self.max_rows, model.cache.n_ctx)
         # Where attention takes another kernel for more rows, the least and the most have both.
@@ -297,7 +302,7 @@ class Backend:
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
         kernels.update(dict.fromkeys(drafting_kernels()))
-        return list(kernels)
+        return self._needed.setdefault(model, list(kernels))
 
     def drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
         """The kernels of what drafts from a model's outputs, which may be on another GPU than the model is."""
@@ -367,7 +372,7 @@ class Backend:
         self._launches.append(Launch(kernel, grid, block, plain, written))
 
     def _empty(self, shape: tuple[int, ...], dtype: Any = f32) -> Tensor:
-        loan = self._pool.take(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        loan = self._pool.take(math.prod(shape) * np.dtype(dtype).itemsize)
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
     def _int8(self, unit: int, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor]:

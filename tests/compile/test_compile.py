@@ -154,11 +154,11 @@ def test_an_interrupt_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     started: list[Any] = []
     start = pool._start
 
-    def noted(*arguments: Any) -> Any:
+    def start_noted(*arguments: Any) -> Any:
         started.append(start(*arguments))
         return started[-1]
 
-    monkeypatch.setattr(pool, "_start", noted)
+    monkeypatch.setattr(pool, "_start", start_noted)
     monkeypatch.setattr(pool, "cores", lambda: 2)
 
     def interrupt(stage: str, done: int, total: int) -> None:

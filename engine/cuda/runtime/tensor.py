@@ -1,5 +1,6 @@
 """What operations on a GPU pass to one another: arrays, values that are yet to be computed, weights, launches."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     def reshape(self, *shape: int) -> "Tensor":
         """The same elements under another shape."""
