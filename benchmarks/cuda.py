@@ -108,12 +108,14 @@ class Attention:
         self.heads = Heads(n_head, n_head_kv, width, width, True, width**-0.5, 1e-6, *norms)
 
     def track_attention(self, cache_type: str, depth: int, rows: int) -> float:
+        from engine.cuda.runtime.values import quantized
+
         def work() -> None:
             for layer in self.caches:
                 x = self.ops.attention(
                     self.heads, self.q, self.k, self.v, layer, Pass(self.positions, self.positions), self.table
                 )
-                self.ops._quantize(x, 256)
+                quantized(self.ops.recorder, x, 256)
 
         return microseconds(self.ops, work, self.layers)
 

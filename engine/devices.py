@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     from engine.compile.target import Target
     from engine.cuda.runtime.device import Device
-    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+    from engine.cuda.runtime.tensor import DeviceWeight, Tensor
+    from engine.cuda.runtime.values import Deferred
     from engine.models.weights import Weight
     from engine.ops import Operations, Ops
 

@@ -7,7 +7,7 @@ on what the caches hold, never on how many rows a pass has.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -40,6 +40,22 @@ class DeviceMemory:
     allocated: int
     weights: int
     free: int
+
+
+@dataclass(frozen=True)
+class Observation(Generic[A]):
+    """Intermediate values of an operation, by name.
+
+    kernel: the GPU kernel that has written them, such as "rope", and ``variant``: the same with its constants, such as
+    "rope[f16, f16, 64, 64, ...]"; both "" on the CPU.
+    """
+
+    kernel: str
+    variant: str
+    values: dict[str, A]
+
+
+Observer: TypeAlias = Callable[[Observation[A]], None]
 
 
 class Drafter(Protocol[A]):
@@ -193,6 +209,16 @@ class Operations(Protocol[A, V, M]):
 
     def warm_up(self, model: Decoder[A]) -> None:
         """Load these kernels; one that has not been compiled before is compiled here.  The model's cache is written."""
+
+    def observe(self, observer: Observer[A] | None) -> None:
+        """Call ``observer`` with intermediate values of operations from now on; None: no more.
+
+        The CPU tells of them inside its operations: "query" in attention, the normalized and rotated queries [rows, n_head,
+        d_k]; "convolved" in a delta net, q, k and v of each row side by side, [rows, n_channels].
+
+        A GPU tells of every kernel that is started by itself (``Backend.start``), once it has ended, with all arrays that it
+        has written and may still hold; the names are those of ``engine.cuda.runtime.tensor.Launch``.
+        """
 
     # --- choosing tokens ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from engine.ops import Operations
 
 if TYPE_CHECKING:
     from engine.cuda import backend as cuda
-    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+    from engine.cuda.runtime.tensor import DeviceWeight, Tensor
+    from engine.cuda.runtime.values import Deferred
 
     # What mypy compares: every operation with its types.
     of_cpu: Callable[[cpu.Backend], Operations[np.ndarray, np.ndarray, Weight]] = lambda ops: ops  # noqa: E731

@@ -37,7 +37,7 @@ from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Decoder, DeviceMemory, Forward, Operations
+from engine.ops import Decoder, DeviceMemory, Forward, Observation, Observer, Operations
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
 
@@ -61,6 +61,7 @@ class Backend:
             raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE
+        self._observer: Observer[np.ndarray] | None = None
         numba.set_num_threads(self.n_threads)
 
     # --- the device --------------------------------------------------------------------------------------------
@@ -160,6 +161,14 @@ class Backend:
         model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
         if model.mtp is not None:
             model.mtp.forward(0, 1)
+
+    def observe(self, observer: Observer[np.ndarray] | None) -> None:
+        """Call ``observer`` with "query" and "convolved" from now on; None: no more."""
+        self._observer = observer
+
+    def _tell(self, name: str, value: np.ndarray) -> None:
+        if self._observer is not None:
+            self._observer(Observation("", "", {name: value}))
 
     def can_sample(self, params: SamplingParams) -> bool:
         """Whether ``steps`` can choose tokens in this way: no, logits are where the sampler is."""
@@ -349,6 +358,7 @@ class Backend:
     ) -> np.ndarray:
         """Attention of q [rows, n_head, d_k] over the cache, as far back as its window or another one; float32 [rows,
         n_head * d_v]."""
+        self._tell("query", q)
         rows, n_head, _ = q.shape
         out = np.empty((rows, n_head, cache.d_v), f32)
         numba.set_num_threads(self.n_threads)
@@ -381,6 +391,8 @@ class Backend:
         """
         rows, positions, d = batch.rows, batch.positions, net.state_size
         q, k, v = self.convolved(net, x, memory, positions)
+        if self._observer is not None:
+            self._tell("convolved", np.concatenate([part.reshape(rows, -1) for part in (q, k, v)], axis=1))
         out = np.empty((rows, net.n_v, d), f32)
         numba.set_num_threads(self.n_threads)
         alpha, beta = gates if len(gates) == 2 else np.split(gates[0], 2, axis=1)

@@ -7,10 +7,11 @@ it is right when it gets the CPU's inputs in fresh memory (:class:`Difference`).
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,11 +20,13 @@ from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
 from engine.cuda.products.quantize import is_wide
-from engine.cuda.runtime.tensor import Attended, Deferred, Launch
+from engine.cuda.runtime.values import Attended, Deferred
+from engine.errors import DeviceError
 from engine.limits import STEP_ROWS
 from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.models.weights import Weight
+from engine.ops import Observation
 from engine.verify.layout import (
     activations,
     chunk_of,
@@ -40,6 +43,13 @@ f32 = np.float32
 
 CHUNK_PARTS = ("largest score and sum", "weighted values")
 """What attention leaves of each chunk, until the chunks are joined."""
+
+
+Seen: TypeAlias = Observation[Any]
+"""What a kernel of the GPU has written."""
+
+Inner: TypeAlias = dict[str, np.ndarray]
+"""What the CPU has inside an operation, by name."""
 
 
 @dataclass(frozen=True)
@@ -248,34 +258,29 @@ class Lockstep:
 
     def _operate(self, name: str, *args: Any) -> Any:
         """An operation on both devices: a pair, or a list of pairs."""
-        mirror, inner = copy.copy(self._cpu.ops), []
-
-        def attend(q: np.ndarray, *rest: Any) -> np.ndarray:
-            inner.append(q)
-            return type(mirror).attend(mirror, q, *rest)
-
-        def convolved(net: Any, x: np.ndarray, *rest: Any) -> Any:
-            parts = type(mirror).convolved(mirror, net, x, *rest)
-            inner.append(np.concatenate([part.reshape(len(x), -1) for part in parts], 1))
-            return parts
-
-        mirror.attend, mirror.convolved = attend, convolved
+        cpu, inner = self._cpu.ops, dict[str, np.ndarray]()
         before = self._remembered(args) if name == "delta_net" else None
-        returned = getattr(mirror, name)(*take(args, _cpu_side))
+        cpu.observe(lambda seen: inner.update(seen.values))
+        try:
+            returned = getattr(cpu, name)(*take(args, _cpu_side))
+        finally:
+            cpu.observe(None)
         expected = _as_list(returned)
         given = take(args, lambda pair: pair.gpu)
         plan = self._record(name, given)
         results, _ = plan.result
         tensors = ", ".join(a.name for a in args if isinstance(a, Pair) and a.name and not Attention.of(name, args))
         compared: list[Check] = []
-        for launch, checks in self._run(name, args, given, plan, expected, inner):
-            kernel = launch.kernel
-            compared += checks
-            site = Site(self._layer, name, tensors, kernel.kernel.name, kernel.name)
+
+        def compare(seen: Seen, checks: list[Check]) -> None:
+            compared.extend(checks)
+            site = Site(self._layer, name, tensors, seen.kernel, seen.variant)
             for check in checks:
                 self._note(site, check)
                 if check.differing.any():
                     raise Difference(site, check, self._judge(name, args, expected, inner, check, before))
+
+        self._run(name, args, given, plan, expected, inner, compare)
         if returned is None:
             return None
         pairs = [
@@ -293,14 +298,14 @@ class Lockstep:
         given = Attention.of(name, args)
         if not isinstance(result, Attended) or given is None:
             inputs = (a for a in args if isinstance(a, Pair))
-            return tuple(zip(("first", "second", "gate"), inputs, strict=False))
+            return tuple(zip(result.inputs, inputs, strict=True))
         # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
         mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
-        padded = np.zeros((*sums.shape[:3], result.second.size // (mass.size // 2)), f32)
+        padded = np.zeros((*sums.shape[:3], result.values.size // (mass.size // 2)), f32)
         padded[..., : sums.shape[3]] = sums
         parts = (
-            ("first", Pair(mass, result.first)),
-            ("second", Pair(padded, result.second)),
+            ("mass", Pair(mass, result.mass)),
+            ("values", Pair(padded, result.values)),
             ("positions", given.last),
         )
         return (*parts, ("gate", given.q)) if given.heads.gated else parts
@@ -311,7 +316,7 @@ class Lockstep:
 
         def forward() -> Any:
             results = _as_list(getattr(gpu, name)(*given))
-            return results, [gpu._plain(result) for result in results]
+            return results, [gpu.plain(result) for result in results]
 
         return gpu.record(forward)
 
@@ -322,47 +327,65 @@ class Lockstep:
         given: Sequence[Any],
         plan: Any,
         expected: list[np.ndarray],
-        inner: list[np.ndarray],
-    ) -> Iterator[tuple[Launch, list[Check]]]:
-        """Start the launches one by one; after each, what it wrote beside what it should have written.
+        inner: Inner,
+        compare: Callable[[Seen, list[Check]], None],
+    ) -> None:
+        """Start the launches one by one; after each, ``compare`` gets what it wrote beside what it should have written.
 
         inner: what the CPU has inside an operation: rotated queries, or what a delta net makes of its inputs.
         """
-        gpu, attended = self._gpu.ops, Attention.of(name, args)
+        gpu = self._gpu.ops
         pairs = list(zip(plan.result[1], expected, strict=True))
         # A result may be written in parts, and what lies in its place may first have been something else.
         places = [range(tensor.address, tensor.address + array.nbytes) for tensor, array in pairs]
         written = [(i, out.address) for i, launch in enumerate(plan.launches) for out in launch.outputs]
         last = [max((i for i, address in written if address in place), default=-1) for place in places]
-        for i, launch in enumerate(plan.launches):
-            done = [pair for pair, end in zip(pairs, last, strict=True) if end == i]
-            results = {tensor.address for tensor, _ in done}
-            gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
-            layer = "" if self._layer is None else f" of layer {self._layer}"
-            gpu.device.synchronize(f"the kernel {launch.kernel.name} ({name}{layer})")
-            checks = []
-            kind = launch.kernel.kernel.name
-            if name == "remember":
-                checks = self._appended(args[3], args[4].positions.cpu, given[3], launch)
-            elif kind == "convolve":
-                checks = self._convolved(args, launch, inner[0])
-            elif name in ("delta_net", "keep_rows"):
-                checks = self._kept(name, kind, args)
-            elif any(out.address not in results for out in launch.outputs):
-                if attended:
-                    checks = self._inside_attention(attended, given, launch, inner[0])
-                elif name.startswith("matmul"):
-                    x = args[1 if name == "matmul_add" else 0].cpu
-                    if len(launch.outputs) == 3:
-                        unit = int(launch.kernel.constants[0])
-                        checks = self._quantized(unit, x, [gpu.download(out) for out in launch.outputs])
-                    else:
-                        checks = [Check(f"{kind} of x", x, gpu.download(launch.outputs[0]))]
-            checks += [Check("result", array, gpu.download(tensor).reshape(array.shape)) for tensor, array in done]
-            yield launch, checks
+        ended = count()
 
-    def _quantized(self, unit: int, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
+        def after(seen: Seen) -> None:
+            i = next(ended)
+            done = [pair for pair, end in zip(pairs, last, strict=True) if end == i]
+            between = {what: out for what, out in seen.values.items() if all(out.address != t.address for t, _ in done)}
+            checks = self._between(name, args, given, seen.kernel, between, inner)
+            checks += [Check("result", array, gpu.download(tensor).reshape(array.shape)) for tensor, array in done]
+            compare(seen, checks)
+
+        gpu.observe(after)
+        try:
+            gpu.start(plan)
+        except DeviceError as error:
+            where = "" if self._layer is None else f" of layer {self._layer}"
+            raise DeviceError(f"in {name}{where}: {error}") from error
+        finally:
+            gpu.observe(None)
+
+    def _between(
+        self, name: str, args: Sequence[Any], given: Sequence[Any], kernel: str, values: dict[str, Any], inner: Inner
+    ) -> list[Check]:
+        """What a kernel has written beside results of its operation: ``values``, and into caches and rings."""
+        attended = Attention.of(name, args)
+        if name == "remember":
+            return self._appended(args[3], args[4].positions.cpu, given[3], values)
+        if "convolved" in values:
+            return self._convolved(args, values, inner["convolved"])
+        if name in ("delta_net", "keep_rows"):
+            return self._kept(name, kernel, args)
+        if attended and "query" in values:
+            return self._rotated(attended, given, values, inner["query"])
+        if attended and "mass" in values:
+            return self._chunks(attended, values, inner["query"])
+        if name.startswith("matmul"):
+            x = args[1 if name == "matmul_add" else 0].cpu
+            if "q" in values:
+                return self._quantized(x, [self._gpu.ops.download(values[what]) for what in ("q", "scales", "sums")])
+            if "result" in values:
+                return [Check(f"{kernel} of x", x, self._gpu.ops.download(values["result"]))]
+        return []
+
+    def _quantized(self, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
         rows, columns = x.shape
+        # A scale for each unit of each row, rows in tiles of 8.
+        unit = columns * 8 * -(-rows // 8) // words[1].size
         names = ("x as int8", "its scales", "its sums")
         q, d, s = self._cpu.ops._quantize(x, unit)
         if is_wide(unit, rows):
@@ -375,45 +398,50 @@ class Lockstep:
         pairs = zip(names, (q, d, s), activations(unit, rows, columns, *words), strict=True)
         return [Check(what, a, b) for what, a, b in pairs]
 
-    def _inside_attention(
-        self, attended: Attention, given: Sequence[Any], launch: Launch, queries: np.ndarray
+    def _rotated(
+        self, attended: Attention, given: Sequence[Any], values: dict[str, Any], queries: np.ndarray
     ) -> list[Check]:
-        """What the kernels of attention hand to one another: rotated queries, the cache, and the parts of each chunk."""
-        gpu, outputs = self._gpu.ops, launch.outputs
-        heads, cache, positions = attended.heads, attended.cache, attended.last.cpu
-        integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
-        if launch.kernel.kernel.name == "rope":
-            checks = [("rotated query", queries)]
-            if cache.k_type.quantized:
-                checks = [("rotated query as int8", integers), ("its scales", scales)]
-            found = [gpu.download(out) for out in outputs]
-            query = [
-                Check(what, mine, np.ascontiguousarray(theirs).view(mine.dtype).reshape(mine.shape))
-                for (what, mine), theirs in zip(checks, found, strict=False)
-            ]
-            return [*query, *self._appended(cache, positions, given[4], launch)] if attended.stores else query
+        """What the kernel of rotation hands to attention: queries, and what is now in the cache."""
+        cache = attended.cache
+        law = [("rotated query", queries)]
+        if cache.k_type.quantized:
+            both = self._cpu.ops.int8_queries(queries, attended.heads.scale, cache.k_type)
+            law = list(zip(("rotated query as int8", "its scales"), both, strict=True))
+        found = [self._gpu.ops.download(values[name]) for name in ("query", "query_scales")[: len(law)]]
+        checks = [
+            Check(what, mine, np.ascontiguousarray(theirs).view(mine.dtype).reshape(mine.shape))
+            for (what, mine), theirs in zip(law, found, strict=True)
+        ]
+        if attended.stores:
+            checks += self._appended(cache, attended.last.cpu, given[4], values)
+        return checks
+
+    def _chunks(self, attended: Attention, values: dict[str, Any], queries: np.ndarray) -> list[Check]:
+        """What the kernel of attention leaves of each chunk."""
+        gpu, heads, cache, positions = self._gpu.ops, attended.heads, attended.cache, attended.last.cpu
         rows, d_v = positions.size, cache.d_v
         if rows > STEP_ROWS:
             return []  # the rows of several launches, of which each leaves its own
-        slots = outputs[0].size // (2 * rows * heads.n_head)
+        slots = values["mass"].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
-        if [out.size for out in outputs] != [2 * rows * heads.n_head * slots, rows * heads.n_head * slots * padded]:
-            return []
+        integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
         mass = np.zeros((rows, heads.n_head, slots, 2), f32)
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
         rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
         mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
         chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
-        found = gpu.download(outputs[0]).reshape(mass.shape)
+        found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
-        parts = gpu.download(outputs[1]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
+        parts = gpu.download(values["values"]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
         return [
             Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
             Check(CHUNK_PARTS[1], sums, parts, seen),
         ]
 
-    def _appended(self, cache: Any, positions: np.ndarray, device_cache: LayerCache, launch: Launch) -> list[Check]:
+    def _appended(
+        self, cache: Any, positions: np.ndarray, device_cache: LayerCache[Any], values: dict[str, Any]
+    ) -> list[Check]:
         """What a kernel of rotation has put into the cache, and leaves for attention."""
         gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
         appended, checks = [], []
@@ -431,14 +459,14 @@ class Lockstep:
                 picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
             checks.append(Check(what, *picked))
         words = np.concatenate(appended, axis=2)
-        if launch.outputs and launch.outputs[-1].shape == words.shape:
-            checks.append(Check("both as words", words, gpu.download(launch.outputs[-1])))
+        if "words" in values:
+            checks.append(Check("both as words", words, gpu.download(values["words"])))
         return checks
 
-    def _convolved(self, args: Sequence[Any], launch: Launch, y: np.ndarray) -> list[Check]:
+    def _convolved(self, args: Sequence[Any], values: dict[str, Any], y: np.ndarray) -> list[Check]:
         """What a delta net has ready of all tokens before its state goes from one to the next."""
         net, _, gates, _, batch = args
-        y_found, gates_found = (self._gpu.ops.download(out) for out in launch.outputs)
+        y_found, gates_found = (self._gpu.ops.download(values[name]) for name in ("convolved", "gates"))
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
         opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
         return [
@@ -473,7 +501,7 @@ class Lockstep:
         name: str,
         args: Sequence[Any],
         expected: list[np.ndarray],
-        inner: list[np.ndarray],
+        inner: Inner,
         first: Check,
         before: list[np.ndarray] | None,
     ) -> str:
@@ -506,13 +534,16 @@ class Lockstep:
             return take(value, fresh)
 
         given = [fresh(a) for a in args]
-        for launch, checks in self._run(name, args, given, self._record(name, given), expected, inner):
-            for check in checks:
-                if check.differing.any():
-                    same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))
-                    how = "in the same way" if same else "in another way"
-                    name = launch.kernel.name
-                    return f"the kernel {name} is at fault: given the CPU's inputs in fresh memory it differs {how}."
+        again: list[tuple[str, Check]] = []
+
+        def compare(seen: Seen, checks: list[Check]) -> None:
+            again.extend((seen.variant, check) for check in checks if check.differing.any())
+
+        self._run(name, args, given, self._record(name, given), expected, inner, compare)
+        for variant, check in again[:1]:
+            same = check.what == first.what and np.array_equal(_bits(check.gpu), _bits(first.gpu))
+            how = "in the same way" if same else "in another way"
+            return f"the kernel {variant} is at fault: given the CPU's inputs in fresh memory it differs {how}."
         return (
             "given the CPU's inputs in fresh memory the same kernel is right: something has overwritten its inputs, or its "
             "result changes from run to run."

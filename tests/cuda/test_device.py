@@ -36,6 +36,7 @@ from engine.models.weights import Weight
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached
+from engine.verify.tally import Tally
 from tests.conftest import REPOSITORY, shared_model
 from tests.speculative.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
 from tests.tiers import together
@@ -46,6 +47,7 @@ if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
 
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.runtime.device import Device
+from engine.verify.comparison import Comparison
 
 pytestmark = pytest.mark.gpu
 
@@ -254,7 +256,7 @@ def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> Non
 
 def plain(gpu: Any, name: str, *args: Any) -> Any:
     """An operation's value as float32, which the GPU would otherwise compute only where it is used."""
-    return gpu._plain(getattr(gpu, name)(*args))
+    return gpu.plain(getattr(gpu, name)(*args))
 
 
 @pytest.mark.parametrize("n", [1, 7, 64, 80, 128, 129, 255, 256, 257, 576, 1152, 4096, 5120])
@@ -550,7 +552,7 @@ def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkey
             gpu.reset()
             cpu.prefill(ids)
             same(gpu.prefill(ids)[0], expected[0], f"{what}logits")
-            parity.Comparison(cpu, gpu, ids, 0, parity.Tally()).caches()
+            Comparison(cpu, gpu, ids, 0, Tally()).caches()
         found = np.array([gpu.prefill(ids)[0], *(gpu.step(token) for token in following)])
         same(found, expected, f"{what}logits of what follows")
         prompt = [*ids[:650], *following]

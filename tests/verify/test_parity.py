@@ -8,6 +8,7 @@ import pytest
 
 from engine import devices, parity
 from engine.errors import DeviceError
+from engine.verify import passes
 
 Capture = pytest.CaptureFixture[str]
 
@@ -60,12 +61,12 @@ def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 40, 135, 136, 137, 200, 1000])
 def test_sizes(n: int) -> None:
-    found = parity.sizes(n)
+    found = passes.sizes(n)
     assert sum(found) == n and set(found) <= set(range(1, 17))
     if n >= 136:
         assert set(found) == set(range(1, 17))
     ids = list(range(n))
-    batches = list(parity.passes(ids, found))
+    batches = list(passes.passes(ids, found))
     assert [len(tokens) for tokens, _ in batches] == found
     assert [int(t) for tokens, _ in batches for t in tokens] == [int(p) for _, places in batches for p in places] == ids
 
@@ -82,7 +83,7 @@ def test_sizes(n: int) -> None:
     ],
 )
 def test_sizes_of_few_passes(most: int, n: int, expected: list[int]) -> None:
-    assert parity.wide_sizes(most, n) == expected
+    assert passes.wide_sizes(most, n) == expected
 
 
 # --- what needs the GPU's packages, but no GPU -------------------------------------------------------------------

@@ -10,21 +10,21 @@ A pass of more rows than a step: the router's product and route; pairs sorted by
 launches if their formats differ; gate's function and int8; down; what every row uses, as without experts; join.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
+from engine.cuda.products import dense, matmul, quantize, router, wide_experts
 from engine.cuda.products import experts as kernels
-from engine.cuda.products import matmul, quantize, router, wide_experts
+from engine.cuda.runtime.recorder import Int8, Recorder
+from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
+from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
 from engine.limits import STEP_ROWS
 from engine.models.experts import Experts
 
-f32 = np.float32
-
-if TYPE_CHECKING:
-    from engine.cuda.backend import Backend
-    from engine.cuda.runtime.tensor import Deferred, DeviceWeight, Tensor
+Activations: TypeAlias = Int8 | Tensor
+"""What a product reads: int8, or float32 for matrices of a float format."""
 
 
 class Mixture:
@@ -32,17 +32,17 @@ class Mixture:
 
     def __init__(
         self,
-        ops: "Backend",
-        experts: "Experts[Tensor, DeviceWeight]",
-        residual: "Tensor | None",
-        x: "Tensor | Deferred",
-        router_x: "Tensor | Deferred | None" = None,
+        recorder: Recorder,
+        experts: Experts[Tensor, DeviceWeight],
+        residual: Tensor | None,
+        x: Tensor | Deferred,
+        router_x: Tensor | Deferred | None = None,
     ) -> None:
-        self._ops, self._experts, self._residual, self._x = ops, experts, residual, x
+        self._recorder, self._experts, self._residual, self._x = recorder, experts, residual, x
         self._router_x = x if router_x is None else router_x
         self._rows = x.shape[0]
         self._pairs = self._rows * experts.n_used
-        self._quantized: dict[int, Any] = {}
+        self._activated: dict[int, Activations] = {}
         self._wide = self._rows > STEP_ROWS
         #: Whether the network that every row uses takes part in the launches of the experts.
         self._joins = (
@@ -53,19 +53,18 @@ class Mixture:
                 for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
             )
         )
-        self._ids = ops._empty((self._rows, experts.n_used), np.int32)
-        self._weights = ops._empty((self._rows, experts.n_used))
+        self._ids = recorder.empty((self._rows, experts.n_used), np.int32)
+        self._weights = recorder.empty((self._rows, experts.n_used))
         self._routed = False
         self._sorted: tuple[Tensor, Tensor] | None = None
 
-    def record(self) -> "Tensor":
+    def record(self) -> Tensor:
         """Note the launches; gives the result."""
-        ops, experts = self._ops, self._experts
+        recorder, experts = self._recorder, self._experts
         logits = self._logits()
         stacks, others = [experts.gate, experts.up], list(experts.shared or ())
         gate, up = self._products(stacks, others[:2], self._activations, False, logits)
-        activation, down = getattr(ops, experts.activation), experts.down
-        act = activation(gate, up)
+        act, down = Gated(gate, up, experts.activation), experts.down
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
         size = (down.format.name, units, n_rows, experts.n_used, self._joins)
         usual = experts.activation == "swiglu" and self._joins == (experts.shared is not None)
@@ -73,60 +72,61 @@ class Mixture:
             return self._matmul_join(gate, up, logits, units, n_rows)
         common: Tensor | int = 0
         if experts.shared and not self._joins:
-            g, u = ops._matmul(self._x, experts.shared[:2], None)
-            (common,) = ops._matmul(activation(g, u), experts.shared[2:], None)
+            g, u = dense.matmul(recorder, self._x, experts.shared[:2])
+            (common,) = dense.matmul(recorder, Gated(g, u, experts.activation), experts.shared[2:])
 
-        def activations(unit: int) -> Any:
-            return ops._quantize(act, unit, self._rows) if unit else ops._plain(act)
+        def activations(unit: int) -> Activations:
+            return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
 
         (y,) = self._products([down], others[2:], activations, True, logits)
-        out = ops._empty((self._rows, n_rows))
-        arguments = (
+        out = recorder.empty((self._rows, n_rows))
+        arguments: tuple[Argument, ...] = (
             *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
             *(logits, experts.router.rows, n_rows, out),
         )
         kernel = kernels.join(experts.n_used, experts.shared is not None, self._residual is not None)
-        ops._launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, out)
+        recorder.launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, result=out)
         return out
 
-    def _logits(self) -> "Tensor":
+    def _logits(self) -> Tensor:
         """Of all rows; where one kernel does both, the int8 of x is made, too."""
-        ops, matrix, unit = self._ops, self._experts.router, self._experts.gate.format.unit
+        recorder, matrix, unit = self._recorder, self._experts.router, self._experts.gate.format.unit
         n, x, seen = matrix.columns, self._x, self._router_x
         # Of many rows, products that read the router once for 16 of them save more than the launches cost.
-        both = self._rows <= STEP_ROWS and all(getattr(one, "kind", "") == "rms_norm" for one in (x, seen))
-        if both:
-            both = (x.first.address, x.eps) == (seen.first.address, seen.eps)  # type: ignore[union-attr]
-        if not (both and matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS):
-            (logits,) = ops._matmul(seen, (matrix,), None)
+        fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
+        fits = fits and self._rows <= STEP_ROWS
+        if not (fits and isinstance(x, Normalized) and isinstance(seen, Normalized) and x.normalizes_as(seen)):
+            (logits,) = dense.matmul(recorder, seen, (matrix,))
             return logits
-        logits = ops._empty((self._rows, matrix.rows))
-        parts = ops._int8(unit, self._rows, n)
+        logits = recorder.empty((self._rows, matrix.rows))
+        parts = recorder.int8(unit, self._rows, n)
         grid = (-(-n // quantize.RUN) + -(-matrix.rows // quantize.WARPS), self._rows)
-        norm = (x.first, x.second, seen.second, x.eps)  # type: ignore[union-attr]
+        norm = (x.x, x.weight, seen.weight, x.eps)
         arguments = (*norm, matrix, matrix.rows, *parts, logits)
-        ops._launch(router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, *parts, logits)
-        self._quantized[unit] = parts
+        recorder.launch(
+            router.rms_norm_router(unit, n), grid, quantize.RUN, arguments, **parts._asdict(), logits=logits
+        )
+        self._activated[unit] = parts
         return logits
 
-    def _activations(self, unit: int) -> Any:
+    def _activations(self, unit: int) -> Activations:
         """x as int8 of ``unit`` values a scale; as float32 for 0."""
-        if unit not in self._quantized:
-            self._quantized[unit] = self._ops._quantize(self._x, unit) if unit else self._ops._plain(self._x)
-        return self._quantized[unit]
+        if unit not in self._activated:
+            self._activated[unit] = quantized(self._recorder, self._x, unit) if unit else plain(self._recorder, self._x)
+        return self._activated[unit]
 
     def _products(
         self,
-        stacks: Sequence["DeviceWeight"],
-        others: Sequence["DeviceWeight"],
-        activations: Any,
+        stacks: Sequence[DeviceWeight],
+        others: Sequence[DeviceWeight],
+        activations: Callable[[int], Activations],
         down: bool,
-        logits: "Tensor",
-    ) -> list["Tensor"]:
+        logits: Tensor,
+    ) -> list[Tensor]:
         """Each stack times the activations of all pairs: [pairs, R], or [pairs + rows, R] with the others'."""
-        ops, n_used = self._ops, self._experts.n_used
+        recorder, n_used = self._recorder, self._experts.n_used
         n_rows = stacks[0].rows // self._experts.n_expert
-        outs = [ops._empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
+        outs = [recorder.empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
         units = [w.format.unit if w.format.quantized else 0 for w in stacks]
         together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
         if self._wide and stacks[0].format != stacks[-1].format:
@@ -134,41 +134,43 @@ class Mixture:
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
             x = activations(units[first])
-            if self._wide and units[first]:
+            if self._wide and isinstance(x, Int8):
                 self._route(logits)
                 self._matmul_wide([stacks[i] for i in members], x, down, n_rows, [outs[i] for i in members])
                 continue
-            if units[first]:
+            if isinstance(x, Int8):
                 chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
                 self._matmul_experts(*chosen, x, down, logits, n_rows, [outs[i] for i in members])
                 continue
             self._route(logits)
             kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down)
             arguments = (stacks[first], x, self._ids, stacks[first].columns, n_rows, outs[first])
-            ops._launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, outs[first])
+            recorder.launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, result=outs[first])
         return outs
 
-    def _route(self, logits: "Tensor") -> None:
+    def _route(self, logits: Tensor) -> None:
         """The experts of all rows, unless they are known."""
         if not self._routed:
             scales = self._experts.scales
             kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None)
             arguments = (logits, self._experts.router.rows, scales or 0, self._ids, self._weights)
-            self._ops._launch(kernel, (self._rows,), 32, arguments, self._ids, self._weights)
+            self._recorder.launch(kernel, (self._rows,), 32, arguments, ids=self._ids, weights=self._weights)
             self._routed = True
 
-    def _sort(self) -> tuple["Tensor", "Tensor"]:
+    def _sort(self) -> tuple[Tensor, Tensor]:
         """Pairs by expert, and what the blocks of a product have of them."""
         if self._sorted is None:
-            ops, n_expert = self._ops, self._experts.n_expert
-            listed = ops._empty((self._pairs,), np.int32)
-            items = ops._empty((wide_experts.n_items(self._pairs, n_expert), 4), np.int32)
+            recorder, n_expert = self._recorder, self._experts.n_expert
+            listed = recorder.empty((self._pairs,), np.int32)
+            items = recorder.empty((wide_experts.n_items(self._pairs, n_expert), 4), np.int32)
             arguments = (self._ids, self._pairs, listed, items)
-            ops._launch(wide_experts.sort_pairs(), (n_expert,), wide_experts.SORTERS, arguments, listed, items)
+            recorder.launch(
+                wide_experts.sort_pairs(), (n_expert,), wide_experts.SORTERS, arguments, listed=listed, items=items
+            )
             self._sorted = listed, items
         return self._sorted
 
-    def _matmul_wide(self, stacks: list["DeviceWeight"], x: Any, down: bool, n_rows: int, outs: list["Tensor"]) -> None:
+    def _matmul_wide(self, stacks: list[DeviceWeight], x: Int8, down: bool, n_rows: int, outs: list[Tensor]) -> None:
         listed, items = self._sort()
         entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
         end = len(stacks) * n_tiles
@@ -177,18 +179,18 @@ class Mixture:
             *(n_tiles, end, n_rows, stacks[0].columns // entry.unit, *x),
         )
         sizes = 1 if down else self._experts.n_used, items.shape[0], end
-        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._ops.device.shared_memory)
-        self._ops._launch(kernel, grid, threads, arguments, *outs)
+        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._recorder.device.shared_memory)
+        self._recorder.launch(kernel, grid, threads, arguments, **dense.results(outs))
 
     def _matmul_experts(
         self,
-        stacks: list["DeviceWeight"],
-        others: list["DeviceWeight"],
-        x: Any,
+        stacks: list[DeviceWeight],
+        others: list[DeviceWeight],
+        x: Int8,
         down: bool,
-        logits: "Tensor",
+        logits: Tensor,
         n_rows: int,
-        outs: list["Tensor"],
+        outs: list[Tensor],
     ) -> None:
         n_expert, n_used, scales = self._experts.n_expert, self._experts.n_used, self._experts.scales
         chooses = self._rows == 1 and not self._routed
@@ -204,14 +206,16 @@ class Mixture:
         constants = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
         kernel = kernels.matmul_experts(*constants, *((n_expert, scales is not None) if chooses else ()))
         grid = (len(stacks) * n_tiles, self._pairs + self._joins)
-        written = (*outs, self._ids, self._weights) if chooses else outs
-        self._ops._launch(kernel, grid, 32 * matmul.warps(units, False), arguments, *written)
+        written = dense.results(outs)
+        if chooses:
+            written |= {"ids": self._ids, "weights": self._weights}
+        self._recorder.launch(kernel, grid, 32 * matmul.warps(units, False), arguments, **written)
         self._routed = True
 
-    def _matmul_join(self, gate: "Tensor", up: "Tensor", logits: "Tensor", units: int, n_rows: int) -> "Tensor":
-        experts, ops = self._experts, self._ops
+    def _matmul_join(self, gate: Tensor, up: Tensor, logits: Tensor, units: int, n_rows: int) -> Tensor:
+        experts, recorder = self._experts, self._recorder
         assert self._residual is not None
-        out = ops._empty(self._residual.shape)
+        out = recorder.empty(self._residual.shape)
         common, logit = (experts.shared[2], logits.address + 4 * experts.n_expert) if experts.shared else (0, 0)
         arguments = (
             *(experts.down, common, gate, up, self._ids, self._weights, logit),
@@ -219,5 +223,5 @@ class Mixture:
         )
         constants = (experts.down.format.name, units, experts.n_used, self._joins)
         threads = kernels.join_threads(*constants)
-        ops._launch(kernels.matmul_join(*constants), (n_rows // 16,), threads, arguments, out)
+        recorder.launch(kernels.matmul_join(*constants), (n_rows // 16,), threads, arguments, result=out)
         return out

@@ -1,12 +1,12 @@
-"""What operations on a GPU pass to one another: arrays, values that are yet to be computed, weights, launches."""
+"""What operations on a GPU pass to one another and record: arrays, weights, launches, and passes made of launches."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from engine.cuda.attention import attend as attention
 from engine.cuda.products import repack
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Buffer, Graph
@@ -19,8 +19,8 @@ class Tensor:
 
     address: int
     shape: tuple[int, ...]
-    dtype: Any
-    memory: Any
+    dtype: DTypeLike
+    memory: object
 
     @property
     def size(self) -> int:
@@ -36,40 +36,6 @@ class Tensor:
         first, last, _ = rows.indices(self.shape[0])
         step = self.size // self.shape[0] * np.dtype(self.dtype).itemsize
         return Tensor(self.address + first * step, (last - first, *self.shape[1:]), self.dtype, self.memory)
-
-
-@dataclass
-class Deferred:
-    """A value that is computed where it is used: ``kind`` "rms_norm" of (x, weight) with eps, "gated_norm" of these and
-    ``gate``, "swiglu" or "geglu" of (gate, up)."""
-
-    kind: str
-    first: Tensor
-    second: Tensor
-    eps: float = 0.0
-    gate: Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        return self.first.shape
-
-
-@dataclass(kw_only=True)
-class Attended(Deferred):
-    """The result of attention, whose chunks have yet to be joined: ``kind`` "combine" of (weights, sums), with ``gate`` where
-    heads are gated (``engine/cuda/attention/combine.py``)."""
-
-    positions: Tensor
-    geometry: attention.Geometry
-    slots: int
-    window: int
-    columns: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
-        return self.positions.size, self.columns
 
 
 @dataclass(frozen=True)
@@ -93,15 +59,31 @@ class DeviceWeight:
         return -(-self.rows // repack.TILE)
 
 
+Argument: TypeAlias = Tensor | DeviceWeight | float | None
+"""An argument of a launch: an array or a matrix, whose address the kernel gets, or a number; 0 for an array that is not
+there."""
+
+
 @dataclass(frozen=True)
 class Launch:
-    """One kernel of a recorded pass; ``outputs`` are the arrays it writes, there until a later launch uses their memory."""
+    """One kernel of a recorded pass.
+
+    ``outputs`` are the arrays it writes, there until a later launch uses their memory; ``names`` say what each is:
+
+    - result: a result of the operation, or part of one (result_1, ... where a kernel has several);
+    - q, scales, sums: activations as int8 (``engine/cuda/products/quantize.py``);
+    - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as they were stored;
+    - mass, values: what attention leaves of each chunk: largest score and sum, and weighted values;
+    - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
+    - logits, ids, weights, listed, items: the choice of experts, and pairs of rows and experts sorted by expert.
+    """
 
     kernel: Specialization
     grid: tuple[int, ...]
     block: int
-    arguments: tuple[Any, ...]
+    arguments: tuple[float | None, ...]
     outputs: tuple[Tensor, ...]
+    names: tuple[str, ...]
 
 
 class Plan:

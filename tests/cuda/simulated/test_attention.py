@@ -300,7 +300,7 @@ def same_operations(
     on_device: Any = {name: gpu.upload(w) for name in ("q_norm", "k_norm") if (w := getattr(heads, name)) is not None}
     device_heads = replace(heads, **on_device)
     arrays = [gpu.upload(array) for array in (q, k, v, positions, table)]
-    everything: Any = lambda: [gpu._plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
+    everything: Any = lambda: [gpu.plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
     plan: Any = gpu.record(everything)
     gpu.start(plan)
     for mine, theirs in zip(plan.result, expected, strict=True):

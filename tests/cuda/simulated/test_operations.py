@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
+from engine.cuda.products import dense
+from engine.cuda.runtime import values
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
@@ -100,7 +102,7 @@ def test_matmul_in_every_way(
 ) -> None:
     """A warp per unit, or chains of two units, the last of one, with two records in flight or one."""
     monkeypatch.setattr(matmul, "SINGLE_WARPS", single)
-    monkeypatch.setattr(backend, "DEEP_TILES", deep)
+    monkeypatch.setattr(dense, "DEEP_TILES", deep)
     columns = 9 * 256
     w, x, residual = weight(FORMATS_BY_NAME["Q4_K"], 5, columns), activations(rows, columns), activations(rows, 5)
     r, on_device, device_weight = gpu.upload(residual), gpu.upload(x), gpu.weight(w)
@@ -128,7 +130,7 @@ def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
     g, u, r, device_weight = gpu.upload(gate), gpu.upload(up), gpu.upload(residual), gpu.weight(w)
     (ours,) = computed(gpu, lambda: gpu.matmul_add(r, getattr(gpu, act)(g, u), device_weight))
     same(ours, theirs)
-    same(computed(gpu, lambda: gpu._plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
+    same(computed(gpu, lambda: gpu.plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
 
 
 @pytest.mark.covering(1)
@@ -154,7 +156,7 @@ def test_embed(gpu: backend.Backend, entry: Format) -> None:
 def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
     x, residual, norm = activations(2, n), activations(2, n)[::-1].copy(), activations(1, n)[0]
     a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
-    same(computed(gpu, lambda: gpu._plain(gpu.rms_norm(a, w, 1e-6)))[0], cpu.rms_norm(x, norm, 1e-6))
+    same(computed(gpu, lambda: gpu.plain(gpu.rms_norm(a, w, 1e-6)))[0], cpu.rms_norm(x, norm, 1e-6))
     expected = cpu.rms_norm_add(residual, x, norm, 1e-6, scale)
     same(computed(gpu, lambda: gpu.rms_norm_add(r, a, w, 1e-6, scale))[0], expected)
 
@@ -203,7 +205,7 @@ def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> 
     a, o, w = gpu.upload(x), gpu.upload(other), gpu.upload(norm)
 
     def quantized() -> Any:
-        return list(gpu._quantize(operation(gpu, a, o, w), n))
+        return list(values.quantized(gpu.recorder, operation(gpu, a, o, w), n))
 
     plan: Any = gpu.record(quantized)
     assert len(plan.launches) == 1 and tuple(t.size for t in plan.result) == activation_words(n, rows, n)

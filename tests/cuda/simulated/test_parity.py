@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
+from engine.verify import comparison, passes
+from engine.verify.tally import Tally
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
@@ -50,8 +52,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     monkeypatch.setattr(device, "require_gpu", lambda: None)
     monkeypatch.setattr(sample, "GROUPS", 32)
-    monkeypatch.setattr(parity, "NOISY", {"temperature": 0.8, "top_k": 30})
-    monkeypatch.setattr(parity, "MOST_SAMPLED", 1)
+    monkeypatch.setattr(comparison, "NOISY", {"temperature": 0.8, "top_k": 30})
+    monkeypatch.setattr(comparison, "MOST_SAMPLED", 1)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     cpu.reset()
     gpu.reset()
     both = Lockstep(cpu.model, gpu.model, lambda site, check: noted.append((site, check)))
-    for tokens, positions in parity.passes(ids, counts):
+    for tokens, positions in passes.passes(ids, counts):
         both.forward(tokens, positions, 1)
     if cpu.model.mtp is not None:
         both.draft(ids[0], sum(counts))
@@ -153,7 +155,7 @@ class Damage:
         self.calls = 0
         self._outputs: dict[int, tuple[Any, Any]] = {}
         self._kernel, self._when, self._output, self._at, self._bits = kernel, when, output, at, bits
-        record = ops.record
+        record = ops.recorder.record
 
         def remembering(forward: Callable[[], Any]) -> Any:
             plan = record(forward)
@@ -161,7 +163,7 @@ class Damage:
             self._outputs |= {id(launch.arguments): (launch.arguments, launch.outputs) for launch in plan.launches}
             return plan
 
-        ops.record = remembering
+        ops.recorder.record = remembering
         ops.device.damage = self
 
     def __call__(self, device: Any, specialization: Any, arguments: Any) -> None:
@@ -185,9 +187,9 @@ def models(sound: Models) -> Iterator[Models]:
     """One pair of models, repaired after each test."""
     yield sound
     ops: Any = sound[1].model.ops
-    ops.__dict__.pop("record", None)
+    ops.recorder.__dict__.pop("record", None)
     ops.device.damage = None
-    ops._plans.clear()
+    ops.plans.kept.clear()
 
 
 def test_a_wrong_kernel(models: Any) -> None:
@@ -247,10 +249,10 @@ def test_wrong_weights(models: Any) -> None:
 def test_wrong_only_in_a_graph(models: Any) -> None:
     """The search goes from the pass to its operations, and from there to the launches of its graph."""
     cpu, gpu = models
-    comparison = parity.Comparison(cpu, gpu, [3], 0, parity.Tally())
+    both = comparison.Comparison(cpu, gpu, [3], 0, Tally())
     Damage(gpu.model.ops, "attend_chunks", lambda call, device: device.in_graph, output=1, bits=1 << 31)
     with pytest.raises(Difference) as caught:
-        comparison.prompt()
+        both.prompt()
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("whole pass: logits of the prompt, logits of positions 0 to 0: [0, ")
     assert lines[3].startswith("operation by operation every kernel is right; run as a graph")
@@ -259,12 +261,12 @@ def test_wrong_only_in_a_graph(models: Any) -> None:
 
 def test_a_wrong_cache(models: Any) -> None:
     cpu, gpu = models
-    comparison = parity.Comparison(cpu, gpu, [3], 0, parity.Tally())
+    both = comparison.Comparison(cpu, gpu, [3], 0, Tally())
     every_kernel(models, [3], [1])
-    comparison.caches()
+    both.caches()
     gpu.model.ops.device.at(gpu.cache.layers[0].values.address).view(np.uint16)[9] ^= 1
     with pytest.raises(Difference, match=r"values of layer 0, among the visible positions\[0, 0, 9\] differs"):
-        comparison.caches()
+        both.caches()
 
 
 def test_the_command_names_what_differs(

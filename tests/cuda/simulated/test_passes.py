@@ -43,7 +43,7 @@ def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()
     stays = rows <= 16 or rows == ops.max_rows
-    return ops.plan(forward, rows, n_logits) if stays else ops._wide_plans[next(reversed(ops._wide_plans))]
+    return ops.plan(forward, rows, n_logits) if stays else ops.plans.latest[next(reversed(ops.plans.latest))]
 
 
 def test_passes_of_many_rows_are_captured_when_they_come_again(ops: Any) -> None:
@@ -65,13 +65,13 @@ def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
         read(ops, forward, rows)
         read(ops, forward, rows, 0)
     # The most recent two of 20 and of 21 rows are kept; the passes of steps stay.
-    assert [key[1] for key in ops._wide_plans] == [20, 20, 21, 21]
+    assert [key[1] for key in ops.plans.latest] == [20, 20, 21, 21]
     assert forward.recorded.count(1) == forward.recorded.count(2) == 2
     for rows in (30, 40, 50, 60):
         read(ops, forward, rows)
     read(ops, forward, 30)
     read(ops, forward, 61)
-    assert [key[1] for key in ops._wide_plans] == [50, 60, 30, 61]
+    assert [key[1] for key in ops.plans.latest] == [50, 60, 30, 61]
 
 
 def test_a_small_pass_takes_the_memory_of_a_large_one(ops: Any) -> None:
@@ -79,9 +79,9 @@ def test_a_small_pass_takes_the_memory_of_a_large_one(ops: Any) -> None:
     widths = (4096, 1024, 1024, 4096, 12288, 12288, 4096)
 
     def forward(rows: int) -> Any:
-        held = [ops._empty((rows, width)) for width in widths[:4]]
+        held = [ops.recorder.empty((rows, width)) for width in widths[:4]]
         del held[1:]
-        held += [ops._empty((rows, width)) for width in widths[4:]]
+        held += [ops.recorder.empty((rows, width)) for width in widths[4:]]
         return held[-1]
 
     ops.device.info = SimpleNamespace(memory=1 << 34)

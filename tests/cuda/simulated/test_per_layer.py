@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
+from engine.cuda.runtime import memory
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
@@ -41,9 +42,9 @@ def test_a_table_in_host_memory(gpu: backend.Backend, name: str) -> None:
     entry = FORMATS_BY_NAME[name]
     table, tokens = weight(entry, 37, 2 * (entry.block if entry.quantized else 8)), np.array([36, 0, 17], np.int32)
     gpu.weight(table)
-    given, before = gpu.upload(tokens), (gpu.device.allocated, gpu.weight_bytes)
+    given, before = gpu.upload(tokens), (gpu.device.allocated, gpu._memory.weight_bytes)
     on_host = gpu.weight(table, host=True)
-    assert (gpu.device.allocated, gpu.weight_bytes) == before
+    assert (gpu.device.allocated, gpu._memory.weight_bytes) == before
     same(computed(gpu, lambda: gpu.embed(on_host, given, 16.0))[0], cpu.embed(table, tokens, 16.0))
 
 
@@ -52,7 +53,7 @@ def test_gate_and_up_of_one_tensor(gpu: backend.Backend, name: str, n_ff: int, m
     """Tables are copied piece by piece, whatever the boundaries of experts."""
     entry, columns = FORMATS_BY_NAME[name], 256
     both = weight(entry, 5 * 2 * n_ff, columns)
-    monkeypatch.setattr(backend, "STAGING", 3 * 16 * both.data.shape[1])
+    monkeypatch.setattr(memory, "STAGING", 3 * 16 * both.data.shape[1])
     rows = both.data.reshape(5, 2, n_ff, -1)
     for half, part in enumerate(both.halves(2 * n_ff)):
         alone = replace(both, data=np.ascontiguousarray(rows[:, half]).reshape(5 * n_ff, -1))

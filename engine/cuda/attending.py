@@ -1,0 +1,115 @@
+"""The launches of attention: rotation and storing, then chunks, or all of a prompt's rows in one."""
+
+from typing import Any
+
+import numpy as np
+
+from engine.cache.kv import CHUNK, LayerCache
+from engine.cuda import rope
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.runtime.recorder import Recorder
+from engine.cuda.runtime.tensor import Argument, Tensor
+from engine.cuda.runtime.values import Attended
+from engine.limits import STEP_ROWS
+from engine.models.heads import Heads
+
+
+def rotate(
+    recorder: Recorder,
+    heads: Heads[Tensor],
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache: LayerCache[Tensor],
+    positions: Tensor,
+    table: Tensor,
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Keys and values, if there are any, to the cache; the queries as attention takes them, and what has been stored as
+    words, where attention reads that."""
+    rows, d_k, d_v, kinds = positions.size, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
+    n_head, n_head_kv = heads.n_head if q else 0, heads.n_head_kv if k else 0
+    query: tuple[Tensor, ...]
+    if kinds[0].quantized:
+        query = recorder.empty((rows, n_head, d_k // 4), np.uint32), recorder.empty((rows, n_head, d_k // 32))
+    else:
+        query = (recorder.empty((rows, n_head, d_k)),)
+    noted = rope.notes(*kinds) and n_head_kv > 0 and rows <= STEP_ROWS
+    new = recorder.empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
+    biased, normed = heads.biases is not None, heads.q_norm is not None
+    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS
+    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2], *how)
+    given: tuple[Argument, ...] = (
+        *(q or 0, k or 0, v or 0),
+        *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
+        *(positions, table, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
+        *(heads.eps, heads.scale, n_head, cache.keys.shape[1]),
+        *(query[0], query[-1], new or 0, cache.keys, cache.values),
+    )
+    written = dict(zip(("query", "query_scales"), query, strict=False)) if n_head else {}
+    if new:
+        written["words"] = new
+    recorder.launch(kernel, rope.grid(rows, n_head, n_head_kv), rope.BLOCK, given, **written)
+    return query, new
+
+
+def attend(
+    recorder: Recorder,
+    heads: Heads[Tensor],
+    query: tuple[Tensor, ...],
+    new: Tensor | None,
+    cache: LayerCache[Tensor],
+    positions: Tensor,
+    window: int,
+    gate: Tensor | None = None,
+) -> Attended:
+    """Attention of what ``rotate`` has made of queries, over the cache up to ``positions``; its chunks are yet to be
+    joined."""
+    rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
+    slots = attention.slots(chunks * CHUNK, window)
+    sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
+    options: dict[str, Any] = {"early": True, "gated": heads.gated}
+    multiprocessors = recorder.device.multiprocessors
+    given: tuple[Argument, ...]
+    if attention.takes(k, v, cache.d_k, cache.d_v):
+        options["past"] = new is None
+        shape = attention.geometry(*sizes, k.bits == 16, slots, multiprocessors, **options)
+        given = (query[0], new or 0)
+    else:
+        shape = direct_attention.geometry(*sizes, k.name, v.name, slots, multiprocessors, **options)
+        given = query if k.quantized else (query[0], 0)
+    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, slots))
+    read = (*given, cache.keys, cache.values, positions)
+    seen = (*read, mass, values, rows, chunks, slots, window, heads.scale)
+    recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
+    return Attended(mass, values, positions, gate, shape, slots, window, heads.n_head * cache.d_v)
+
+
+def attend_wide(
+    recorder: Recorder,
+    heads: Heads[Tensor],
+    query: tuple[Tensor, ...],
+    cache: LayerCache[Tensor],
+    positions: Tensor,
+    window: int,
+    gate: Tensor | None,
+) -> Tensor:
+    """Attention of more rows than a step has, all of which are in the cache: float32 [rows, n_head * d_v]."""
+    rows, k, v = positions.size, cache.k_type, cache.v_type
+    sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
+    out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
+    tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
+    if tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
+        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared)
+        given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
+        places = *given, cache.keys, cache.values, positions, gate or 0, out
+        arguments = (*places, rows, cache.keys.shape[1], window, heads.scale)
+        recorder.launch(kernel, grid, block, arguments, result=out)
+        return out
+    # As many as a step at a time.  The last begin where they fit, so that one kernel is for all.
+    for first in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
+        part = slice(first, first + STEP_ROWS)
+        of_part = tuple(x[part] for x in query), None, cache, positions[part], window, gate[part] if gate else None
+        attend(recorder, heads, *of_part).write(recorder, out[part])
+    return out

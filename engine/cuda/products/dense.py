@@ -1,0 +1,122 @@
+"""The launches of matrix products: activations to int8 once per unit, then up to three matrices to a launch."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from engine.cuda.products import matmul as kernels
+from engine.cuda.products import wide_matmul
+from engine.cuda.runtime.recorder import Int8, Recorder
+from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
+from engine.cuda.runtime.values import Deferred, plain, quantized
+from engine.limits import STEP_ROWS
+
+DEEP_TILES = 2
+"""Tiles per multiprocessor up to which a warp of a matrix product keeps two records in flight."""
+
+WIDE_FLOATS = 4
+"""Weight rows of float formats that a warp multiplies at a time with 16 rows of a pass of more rows than a step."""
+
+
+def matmul(
+    recorder: Recorder, x: Tensor | Deferred, weights: Sequence[DeviceWeight], residual: Tensor | None = None
+) -> list[Tensor]:
+    """x [rows, K] times each weight [R, K], added to the residual [rows, R] if there is one: a float32 [rows, R] for each."""
+    rows = x.shape[0]
+    outputs = [recorder.empty((rows, weight.rows)) for weight in weights]
+    by_unit: dict[int, list[int]] = defaultdict(list)
+    for i, weight in enumerate(weights):
+        by_unit[weight.format.unit if weight.format.quantized else 0].append(i)
+    floats = plain(recorder, x) if 0 in by_unit else None
+    for unit, members in by_unit.items():
+        if floats is not None and unit == 0:
+            for i in members:
+                _matmul_float(recorder, floats, weights[i], residual, outputs[i])
+            continue
+        activations = quantized(recorder, x, unit)
+        # Matrices of one format side by side: a launch then holds the code of each format once.
+        members.sort(key=lambda i: weights[i].format.name)
+        runs, multiply = [members], _matmul_quantized
+        if rows > STEP_ROWS:
+            # A launch holds the code of one format.
+            runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
+            multiply = _matmul_wide
+        for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
+            chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
+            multiply(recorder, activations, rows, chosen, residual, outs)
+    return outputs
+
+
+def results(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Several results of one launch, by the names that it has for them."""
+    return {f"result_{i}" if i else "result": out for i, out in enumerate(outputs)}
+
+
+def _matmul_quantized(
+    recorder: Recorder,
+    x: Int8,
+    rows: int,
+    weights: list[DeviceWeight],
+    residual: Tensor | None,
+    outputs: list[Tensor],
+) -> None:
+    entry, columns = weights[0].format, weights[0].columns
+    units = columns // entry.unit
+    tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+    formats = tuple(weight.format.name for weight in weights)
+    spare = 3 - len(weights)
+    arguments: tuple[Argument, ...] = (
+        *(weights + weights[:1] * spare),
+        *(outputs + outputs[:1] * spare),
+        residual or 0,
+        *(tiles + [tiles[-1]] * spare)[:2],
+        *([weight.rows for weight in weights] + [0] * spare),
+        units,
+        *x,
+        rows,
+    )
+    most = kernels.compiled_rows(rows)
+    multiprocessors = recorder.device.multiprocessors
+    at_once = tiles[-1] <= kernels.SINGLE_WARPS // units * multiprocessors
+    single = units if rows <= 8 and entry.unit == 256 and at_once else 0
+    deep = not single and rows <= 8 and tiles[-1] <= DEEP_TILES * multiprocessors
+    kernel = kernels.matmul_quantized(formats, most, residual is not None, deep, single)
+    recorder.launch(kernel, (tiles[-1],), 32 * kernels.warps(units, single > 0), arguments, **results(outputs))
+
+
+def _matmul_wide(
+    recorder: Recorder,
+    x: Int8,
+    rows: int,
+    weights: list[DeviceWeight],
+    residual: Tensor | None,
+    outputs: list[Tensor],
+) -> None:
+    entry = weights[0].format
+    tiles = np.cumsum([weight.tiles for weight in weights]).tolist()
+    spare = 3 - len(weights)
+    arguments: tuple[Argument, ...] = (
+        *(weights + weights[:1] * spare),
+        *(outputs + outputs[:1] * spare),
+        *(residual or 0, residual is not None),
+        *(tiles + [tiles[-1]] * spare),
+        *([weight.rows for weight in weights] + [0] * spare),
+        weights[0].columns // entry.unit,
+        *x,
+        rows,
+    )
+    kernel, grid, threads = wide_matmul.geometry(entry.name, rows, tiles[-1], recorder.device.shared_memory)
+    recorder.launch(kernel, grid, threads, arguments, **results(outputs))
+
+
+def _matmul_float(recorder: Recorder, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
+    rows, most, each = x.shape[0], 1 if x.shape[0] == 1 else STEP_ROWS, 1
+    grid: tuple[int, ...] = (-(-weight.rows // 8),)
+    if rows > STEP_ROWS:
+        each = WIDE_FLOATS
+        grid = kernels.wide_grid(rows, weight.rows, most, each)
+    kernel = kernels.matmul_float(weight.format.name, most, residual is not None, each)
+    arguments = (weight, x, rows, weight.columns, weight.rows, residual or 0, out)
+    recorder.launch(kernel, grid, 256, arguments, result=out)

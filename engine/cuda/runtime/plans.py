@@ -1,0 +1,67 @@
+"""Recorded passes: which are kept, and which become graphs."""
+
+from collections.abc import Callable
+
+from engine.arrays import Pass
+from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.recorder import Recorder
+from engine.cuda.runtime.tensor import Launch, Plan, Tensor
+from engine.limits import STEP_ROWS
+from engine.ops import Forward
+
+WIDE_PLANS = 4
+"""Passes of more rows than a step that are kept: the latest, since no two prompts need be of one length."""
+
+Key = tuple[Forward[Tensor], int, int, int]
+"""A pass, its rows, its rows with logits, and where its tokens lie."""
+
+
+class Plans:
+    """The passes of one backend.
+
+    ``kept``: those of as many rows as a step may have, or of the most; ``latest``: the latest of all others, oldest first.
+    """
+
+    def __init__(self, device: Device, recorder: Recorder) -> None:
+        self.kept: dict[Key, Plan] = {}
+        self.latest: dict[Key, Plan] = {}
+        self._device = device
+        self._recorder = recorder
+
+    def plan(self, forward: Forward[Tensor], place: Pass[Tensor], rows: int, n_logits: int, most: int) -> Plan:
+        """The pass over the first ``rows`` tokens of ``place`` that gives the logits of the last ``n_logits``; most: rows of
+        the largest pass.
+
+        One of as many rows as a step may have, or of the most, is captured, and stays.  Of the others only the latest are
+        kept, and captured when they come again: a prompt of a new length starts its kernels one by one, and the first of them
+        run while the others are started.
+        """
+        key, passing = (forward, rows, n_logits, place.tokens.address), STEP_ROWS < rows < most
+        plan = self.latest.pop(key, None) if passing else self.kept.get(key)
+        if plan is None:
+            plan = self._recorder.record(lambda: forward(place.part(slice(rows)), n_logits))
+            if not passing:
+                self.capture(plan)
+        elif plan.graph is None:
+            self.capture(plan)
+        if passing and len(self.latest) >= WIDE_PLANS:
+            self._device.synchronize()  # it may be in flight
+            del self.latest[next(iter(self.latest))]
+        (self.latest if passing else self.kept)[key] = plan
+        return plan
+
+    def capture(self, plan: Plan) -> None:
+        """Compile what a plan needs and make its graph."""
+        for launch in plan.launches:
+            self._device.load(launch.kernel)
+        with self._device.capture() as graph:
+            self.start(plan)
+        plan.graph = graph
+
+    def start(self, plan: Plan, then: Callable[[Launch], None] | None = None) -> None:
+        """Start the kernels of a plan one by one; then: what to do after each, once it has ended."""
+        for launch in plan.launches:
+            self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+            if then is not None:
+                self._device.synchronize(f"the kernel {launch.kernel.name}")
+                then(launch)

@@ -1,0 +1,219 @@
+"""Values that are computed where they are used.
+
+A normalization, a gate, and the joining of attention's chunks usually feed a matrix product, which wants its activations as
+int8.  So the operation gives a promise, and the one that uses it says whether it wants float32 or int8: one kernel does both.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.cuda import delta_net, glu, rms_norm
+from engine.cuda.attention import attend as attention
+from engine.cuda.products import quantize
+from engine.cuda.runtime.recorder import Int8, Recorder
+from engine.cuda.runtime.tensor import Argument, Tensor
+
+
+class Deferred(ABC):
+    """A value [rows, columns] that is yet to be computed; use it once."""
+
+    inputs: ClassVar[tuple[str, ...]]
+    """The fields that hold its inputs, in the order of the operation's arguments."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+
+    @abstractmethod
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Note the launch that computes it as float32."""
+
+    @abstractmethod
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8, ``unit`` values a scale; wide: with the sums of a pass of many rows."""
+
+    def plain(self, recorder: Recorder) -> Tensor:
+        """The value as float32."""
+        out = recorder.empty(self.shape)
+        self.write(recorder, out)
+        return out
+
+    @property
+    def run_grid(self) -> tuple[int, int]:
+        """Blocks of a kernel that quantizes the value: runs of a row, rows."""
+        return runs(self.shape)
+
+
+@dataclass
+class Normalized(Deferred):
+    """rms_norm(x, weight, eps): x [rows, n], weight [n]."""
+
+    inputs = ("x", "weight")
+
+    x: Tensor
+    weight: Tensor
+    eps: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.x.shape
+
+    def normalizes_as(self, other: "Normalized") -> bool:
+        """Whether both are of the same array, if by other weights."""
+        return (self.x.address, self.eps) == (other.x.address, other.eps)
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Note the launch that computes it as float32."""
+        rows, columns = self.shape
+        arguments = (self.x, self.weight, self.eps, columns, out)
+        recorder.launch(rms_norm.rms_norm(), (1, rows), 256, arguments, result=out)
+
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8; with the sum of x and a residual, if the launch before has made that."""
+        to, columns = recorder.int8(unit, *self.shape), self.shape[1]
+        if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, wide, to):
+            kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
+            recorder.launch(kernel, self.run_grid, quantize.RUN, (self.x, self.weight, self.eps, *to), **to._asdict())
+        return to
+
+
+@dataclass
+class GatedNormalized(Deferred):
+    """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+
+    inputs = ("x", "weight", "gate")
+
+    x: Tensor
+    weight: Tensor
+    gate: Tensor
+    eps: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.x.shape
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Note the launch that computes it as float32."""
+        arguments = (self.x, self.weight, self.gate, self.eps, out.size, out)
+        kernel = delta_net.gated_norm(self.weight.size)
+        recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
+
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8."""
+        to = recorder.int8(unit, *self.shape)
+        arguments = (self.x, self.weight, self.gate, self.eps, self.shape[1], *to)
+        kernel = delta_net.gated_norm_quantize(unit, self.weight.size, wide)
+        recorder.launch(kernel, self.run_grid, quantize.RUN, arguments, **to._asdict())
+        return to
+
+
+@dataclass
+class Gated(Deferred):
+    """activation(gate) * up, both [rows, n]; activation: "swiglu" or "geglu"."""
+
+    inputs = ("gate", "up")
+
+    gate: Tensor
+    up: Tensor
+    activation: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.gate.shape
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Note the launch that computes it as float32."""
+        kernel = {"swiglu": glu.swiglu, "geglu": glu.geglu}[self.activation]()
+        recorder.launch(kernel, (-(-out.size // 256),), 256, (self.gate, self.up, out.size, out), result=out)
+
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8."""
+        return _quantize(recorder, self.activation, self.gate, self.up, unit, wide)
+
+
+@dataclass
+class Attended(Deferred):
+    """The result of attention [rows, columns], whose chunks have yet to be joined (``engine/cuda/attention/combine.py``): of each
+    chunk, largest score and sum in ``mass``, and the weighted ``values``; times sigmoid(gate) where heads are gated."""
+
+    inputs = ("mass", "values", "positions", "gate")
+
+    mass: Tensor
+    values: Tensor
+    positions: Tensor
+    gate: Tensor | None
+    geometry: attention.Geometry
+    slots: int
+    window: int
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the value."""
+        return self.positions.size, self.columns
+
+    @property
+    def _parts(self) -> tuple[Argument, ...]:
+        return self.mass, self.values, self.positions, self.gate or 0
+
+    def write(self, recorder: Recorder, out: Tensor) -> None:
+        """Note the launch that joins the chunks."""
+        shape, arguments = self.geometry, (*self._parts, out, self.slots, self.window)
+        recorder.launch(shape.combine, shape.combine_grid, shape.combine_block, arguments, result=out)
+
+    def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
+        """The value as int8; by two kernels where that is faster."""
+        if wide or not self.geometry.quantizes:
+            return _quantized_array(recorder, self.plain(recorder), unit, wide)
+        to = recorder.int8(unit, *self.shape)
+        arguments = (*self._parts, *to, self.columns, self.slots, self.window)
+        recorder.launch(self.geometry.quantized(unit), self.run_grid, quantize.RUN, arguments, **to._asdict())
+        return to
+
+
+def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
+    """x as float32."""
+    return x if isinstance(x, Tensor) else x.plain(recorder)
+
+
+def quantized(recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0) -> Int8:
+    """x as int8, ``unit`` values a scale; pass_rows: of the pass, if x has others."""
+    wide = quantize.is_wide(unit, pass_rows or x.shape[0])
+    return _quantized_array(recorder, x, unit, wide) if isinstance(x, Tensor) else x.quantized(recorder, unit, wide)
+
+
+def runs(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Blocks of a kernel that quantizes an array [rows, columns]: runs of a row, rows."""
+    rows, columns = shape
+    return -(-columns // quantize.RUN), rows
+
+
+def _quantized_array(recorder: Recorder, x: Tensor, unit: int, wide: bool) -> Int8:
+    return _quantize(recorder, "plain", x, x, unit, wide)
+
+
+def _quantize(recorder: Recorder, source: str, gate: Tensor, up: Tensor, unit: int, wide: bool) -> Int8:
+    """By ``engine/cuda/products/quantize.py``; source: "plain", where ``gate`` and ``up`` are one array, or an activation."""
+    to, columns = recorder.int8(unit, *gate.shape), gate.shape[1]
+    if source != "plain" or not _add_and_quantize(recorder, gate, (0, 0.0), unit, wide, to):
+        kernel, grid = quantize.quantize(unit, source, wide), runs(gate.shape)[::-1]
+        recorder.launch(kernel, grid, quantize.RUN, (gate, up, columns, *to), **to._asdict())
+    return to
+
+
+def _add_and_quantize(
+    recorder: Recorder, y: Tensor, norm: tuple[Tensor | int, float], unit: int, wide: bool, to: Int8
+) -> bool:
+    """Note one launch for y and for y as int8, if the launch before it was that of y; norm: weight and eps of a norm between
+    the two, or zeros."""
+    added = recorder.take_added(y)
+    if added is None:
+        return False
+    kernel = rms_norm.rms_norm_add_quantize(unit, y.shape[1], isinstance(norm[0], Tensor), wide)
+    recorder.launch(kernel, runs(y.shape), quantize.RUN, (*added[:-1], *norm, y, *to), result=y, **to._asdict())
+    return True

@@ -1,0 +1,39 @@
+"""Into which passes the tokens of a comparison are divided."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from engine.limits import STEP_ROWS
+
+
+def sizes(n: int) -> list[int]:
+    """Row counts of the passes that read n tokens: 16, 1, 15, 2, ... until all have been, and over again."""
+    counts = [k for pair in zip(range(16, 8, -1), range(1, 9), strict=True) for k in pair]
+    found: list[int] = []
+    while sum(found) < n:
+        found.append(min(counts[len(found) % 16], n - sum(found)))
+    return found
+
+
+def wide_sizes(most: int, n: int) -> list[int]:
+    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one just beyond a step, and the rest;
+    nothing where no pass has more rows than a step."""
+    if min(most, n) <= STEP_ROWS:
+        return []
+    first = min(most, max(STEP_ROWS + 1, 3 * n // 5))
+    second = min(STEP_ROWS + 1, most, n - first)
+    return [count for count in (first, second, *in_steps_of(most, n - first - second)) if count]
+
+
+def in_steps_of(most: int, n: int) -> list[int]:
+    """Row counts of the fewest passes that read n tokens."""
+    return [min(most, n - first) for first in range(0, n, most)]
+
+
+def passes(ids: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, positions) of passes of so many rows, from position 0 on."""
+    first = 0
+    for count in counts:
+        yield np.array(ids[first : first + count], np.int32), np.arange(first, first + count, dtype=np.int32)
+        first += count
