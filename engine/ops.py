@@ -149,13 +149,13 @@ class Operations(Protocol[A, V, M]):
         MemoryError or DeviceError where there is no memory left to measure it with.
         """
 
-    def shares_memory_with(self, other: "Operations[Any, Any, Any]") -> bool:
+    def shares_memory_with(self, other: "AnyOperations") -> bool:
         """Whether arrays and queued work are those of one device, so that nothing has to be copied or waited for."""
 
-    def can_reach(self, other: "Operations[Any, Any, Any]") -> bool:
+    def can_reach(self, other: "AnyOperations") -> bool:
         """Whether this kind of device can read arrays of the other kind at all."""
 
-    def reach(self, other: "Operations[Any, Any, Any]") -> None:
+    def reach(self, other: "AnyOperations") -> None:
         """Give kernels of this device access to the memory of another one that ``can_reach`` allows; DeviceError where the
         two are not connected."""
 
@@ -324,6 +324,9 @@ class Operations(Protocol[A, V, M]):
     def softcap(self, x: A, cap: float) -> A:
         """cap * tanh(x / cap), in place; returns x."""
 
+
+AnyOperations: TypeAlias = Operations[Any, Any, Any]
+"""Some backend, which one does not matter."""
 
 Ops: TypeAlias = Operations[Array, Value, Matrix]
 """The operations of whatever device, as models and all that is above them see a backend."""

@@ -4,7 +4,6 @@ Arrays are NumPy arrays.  Every method returns a new array unless it says "in pl
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numba
 import numpy as np
@@ -37,7 +36,7 @@ from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Decoder, DeviceMemory, Forward, Observation, Observer, Operations
+from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
 
@@ -84,15 +83,15 @@ class Backend:
         """Bytes per second that a plain read of memory reaches with ``n_threads`` threads; measured once per process."""
         return bandwidth.machine_bandwidth(self.n_threads)
 
-    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+    def shares_memory_with(self, other: AnyOperations) -> bool:
         """Whether the other one computes on the CPU, too."""
         return isinstance(other, Backend)
 
-    def can_reach(self, other: Operations[Any, Any, Any]) -> bool:
+    def can_reach(self, other: AnyOperations) -> bool:
         """Whether the other one computes on the CPU, too."""
         return isinstance(other, Backend)
 
-    def reach(self, other: Operations[Any, Any, Any]) -> None:
+    def reach(self, other: AnyOperations) -> None:
         """Nothing to do: host memory is there for every backend that ``can_reach`` allows."""
 
     # --- memory ------------------------------------------------------------------------------------------------

@@ -10,33 +10,35 @@ Arrays are one-dimensional and contiguous; indices are not checked.
 
 import platform
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.base import BaseContext
 from numba.extending import intrinsic
 
 _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def _pointer(
+    context: BaseContext, builder: ir.IRBuilder, array_type: types.Array, array: ir.Value, index: ir.Value
+) -> ir.Value:
     """Address of ``array[index]``."""
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
 
 
-def _load(builder: Any, pointer: Any, lane: ir.IntType, n: int) -> Any:
+def _load(builder: ir.IRBuilder, pointer: ir.Value, lane: ir.IntType, n: int) -> ir.Value:
     """n consecutive lanes as one vector; no alignment is assumed beyond that of a lane."""
     vector = builder.bitcast(pointer, ir.VectorType(lane, n).as_pointer())
     return builder.load(vector, align=lane.width // 8)
 
 
-def _store(builder: Any, value: Any, pointer: Any) -> None:
+def _store(builder: ir.IRBuilder, value: ir.Value, pointer: ir.Value) -> None:
     builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=value.type.element.width // 8)
 
 
-def _splat(builder: Any, scalar: Any, lane: ir.IntType, n: int) -> Any:
+def _splat(builder: ir.IRBuilder, scalar: ir.Value, lane: ir.IntType, n: int) -> ir.Value:
     """A vector with the low bits of an integer in every lane."""
     if scalar.type.width > lane.width:
         scalar = builder.trunc(scalar, lane)
@@ -45,7 +47,7 @@ def _splat(builder: Any, scalar: Any, lane: ir.IntType, n: int) -> Any:
     return builder.shuffle_vector(vector, vector, zeros)
 
 
-def _constant(lane: ir.IntType, values: Sequence[int]) -> Any:
+def _constant(lane: ir.IntType, values: Sequence[int]) -> ir.Value:
     return ir.Constant(ir.VectorType(lane, len(values)), list(values))
 
 
@@ -55,11 +57,11 @@ _AVX2 = platform.machine().lower() in ("x86_64", "amd64") and get_host_cpu_featu
 _PAIRS = 16
 
 
-def _shuffle(builder: Any, x: Any, y: Any, lanes: Sequence[int]) -> Any:
+def _shuffle(builder: ir.IRBuilder, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
     return builder.shuffle_vector(x, y, _constant(_I32, lanes))
 
 
-def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
+def _pair_sums(builder: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     """x, y int16 [16] to int32 [8]: x[2t] y[2t] + x[2t + 1] y[2t + 1].
 
     x86 has one instruction for it, which LLVM does not find when the sums continue as vectors, so it is named here.
@@ -77,7 +79,7 @@ def _pair_sums(builder: Any, x: Any, y: Any) -> Any:
     return builder.add(*products)
 
 
-def _make_dot_four(n: int) -> Any:
+def _make_dot_four(n: int) -> Callable[..., ir.Value]:
     """Four rows at once: the activations are widened once, and the four sums are stored as one vector."""
 
     @intrinsic
@@ -87,7 +89,7 @@ def _make_dot_four(n: int) -> Any:
             for _ in range(3):
                 rows.append(builder.gep(rows[-1], [args[2]]))
             activations = _pointer(context, builder, sig.args[3], args[3], args[4])
-            totals: list[Any] = [None] * 4
+            totals: list[ir.Value] = [None] * 4
             for at in range(0, n, _PAIRS):
                 offset = [ir.Constant(_I64, at)]
                 y = _load(builder, builder.gep(activations, offset), _I8, _PAIRS)
@@ -96,7 +98,7 @@ def _make_dot_four(n: int) -> Any:
                     part = _pair_sums(builder, _load(builder, builder.gep(row, offset), _I16, _PAIRS), y)
                     totals[r] = part if totals[r] is None else builder.add(totals[r], part)
 
-            def folded(x: Any, y: Any, n: int) -> Any:
+            def folded(x: ir.Value, y: ir.Value, n: int) -> ir.Value:
                 """Sums of neighbours of x, then of y."""
                 even = _shuffle(builder, x, y, range(0, 2 * n, 2))
                 return builder.add(even, _shuffle(builder, x, y, range(1, 2 * n, 2)))
@@ -148,12 +150,12 @@ def dot_law(w, i, a, j, n):  # type: ignore[no-untyped-def]
 # --- unpacking -------------------------------------------------------------------------------------------------
 
 
-def _byte_operation(n: int, extra: int, body: Callable[..., Any]) -> Any:
+def _byte_operation(n: int, extra: int, body: Callable[..., ir.Value]) -> Callable[..., ir.Value]:
     """An intrinsic ``f(w, j, src, i, *extra)`` that fills w[j : j + n] from ``body(builder, n, load, *extra)``,
     where ``load(index)`` gives n bytes of src as a vector of int16 and extras are int64 scalars."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        def load(index: Any, signed: bool = False) -> Any:
+        def load(index: ir.Value, signed: bool = False) -> ir.Value:
             data = _load(builder, _pointer(context, builder, sig.args[2], args[2], index), _I8, n)
             extend = builder.sext if signed else builder.zext
             return extend(data, ir.VectorType(_I16, n))
@@ -199,27 +201,48 @@ def _byte_operation(n: int, extra: int, body: Callable[..., Any]) -> Any:
     return operation8
 
 
-def _bits(builder: Any, load: Any, n: int, i: Any, shift: Any, mask: Any) -> Any:
+def _bits(
+    builder: ir.IRBuilder, load: Callable[..., ir.Value], n: int, i: ir.Value, shift: ir.Value, mask: ir.Value
+) -> ir.Value:
     shifted = builder.lshr(load(i), _splat(builder, shift, _I16, n))
     return builder.and_(shifted, _splat(builder, mask, _I16, n))
 
 
-def _scaled(builder: Any, n: int, value: Any, add: Any, mul: Any) -> Any:
+def _scaled(builder: ir.IRBuilder, n: int, value: ir.Value, add: ir.Value, mul: ir.Value) -> ir.Value:
     return builder.mul(builder.add(value, _splat(builder, add, _I16, n)), _splat(builder, mul, _I16, n))
 
 
-def _body_bits(builder: Any, n: int, load: Any, i: Any, shift: Any, mask: Any, add: Any, mul: Any) -> Any:
+def _body_bits(
+    builder: ir.IRBuilder,
+    n: int,
+    load: Callable[..., ir.Value],
+    i: ir.Value,
+    shift: ir.Value,
+    mask: ir.Value,
+    add: ir.Value,
+    mul: ir.Value,
+) -> ir.Value:
     return _scaled(builder, n, _bits(builder, load, n, i, shift, mask), add, mul)
 
 
-def _body_bits_high(builder: Any, n: int, load: Any, i: Any, *args: Any) -> Any:
+def _body_bits_high(
+    builder: ir.IRBuilder, n: int, load: Callable[..., ir.Value], i: ir.Value, *args: ir.Value
+) -> ir.Value:
     shift, mask, k, high_shift, high_mask, up, add, mul = args
     low = _bits(builder, load, n, i, shift, mask)
     high = builder.shl(_bits(builder, load, n, k, high_shift, high_mask), _splat(builder, up, _I16, n))
     return _scaled(builder, n, builder.or_(low, high), add, mul)
 
 
-def _body_nibbles_word(builder: Any, n: int, load: Any, i: Any, shift: Any, word: Any, add: Any) -> Any:
+def _body_nibbles_word(
+    builder: ir.IRBuilder,
+    n: int,
+    load: Callable[..., ir.Value],
+    i: ir.Value,
+    shift: ir.Value,
+    word: ir.Value,
+    add: ir.Value,
+) -> ir.Value:
     low = _bits(builder, load, n, i, shift, ir.Constant(_I64, 15))
     lanes = _splat(builder, word, _I16, n)
     high = builder.lshr(lanes, _constant(_I16, range(n)))
@@ -227,8 +250,10 @@ def _body_nibbles_word(builder: Any, n: int, load: Any, i: Any, shift: Any, word
     return builder.add(builder.or_(low, high), _splat(builder, add, _I16, n))
 
 
-def _lookup_body(table: Sequence[int]) -> Callable[..., Any]:
-    def body(builder: Any, n: int, load: Any, i: Any, shift: Any, mul: Any) -> Any:
+def _lookup_body(table: Sequence[int]) -> Callable[..., ir.Value]:
+    def body(
+        builder: ir.IRBuilder, n: int, load: Callable[..., ir.Value], i: ir.Value, shift: ir.Value, mul: ir.Value
+    ) -> ir.Value:
         index = _bits(builder, load, n, i, shift, ir.Constant(_I64, 15))
         # A tree of selects, one level per bit of the index: no gather, and no shuffle that exists only on x86.
         level = [_constant(_I16, [value] * n) for value in table]
@@ -334,5 +359,5 @@ def weighted_sum64(typingctx, c, i, n, rows, j, stride, out, k):  # type: ignore
     return types.void(c, types.int64, types.int64, rows, types.int64, types.int64, out, types.int64), codegen
 
 
-def _load_as(builder: Any, pointer: Any, lane: Any, align: int) -> Any:
+def _load_as(builder: ir.IRBuilder, pointer: ir.Value, lane: ir.Type, align: int) -> ir.Value:
     return builder.load(builder.bitcast(pointer, ir.VectorType(lane, LANES).as_pointer()), align=align)

@@ -6,7 +6,7 @@ Shapes: ``src`` uint8 [row bytes], block at byte ``o``; ``w`` int16, filled at [
 Layouts: ``ggml-common.h`` of llama.cpp; the byte offsets are those of a block's fields in declaration order.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -241,7 +241,7 @@ def unpack_iq2_xxs(src, o, w, j, m, scaled):  # type: ignore[no-untyped-def]
 # --- rows ------------------------------------------------------------------------------------------------------
 
 
-def _row(unpack_block: Any, unit: int, block_bytes: int) -> Any:
+def _row(unpack_block: Callable[..., None], unit: int, block_bytes: int) -> Callable[..., None]:
     """The loop over a row's blocks, with the format's function inlined."""
 
     @njit

@@ -18,8 +18,6 @@ The host sees a step when word 0 changes.  A step of one token, the only kind in
 and so needs no fence: over a bus, a fence takes as long as everything else.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -36,6 +34,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.limits import MOST_DRAFTS
 
 f32 = np.float32
@@ -116,13 +115,13 @@ def end_step(mine, n, p, done, n_ctx, tokens, positions, history, ring, pairs, s
 
 
 @kernel(*_STEP, I32P, *_LISTS, *_LISTS, threads=MOST_K)
-def accept(mode: str) -> Any:
+def accept(mode: str) -> KernelCode:
     """The end of a step, after ``argmax`` or ``draw``.  Grid: 1 block, of a warp if ``mode`` is "exact" and of
     :data:`MOST_K` threads otherwise.  Exact acceptance reads no parameters and no lists; p-min reads no draft lists."""
     return _accept_exact() if mode == "exact" else _accept_listed(mode == "ratio")
 
 
-def _accept_exact() -> Any:
+def _accept_exact() -> DeviceFunction:
     most_drafts = MOST_ROWS - 1
 
     @cuda.jit
@@ -146,7 +145,7 @@ def _accept_exact() -> Any:
     return accept
 
 
-def _accept_listed(ratio: bool) -> Any:
+def _accept_listed(ratio: bool) -> DeviceFunction:
     warps = MOST_K // 32
     most_drafts = MOST_ROWS - 1
 
@@ -259,7 +258,7 @@ def _accept_listed(ratio: bool) -> Any:
 
 
 @kernel(I32P, i32, i32, I32P, I32P, I32P, I32P, I32P, threads=32)
-def propose(scripted: bool) -> Any:
+def propose(scripted: bool) -> KernelCode:
     """The end of a draft model's step: its token becomes its next input and ``out[0]``, a draft in the target's step.
 
     ``last``: the row that was sampled, whose token is found[0]; ``tokens``, ``positions``: the draft model's; ``script``
@@ -286,7 +285,7 @@ def propose(scripted: bool) -> Any:
 
 
 @kernel(I32P, I32P, I32P, I32P, I32P, threads=32)
-def begin_draft(rows: int, anchored: bool) -> Any:
+def begin_draft(rows: int, anchored: bool) -> KernelCode:
     """The first inputs of a draft model in a step: the last ``rows`` tokens up to the target's certain one, at
     target_positions[0], which must be at least rows - 1.  If ``anchored``, that position and the one before it are written to
     anchor int32 [2].  Grid: 1 block of a warp."""
@@ -307,7 +306,7 @@ def begin_draft(rows: int, anchored: bool) -> Any:
 
 
 @kernel(I32P, i32, i32, I32P, I32P, I32P, threads=32)
-def place() -> Any:
+def place() -> KernelCode:
     """Copy n drafts that the host has chosen, ``drafts`` int32 [n] in its pinned memory, into the target's step.
     Grid: 1 block of a warp."""
 

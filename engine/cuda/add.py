@@ -7,16 +7,15 @@ Reduction order: none.
 Bytes moved: 12 n.
 """
 
-from typing import Any
-
 from numba import cuda
 
 from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, i32, kernel
+from engine.cuda.runtime.kinds import KernelCode
 
 
 @kernel(F32P, F32P, i32, i32, F32P, threads=256)
-def add() -> Any:
+def add() -> KernelCode:
     """z = x + y, y repeated."""
 
     @cuda.jit

@@ -1,7 +1,5 @@
 """The launches of attention: rotation and storing, then chunks, or all of a prompt's rows in one."""
 
-from typing import Any
-
 import numpy as np
 
 from engine.cache.kv import CHUNK, LayerCache
@@ -69,7 +67,7 @@ def attend(
     rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
     slots = attention.slots(chunks * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
-    options: dict[str, Any] = {"early": True, "gated": heads.gated}
+    options = {"early": True, "gated": heads.gated}
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if attention.takes(k, v, cache.d_k, cache.d_v):

@@ -10,7 +10,6 @@ attention's chunks usually feed a matrix product, which wants them as int8, so o
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -49,7 +48,7 @@ from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Decoder, DeviceMemory, Forward, Observation, Observer, Operations
+from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
@@ -108,15 +107,15 @@ class Backend:
         """Bytes per second that a plain read of the GPU's memory reaches; measured once, in a few milliseconds."""
         return bandwidth.device_bandwidth(self.device)
 
-    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+    def shares_memory_with(self, other: AnyOperations) -> bool:
         """Whether the other one has its arrays and its work on the same GPU, opened once for both."""
         return isinstance(other, Backend) and other.device is self.device
 
-    def can_reach(self, other: Operations[Any, Any, Any]) -> bool:
+    def can_reach(self, other: AnyOperations) -> bool:
         """Whether the other one is a GPU."""
         return isinstance(other, Backend)
 
-    def reach(self, other: Operations[Any, Any, Any]) -> None:
+    def reach(self, other: AnyOperations) -> None:
         """Have kernels of this GPU read and write the memory of another; DeviceError where the two are not connected."""
         assert isinstance(other, Backend)
         self.device.reach(other.device)

@@ -8,7 +8,6 @@ Reduction order: any, since integers do not round.
 Bytes moved: 4 per word, and 4 per thread at the end.
 """
 
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +16,7 @@ from numba import cuda
 from engine.cuda.intrinsics import advance, let_next_begin, stream4, wait_for_inputs
 from engine.cuda.runtime.compiler import U32P, i32, kernel
 from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.kinds import KernelCode
 
 THREADS = 256
 LOADS = 8
@@ -38,7 +38,7 @@ u32 = np.uint32
 
 
 @kernel(U32P, i32, U32P, threads=THREADS, blocks=BLOCKS)
-def read_sum() -> Any:
+def read_sum() -> KernelCode:
     """Sums per thread.  Grid: as many blocks as the layout of data has, of THREADS threads."""
 
     @cuda.jit

@@ -22,7 +22,6 @@ Bytes moved: 4 d^2 n_v read, and the same number written for each of the last ``
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -48,6 +47,7 @@ from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -77,7 +77,7 @@ def grid(d: int, n_v: int) -> tuple[int, int]:
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 3, threads=THREADS)
-def delta_net(d: int, n_conv: int, most: int) -> Any:
+def delta_net(d: int, n_conv: int, most: int) -> KernelCode:
     """One layer of the gated delta rule for up to ``most`` rows.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, out.
@@ -289,7 +289,7 @@ def delta_net(d: int, n_conv: int, most: int) -> Any:
 # --- the norm of the results -----------------------------------------------------------------------------------
 
 
-def _make_gated_norm(d: int) -> Any:
+def _make_gated_norm(d: int) -> DeviceFunction:
     """The device function ``gated_norm(x, gate, weight, eps, at)``: element at + lane of ((x * r) * weight) * silu(gate), r =
     1 / sqrt(sum(x^2) / d + eps) over its run of d elements (``engine/cpu/delta_net.py``).
 
@@ -317,7 +317,7 @@ def _make_gated_norm(d: int) -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, F32P, threads=RUN)
-def gated_norm(d: int) -> Any:
+def gated_norm(d: int) -> KernelCode:
     """y [n] = x [n], each run of d elements normalized, times silu(gate); d: a multiple of 32.
 
     Arguments: x, weight [d], gate, eps, n, y.  Grid: ceil(n / 256), blocks of 256.
@@ -339,7 +339,7 @@ def gated_norm(d: int) -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, i32, U32P, F32P, U16P, threads=RUN)
-def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> Any:
+def gated_norm_quantize(unit: int, d: int, wide: bool = False) -> KernelCode:
     """y, each run of d elements of x normalized, times silu(gate), as int8 with one scale per ``unit`` values.
 
     Rows have ``columns`` elements; the layout is that of ``engine/cuda/products/quantize.py``.

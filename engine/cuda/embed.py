@@ -7,8 +7,6 @@ it. Reduction order: none.
 Bytes moved: the records of 16 rows, and 4 n_embd bytes out per token.
 """
 
-from typing import Any
-
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
@@ -18,6 +16,7 @@ from engine.cuda.products.matmul import make_load_float
 from engine.cuda.products.unpack import device, signed_byte, unpack, unsigned_byte
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import KernelCode
 from engine.gguf.quants import FORMATS
 
 f32 = np.float32
@@ -28,7 +27,7 @@ _SIGNED_SCALES = (T.Q3_K, T.Q6_K, T.IQ4_XS)
 
 
 @kernel(U32P, I32P, i32, f32_t, F32P, threads=32 * WARPS)
-def embed_quantized(format: str) -> Any:
+def embed_quantized(format: str) -> KernelCode:
     """Rows of a quantized matrix.  Grid: (ceil(units / 8), rows), blocks of 8 warps."""
     type_ = T[format]
     entry, fmt = FORMATS[type_], unpack(type_)
@@ -94,7 +93,7 @@ def embed_quantized(format: str) -> Any:
 
 
 @kernel(U32P, I32P, i32, f32_t, F32P, threads=256)
-def embed_float(format: str) -> Any:
+def embed_float(format: str) -> KernelCode:
     """Rows of a float matrix.  Grid: (ceil(columns / 256), rows), blocks of 256."""
     load_float = make_load_float(T[format])
 

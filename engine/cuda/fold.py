@@ -3,14 +3,13 @@
 Formula and order: ``engine/cpu/fold.py``; lanes that do not exist count as 0, which changes no sum of squares or weights.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import norm_width
 from engine.cuda.intrinsics import fma, lane_from, lane_xor
 from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -38,7 +37,7 @@ def fold256(x, chains):  # type: ignore[no-untyped-def]
     return fold32(a + b)
 
 
-def make_squares(n: int) -> Any:
+def make_squares(n: int) -> DeviceFunction:
     """The device function ``squares(x)``: the sum of squares of n values, by the chains of ``engine/cpu/rms_norm.py``, in
     every lane of a warp whose lane l holds value l + 32 k in x[k], 0 where there is none."""
     width = norm_width.py_func(n)

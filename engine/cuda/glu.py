@@ -7,16 +7,15 @@ Reduction order: none.
 Bytes moved: 12 n.
 """
 
-from typing import Any
-
 from numba import cuda
 
 from engine.cuda.intrinsics import gelu, let_next_begin, silu, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, i32, kernel
+from engine.cuda.runtime.kinds import KernelCode
 
 
 @kernel(F32P, F32P, i32, F32P, threads=256)
-def swiglu() -> Any:
+def swiglu() -> KernelCode:
     """y = silu(gate) * up; all float32 [n]."""
 
     @cuda.jit
@@ -31,7 +30,7 @@ def swiglu() -> Any:
 
 
 @kernel(F32P, F32P, i32, F32P, threads=256)
-def geglu() -> Any:
+def geglu() -> KernelCode:
     """y = gelu(gate) * up, gelu in its tanh form; all float32 [n]."""
 
     @cuda.jit

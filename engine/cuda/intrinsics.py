@@ -24,6 +24,7 @@ from numba.cuda.core import config
 from numba.extending import intrinsic
 
 from engine import numerics
+from engine.cuda.runtime.kinds import DeviceFunction, Lowering
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
@@ -35,14 +36,14 @@ _STRUCT4 = ir.LiteralStructType([_I32] * 4)
 
 
 def _asm(
-    builder: Any,
+    builder: ir.IRBuilder,
     text: str,
-    operands: Sequence[Any],
+    operands: Sequence[ir.Value],
     n: int = 1,
     kinds: str = "",
     effect: bool = False,
     memory: bool = False,
-) -> Any:
+) -> ir.Value:
     """Inline PTX with n 32-bit results; ``kinds``: a constraint letter per operand, ``r`` (32 bits) by default."""
     kinds = kinds or "r" * len(operands)
     result = ir.VoidType() if n == 0 else _I32 if n == 1 else ir.LiteralStructType([_I32] * n)
@@ -51,7 +52,7 @@ def _asm(
     return builder.call(ir.InlineAsm(function, text, constraints, side_effect=effect), operands)
 
 
-def _tuple(context: Any, builder: Any, type_: Any, struct: Any) -> Any:
+def _tuple(context: Lowering, builder: ir.IRBuilder, type_: types.BaseTuple, struct: ir.Value) -> ir.Value:
     return context.make_tuple(builder, type_, [builder.extract_value(struct, k) for k in range(type_.count)])
 
 
@@ -126,7 +127,7 @@ def halves(typingctx, p):  # type: ignore[no-untyped-def]
     return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
 
 
-def _make_load(instruction: str, n: int) -> Any:
+def _make_load(instruction: str, n: int) -> DeviceFunction:
     """A load of n words that is not reordered: weights before ``wait_for_inputs``, what an earlier kernel wrote after it."""
     type_ = types.uint32 if n == 1 else types.UniTuple(types.uint32, n)
     registers = "$0" if n == 1 else "{" + ",".join(f"${k}" for k in range(n)) + "}"
@@ -197,13 +198,13 @@ def store4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
 # --- shared memory ---------------------------------------------------------------------------------------------
 
 
-def _shared_place(builder: Any, p: Any, i: Any) -> Any:
+def _shared_place(builder: ir.IRBuilder, p: ir.Value, i: ir.Value) -> ir.Value:
     """The address of p[i] within shared memory, 32 bits."""
     shared = builder.addrspacecast(builder.gep(p, [i]), _I32.as_pointer(3))
     return builder.trunc(builder.ptrtoint(shared, ir.IntType(64)), _I32)
 
 
-def _make_vector(n: int) -> Any:
+def _make_vector(n: int) -> DeviceFunction:
     @intrinsic
     def vector(typingctx, p, i):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -238,7 +239,7 @@ def keep4(typingctx, p, i, a, b, c, d):  # type: ignore[no-untyped-def]
     return types.void(p, i, a, b, c, d), codegen
 
 
-def _make_copy(n: int, way: str) -> Any:
+def _make_copy(n: int, way: str) -> DeviceFunction:
     @intrinsic
     def copy(typingctx, to, i, p, j, there):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -264,7 +265,7 @@ copy1 = _make_copy(1, "ca")
 p[j] need not exist).  The copy is asynchronous; see ``copies_wait``.  Compute capability 8.0."""
 
 
-def _make_copies(instruction: str) -> Any:
+def _make_copies(instruction: str) -> DeviceFunction:
     @intrinsic
     def copies(typingctx):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -287,7 +288,7 @@ copies_wait_but_one = _make_copies("cp.async.wait_group 1")
 # --- integers --------------------------------------------------------------------------------------------------
 
 
-def _make_dot2(half: str, signed: bool) -> Any:
+def _make_dot2(half: str, signed: bool) -> DeviceFunction:
     @intrinsic
     def dot2(typingctx, a, b, c):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
@@ -322,7 +323,7 @@ _MMA8 = "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32"
 _MMA16 = "mma.sync.aligned.m16n8k{}.row.col.s32.s8.s8.s32"
 
 
-def _mma_turing(builder: Any, a: Any, b: Any, c: Sequence[Any]) -> Any:
+def _mma_turing(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: Sequence[ir.Value]) -> ir.Value:
     """An 8 x 8 x 16 product, the only int8 product of compute capability 7.5."""
     return _asm(builder, f"{_MMA8} {{$0,$1}},{{$2}},{{$3}},{{$4,$5}};", [a, b, *c], 2, effect=True)
 
@@ -414,7 +415,7 @@ def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
 # --- exchanges within a warp -----------------------------------------------------------------------------------
 
 
-def _make_shuffle(mode: str, is_float: bool) -> Any:
+def _make_shuffle(mode: str, is_float: bool) -> DeviceFunction:
     value = types.float32 if is_float else types.int32
 
     @intrinsic
@@ -461,7 +462,7 @@ def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
 # --- the neighbours in a chain of kernels ----------------------------------------------------------------------
 
 
-def _make_control(instruction: str) -> Any:
+def _make_control(instruction: str) -> DeviceFunction:
     def body(builder: Any, args: Sequence[Any], target: Target) -> None:
         if target >= (9, 0):
             _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
@@ -488,7 +489,7 @@ let_next_begin = _make_control("griddepcontrol.launch_dependents")
 """let_next_begin(): allow the next kernel to begin as soon as every block of this one has called it."""
 
 
-def _numbers(builder: Any, type_: Any, value: Any) -> list[Any]:
+def _numbers(builder: ir.IRBuilder, type_: types.Type, value: ir.Value) -> list[ir.Value]:
     """The 32-bit numbers in a tuple of numbers and tuples."""
     if isinstance(type_, types.BaseTuple):
         inside = [_numbers(builder, part, builder.extract_value(value, k)) for k, part in enumerate(type_)]

@@ -9,7 +9,6 @@ Bytes moved: 8 n per row; 16 n for the input.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -19,13 +18,14 @@ from engine.cuda.intrinsics import advance, let_next_begin, wait_for_inputs
 from engine.cuda.rms_norm import inverse_rms
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import KernelCode
 
 f32 = np.float32
 I = np.int32  # noqa: E741
 
 
 @kernel(F32P, F32P, i32, I32P, i32, i32, threads=256)
-def keep_rows() -> Any:
+def keep_rows() -> KernelCode:
     """Store x[t] in ring row positions[t] % length; if there are more rows than that, the last ones stay.
 
     Grid: (ceil(n / 256), rows).
@@ -44,7 +44,7 @@ def keep_rows() -> Any:
 
 
 @kernel(F32P, F32P, i32, I32P, i32, i32, F32P, threads=256)
-def beside() -> Any:
+def beside() -> KernelCode:
     """out[t] = e[t], n elements, followed by the row of ``hiddens`` for the position before, m elements.
 
     Grid: (ceil((n + m) / 256), rows).
@@ -65,7 +65,7 @@ def beside() -> Any:
 
 
 @kernel(F32P, F32P, F32P, i32, F32P, I32P, f32_t, i32, F32P, threads=256)
-def mtp_input() -> Any:
+def mtp_input() -> KernelCode:
     """out[t] = normalized e[t], followed by the normalized row of ``hiddens`` for the position before.
 
     Grid: (2, rows).

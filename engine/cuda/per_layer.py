@@ -9,7 +9,6 @@ Bytes moved: 12 n per layer and row.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -19,6 +18,7 @@ from engine.cuda.fold import fold256
 from engine.cuda.intrinsics import fma, let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import KernelCode
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -27,7 +27,7 @@ ROOT_HALF = f32(0.5**0.5)
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, threads=256)
-def per_layer_inputs(n: int) -> Any:
+def per_layer_inputs(n: int) -> KernelCode:
     """The inputs of all layers for all rows.  Grid: (layers, rows)."""
     width = norm_width.py_func(n)
     n_x = -(-n // width)

@@ -3,8 +3,6 @@
 Formula, order: ``engine/cpu/quantized_cache.py``; shapes: ``engine/cache/types.py``.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -23,6 +21,7 @@ from engine.cuda.intrinsics import (
     round_product,
 )
 from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import TINY
 
 F = np.float32
@@ -70,7 +69,7 @@ def store_query(x, b, words, scales):  # type: ignore[no-untyped-def]
         scales[b] = amax / F(127.0)
 
 
-def make_store(d: int, bits: int, by_position: bool) -> Any:
+def make_store(d: int, bits: int, by_position: bool) -> DeviceFunction:
     """The device function ``store(chunk, j, b, x)``: store block b, rotated, of position j in a chunk of keys, or of values
     (``by_position``)."""
     of_block = bits

@@ -11,7 +11,6 @@ Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8, 13 n for both
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -23,6 +22,7 @@ from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -43,7 +43,7 @@ def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
 
 
 @kernel(F32P, F32P, f32_t, i32, F32P, threads=256)
-def rms_norm() -> Any:
+def rms_norm() -> KernelCode:
     """y = normalized x.  Grid: (parts, rows)."""
 
     @cuda.jit
@@ -62,7 +62,7 @@ def rms_norm() -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, i32, F32P, threads=256)
-def rms_norm_add() -> Any:
+def rms_norm_add() -> KernelCode:
     """y = (residual + normalized x) * scale.  Grid: (parts, rows)."""
 
     @cuda.jit
@@ -80,7 +80,7 @@ def rms_norm_add() -> Any:
     return rms_norm_add
 
 
-def _make_row(n: int) -> tuple[int, Any, Any]:
+def _make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(n_x, own, inverse) of a row of n whose chains are the block's threads, in registers, without a loop.
 
     ``own(p, x)``: x [n_x] = the thread's elements of the row at p, 0 past its end.
@@ -109,7 +109,7 @@ def _make_row(n: int) -> tuple[int, Any, Any]:
 
 
 @kernel(F32P, F32P, f32_t, U32P, F32P, U16P, threads=256)
-def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> Any:
+def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> KernelCode:
     """Normalized x as int8 with one scale per ``unit`` values.
 
     Grid: (ceil(n / 256), rows); a block quantizes a run of 256 positions.
@@ -142,7 +142,7 @@ def rms_norm_quantize(unit: int, n: int, wide: bool = False) -> Any:
 
 
 @kernel(F32P, F32P, F32P, f32_t, f32_t, F32P, f32_t, F32P, U32P, F32P, U16P, threads=256)
-def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -> Any:
+def rms_norm_add_quantize(unit: int, n: int, normed: bool, wide: bool = False) -> KernelCode:
     """y = (residual + normalized x) * scale, and y as int8 with one scale per ``unit`` values; ``normed``: y normalized
     again.
 

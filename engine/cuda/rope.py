@@ -19,7 +19,6 @@ Bytes moved: 4 in, and 4 (q), 4 + 2 or 4 + 4 (k, v), or about 1 out per element.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -39,6 +38,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import make_store, rotate, store_query
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, f32, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -77,7 +77,7 @@ def put_float(ring, i, x):  # type: ignore[no-untyped-def]
     return bits
 
 
-def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Any:
+def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> DeviceFunction:
     """The device function ``append(x, ring, chunk, j, new)``: store a head of d elements, the lane's in x, at position j of a
     chunk of keys, or of values (``by_position``); ``noted``: also write their bits, one word each, to new."""
     n_x = -(-d // 32)
@@ -124,7 +124,7 @@ def rope(
     gated: bool,
     v_normed: bool,
     noted: bool = True,
-) -> Any:
+) -> KernelCode:
     """The kernel for one kind of layer.
 
     ``k_type``, ``v_type``: of the cache; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q

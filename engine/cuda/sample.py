@@ -22,7 +22,7 @@ these.  If an unusual order of the logits leaves more than 1024, the bound is ra
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, njit
@@ -34,6 +34,8 @@ from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U64P, Specialization, i32, kernel
+from engine.cuda.runtime.device import Buffer, Device
+from engine.cuda.runtime.kinds import KernelCode
 from engine.decode import sampler as host
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative.params import MODES
@@ -119,7 +121,7 @@ def found_of(key, token):  # type: ignore[no-untyped-def]
 
 
 @kernel(F32P, i32, I32P, I32P, i32, I32P, threads=EDIT_THREADS)
-def edit(threads: int) -> Any:
+def edit(threads: int) -> KernelCode:
     """Apply bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
 
     @cuda.jit
@@ -169,7 +171,7 @@ def edit(threads: int) -> Any:
 
 
 @kernel(F32P, i32, i32, U64P, threads=32 * WARPS)
-def maxima(groups: int, warps: int) -> Any:
+def maxima(groups: int, warps: int) -> KernelCode:
     """best[r][g] = the largest key of group g in row r, or 0 if the group is empty.  Grid: groups / warps, rows."""
     lines = groups * _BATCH
 
@@ -200,7 +202,7 @@ def maxima(groups: int, warps: int) -> Any:
 
 
 @kernel(U64P, I32P, threads=GROUPS, blocks=1)
-def argmax(groups: int) -> Any:
+def argmax(groups: int) -> KernelCode:
     """Choose the largest key of all groups as the token.  Grid: rows, of as many threads as there are groups."""
     warps = groups // 32
 
@@ -266,7 +268,7 @@ def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-u
 
 
 @kernel(F32P, i32, i32, U64P, I32P, I32P, I32P, i32, I32P, F32P, I32P, threads=GROUPS, blocks=1)
-def draw(groups: int, keep: bool) -> Any:
+def draw(groups: int, keep: bool) -> KernelCode:
     """Draw a token by top-k, top-p, min-p, temperature and noise.  Grid: rows, of as many threads as there are groups.
 
     With ``keep``, the candidates and their probabilities are also stored, as computed by ``probabilities`` of
@@ -478,7 +480,7 @@ class DeviceSampler:
     so every mode is exact then.
     """
 
-    def __init__(self, device: Any, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
+    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
         """device: an ``engine.cuda.runtime.device.Device``; ring_slots: the most steps in flight at once, a power of two."""
         assert ring_slots & (ring_slots - 1) == 0
         self._device = device
@@ -492,7 +494,7 @@ class DeviceSampler:
         self.found = device.allocate(4 * MOST_ROWS, "the tokens found")
         self.step = device.allocate(4, "the number of steps")
         self.taken = 0
-        self._lists: list[Any] = []
+        self._lists: list[Buffer] = []
 
     @property
     def lists(self) -> Candidates:

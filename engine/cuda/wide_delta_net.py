@@ -15,7 +15,6 @@ Bytes moved: ``convolve``: 8 C per row, and 4 C (n_conv - 1) more per 16 rows; `
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -44,6 +43,7 @@ from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -69,7 +69,7 @@ def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 5, *[F32P] * 3, threads=32 * WARPS)
-def convolve(d: int, n_conv: int) -> Any:
+def convolve(d: int, n_conv: int) -> KernelCode:
     """Compute everything that the rule needs of each token except the state.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, n_v, rows, padded, length, ring, y, gates.
@@ -149,7 +149,7 @@ def convolve(d: int, n_conv: int) -> Any:
     return convolve
 
 
-def _make_step(d: int) -> Any:
+def _make_step(d: int) -> DeviceFunction:
     """The device function ``step(stage, b, own, column, state, key, chains)``: token b of a stage: replaces the state by the
     next one and returns the token's result, in each lane of a row; key [d / 8], chains [4]: registers."""
     n_runs = d // 32
@@ -181,7 +181,7 @@ def _make_step(d: int) -> Any:
     return step
 
 
-def _make_steps(step: Any, first: int, n: int) -> Any:
+def _make_steps(step: DeviceFunction, first: int, n: int) -> DeviceFunction:
     """The device function ``steps(stage, own, column, state, key, chains, mine)``: n tokens of a stage from ``first`` on,
     without a branch, so that the end of one and the beginning of the next overlap; returns the result of token ``own`` if it
     is among them, else ``mine``."""
@@ -204,7 +204,7 @@ def _make_steps(step: Any, first: int, n: int) -> Any:
 
 
 @kernel(F32P, F32P, I32P, *[i32] * 4, F32P, F32P, threads=THREADS)
-def delta_rule(d: int) -> Any:
+def delta_rule(d: int) -> KernelCode:
     """Update the state of each head token by token, and write its results.
 
     Arguments: y, gates, positions, n_k, rows, padded, slots, states, out.

@@ -20,6 +20,7 @@ from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
 from engine.cuda.products.quantize import is_wide
+from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
 from engine.errors import DeviceError
 from engine.limits import STEP_ROWS
@@ -48,6 +49,9 @@ CHUNK_PARTS = ("largest score and sum", "weighted values")
 Seen: TypeAlias = Observation[Any]
 """What a kernel of the GPU has written."""
 
+Given: TypeAlias = Any
+"""An argument or a result of an operation: pairs, plain values, and whatever holds some of them."""
+
 Inner: TypeAlias = dict[str, np.ndarray]
 """What the CPU has inside an operation, by name."""
 
@@ -57,8 +61,8 @@ class Pair:
     """One value on both devices.  ``name``: of a weight, as its layer calls it; ``computed``: the result of an operation;
     ``parts``: the inputs of a result that the GPU computes where it is used, by the names that it has for them."""
 
-    cpu: Any
-    gpu: Any
+    cpu: Given
+    gpu: Given
     name: str = ""
     computed: bool = False
     parts: tuple[tuple[str, "Pair"], ...] = ()
@@ -132,12 +136,12 @@ class Difference(Exception):
         self.site, self.check, self.verdict = site, check, verdict
 
 
-def _as_list(returned: Any) -> list[Any]:
+def _as_list(returned: Given) -> list[Given]:
     """The results of an operation: none, one, or several."""
     return returned if isinstance(returned, list) else [] if returned is None else [returned]
 
 
-def _bits(x: Any) -> Any:
+def _bits(x: np.ndarray) -> np.ndarray:
     """A NumPy array or scalar as unsigned integers."""
     return np.ascontiguousarray(x).view(f"u{np.dtype(x.dtype).itemsize}").reshape(np.shape(x))
 
@@ -145,7 +149,7 @@ def _bits(x: Any) -> Any:
 # --- pairs -----------------------------------------------------------------------------------------------------
 
 
-def join(cpu: Any, gpu: Any, name: str = "") -> Any:
+def join(cpu: Given, gpu: Given, name: str = "") -> Given:
     """Two models' attributes of the same name as one: arrays and weights become pairs, what holds them is copied."""
     if isinstance(cpu, (np.ndarray, Weight)):
         return Pair(cpu, gpu, name)
@@ -159,7 +163,7 @@ def join(cpu: Any, gpu: Any, name: str = "") -> Any:
     return cpu
 
 
-def take(value: Any, of: Callable[[Pair], Any]) -> Any:
+def take(value: Given, of: Callable[[Pair], Given]) -> Given:
     """``value`` with each pair in it replaced by ``of(pair)``: the reverse of ``join``."""
     if isinstance(value, Pair):
         return of(value)
@@ -173,7 +177,7 @@ def take(value: Any, of: Callable[[Pair], Any]) -> Any:
     return value
 
 
-def _cpu_side(pair: Pair) -> Any:
+def _cpu_side(pair: Pair) -> Given:
     # Some operations of the CPU work in place, and a pair has to keep what it was.
     return pair.cpu.copy() if pair.computed else pair.cpu
 
@@ -183,15 +187,15 @@ class Attention:
     """What an operation that attends is given: the cache, ``last``, the position up to which each row sees it, and how far
     back; ``stores``: it appends keys and values at these positions."""
 
-    heads: Any
-    q: Any
-    cache: Any
-    last: Any
+    heads: Given
+    q: Given
+    cache: Given
+    last: Given
     window: int
     stores: bool
 
     @classmethod
-    def of(cls, name: str, args: Sequence[Any]) -> "Attention | None":
+    def of(cls, name: str, args: Sequence[Given]) -> "Attention | None":
         """The arguments of ``attention`` or ``attend_past``; None for other operations."""
         if name == "attention":
             heads, q, _, _, cache, batch, _ = args
@@ -211,7 +215,7 @@ class Lockstep:
     cpu, gpu: the same model (``engine.models.base.Model``) on either device; note: called with every comparison.
     """
 
-    def __init__(self, cpu: Any, gpu: Any, note: Callable[[Site, Check], None]) -> None:
+    def __init__(self, cpu: Given, gpu: Given, note: Callable[[Site, Check], None]) -> None:
         self._cpu, self._gpu = cpu, gpu
         self._note = note
         self._layer: int | None = None
@@ -239,24 +243,24 @@ class Lockstep:
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
         self._model.mtp.compute(self._pass(at_token, at_position), 1)
 
-    def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Any:
+    def _pass(self, tokens: np.ndarray, positions: np.ndarray) -> Given:
         """The rows of a pass on both devices."""
         both_tokens, both_positions = (Pair(x, self._gpu.ops.upload(x)) for x in (tokens, positions))
-        return Pass[Any](both_tokens, both_positions)
+        return Pass[Given](both_tokens, both_positions)
 
-    def _block(self, il: int, x: Any, batch: Any) -> Any:
+    def _block(self, il: int, x: Given, batch: Given) -> Given:
         self._layer = il
         try:
             return type(self._model).block(self._model, il, x, batch)
         finally:
             self._layer = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Given:
         if name.startswith("_"):
             raise AttributeError(name)
         return partial(self._operate, name)
 
-    def _operate(self, name: str, *args: Any) -> Any:
+    def _operate(self, name: str, *args: Given) -> Given:
         """An operation on both devices: a pair, or a list of pairs."""
         cpu, inner = self._cpu.ops, dict[str, np.ndarray]()
         before = self._remembered(args) if name == "delta_net" else None
@@ -290,7 +294,7 @@ class Lockstep:
         return pairs if isinstance(returned, list) else pairs[0]
 
     def _parts(
-        self, name: str, args: Sequence[Any], result: Any, compared: Sequence[Check]
+        self, name: str, args: Sequence[Given], result: Given, compared: Sequence[Check]
     ) -> tuple[tuple[str, Pair], ...]:
         """The inputs of a result that the GPU computes where it is used."""
         if not isinstance(result, Deferred):
@@ -310,11 +314,11 @@ class Lockstep:
         )
         return (*parts, ("gate", given.q)) if given.heads.gated else parts
 
-    def _record(self, name: str, given: Sequence[Any]) -> Any:
+    def _record(self, name: str, given: Sequence[Given]) -> Given:
         """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
         gpu = self._gpu.ops
 
-        def forward() -> Any:
+        def forward() -> Given:
             results = _as_list(getattr(gpu, name)(*given))
             return results, [gpu.plain(result) for result in results]
 
@@ -323,9 +327,9 @@ class Lockstep:
     def _run(
         self,
         name: str,
-        args: Sequence[Any],
-        given: Sequence[Any],
-        plan: Any,
+        args: Sequence[Given],
+        given: Sequence[Given],
+        plan: Given,
         expected: list[np.ndarray],
         inner: Inner,
         compare: Callable[[Seen, list[Check]], None],
@@ -360,7 +364,13 @@ class Lockstep:
             gpu.observe(None)
 
     def _between(
-        self, name: str, args: Sequence[Any], given: Sequence[Any], kernel: str, values: dict[str, Any], inner: Inner
+        self,
+        name: str,
+        args: Sequence[Given],
+        given: Sequence[Given],
+        kernel: str,
+        values: dict[str, Tensor],
+        inner: Inner,
     ) -> list[Check]:
         """What a kernel has written beside results of its operation: ``values``, and into caches and rings."""
         attended = Attention.of(name, args)
@@ -399,7 +409,7 @@ class Lockstep:
         return [Check(what, a, b) for what, a, b in pairs]
 
     def _rotated(
-        self, attended: Attention, given: Sequence[Any], values: dict[str, Any], queries: np.ndarray
+        self, attended: Attention, given: Sequence[Given], values: dict[str, Tensor], queries: np.ndarray
     ) -> list[Check]:
         """What the kernel of rotation hands to attention: queries, and what is now in the cache."""
         cache = attended.cache
@@ -416,7 +426,7 @@ class Lockstep:
             checks += self._appended(cache, attended.last.cpu, given[4], values)
         return checks
 
-    def _chunks(self, attended: Attention, values: dict[str, Any], queries: np.ndarray) -> list[Check]:
+    def _chunks(self, attended: Attention, values: dict[str, Tensor], queries: np.ndarray) -> list[Check]:
         """What the kernel of attention leaves of each chunk."""
         gpu, heads, cache, positions = self._gpu.ops, attended.heads, attended.cache, attended.last.cpu
         rows, d_v = positions.size, cache.d_v
@@ -440,7 +450,7 @@ class Lockstep:
         ]
 
     def _appended(
-        self, cache: Any, positions: np.ndarray, device_cache: LayerCache[Any], values: dict[str, Any]
+        self, cache: Given, positions: np.ndarray, device_cache: LayerCache[Tensor], values: dict[str, Tensor]
     ) -> list[Check]:
         """What a kernel of rotation has put into the cache, and leaves for attention."""
         gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
@@ -463,7 +473,7 @@ class Lockstep:
             checks.append(Check("both as words", words, gpu.download(values["words"])))
         return checks
 
-    def _convolved(self, args: Sequence[Any], values: dict[str, Any], y: np.ndarray) -> list[Check]:
+    def _convolved(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
         """What a delta net has ready of all tokens before its state goes from one to the next."""
         net, _, gates, _, batch = args
         y_found, gates_found = (self._gpu.ops.download(values[name]) for name in ("convolved", "gates"))
@@ -474,7 +484,7 @@ class Lockstep:
             Check("decay and rate", opened, gates_found[:, : batch.rows]),
         ]
 
-    def _kept(self, name: str, kind: str, args: Sequence[Any]) -> list[Check]:
+    def _kept(self, name: str, kind: str, args: Sequence[Given]) -> list[Check]:
         """What a kernel of an operation leaves in rings by position."""
         positions = args[-1].positions.cpu
         if name == "keep_rows":
@@ -490,7 +500,7 @@ class Lockstep:
     # --- a second look -----------------------------------------------------------------------------------------
 
     @staticmethod
-    def _remembered(args: Sequence[Any]) -> list[np.ndarray]:
+    def _remembered(args: Sequence[Given]) -> list[np.ndarray]:
         """What a delta net begins with, in rings of the GPU's lengths: a long pass overwrites it."""
         net, _, _, memory, batch = args
         needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
@@ -499,7 +509,7 @@ class Lockstep:
     def _judge(
         self,
         name: str,
-        args: Sequence[Any],
+        args: Sequence[Given],
         expected: list[np.ndarray],
         inner: Inner,
         first: Check,
@@ -516,7 +526,7 @@ class Lockstep:
         attended = Attention.of(name, args)
         end = int(attended.last.cpu.max()) + 1 if attended else 0
 
-        def fresh(value: Any) -> Any:
+        def fresh(value: Given) -> Given:
             """The CPU's value, in new device memory."""
             if isinstance(value, RecurrentLayer):
                 assert before is not None

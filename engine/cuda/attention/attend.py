@@ -14,7 +14,6 @@ Bytes moved: (d_k + d_v) * element size per visible position and KV head, 8 + 4 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -36,6 +35,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device, high_half, low_half
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.errors import DeviceError
 
 F = np.float32
@@ -196,7 +196,7 @@ def _shared_words(half: bool, d_k: int, d_v: int, tasks: int) -> int:
 # --- one chunk -------------------------------------------------------------------------------------------------
 
 
-def _make_copies(n_vectors: int, threads: int) -> tuple[int, Any, Any]:
+def _make_copies(n_vectors: int, threads: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(words, load, store) for a run of 16-byte vectors: thread t moves vectors t, t + threads, ..."""
     each = -(-n_vectors // threads)
     exact = n_vectors % threads == 0
@@ -222,7 +222,7 @@ def _make_copies(n_vectors: int, threads: int) -> tuple[int, Any, Any]:
     return 4 * each, load, store
 
 
-def _make_key_copies(d_k: int, threads: int) -> tuple[int, Any, Any]:
+def _make_key_copies(d_k: int, threads: int) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(words, load, store) for float16 keys: a thread moves 8 positions of two dimensions and stores one word per position.
 
     Of 16 threads, 4 take half of one pair of dimensions, 4 half of the next, and so on, so that no two of 8 share a bank.
@@ -263,7 +263,7 @@ def _make_key_copies(d_k: int, threads: int) -> tuple[int, Any, Any]:
     return 8 * each, load, store
 
 
-def _make_score_run(half: bool, shared_by: int, n: int) -> Any:
+def _make_score_run(half: bool, shared_by: int, n: int) -> DeviceFunction:
     """The device function ``run(key, scaled, total)``: the next 2 n dimensions, n a power of two, without a loop.
 
     ``key``: the words of a thread's position; ``scaled``: q' of ``shared_by`` tasks, interleaved; total [shared_by]: chains.
@@ -293,7 +293,7 @@ def _make_score_run(half: bool, shared_by: int, n: int) -> Any:
     return run_pair
 
 
-def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: bool, n: int) -> Any:
+def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: bool, n: int) -> DeviceFunction:
     """The device function ``run(value, weight, j, firsts, lasts, total)``: n positions from j, n a power of two, without a
     loop.
 
@@ -333,7 +333,7 @@ def _make_sum_run(half: bool, d_v: int, shared_by: int, n_bounds: int, masked: b
     return run_one
 
 
-def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
+def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> DeviceFunction:
     """The device function ``amend(new, key_tile, value_tile, places, chunk, rows, apart, thread)``: write the keys and values
     of rows 0 .. rows - 1, at most n, that belong to the chunk into its float16 tiles.
 
@@ -371,7 +371,7 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> Any:
 @kernel(F32P, U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
 def attend_chunks(
     half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, single: bool, early: bool
-) -> Any:
+) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
     Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, weights, sums, rows, chunks (of the ring), slots,

@@ -16,8 +16,6 @@ Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result,
     for its gate.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -38,6 +36,7 @@ from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import rotate
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -69,7 +68,7 @@ def first_visible(position, window):  # type: ignore[no-untyped-def]
 
 
 @kernel(F32P, U32P, I32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
-def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
+def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> KernelCode:
     """Join the chunks of a row in rising order; the result is float32.
 
     Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), out, slots, window; ``early``: no kernel
@@ -195,7 +194,7 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
 # --- ... on the way to int8 ------------------------------------------------------------------------------------
 
 
-def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
+def _make_join(d_v: int, first: int, n: int) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp processes at a time.
 
     ``fetch(sums, count, x)``: start loading the thread's element of each of ``count`` chunks into x [32], 0 past the last.
@@ -241,7 +240,7 @@ def _make_join(d_v: int, first: int, n: int) -> tuple[Any, Any]:
 
 
 @kernel(F32P, F32P, I32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
-def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False) -> Any:
+def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False) -> KernelCode:
     """Join the chunks of a row in rising order and quantize the result to int8, one scale per ``unit`` values.
 
     Arguments: weights, sums, positions, gate, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.  ``early``:

@@ -15,8 +15,6 @@ Reduction order: that of the mirror; integers are exact in any order.
 Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -42,6 +40,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, f32, i32, kernel
+from engine.cuda.runtime.kinds import KernelCode
 from engine.errors import DeviceError
 
 F = np.float32
@@ -121,7 +120,7 @@ def geometry(
 @kernel(U32P, F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=THREADS, blocks=BLOCKS)
 def attend_in_place(
     k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool, apart: bool
-) -> Any:
+) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk.
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,

@@ -12,8 +12,6 @@ Bytes moved: keys from memory by every warp that needs them (the L1 cache serves
     every 4 products.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -32,6 +30,7 @@ from engine.cuda.intrinsics import (
     vector4,
 )
 from engine.cuda.products.unpack import device, minus, nibbles
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -44,7 +43,7 @@ EIGHT = 8
 # --- queries ---------------------------------------------------------------------------------------------------
 
 
-def make_query(tile: Tile, of: CacheType, group: int) -> Any:
+def make_query(tile: Tile, of: CacheType, group: int) -> DeviceFunction:
     """The device function ``place(q, q_scales, task0, last, head0, n_head, thread, to)``: copy the queries of the pairs from
     task0, of 0 .. last, to shared memory, for keys of a type: lane 4 g + t has words t and t + 4 of a block, or 2 t and 2
     t + 1 if a word of the key has eight dimensions."""
@@ -81,7 +80,7 @@ def make_query(tile: Tile, of: CacheType, group: int) -> Any:
 # --- scores ----------------------------------------------------------------------------------------------------
 
 
-def _make_load(bits: int, m: int) -> Any:
+def _make_load(bits: int, m: int) -> DeviceFunction:
     """The device function ``load(key, scale, words, scales)``: a lane's part of positions 2 m and 2 m + 1 of a block."""
 
     @device
@@ -96,7 +95,7 @@ def _make_load(bits: int, m: int) -> Any:
     return load
 
 
-def _make_product(m: int, n: int) -> Any:
+def _make_product(m: int, n: int) -> DeviceFunction:
     """The device function ``product(a, query, d, x, y, s)``: add a block to the scores of positions 2 m and 2 m + 1, whose
     scales are x and y, with pairs 2 n and 2 n + 1."""
 
@@ -111,7 +110,7 @@ def _make_product(m: int, n: int) -> Any:
     return product
 
 
-def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
+def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(words, fetch, score) for keys of a type.
 
     ``fetch(keys, lane, words, scales)``: start loading a lane's part of the first block of the chunk at keys into registers,
@@ -125,7 +124,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
     loads = [_make_load(bits, m) for m in range(4)]
     load = make_each(0, 4, lambda m: loads[m])
 
-    def make_step(m: int) -> Any:
+    def make_step(m: int) -> DeviceFunction:
         products = make_each(0, own // 2, lambda n: _make_product(m, n))
         load_next = loads[m]
 
@@ -184,7 +183,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, Any, Any]:
 # --- values ----------------------------------------------------------------------------------------------------
 
 
-def make_values(tile: Tile, of: CacheType) -> tuple[int, int, Any, Any]:
+def make_values(tile: Tile, of: CacheType) -> tuple[int, int, DeviceFunction, DeviceFunction]:
     """(words, scales, fetch, store): registers of a thread, and two device functions for values of a type.
 
     ``fetch(values, step, thread, words, scales)``: start loading slice ``step`` of the chunk at values into registers.

@@ -4,13 +4,12 @@ Formula, order: ``engine/cpu/quantized_cache.py``, and for float keys ``engine/c
 ``engine/cache/types.py``.
 """
 
-from typing import Any
-
 import numpy as np
 
 from engine.cache.types import BLOCK, CHUNK, CacheType
 from engine.cuda.intrinsics import advance, bits_float, fma, load1, load2, mma32, vector2
 from engine.cuda.products.unpack import device, high_half, low_half, nibbles
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -23,7 +22,7 @@ PAIRS = 8
 # --- scores of quantized keys ----------------------------------------------------------------------------------
 
 
-def make_own_keys(of: CacheType, d_k: int) -> Any:
+def make_own_keys(of: CacheType, d_k: int) -> DeviceFunction:
     """The device function ``own(keys, lane, tile)``: pointers to the integers and scales of a lane's two positions among the
     16 of a tensor-core tile: 8 dimensions of each block, and all scales."""
     bits, integers = of.bits, of.integer_words(d_k)
@@ -38,7 +37,7 @@ def make_own_keys(of: CacheType, d_k: int) -> Any:
     return own
 
 
-def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> Any:
+def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> DeviceFunction:
     """The device function ``load(key, scale, words, scales)``: load the lane's part of a block of two adjacent positions: 8
     dimensions of each, and the scales of both in one word, ``at`` and ``scale_at`` words further, as number ``slot``."""
 
@@ -57,7 +56,7 @@ def _make_key_load(bits: int, slot: int, at: int, scale_at: int) -> Any:
     return load
 
 
-def _make_key_use(bits: int, slot: int, acc_at: int) -> Any:
+def _make_key_use(bits: int, slot: int, acc_at: int) -> DeviceFunction:
     """The device function ``use(words, scales, b0, b1, d0, d1, z0, z1, acc)``: add block number ``slot`` to the scores of two
     positions and two pairs, acc[acc_at : acc_at + 4].
 
@@ -83,7 +82,7 @@ def _make_key_use(bits: int, slot: int, acc_at: int) -> Any:
     return use
 
 
-def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, Any, Any]:
+def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, DeviceFunction, DeviceFunction]:
     """(words, scales, load, score): the registers for the first keys, ``load(key, scale, words, scales)``, which loads them,
     and the device function ``score(key, scale, words, scales, query, d, acc)``, which writes the scores of 1 or 4 tensor-core
     tiles of 16 positions each to acc [4 tiles].
@@ -101,11 +100,11 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
     n_slots = ahead * wide
     n_words, n_acc = n_slots * bits // 2, 4 * tiles
 
-    def make_load(unit: int, k: int) -> Any:
+    def make_load(unit: int, k: int) -> DeviceFunction:
         block, tile = unit // per_block, unit % per_block * wide + k
         return _make_key_load(bits, unit % ahead * wide + k, block * apart + tile * 64, block * scales_apart + tile * 8)
 
-    def make_unit_load(unit: int) -> Any:
+    def make_unit_load(unit: int) -> DeviceFunction:
         first, last = make_load(unit, 0), make_load(unit, wide - 1)
 
         @device
@@ -116,7 +115,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
 
         return load
 
-    def make_first_loads(unit: int) -> Any:
+    def make_first_loads(unit: int) -> DeviceFunction:
         load, rest = make_unit_load(unit), make_first_loads(unit + 1) if unit + 1 < ahead else None
         more = unit + 1 < ahead
 
@@ -128,7 +127,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
 
         return loads
 
-    def make_from(unit: int) -> Any:
+    def make_from(unit: int) -> DeviceFunction:
         """The units from ``unit`` to the last of this round."""
         rest = make_from(unit + 1) if unit + 1 < units else None
         last, opens, within = unit + 1 == units, unit % per_block == 0, unit + ahead < units
@@ -179,7 +178,7 @@ def make_quantized_scores(bits: int, d_k: int, tiles: int) -> tuple[int, int, An
 # --- scores of float keys --------------------------------------------------------------------------------------
 
 
-def make_float_run(half: bool, of_warp: int, n: int) -> Any:
+def make_float_run(half: bool, of_warp: int, n: int) -> DeviceFunction:
     """The device function ``run(key, scaled, total)``: the next n dimensions, for two positions and the warp's pairs."""
     if n > 1:
         low, high = make_float_run(half, of_warp, n // 2), make_float_run(half, of_warp, n - n // 2)

@@ -10,7 +10,6 @@ Bytes moved: 16 of shared memory for every 16 (8 x 8) or 11 (4 x 8) fused multip
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -30,6 +29,7 @@ from engine.cuda.intrinsics import (
     vector4,
 )
 from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -127,7 +127,7 @@ def take4(p, i, x, k):  # type: ignore[no-untyped-def]
         x[k + e] = bits_float(I(words[e]))
 
 
-def _make_rows(columns: int, masked: bool, first: int, n: int) -> Any:
+def _make_rows(columns: int, masked: bool, first: int, n: int) -> DeviceFunction:
     """The device function ``rows(x, y, acc)``: acc[i, j] = fma(x[i], y[j], acc[i, j]) for rows first .. first + n - 1 of
     acc [.., columns]; ``masked``: not where x[i] is ``HIDDEN``."""
     if n > 1:
@@ -157,7 +157,7 @@ def _make_rows(columns: int, masked: bool, first: int, n: int) -> Any:
 
 def make_steps(
     own: int, columns: int, a_pitch: int, b_pitch: int, b_apart: int, masked: bool, n: int, turns: bool = False
-) -> Any:
+) -> DeviceFunction:
     """The device function ``steps(a, second, b, acc)``: n steps of a sum of outer products acc [own, columns], without a
     loop; n: a power of two.
 
@@ -198,7 +198,7 @@ def make_steps(
     return step
 
 
-def make_sum_run(tile: Tile, masked: bool) -> Any:
+def make_sum_run(tile: Tile, masked: bool) -> DeviceFunction:
     """The device function ``run(a, of_lane, b, acc)``: add eight positions, beginning at a multiple of 8, to a weighted sum.
 
     a: the weights of the warp's 32 pairs; ``of_lane``: the offset of the thread's first four among them.
@@ -215,7 +215,7 @@ def make_sum_run(tile: Tile, masked: bool) -> Any:
     return run
 
 
-def make_each(first: int, n: int, make: Any) -> Any:
+def make_each(first: int, n: int, make: DeviceFunction) -> DeviceFunction:
     """The device function that calls make(first), ..., make(first + n - 1), device functions, in order with its arguments,
     without a loop."""
     if n == 1:
@@ -230,7 +230,7 @@ def make_each(first: int, n: int, make: Any) -> Any:
     return both
 
 
-def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
+def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """Four device functions for a thread's part of a chunk's scores, s [own, 8], from its position ``key`` on.
 
     ``hide(s, places, key, window, chunk)``: set the scores of positions that a pair does not see to -inf.
@@ -246,7 +246,7 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
     first_bit, each = (2, 1) if quantized else (1, 4)
     lanes = 7 << first_bit
 
-    def make_hide(i: int, value: Any) -> Any:
+    def make_hide(i: int, value: np.floating) -> DeviceFunction:
         start, pair = 8 * i, i if i < 4 else i + 12
 
         @device
@@ -259,7 +259,7 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
 
         return hide
 
-    def make_one(i: int) -> Any:
+    def make_one(i: int) -> DeviceFunction:
         start, pair = 8 * i, i if i < 4 else i + 12
 
         @device
@@ -314,12 +314,12 @@ def make_weigh(tile: Tile) -> tuple[Any, Any, Any, Any]:
     return hide, make_each(0, own, make_one), total, mark
 
 
-def make_join(tile: Tile) -> Any:
+def make_join(tile: Tile) -> DeviceFunction:
     """The device function ``join(element, o, factors, shares)``: join a chunk's weighted sums o [8, columns] to those before
     it; factors, shares: pointers to the thread's first pair."""
     columns = tile.columns
 
-    def make(i: int) -> Any:
+    def make(i: int) -> DeviceFunction:
         start, pair = i * columns, i if i < 4 else i + 12
 
         @device
@@ -349,13 +349,13 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
     return a * UNIT, b * UNIT, c * UNIT, d * UNIT
 
 
-def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> Any:
+def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> DeviceFunction:
     """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: divide element
     [8, columns] by the totals of their pairs, rotate it back if values are quantized (``rotated``), multiply it by the gates,
     and write it to out; ``task``: the number of the thread's first pair, of 0 .. last."""
     columns, d_v, quads = tile.columns, tile.d_v, tile.quads
 
-    def make(i: int) -> Any:
+    def make(i: int) -> DeviceFunction:
         pair = i if i < 4 else i + 12
 
         @device

@@ -17,8 +17,6 @@ Bytes moved: per tile 4 d_k per pair in for each group of chunks, or d_k + d_k /
     (d_k + d_v) * element size per position.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -42,6 +40,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.unpack import device, high_half, low_half
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, f32, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -123,7 +122,7 @@ def _bytes(
 )
 def attend_tiles(
     k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool
-) -> Any:
+) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
     Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, gate (not read unless
@@ -176,7 +175,7 @@ def attend_tiles(
     hide, weigh, total, mark = make_weigh(tile)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values)
 
-    def make_put(half: bool) -> Any:
+    def make_put(half: bool) -> DeviceFunction:
         """The device function ``put(to, at, words, k)``: store the vector words[k : k + 4] of elements as float32 in
         ``to``."""
 

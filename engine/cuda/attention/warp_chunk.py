@@ -8,8 +8,6 @@ Who owns what: a warp owns all (row, head) pairs of its block; scores: a lane ow
 Bytes moved: keys and values from memory directly into registers, through the L2 cache, into which they are prefetched.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -20,17 +18,18 @@ from engine.cuda.attention.weigh import make_weigh, visible, warp_max
 from engine.cuda.attention.weighted_values import OWNED, STEP, make_weighted_sum
 from engine.cuda.intrinsics import advance, exp, halves, lane_xor, lanes_max, prefetch, store4
 from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
 U = np.uint32
 
 
-def make_prefetch(key_words: int, value_words: int) -> tuple[Any, Any]:
+def make_prefetch(key_words: int, value_words: int) -> tuple[DeviceFunction, DeviceFunction]:
     """(prefetch_keys, prefetch_values): prefetch a chunk of so many words into the L2 cache, if it exists; what is written
     there meanwhile is seen.  Called with (keys or values, ring, chunk, last_chunk, chunks) by one lane."""
 
-    def make(words: int) -> Any:
+    def make(words: int) -> DeviceFunction:
         @device
         def prefetch_chunk(of, ring, chunk, last_chunk, chunks):  # type: ignore[no-untyped-def]
             if chunk <= last_chunk:
@@ -41,7 +40,7 @@ def make_prefetch(key_words: int, value_words: int) -> tuple[Any, Any]:
     return make(key_words), make(value_words)
 
 
-def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> Any:
+def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> DeviceFunction:
     """The device function ``score(keys, query, d, scores, lane)``: a warp's scores of all pairs, hidden or not; query, d:
     words and scales of all pairs in the layout of a tensor core."""
     n_key, n_scales, load_key, score_key = make_quantized_scores(of.bits, d_k, CHUNK // 16)
@@ -69,7 +68,7 @@ def _make_scores(of: CacheType, d_k: int, tasks: int, pitch: int) -> Any:
 
 def make_chunk_of_a_warp(
     of_keys: CacheType, of_values: CacheType, d_k: int, d_v: int, group: int, tasks: int, single: bool
-) -> tuple[Any, Any]:
+) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions for a warp that processes a chunk: ``take_scores(keys, query, d, scores, lane)`` and, from
     there to weights and sums of all pairs, ``take_values(values, scores, limits, places, weights, sums, lane, n, task0,
     head0, n_head, slots, window, chunk)``.

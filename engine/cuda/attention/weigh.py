@@ -8,8 +8,6 @@ Reduction order: the halving tree of 64 for the sum; a maximum is exact in any o
 Bytes moved: 8 of shared memory per score, 8 per pair and chunk out.
 """
 
-from typing import Any
-
 import numpy as np
 
 from engine.cache.types import CHUNK
@@ -17,6 +15,7 @@ from engine.cuda.attention.combine import first_visible
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max
 from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -38,7 +37,9 @@ def visible(place, window, chunk):  # type: ignore[no-untyped-def]
     return max(I(low - chunk * CHUNK), I(0)), min(I(place - chunk * CHUNK + 1), I(CHUNK))
 
 
-def make_weigh(group: int, tasks: int, shared_by: int, threads: int, single: bool) -> tuple[Any, Any, Any, Any]:
+def make_weigh(
+    group: int, tasks: int, shared_by: int, threads: int, single: bool
+) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """(row_of, head_of, weigh, note): the row and the head of a (row, head) pair; and from the scores of a chunk to weights,
     maxima and sums.  Constants as in ``attend_chunks``; scores float32 [tasks / shared_by, 64, shared_by]."""
     n_warps = threads // 32

@@ -9,14 +9,13 @@ result is scale * n.  A zero may have the other sign, but no sum shows it: a sum
 above 1.3 * 2**-126 and a value 0 or at least 2**-24, no nonzero product underflows to 0, so no sum is ever -0.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CacheType
 from engine.cuda.intrinsics import advance, bits_float, fma, half_to_float, load1, load2, load4, pick_bytes, vector4
 from engine.cuda.products.unpack import device, high_half, low_half, nibbles
+from engine.cuda.runtime.kinds import DeviceFunction
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -41,7 +40,7 @@ def unpacked(word, e, scale, offset):  # type: ignore[no-untyped-def]
     return fma(bits_float(I(pick_bytes(word, U(0x47), U(0x4505 + 16 * e)))), scale, offset)
 
 
-def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
+def make_value_load(of: CacheType, d_v: int, n: int) -> DeviceFunction:
     """The device function ``load(value, scale, first, words, scales)``: load a thread's elements of positions first .. first
     + n - 1, a multiple of ``STEP``, to the same places of words and scales; value, scale: those of position 0."""
     bits, row_words, row_scales = of.bits, d_v * of.bits // 32, d_v // BLOCK
@@ -66,7 +65,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
         load_one(value, scale, I(first + 2), words, scales)
         load_one(value, scale, I(first + 3), words, scales)
 
-    def make(n: int) -> Any:
+    def make(n: int) -> DeviceFunction:
         if n == STEP:
             return load_step
         half = make(n // 2)
@@ -81,7 +80,7 @@ def make_value_load(of: CacheType, d_v: int, n: int) -> Any:
     return make(n)
 
 
-def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool) -> Any:
+def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool) -> DeviceFunction:
     """The device function ``run(words, scales, first, shift, weight, j, firsts, lasts, total)``: add positions first .. first
     + 3 of those in registers; j is the position of number 0.
 
@@ -141,7 +140,7 @@ def make_sum_run(bits: int, served: int, pitch: int, n_bounds: int, masked: bool
     return run
 
 
-def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, n: int) -> Any:
+def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, n: int) -> DeviceFunction:
     """The device function ``run(value, scale, words, scales, first, shift, weight, j, firsts, lasts, more, total)``: add
     positions first .. first + n - 1 of those in registers, and if there are ``more``, replace them by those at value."""
     if n > STEP:
@@ -168,7 +167,7 @@ def make_spans(of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, 
 
 def make_weighted_sum(
     of: CacheType, d_v: int, served: int, pitch: int, n_bounds: int, span: int
-) -> tuple[int, Any, Any]:
+) -> tuple[int, DeviceFunction, DeviceFunction]:
     """(words, load, weighted_sum): the registers of ``span`` positions; the device function ``load(value, scale, words,
     scales)``, which loads the first of them; and ``weighted_sum(value, scale, shift, p, begin, end, middle, after, firsts,
     lasts, words, scales, total)``: sums over the positions from begin to before end.  Those from middle to before after,

@@ -14,7 +14,6 @@ The sums and their order are those of ``engine/cuda/products/matmul.py``.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -35,6 +34,7 @@ from engine.cuda.intrinsics import (
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import Unpack, device, unpack
+from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import FORMATS
 
 f32 = np.float32
@@ -47,7 +47,7 @@ GROUP_BYTES = 2304
 """Bytes of records of a 32-wide format that a warp has in flight."""
 
 
-def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = False) -> Any:
+def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = False) -> DeviceFunction:
     """The device function chain(records, first, last, units, rows, q, d, s, acc): wait for the inputs, then add units
     [first, last) of the rows, whose records begin at ``records``, to acc float32 [4 tiles].
 
@@ -72,7 +72,7 @@ def n_places(most: int) -> int:
     return -(-most // 8) * (1 + min(most, 2)) + 1
 
 
-def make_gather(unit: int, most: int) -> Any:
+def make_gather(unit: int, most: int) -> DeviceFunction:
     """The device function gather(listed, count, units, places): column j of a gathered chain is activation row listed[j], for
     j < count; places int32 [``n_places``] are those of this lane.  A chain of one row takes that row instead of a list."""
     tiles, columns = -(-most // 8), min(most, 2)
@@ -120,13 +120,13 @@ class _Where:
     n, c) and sums(rows, units, n, c): the scale and the sums (in words of a unit of 256) of the lane's c-th output column.
     """
 
-    own: Any
-    pair: Any
-    tile: Any
-    inside: Any
-    x: Any
-    scale: Any
-    sums: Any
+    own: DeviceFunction
+    pair: DeviceFunction
+    tile: DeviceFunction
+    inside: DeviceFunction
+    x: DeviceFunction
+    scale: DeviceFunction
+    sums: DeviceFunction
 
 
 def _make_where(unit: int, most: int, gathered: bool) -> _Where:
@@ -206,7 +206,7 @@ def _make_where(unit: int, most: int, gathered: bool) -> _Where:
 # --- units of 256 ----------------------------------------------------------------------------------------------
 
 
-def _make_add(mins: bool, single: bool = False) -> Any:
+def _make_add(mins: bool, single: bool = False) -> DeviceFunction:
     """The device function add(acc, k, da, f, dot, dot8, minimum, minimum8): add a unit to the sums of rows g and g + 8,
     acc[k] and acc[k + 2]; da: the activations' scale; f: ``Unpack.factors``; the others: the unit's integer sums."""
 
@@ -236,18 +236,18 @@ class Parts:
     """
 
     fmt: Unpack
-    load: Any
+    load: DeviceFunction
     n_words: int
     size: int
     tiles: int
     columns: int
     where: _Where
-    multiply: Any
-    load_sums: Any
-    close: Any
+    multiply: DeviceFunction
+    load_sums: DeviceFunction
+    close: DeviceFunction
 
 
-def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: Any = load4) -> Parts:
+def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: DeviceFunction = load4) -> Parts:
     """The parts of a chain, new functions at every call; read(p, i) loads four words of activations."""
     tiles, columns = -(-most // 8), min(most, 2)
     several = columns > 1
@@ -321,7 +321,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
     return Parts(fmt, fmt.make_load(), fmt.words, size, tiles, columns, where, multiply, load_sums, close)
 
 
-def _make_single(type_: T, parts: Parts) -> Any:
+def _make_single(type_: T, parts: Parts) -> DeviceFunction:
     fmt, several, n_acc, n_words = parts.fmt, parts.columns > 1, 4 * parts.tiles, parts.n_words
     header, block, sums, factors = fmt.header, fmt.block, fmt.sums, fmt.factors
     load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
@@ -363,7 +363,7 @@ def _make_single(type_: T, parts: Parts) -> Any:
     return single_unit
 
 
-def _make_256(type_: T, parts: Parts, deep: bool) -> Any:
+def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
     fmt, tiles, columns, n_acc, n_words = parts.fmt, parts.tiles, parts.columns, 4 * parts.tiles, parts.n_words
     header, block, sums, factors, size = fmt.header, fmt.block, fmt.sums, fmt.factors, parts.size
     load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
@@ -456,7 +456,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> Any:
 # --- units of 32 -----------------------------------------------------------------------------------------------
 
 
-def _make_32(type_: T, most: int, gathered: bool) -> Any:
+def _make_32(type_: T, most: int, gathered: bool) -> DeviceFunction:
     tiles, columns = -(-most // 8), min(most, 2)
     fmt = unpack(type_)
     block, factors, load, add = fmt.block, fmt.factors, fmt.make_load(), _make_add(fmt.mins)

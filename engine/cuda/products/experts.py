@@ -17,8 +17,6 @@ Which weights are needed is known only when the inputs are complete, except for 
 come first, and have loaded theirs by then.
 """
 
-from typing import Any
-
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
@@ -45,6 +43,7 @@ from engine.cuda.products.quantize import ALIGNED
 from engine.cuda.products.router import make_route
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS, FORMATS, TINY
 
 f32 = np.float32
@@ -66,7 +65,7 @@ def tiles(n_rows: int) -> int:
 # --- products --------------------------------------------------------------------------------------------------
 
 
-def resident(formats: tuple[str, ...], most: int, *others: Any) -> int:
+def resident(formats: tuple[str, ...], most: int, *others: DeviceFunction) -> int:
     """Blocks per multiprocessor: three if 80 registers per thread are enough."""
     small = {"Q2_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"}.isdisjoint(formats) and len(set(formats)) == 1
     return 3 if most == 1 and small else 2
@@ -86,7 +85,7 @@ def matmul_experts(
     down: bool,
     n_expert: int = 0,
     scaled: bool = False,
-) -> Any:
+) -> KernelCode:
     """One or two matrices of every expert, w0 and w1 of ``formats``, times the activations of all pairs; ``shared``: s0 and
     s1 are those of a network that every row uses; ``down``: activations are one row per output, not one per row.
 
@@ -208,7 +207,7 @@ def matmul_experts(
 
 
 @kernel(U32P, F32P, I32P, i32, i32, F32P, threads=256)
-def matmul_experts_float(format: str, n_used: int, down: bool) -> Any:
+def matmul_experts_float(format: str, n_used: int, down: bool) -> KernelCode:
     """A matrix of a float format of every expert, times float32 activations.
 
     Who owns what, and the order: ``matmul_float`` of ``engine/cuda/products/matmul.py``.  Grid: (pairs, ceil(R / 8)), of 8 warps.
@@ -238,7 +237,7 @@ def matmul_experts_float(format: str, n_used: int, down: bool) -> Any:
 
 
 @kernel(F32P, F32P, F32P, F32P, F32P, i32, i32, F32P, threads=256)
-def join(n_used: int, shared: bool, add: bool) -> Any:
+def join(n_used: int, shared: bool, add: bool) -> KernelCode:
     """out = the sum of y [pairs, n] by the experts' weights, plus, if ``shared``, common [rows, n] by the last of each row's
     logits, one every ``stride``, plus residual if ``add``.  Grid: (ceil(n / 256), rows)."""
 
@@ -335,7 +334,7 @@ def four(p, i):  # type: ignore[no-untyped-def]
     threads=join_threads,
     blocks=1,
 )
-def matmul_join(format: str, units: int, n_used: int, shared: bool) -> Any:
+def matmul_join(format: str, units: int, n_used: int, shared: bool) -> KernelCode:
     """out [R] = residual + the mixture, from gate and up float32 [pairs + shared, 256 units] of a single row: SwiGLU, its
     int8 quantization, the product with w (``common``: that of the network that every row uses), and the join (``logit``: its
     gate).

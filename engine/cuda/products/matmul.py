@@ -13,8 +13,6 @@ Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil
 Bytes moved: each record once from memory, the activations once per block from the cache.
 """
 
-from typing import Any
-
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda
@@ -32,6 +30,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.chain import make_chain
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U32P, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS, FORMATS
 
 f32 = np.float32
@@ -71,7 +70,7 @@ def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single:
     threads=threads,
     blocks=resident,
 )
-def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> Any:
+def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> DeviceFunction:
     """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
     over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
     ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0.
@@ -165,7 +164,7 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
 # --- float formats ---------------------------------------------------------------------------------------------
 
 
-def make_load_float(type_: T) -> Any:
+def make_load_float(type_: T) -> DeviceFunction:
     """The device function ``load_float(words, i)``: weight i of a float format, converted exactly."""
     if type_ == T.F32:
 
@@ -186,7 +185,7 @@ def make_load_float(type_: T) -> Any:
 
 
 @kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
-def matmul_float(format: str, most: int, add: bool, each: int = 1) -> Any:
+def matmul_float(format: str, most: int, add: bool, each: int = 1) -> KernelCode:
     """A matrix of a float format times float32 activations, up to ``most`` rows, or any number of rows if ``each`` > 1.
 
     Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.

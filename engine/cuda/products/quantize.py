@@ -16,8 +16,6 @@ Reduction order: none; maxima and integer sums are exact in any order.
 Bytes moved: 4 K in (8 K for a gate), about 1.2 K out per row.
 """
 
-from typing import Any
-
 import numpy as np
 from numba import cuda
 
@@ -38,6 +36,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import TINY
 from engine.limits import STEP_ROWS
 
@@ -61,7 +60,7 @@ def is_wide(unit: int, rows: int) -> bool:
     return unit == RUN and rows > STEP_ROWS
 
 
-def make_store(unit: int, wide: bool = False) -> Any:
+def make_store(unit: int, wide: bool = False) -> DeviceFunction:
     """The device function ``store(x, inside, t, run, columns, tops, q, d, sums)``: quantize the positions from 256 run of row
     t, with x the thread's element; all threads of the block call it.
 
@@ -120,7 +119,7 @@ def make_store(unit: int, wide: bool = False) -> Any:
 
 
 @kernel(F32P, F32P, i32, U32P, F32P, U16P, threads=RUN)
-def quantize(unit: int, source: str, wide: bool = False) -> Any:
+def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
     """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up.
 
     wide: ``is_wide`` of the pass, here and in the other kernels that quantize their result.

@@ -17,7 +17,6 @@ Weights of the float formats (F32, F16, BF16) stay as they are in the file.
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -25,6 +24,7 @@ from numba import cuda
 
 from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import I32P, U8P, U32P, i32, kernel
+from engine.cuda.runtime.kinds import KernelCode
 from engine.gguf.quants import Format
 
 TILE = 16
@@ -113,7 +113,7 @@ def repacked_bytes(entry: Format, rows: int, columns: int) -> int:
 
 
 @kernel(U8P, I32P, U32P, i32, i32, i32, threads=256)
-def repack(block_bytes: int) -> Any:
+def repack(block_bytes: int) -> KernelCode:
     """Packed rows to records.
 
     Formula: record[tile, u][b] = row[16 tile + place[b] / block_bytes][u * block_bytes + place[b] % block_bytes].

@@ -11,7 +11,6 @@ Bytes moved: the router once per row, from memory for the first row; loaded befo
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from numba import cuda, njit
@@ -34,6 +33,7 @@ from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -49,7 +49,7 @@ LOWEST = -(2**31)
 
 
 @kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
-def rms_norm_router(unit: int, n: int) -> Any:
+def rms_norm_router(unit: int, n: int) -> KernelCode:
     """Normalized x as int8 with one scale per ``unit`` values, and products of normalized x with the rows of a router.  There
     are two weight vectors, that of the former and that of the router's input, which may be the same.
 
@@ -127,7 +127,7 @@ def value_of_order(key):  # type: ignore[no-untyped-def]
     return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
 
 
-def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
+def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[DeviceFunction, DeviceFunction]:
     """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p;
     share(p, expert, scales) turns the p of all n_used into weights, times the experts' scales if ``scaled``."""
     n_own = -(-n_expert // 32)
@@ -173,7 +173,7 @@ def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[Any, Any]:
 
 
 @kernel(F32P, i32, F32P, I32P, F32P, threads=32)
-def route(n_expert: int, n_used: int, scaled: bool = False) -> Any:
+def route(n_expert: int, n_used: int, scaled: bool = False) -> KernelCode:
     """The experts of each row of logits, one row every ``stride``, and their weights.  Grid: rows, one warp each."""
     choose, share = make_route(n_expert, n_used, scaled)
 

@@ -7,9 +7,8 @@ Shapes: a record of ``engine/cuda/products/repack.py``; lane 4 g + t of a warp w
 Everything here is integer arithmetic, exact in any order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -17,6 +16,7 @@ from numba import cuda, njit
 
 from engine.cpu.unpack import IQ2_XXS_GRID
 from engine.cuda.intrinsics import SIMULATED, bits_float, half_to_float, pick_bytes, stream1, stream2, stream4
+from engine.cuda.runtime.kinds import DeviceFunction
 
 f32 = np.float32
 i32 = np.int32
@@ -27,7 +27,7 @@ GRID = np.ascontiguousarray(IQ2_XXS_GRID).view(np.uint32)
 """The IQ2_XXS grid, two words per entry."""
 
 
-def device(function: Callable[..., Any]) -> Any:
+def device(function: DeviceFunction) -> DeviceFunction:
     """Compile a function for kernels to call that loads or exchanges data."""
     return cuda.jit(device=True)(function) if SIMULATED else cuda.jit(device=True, forceinline=True)(function)
 
@@ -54,18 +54,18 @@ class Unpack:
     offset: int
     mins: bool
     pieces: tuple[tuple[int, int, str], ...]
-    header: Any
-    block: Any
-    scale: Any
-    sums: Any
-    factors: Any
+    header: DeviceFunction
+    block: DeviceFunction
+    scale: DeviceFunction
+    sums: DeviceFunction
+    factors: DeviceFunction
 
     @property
     def words(self) -> int:
         """The number of words of a record that a lane reads."""
         return sum(n for n, _, _ in self.pieces)
 
-    def make_load(self, streams: Any = None) -> Any:
+    def make_load(self, streams: Mapping[int, DeviceFunction] | None = None) -> DeviceFunction:
         """The device function load(record, lane, words): start loading the lane's words into registers; streams: loads of 1,
         2 and 4 words to use instead of those from memory."""
         before = [sum(n for n, _, _ in self.pieces[:k]) for k in range(len(self.pieces))]
@@ -76,7 +76,7 @@ class Unpack:
 _SHIFTS = {"lane": 0, "row": 2, "pair": 3}
 
 
-def _chain(functions: list[Any]) -> Any:
+def _chain(functions: list[DeviceFunction]) -> DeviceFunction:
     """One function of three arguments that calls all of them."""
     if len(functions) == 1:
         return functions[0]
@@ -90,7 +90,7 @@ def _chain(functions: list[Any]) -> Any:
     return both
 
 
-def _make_load(n: int, start: int, whose: str, before: int, streams: Any) -> Any:
+def _make_load(n: int, start: int, whose: str, before: int, streams: Mapping[int, DeviceFunction]) -> DeviceFunction:
     shift, stream = _SHIFTS[whose], streams[n]
 
     @device
@@ -260,11 +260,11 @@ def _q8_0() -> Unpack:
     return Unpack(0, 0, False, ((4, 0, "lane"), (1, 128, "row")), no_header, block, no_scale, no_sums, factors)
 
 
-def _words(values: list[int]) -> tuple[Any, ...]:
+def _words(values: list[int]) -> tuple[np.uint32, ...]:
     return tuple(np.array(values, np.int8).view(np.uint32))
 
 
-def _table(values: list[int]) -> tuple[Any, Any]:
+def _table(values: list[int]) -> tuple[DeviceFunction, DeviceFunction]:
     """Two functions that look nibbles up in a table of 16 signed bytes: the low and the high nibbles of a word."""
     t0, t1, t2, t3 = (u32(w) for w in _words(values))
 
@@ -338,7 +338,9 @@ def scale_min(h1, h2, h3):  # type: ignore[no-untyped-def]
     )
 
 
-def _k_functions(block: Any, at: int) -> tuple[Any, Any, Any, Any, Any]:
+def _k_functions(
+    block: DeviceFunction, at: int
+) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
     """header, block, scale, sums, factors of Q4_K and Q5_K, whose d, dmin and scales of both rows are the words from ``at``
     on."""
 

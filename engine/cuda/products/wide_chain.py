@@ -11,7 +11,6 @@ The sums and their order are those of ``engine/cuda/products/matmul.py``.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -28,8 +27,9 @@ from engine.cuda.intrinsics import (
     vector2,
     vector4,
 )
-from engine.cuda.products.chain import make_parts
+from engine.cuda.products.chain import Parts, make_parts
 from engine.cuda.products.unpack import Unpack, device, minus, unpack, unsigned_byte
+from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import FORMATS
 
 f32 = np.float32
@@ -90,7 +90,7 @@ def stage_of(type_: T, tiles: int) -> Stage:
     return Stage(tiles, units, sums, 4 * entry.block_bytes)
 
 
-def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     """The device function ``wide(stage, records, lane, u, units, length, acc, total)``: process the units of a stage from u,
     up to ``units``, for ``tiles`` tiles of columns.
 
@@ -103,7 +103,7 @@ def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
     return (_make_256 if FORMATS[type_].unit == POSITIONS else _make_32)(type_, stage, tiles, apart)
 
 
-def _make_end(tiles: int, apart: int) -> Any:
+def _make_end(tiles: int, apart: int) -> DeviceFunction:
     """The device function ``end(acc, total)``: end a chain; total: the thread's sums, ``apart`` words from one tile to the
     next."""
 
@@ -123,7 +123,7 @@ def _make_end(tiles: int, apart: int) -> Any:
 # --- units of 256 ----------------------------------------------------------------------------------------------
 
 
-def _make_minimums(fmt: Unpack) -> Any:
+def _make_minimums(fmt: Unpack) -> DeviceFunction:
     """The device function ``minimums(h, lane)``: the lane's part of a record's minimums in the layout of ``mma_half``, one
     for each 16 positions."""
     sums, sixteen = fmt.sums, fmt.group == 16
@@ -154,7 +154,7 @@ def _make_minimums(fmt: Unpack) -> Any:
     return minimums
 
 
-def _make_quarter(parts: Any, v: int, n: int) -> Any:
+def _make_quarter(parts: Parts, v: int, n: int) -> DeviceFunction:
     """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
     ``high``, for n tiles, without a loop; x is the lane's, of the first tile; dots int32 [4 n].
 
@@ -180,7 +180,7 @@ def _make_quarter(parts: Any, v: int, n: int) -> Any:
     return run_one
 
 
-def _make_close(mins: bool, apart: int, n: int) -> Any:
+def _make_close(mins: bool, apart: int, n: int) -> DeviceFunction:
     """The device function ``close(sums, scales, m, f, dots, acc)``: the float part of a unit, for n tiles, without a loop;
     sums (in two planes, ``apart``) and scales are the lane's, of the first tile."""
     if n > 1:
@@ -209,7 +209,7 @@ def _make_close(mins: bool, apart: int, n: int) -> Any:
     return close_one
 
 
-def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     parts = make_parts(type_, 8, False)
     fmt = parts.fmt
     load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
@@ -256,7 +256,7 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
 # --- units of 32 -----------------------------------------------------------------------------------------------
 
 
-def _make_tiles_32(mins: bool, n: int) -> Any:
+def _make_tiles_32(mins: bool, n: int) -> DeviceFunction:
     """The device function ``run(x, sums, scales, a, f, acc)``: process n tiles, without a loop; x, sums and scales are the
     lane's, of the first tile."""
     if n > 1:
@@ -288,7 +288,7 @@ def _make_tiles_32(mins: bool, n: int) -> Any:
     return run_one
 
 
-def _make_32(type_: T, stage: Stage, tiles: int, apart: int) -> Any:
+def _make_32(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     fmt = unpack(type_)
     load, block, factors, n_words = fmt.make_load(SHARED_LOADS), fmt.block, fmt.factors, fmt.words
     run, end = _make_tiles_32(fmt.mins, tiles), _make_end(tiles, apart)

@@ -19,7 +19,6 @@ items others have: floor(a) + ceil(b) - 1 is at most floor(a + b), and the next 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -43,6 +42,7 @@ from engine.cuda.products.unpack import device
 from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
 from engine.cuda.products.wide_matmul import SMALL, STAGES, Block, make_fetch_records
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, Specialization, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
 
 f32 = np.float32
@@ -75,7 +75,7 @@ def n_items(pairs: int, n_expert: int) -> int:
 
 
 @kernel(I32P, i32, I32P, I32P, threads=SORTERS)
-def sort_pairs() -> Any:
+def sort_pairs() -> KernelCode:
     """List pairs by expert, and items of ``COLUMNS`` of them.  Grid: n_expert blocks of ``SORTERS``."""
     warps, round_ = SORTERS // 32, SORTERS * AT_ONCE
 
@@ -195,7 +195,7 @@ def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tupl
     return matmul_experts_wide(format, share, *((True,) if small else ())), grid, block.threads
 
 
-def make_gather(shape: Stage, threads: int) -> Any:
+def make_gather(shape: Stage, threads: int) -> DeviceFunction:
     """The device function ``gather(stage, inputs, q, d, s, u, units, thread)``: start copying the units from u of the
     activation rows ``inputs``, shared memory, one per column of the stage, into it."""
     large, has_sums = shape.units == 1, shape.sums > 0
@@ -261,7 +261,7 @@ def find(n_tiles, end, tile):  # type: ignore[no-untyped-def]
     return I(tile - n_tiles) if second else tile, second
 
 
-def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
+def _make_groups(format: str, shape: Stage, apart: int, first: int) -> DeviceFunction:
     """The device function ``multiply(stage, records, lane, u, units, length, count, acc, total)``: ``make_wide`` for the
     tiles from ``first`` on that have some of the ``count`` columns, one group at a time."""
     n = min(GROUP, shape.tiles)
@@ -286,7 +286,7 @@ def _make_groups(format: str, shape: Stage, apart: int, first: int) -> Any:
     blocks=resident,
     shared=shared_bytes,
 )
-def matmul_experts_wide(format: str, share: int, small: bool = False) -> Any:
+def matmul_experts_wide(format: str, share: int, small: bool = False) -> KernelCode:
     """One or two matrices of every expert, w0 and w1 of one format, times the activations of all pairs.
 
     share: the number of pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one

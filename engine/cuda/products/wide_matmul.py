@@ -13,7 +13,6 @@ Bytes moved: the records once per 128 activation rows, the activations once per 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
@@ -34,6 +33,7 @@ from engine.cuda.intrinsics import (
 from engine.cuda.products.unpack import device
 from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
 from engine.cuda.runtime.compiler import F32P, U32P, Specialization, i32, kernel
+from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import CHAINS
 
 f32 = np.float32
@@ -84,7 +84,7 @@ def geometry(format: str, rows: int, tiles: int, most: int) -> tuple[Specializat
     return matmul_wide(format, *((True,) if small else ())), grid, block.threads
 
 
-def make_fetch_records(shape: Stage) -> Any:
+def make_fetch_records(shape: Stage) -> DeviceFunction:
     """The device function ``fetch(own, records, left, lane)``: start copying a warp's records of a stage; left: the number of
     units that are still to come, including this stage's."""
     large, record, own_words = shape.units == 1, shape.record, shape.units * shape.record
@@ -102,7 +102,7 @@ def make_fetch_records(shape: Stage) -> Any:
     return fetch
 
 
-def make_fetch(format: str, block: Block) -> Any:
+def make_fetch(format: str, block: Block) -> DeviceFunction:
     """The device function ``fetch(stage, records, q, d, s, tile, last, u, units, thread)``: start copying the units from u of
     a block's activations, from tile ``tile`` on, and of the records of one of its row tiles, that of the warp, into a stage.
     Tiles after ``last`` repeat ``last``, and their results are not used."""
@@ -155,7 +155,7 @@ def make_fetch(format: str, block: Block) -> Any:
     blocks=1,
     shared=shared_bytes,
 )
-def matmul_wide(format: str, small: bool = False) -> Any:
+def matmul_wide(format: str, small: bool = False) -> KernelCode:
     """Up to three matrices times the same activations: matrix m has tiles of 16 rows up to ends[m] (running over all three),
     rows[m] rows, and its own output; ``add``: whether the residual is added.
 

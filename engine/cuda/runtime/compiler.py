@@ -16,6 +16,7 @@ from typing import Any
 from numba import types
 
 from engine.compile import cache as kernel_cache
+from engine.cuda.runtime.kinds import Constant, KernelCode
 from engine.errors import DeviceError
 
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
@@ -41,13 +42,13 @@ class Kernel:
     """
 
     name: str
-    arguments: tuple[Any, ...]
-    build: Callable[..., Any]
+    arguments: tuple[types.Type, ...]
+    build: Callable[..., KernelCode]
     threads: int | Callable[..., int] = 0
     blocks: int | Callable[..., int] = 0
     shared: int | Callable[..., int] = 0
 
-    def __call__(self, *constants: Any) -> "Specialization":
+    def __call__(self, *constants: Constant) -> "Specialization":
         return Specialization(self, constants)
 
 
@@ -56,7 +57,7 @@ class Specialization:
     """A kernel for given constants."""
 
     kernel: Kernel
-    constants: tuple[Any, ...]
+    constants: tuple[Constant, ...]
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ class Specialization:
         return _shared(self)
 
     @property
-    def function(self) -> Any:
+    def function(self) -> KernelCode:
         """The ``@cuda.jit`` function."""
         return self.kernel.build(*self.constants)
 
@@ -87,14 +88,14 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(
-    *arguments: Any,
+    *arguments: types.Type,
     threads: int | Callable[..., int] = 0,
     blocks: int | Callable[..., int] = 0,
     shared: int | Callable[..., int] = 0,
-) -> Callable[[Callable[..., Any]], Kernel]:
+) -> Callable[[Callable[..., KernelCode]], Kernel]:
     """Declares a factory as a kernel with these argument types."""
 
-    def declare(build: Callable[..., Any]) -> Kernel:
+    def declare(build: Callable[..., KernelCode]) -> Kernel:
         declared = Kernel(build.__name__, arguments, build, threads, blocks, shared)
         KERNELS[declared.name] = declared
         return declared

@@ -13,11 +13,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from engine.cuda.runtime.compiler import Kernel, Specialization, cubin
+from engine.cuda.runtime.kinds import Handle
 from engine.errors import DeviceError
 
 OLDEST = (7, 5)
@@ -31,7 +33,7 @@ _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.
 
 
 @functools.cache
-def _kinds(kernel: Kernel) -> tuple[Any, ...]:
+def _kinds(kernel: Kernel) -> tuple[type, ...]:
     """C types of a kernel's arguments."""
     return tuple(_CTYPES.get(str(type_), ctypes.c_void_p) for type_ in kernel.arguments)
 
@@ -49,7 +51,7 @@ class DeviceInfo:
     shared_memory: int
 
 
-def _driver() -> Any:
+def _driver() -> ModuleType:
     """The driver bindings, initialized; raises DeviceError with the reason if there are none."""
     try:
         from cuda.bindings import driver
@@ -82,7 +84,7 @@ def list_devices() -> list[DeviceInfo]:
     return [_describe(driver, index) for index in range(int(_value(driver.cuDeviceGetCount())))]
 
 
-def _describe(driver: Any, index: int) -> DeviceInfo:
+def _describe(driver: ModuleType, index: int) -> DeviceInfo:
     handle = _value(driver.cuDeviceGet(index))
     attribute = driver.CUdevice_attribute
     major, minor, count, shared = (
@@ -105,7 +107,7 @@ def _describe(driver: Any, index: int) -> DeviceInfo:
     return DeviceInfo(index, name, (major, minor), int(total), int(free), count, shared)
 
 
-def _value(result: tuple[Any, ...]) -> Any:
+def _value(result: tuple[Handle, ...]) -> Handle:
     """What a driver call returns, without its status."""
     status, *values = result
     if int(status) != 0:
@@ -128,7 +130,7 @@ class Buffer:
 class _Owner:
     """A resource of the driver that is released together with its owner."""
 
-    def __init__(self, release: Callable[[Any], Any], handle: Any) -> None:
+    def __init__(self, release: Callable[[Handle], object], handle: Handle) -> None:
         self._release = release
         self._handle = handle
 
@@ -137,7 +139,7 @@ class _Owner:
             self._release(self._handle)
 
 
-_FUNCTIONS: dict[int, dict[Specialization, Any]] = {}
+_FUNCTIONS: dict[int, dict[Specialization, Handle]] = {}
 """The kernels loaded on each GPU, shared by all models on it."""
 
 
@@ -197,7 +199,7 @@ class Device:
         """Make this device's context the current context of this thread."""
         self._check(self._driver.cuCtxSetCurrent(self._context), "its start")
 
-    def _check(self, result: tuple[Any, ...], what: str) -> Any:
+    def _check(self, result: tuple[Handle, ...], what: str) -> Handle:
         """The values of a driver call; raises DeviceError that names ``what`` was in progress."""
         status, *values = result
         if int(status) != 0:
@@ -290,7 +292,7 @@ class Device:
             self._check(result, "a copy to the device")
             self.synchronize("a copy to the device")
 
-    def read(self, address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def read(self, address: int, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Copy an array from the device, after everything launched so far."""
         self._use()
         out = np.empty(shape, dtype)
@@ -300,20 +302,20 @@ class Device:
         self.synchronize()
         return out
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
+    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[np.ndarray, int]:
         """Host memory that the device can write: (array of zeros, its address on the device).  It lives as long as
         the array."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         pointer = self._host_memory(n_bytes, "messages from the GPU")
         memory = (ctypes.c_byte * n_bytes).from_address(pointer)
         memory.owner = _Owner(self._driver.cuMemFreeHost, pointer)  # type: ignore[attr-defined]
-        array = np.frombuffer(memory, dtype).reshape(shape)
+        array: np.ndarray = np.frombuffer(memory, np.dtype(dtype)).reshape(shape)  # type: ignore[call-overload]
         array[...] = 0
         return array, self._mapped(pointer)
 
     # --- kernels -----------------------------------------------------------------------------------------------
 
-    def load(self, specialization: Specialization) -> Any:
+    def load(self, specialization: Specialization) -> Handle:
         """The driver's handle of a kernel, which is compiled or read from disk on first use."""
         function = self._functions.get(specialization)
         if function is None:
@@ -335,7 +337,7 @@ class Device:
         return function
 
     def launch(
-        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[Any]
+        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[float]
     ) -> None:
         """Start a kernel after those started before; pointers are integer addresses."""
         if self.on_launch:
@@ -404,7 +406,7 @@ class Device:
 
     # --- time --------------------------------------------------------------------------------------------------
 
-    def event(self) -> Any:
+    def event(self) -> Handle:
         """A mark in the stream; see ``elapsed``."""
         self._use()
         event = self._check(self._driver.cuEventCreate(0), "a time mark")
@@ -412,7 +414,7 @@ class Device:
         self._first = True
         return event
 
-    def elapsed(self, start: Any, end: Any) -> float:
+    def elapsed(self, start: Handle, end: Handle) -> float:
         """Seconds between two marks; waits for the second one."""
         self._check(self._driver.cuEventSynchronize(end), f"the kernels up to {self._last}")
         return float(self._check(self._driver.cuEventElapsedTime(start, end), "a time mark")) / 1e3
@@ -423,7 +425,7 @@ class Graph:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.executable: Any = None
+        self.executable: Handle = None
         self.n_nodes = 0
 
     def launch(self) -> None:

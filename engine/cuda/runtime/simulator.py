@@ -36,6 +36,7 @@ from numba.cuda.simulator import kernelapi
 from numba.np.numpy_support import as_dtype
 
 from engine import numerics
+from engine.cuda.runtime.kinds import Register
 
 __all__ = [
     "Pointer",
@@ -100,23 +101,23 @@ class Pointer:
         self.array = array if array.ndim == 1 else array.reshape(-1)
         self.offset, self.name = offset, name
 
-    def _place(self, i: Any, n: int = 1) -> int:
+    def _place(self, i: Register, n: int = 1) -> int:
         at = self.offset + int(i)
         if at < 0 or at + n > self.array.size:
             elements = f"elements {at} to {at + n - 1}" if n > 1 else f"element {at}"
             raise IndexError(f"{self.name or 'pointer'}: {elements} of an array of {self.array.size}")
         return at
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: Register) -> Register:
         return self.array[self._place(i)]
 
-    def __setitem__(self, i: Any, value: Any) -> None:
+    def __setitem__(self, i: Register, value: Register) -> None:
         lane = getcurrent()
         if self.name and isinstance(lane, Lane) and not lane.inputs_ready and _launch.strict:
             raise RuntimeError(f"{self.name}: element {self.offset + int(i)} is written before wait_for_inputs()")
         self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
 
-    def words(self, i: Any, n: int) -> tuple[Any, ...]:
+    def words(self, i: Register, n: int) -> tuple[Register, ...]:
         """n words of 4 bytes from element i, which must be a multiple of 4 n bytes from the start of the array."""
         size = self.array.dtype.itemsize
         start = (self.offset + int(i)) * size
@@ -127,7 +128,7 @@ class Pointer:
         return tuple(self.array[at : at + count].view(np.uint32)[:n])
 
 
-def advance(p: Pointer, i: Any) -> Pointer:
+def advance(p: Pointer, i: Register) -> Pointer:
     """The pointer to ``p[i]``, which may lie outside the array as long as nothing is read there."""
     return Pointer(p.array, p.offset + int(i), p.name)
 
@@ -137,17 +138,17 @@ def halves(p: Pointer) -> Pointer:
     return Pointer(p.array.view(np.uint16), p.offset * p.array.itemsize // 2, p.name)
 
 
-def load4(p: Pointer, i: Any) -> tuple[Any, ...]:
+def load4(p: Pointer, i: Register) -> tuple[Register, ...]:
     """Four words, uint32."""
     return p.words(i, 4)
 
 
-def load2(p: Pointer, i: Any) -> tuple[Any, ...]:
+def load2(p: Pointer, i: Register) -> tuple[Register, ...]:
     """Two words, uint32."""
     return p.words(i, 2)
 
 
-def load1(p: Pointer, i: Any) -> Any:
+def load1(p: Pointer, i: Register) -> Register:
     """One word, uint32."""
     return p.words(i, 1)[0]
 
@@ -155,14 +156,14 @@ def load1(p: Pointer, i: Any) -> Any:
 stream4, stream2, stream1 = load4, load2, load1
 
 
-def prefetch(p: Pointer, i: Any, n_bytes: Any) -> None:
+def prefetch(p: Pointer, i: Register, n_bytes: Register) -> None:
     """Does nothing except check that the memory exists and that both ends are aligned."""
     if (start := (p.offset + int(i)) * p.array.itemsize) % 16 or n_bytes % 16:
         raise ValueError(f"{p.name or 'pointer'}: a prefetch of {n_bytes} bytes at byte {start} is not aligned")
     p._place(i, int(n_bytes) // p.array.itemsize)
 
 
-def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+def store4(p: Pointer, i: Register, a: Register, b: Register, c: Register, d: Register) -> None:
     """Store four float32 at once."""
     p.words(i, 4)
     for k, x in enumerate((a, b, c, d)):
@@ -175,19 +176,19 @@ def store4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
 vector2, vector4 = load2, load4
 
 
-def keep4(p: Pointer, i: Any, a: Any, b: Any, c: Any, d: Any) -> None:
+def keep4(p: Pointer, i: Register, a: Register, b: Register, c: Register, d: Register) -> None:
     """Store four 32-bit numbers at once."""
     p.words(i, 4)  # aligned, and inside the array
     for k, x in enumerate((a, b, c, d)):
         p[i + k] = np.array([x]).view(p.array.dtype)[0]
 
 
-def copy4(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+def copy4(to: Pointer, i: Register, p: Pointer, j: Register, there: Register) -> None:
     """Copy four words, immediately: reading them before ``copies_wait`` is not detected here."""
     keep4(to, i, *(p.words(j, 4) if there else (np.uint32(0),) * 4))
 
 
-def copy1(to: Pointer, i: Any, p: Pointer, j: Any, there: Any) -> None:
+def copy1(to: Pointer, i: Register, p: Pointer, j: Register, there: Register) -> None:
     """One word."""
     to.words(i, 1)
     to[i] = np.array([p.words(j, 1)[0] if there else np.uint32(0)]).view(to.array.dtype)[0]
@@ -200,42 +201,42 @@ def copies_commit() -> None:
 copies_wait = copies_wait_but_one = copies_commit
 
 
-def _int32(x: Any) -> Any:
+def _int32(x: Register) -> Register:
     """The low 32 bits of an integer, as int32."""
     return np.int32((int(x) + 2**31) % 2**32 - 2**31)
 
 
-def _bytes(x: Any, signed: bool = False) -> list[int]:
+def _bytes(x: Register, signed: bool = False) -> list[int]:
     """The four bytes of a word."""
     return list((int(x) & 0xFFFFFFFF).to_bytes(4, "little")) if not signed else [(b ^ 128) - 128 for b in _bytes(x)]
 
 
-def _dot2(a: Any, b: list[int], c: Any) -> Any:
+def _dot2(a: Register, b: list[int], c: Register) -> Register:
     low, high = ((half ^ 0x8000) - 0x8000 for half in (int(a) & 0xFFFF, int(a) >> 16 & 0xFFFF))
     return _int32(int(c) + low * b[0] + high * b[1])
 
 
-def dot2_low(a: Any, b: Any, c: Any) -> Any:
+def dot2_low(a: Register, b: Register, c: Register) -> Register:
     """c plus the int16 halves of a times the unsigned bytes 0 and 1 of b."""
     return _dot2(a, _bytes(b)[:2], c)
 
 
-def dot2_high(a: Any, b: Any, c: Any) -> Any:
+def dot2_high(a: Register, b: Register, c: Register) -> Register:
     """c plus the int16 halves of a times the unsigned bytes 2 and 3 of b."""
     return _dot2(a, _bytes(b)[2:], c)
 
 
-def dot2_low_signed(a: Any, b: Any, c: Any) -> Any:
+def dot2_low_signed(a: Register, b: Register, c: Register) -> Register:
     """c plus the int16 halves of a times the signed bytes 0 and 1 of b."""
     return _dot2(a, _bytes(b, signed=True)[:2], c)
 
 
-def dot2_high_signed(a: Any, b: Any, c: Any) -> Any:
+def dot2_high_signed(a: Register, b: Register, c: Register) -> Register:
     """c plus the int16 halves of a times the signed bytes 2 and 3 of b."""
     return _dot2(a, _bytes(b, signed=True)[2:], c)
 
 
-def pick_bytes(a: Any, b: Any, index: Any) -> Any:
+def pick_bytes(a: Register, b: Register, index: Register) -> Register:
     """Nibble k of index selects which of the eight bytes of a and b becomes byte k; its bit 3 replicates that byte's sign."""
     both = _bytes(a) + _bytes(b)
     picked = []
@@ -277,16 +278,16 @@ class Lane(greenlet):
         self.block, self.body = block, body
         self.blockIdx, self.threadIdx = simulator.Dim3(*grid_point), simulator.Dim3(*point)
         self.place = ""  # where it waits: "" while it runs, "end" when it has ended
-        self.given: Any = None
+        self.given: Register = None
         self.law: Law | None = None
-        self.result: Any = None
+        self.result: Register = None
         self.inputs_ready = False
 
     def resume(self) -> None:
         self.place = ""
         self.switch()
 
-    def wait(self, place: str, given: Any = None, law: Law | None = None) -> Any:
+    def wait(self, place: str, given: Register = None, law: Law | None = None) -> Register:
         """Yield until the others have reached ``place``; returns this thread's result of ``law``."""
         self.place, self.given, self.law = place, given, law
         self.parent.switch()
@@ -311,7 +312,7 @@ class Lane(greenlet):
 class Block(simulator.BlockManager):  # type: ignore[misc]
     """The threads of one block: each runs until it waits, then those that have all reached one place continue, and so on."""
 
-    def run(self, grid_point: tuple[int, ...], *args: Any) -> None:
+    def run(self, grid_point: tuple[int, ...], *args: Register) -> None:
         self.error: BaseException | None = None
         simulator._get_kernel_context().shared._allocations.clear()
         nx, ny, nz = self._block_dim
@@ -367,21 +368,21 @@ def _report(lanes: list[Lane]) -> Iterator[str]:
 # --- exchanges within a warp -----------------------------------------------------------------------------------
 
 
-def _meet(place: str, given: Any, law: Law) -> Any:
+def _meet(place: str, given: Register, law: Law) -> Register:
     lane = getcurrent()
     assert isinstance(lane, Lane), f"{place} is called outside of a kernel"
     return lane.wait(place, given, law)
 
 
-def _xor_law(given: list[Any]) -> list[Any]:
+def _xor_law(given: list[Register]) -> list[Register]:
     return [given[k ^ mask & 31][0] for k, (_, mask) in enumerate(given)]
 
 
-def _from_law(given: list[Any]) -> list[Any]:
+def _from_law(given: list[Register]) -> list[Register]:
     return [given[source & 31][0] for _, source in given]
 
 
-def _mma_law(given: list[Any]) -> list[tuple[Any, ...]]:
+def _mma_law(given: list[Register]) -> list[tuple[Register, ...]]:
     """Assemble the fragments (a of rows g, g + 8 for each 16 positions; then b), multiply, and distribute the result."""
     halves = len(given[0]) // 3
     lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.int8)
@@ -392,17 +393,17 @@ def _mma_law(given: list[Any]) -> list[tuple[Any, ...]]:
     return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
 
 
-def mma32(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+def mma32(a0: Register, a1: Register, a2: Register, a3: Register, b0: Register, b1: Register) -> Register:
     """16 weight rows times 8 activation rows over 32 positions, int32."""
     return _meet("mma32", (a0, a1, a2, a3, b0, b1), _mma_law)
 
 
-def mma16(a0: Any, a1: Any, b0: Any) -> Any:
+def mma16(a0: Register, a1: Register, b0: Register) -> Register:
     """16 weight rows times 8 activation rows over 16 positions, int32."""
     return _meet("mma16", (a0, a1, b0), _mma_law)
 
 
-def _mma_half_law(given: list[Any]) -> list[tuple[Any, ...]]:
+def _mma_half_law(given: list[Register]) -> list[tuple[Register, ...]]:
     lanes = np.array([[int(word) & 0xFFFFFFFF for word in words] for words in given], np.uint32).view(np.float16)
     lanes = lanes.reshape(8, 4, 6, 2).astype(np.float64)  # g, t, register, half
     a = lanes[:, :, :4].reshape(8, 4, 2, 2, 2).transpose(3, 0, 2, 1, 4).reshape(16, 16)
@@ -411,27 +412,27 @@ def _mma_half_law(given: list[Any]) -> list[tuple[Any, ...]]:
     return [(c[g, 2 * t], c[g, 2 * t + 1], c[g + 8, 2 * t], c[g + 8, 2 * t + 1]) for g in range(8) for t in range(4)]
 
 
-def mma_half(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+def mma_half(a0: Register, a1: Register, a2: Register, a3: Register, b0: Register, b1: Register) -> Register:
     """16 rows times 8 columns over 16 positions of float16, float32."""
     return _meet("mma_half", (a0, a1, a2, a3, b0, b1), _mma_half_law)
 
 
-def lane_xor(x: Any, lane: Any) -> Any:
+def lane_xor(x: Register, lane: Register) -> Register:
     """The float32 x of the lane whose number is that of this lane XOR ``lane``."""
     return _meet("lane_xor", (np.float32(x), int(lane)), _xor_law)
 
 
-def lane_xor_int(x: Any, lane: Any) -> Any:
+def lane_xor_int(x: Register, lane: Register) -> Register:
     """The int32 x of the lane whose number is that of this lane XOR ``lane``."""
     return _meet("lane_xor_int", (_int32(x), int(lane)), _xor_law)
 
 
-def lane_from(x: Any, lane: Any) -> Any:
+def lane_from(x: Register, lane: Register) -> Register:
     """The float32 x of lane ``lane``."""
     return _meet("lane_from", (np.float32(x), int(lane)), _from_law)
 
 
-def lanes_max(x: Any) -> Any:
+def lanes_max(x: Register) -> Register:
     """The largest int32 x of the warp."""
     return _meet("lanes_max", _int32(x), lambda given: [max(given)] * WARP)
 
@@ -452,7 +453,7 @@ def let_next_begin() -> None:
     """Does nothing: the next kernel begins when this one has ended."""
 
 
-def hold(x: Any, never: Any) -> None:
+def hold(x: Register, never: Register) -> None:
     """Does nothing: Python computes in the order of the source."""
     if never:
         raise RuntimeError("hold: never is not 0")
@@ -487,10 +488,10 @@ def float_to_half(x):  # type: ignore[no-untyped-def]
 
 
 _compiled_call = Dispatcher.__call__
-_returns: dict[tuple[Any, ...], Any] = {}
+_returns: dict[tuple[Register, ...], Register] = {}
 
 
-def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _call(self: Register, *args: Register, **kwargs: Register) -> Register:
     """Call an ``@njit`` function from Python.
 
     Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but return NumPy scalars of the
@@ -504,7 +505,7 @@ def _call(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.py_func(*args, **kwargs) if inside else _compiled_call(self, *args, **kwargs)
 
 
-def _return_type(function: Any, args: tuple[Any, ...]) -> Any:
+def _return_type(function: Register, args: tuple[Register, ...]) -> Register:
     key = (function, *map(type, args))
     type_ = _returns.get(key)
     if type_ is None:
@@ -518,7 +519,7 @@ def _return_type(function: Any, args: tuple[Any, ...]) -> Any:
 
 
 @cache
-def _declared(type_: Any) -> Callable[[Any], Any]:
+def _declared(type_: Register) -> Callable[[Register], Register]:
     """What makes a value of a Numba type of what a compiled function returned."""
     if isinstance(type_, types.BaseTuple):
         makers = [_declared(part) for part in type_]
@@ -529,19 +530,19 @@ def _declared(type_: Any) -> Callable[[Any], Any]:
 # --- running ---------------------------------------------------------------------------------------------------
 
 
-def _unset(shape: Any, dtype: Any) -> np.ndarray:
+def _unset(shape: Register, dtype: Register) -> np.ndarray:
     array = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
     array.reshape(-1).view(np.uint8)[:] = 0xFF
     return array
 
 
 class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
-    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
+    def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
         return _unset(shape, dtype)
 
 
 class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
-    def array(self, shape: Any, dtype: Any, alignment: Any = None) -> np.ndarray:
+    def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
         """The block's array for this call in the source; shape 0 is the memory requested at the launch."""
         if np.shape(shape) == () and shape == 0:
             return super().array(shape, np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype))
@@ -555,7 +556,7 @@ class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
 class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
     """``cuda`` as kernels see it."""
 
-    def __init__(self, grid_dim: Any, block_dim: Any, dynshared_size: int) -> None:
+    def __init__(self, grid_dim: Register, block_dim: Register, dynshared_size: int) -> None:
         super().__init__(grid_dim, block_dim, dynshared_size)
         self._local, self._shared = _Local(), _Shared(dynshared_size)
 
@@ -598,7 +599,7 @@ def _launching(launch: Launch) -> Iterator[None]:
         _launch = before
 
 
-def _argument(type_: Any, value: Any, name: str) -> Any:
+def _argument(type_: Register, value: Register, name: str) -> Register:
     """The value that the kernel gets: a Pointer to the array's own memory, or a NumPy scalar."""
     if not isinstance(type_, types.CPointer):
         return as_dtype(type_).type(value)
@@ -636,7 +637,7 @@ def run(
     specialization: Runnable,
     grid: int | tuple[int, ...],
     block: int | tuple[int, ...],
-    args: Sequence[Any],
+    args: Sequence[Register],
     *,
     seed: int | None = None,
     strict: bool = True,

@@ -8,8 +8,8 @@ first kernels, passes of that model that hand their tokens to one another and to
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,7 +21,7 @@ from engine.cuda.runtime.device import Device, Graph
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
 from engine.errors import DeviceError
-from engine.ops import Decoder, Forward, Operations
+from engine.ops import AnyOperations, Decoder, Forward
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import DeviceDraft, Proposal
 from engine.speculative.steps import ModelSteps, Step
@@ -55,7 +55,7 @@ class GraphOperations(Protocol):
     def start(self, plan: Plan) -> None:
         """Start its kernels one by one."""
 
-    def shares_memory_with(self, other: Operations[Any, Any, Any]) -> bool:
+    def shares_memory_with(self, other: AnyOperations) -> bool:
         """Whether the other backend has its arrays and its work on the same GPU, opened once for both."""
 
 
@@ -75,7 +75,7 @@ class DeviceSteps(ModelSteps):
         self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, model.cache.n_ctx)
         self._history = ops.zeros((model.cache.n_ctx,), np.int32)
         self._host_drafts, self._host_drafts_address = ops.device.pinned((accept.MOST_ROWS,), np.int32)
-        self._graphs: dict[tuple[Any, ...], Graph] = {}
+        self._graphs: dict[tuple[Hashable, ...], Graph] = {}
         self._drafting: DeviceDrafts | None = None
         self._known: list[int] = []
         self._started: deque[Proposal] = deque()

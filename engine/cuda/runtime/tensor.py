@@ -59,7 +59,7 @@ class DeviceWeight:
         return -(-self.rows // repack.TILE)
 
 
-Argument: TypeAlias = Tensor | DeviceWeight | float | None
+Argument: TypeAlias = Tensor | DeviceWeight | float
 """An argument of a launch: an array or a matrix, whose address the kernel gets, or a number; 0 for an array that is not
 there."""
 
@@ -81,7 +81,7 @@ class Launch:
     kernel: Specialization
     grid: tuple[int, ...]
     block: int
-    arguments: tuple[float | None, ...]
+    arguments: tuple[float, ...]
     outputs: tuple[Tensor, ...]
     names: tuple[str, ...]
 

@@ -1,7 +1,7 @@
 """engine/cuda/sample.py in the simulator: the tokens of engine/decode/sampler.py, from blocks of 32 and 64 threads."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -333,7 +333,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
     """Plain steps that follow each other, past the end of the ring and of the context."""
     params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
     history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
-    state, machine = Machine(history), sample.DeviceSampler(device, 100, N_CTX, SLOTS)
+    state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, SLOTS)
     addresses = device.add_all(state.tokens, state.positions, state.history)
     machine.begin(sampler)
     for step in range(8):
@@ -351,7 +351,7 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
 def test_device_sampler(device: FakeDevice) -> None:
     """Two samplers, one after the other; the host reads results after every third step."""
     n, prompt = 200, [5, 6]
-    machine = sample.DeviceSampler(device, n, N_CTX, SLOTS)
+    machine = sample.DeviceSampler(cast(Any, device), n, N_CTX, SLOTS)
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=9, repeat_penalty=1.8, seed=3)):
         sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
         machine.begin(sampler)
@@ -372,7 +372,7 @@ def test_device_sampler(device: FakeDevice) -> None:
 def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None:
     """A step of 3 rows with certain drafts, the first of which is what the target chooses, and one that cannot be sampled."""
     params = SamplingParams(temperature=temperature, top_k=8, seed=11)
-    sampler, machine = Sampler(params, 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
+    sampler, machine = Sampler(params, 70), sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
     machine.begin(sampler, mode, p_accept=2.0)
     state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
     first = [sampler.sample(x, 1 + row) for row, x in enumerate(logits)]
@@ -404,7 +404,8 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
 @pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
 def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None:
     """Tokens are only found, and candidates stored if their probabilities will be needed."""
-    sampler, machine = Sampler(SamplingParams(top_k=5, seed=2), 70), sample.DeviceSampler(device, 70, N_CTX, SLOTS)
+    sampler = Sampler(SamplingParams(top_k=5, seed=2), 70)
+    machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)
     addresses = device.add_all(state.tokens, state.positions, state.history)
