@@ -20,7 +20,6 @@ from engine.cache.recurrent import RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
 from engine.cuda import (
     add,
-    attending,
     bandwidth,
     delta_net,
     embed,
@@ -32,6 +31,7 @@ from engine.cuda import (
     wide_delta_net,
 )
 from engine.cuda.attention import attend as attention
+from engine.cuda.attention import launches
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
@@ -338,11 +338,11 @@ class Backend:
         the gates.
         """
         positions = batch.positions
-        query, new = attending.rotate(self.recorder, heads, q, k, v, cache, positions, table)
+        query, new = launches.rotate(self.recorder, heads, q, k, v, cache, positions, table)
         gate = q if heads.gated else None
         if batch.rows > STEP_ROWS:
-            return attending.attend_wide(self.recorder, heads, query, cache, positions, cache.window, gate)
-        return attending.attend(self.recorder, heads, query, new, cache, positions, cache.window, gate)
+            return launches.attend_wide(self.recorder, heads, query, cache, positions, cache.window, gate)
+        return launches.attend(self.recorder, heads, query, new, cache, positions, cache.window, gate)
 
     def attend_past(
         self,
@@ -357,10 +357,10 @@ class Backend:
         """Attention of queries q [rows, n_head * d_k] at the rows' positions over what lies in the cache up to position
         ``last`` int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
         """
-        query, _ = attending.rotate(self.recorder, heads, q, None, None, cache, batch.positions, table)
+        query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch.positions, table)
         if batch.rows > STEP_ROWS:
-            return attending.attend_wide(self.recorder, heads, query, cache, last, window, None)
-        return attending.attend(self.recorder, heads, query, None, cache, last, window)
+            return launches.attend_wide(self.recorder, heads, query, cache, last, window, None)
+        return launches.attend(self.recorder, heads, query, None, cache, last, window)
 
     def remember(
         self,
@@ -372,7 +372,7 @@ class Backend:
         table: Tensor,
     ) -> None:
         """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
-        attending.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
+        launches.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
 
     def delta_net(
         self,
