@@ -12,6 +12,7 @@ import pytest
 
 from engine import bench, parity
 from engine.cli import flags
+from engine.compile.__main__ import parser as compile_parser
 from engine.hub import catalog
 from engine.models import __main__ as models
 from engine.synthetic import __main__ as synthetic
@@ -140,6 +141,7 @@ def test_a_command_line_parses(
     run: dict[str, Callable[[list[str]], None]] = {
         "engine.run": check_run,
         "engine.bench": check_bench,
+        "engine.compile": check_compile,
         "engine.parity": check_parity,
         "engine.models": lambda args: check_models(args, monkeypatch),
         "engine.synthetic": lambda args: check_synthetic(args, monkeypatch),
@@ -155,6 +157,12 @@ def check_model(name: str) -> None:
     """Checks that a model that is neither a file nor of the hub is a name of the catalog."""
     known = not name or name in catalog.CATALOG or name in PLACEHOLDERS
     assert known or name.startswith("hf:") or name.endswith(".gguf"), f"there is no model named {name}"
+
+
+def check_compile(args: list[str]) -> None:
+    parsed = compile_parser().parse_args(args)
+    assert not args or parsed.target.startswith("sm_")
+    check_model(parsed.model)
 
 
 def check_run(args: list[str]) -> None:

@@ -40,7 +40,9 @@ def compile_all(jobs: Iterable[Job], progress: Progress | None = None) -> int:
     tell = progress or _silent
     tell("compile", 0, len(missing))
     parts: set[kernel_cache.Part] = {"cpu" if isinstance(job, CPUJob) else "gpu" for job in missing}
-    if missing and sys.executable and all(kernel_cache.places(part).write is not None for part in sorted(parts)):
+    # Elsewhere, no call waits for many pipes.
+    able = os.name == "posix" and bool(sys.executable)
+    if missing and able and all(kernel_cache.places(part).write is not None for part in sorted(parts)):
         # The largest first, lest one process is busy with it when all others are done.
         missing.sort(key=lambda job: job.size(), reverse=True)
         _share(missing, tell)
