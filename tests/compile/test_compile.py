@@ -40,7 +40,8 @@ def missed():
 for name in ("pycoder", "pycoder-moe-mtp"):
     llm = engine.load(name, device="cpu", n_ctx=256)
     jobs = llm.jobs()
-    assert len(jobs) == len(set(jobs)) > 12
+    # One kernel, one type of each argument: another would take as long again.
+    assert len({(job.home, job.name) for job in jobs}) == len(jobs) > 12
     pool.compile_all(jobs)
     assert all(job.kept() for job in jobs), [job for job in jobs if not job.kept()]
     assert pool.compile_all(jobs) == 0
