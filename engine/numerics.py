@@ -18,9 +18,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.compile.numba_cache import install
-
-install()  # before the first function is declared
+import engine.compile.numba_cache  # noqa: F401  before the first function is declared
 
 f32 = np.float32
 i32 = np.int32

@@ -57,11 +57,10 @@ class KernelCache(caching.FunctionCache):
             kernel_cache.write("cpu", self.file(sig, data.codegen), dumps(data._reduce()))
 
 
-def install() -> None:
-    """Have functions of this package be kept so; to be called before the first of them is declared."""
-    vars(dispatcher)["FunctionCache"] = _cache_of
-
-
 def _cache_of(py_func: Any) -> Any:
     ours = py_func.__module__.partition(".")[0] == PACKAGE
     return KernelCache(py_func) if ours else caching.FunctionCache(py_func)
+
+
+# Functions of this package that are declared from now on are kept so.
+vars(dispatcher)["FunctionCache"] = _cache_of

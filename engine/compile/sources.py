@@ -17,6 +17,9 @@ from functools import lru_cache
 COMPILING = frozenset(("njit", "jit", "intrinsic"))
 """Names by which Numba is asked to compile a function, or to take it into others."""
 
+ELSEWHERE = ("TYPE_CHECKING", "__name__ == '__main__'", "SIMULATED")
+"""Conditions of branches that reach no machine code; a simulator of GPUs runs kernels as Python."""
+
 COMPILER = ("compile", "link")
 """How names of definitions begin that turn kernels into machine code, in the module of the decorator ``kernel``."""
 
@@ -50,7 +53,7 @@ def parse(name: str, text: str, is_package: bool = False) -> Module:
     """The definitions of a file; a SyntaxError is the caller's."""
     module = Module(name, name if is_package else name.rpartition(".")[0], [])
     for statement in ast.parse(text).body:
-        if isinstance(statement, ast.If) and ast.unparse(statement.test) in ("TYPE_CHECKING", "__name__ == '__main__'"):
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) in ELSEWHERE:
             continue
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue  # a docstring
@@ -258,6 +261,8 @@ class Sources:
                 word in text for word in (*COMPILING, "kernel")
             ):
                 continue
+            if name.endswith(".simulator"):
+                continue  # what it declares stands in for kernels, and is run as Python
             module = self.module(name)
             for place, statement in enumerate(module.body):
                 decorators = [_root(d) for d in getattr(statement, "decorator_list", ())]

@@ -1,5 +1,4 @@
 """CPU kernels, one file per operation; GPU kernels mirror them file by file and name by name."""
 
-from engine.compile.numba_cache import install
-
-install()  # before the first kernel is declared
+# Before the first kernel is declared.
+import engine.compile.numba_cache  # noqa: F401

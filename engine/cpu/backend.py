@@ -145,14 +145,14 @@ class Backend:
         return min(left, self.max_rows)
 
     def jobs(self, model: Decoder[np.ndarray]) -> list[Job]:
-        """What has to be compiled before a model can run: every kernel that a pass of one token calls."""
+        """What has to be compiled before a model can run: every kernel that a pass of one token calls, or one of more."""
         found: dict[Job, None] = {}
-        batch = Pass(np.zeros(1, np.int32), np.zeros(1, np.int32))
-        model.reserve(1)
+        model.reserve(2)
         with noted(found):
-            model.compute(batch, 1)
+            for rows in (1, 2):
+                model.compute(Pass(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)), rows)
             if model.mtp is not None:
-                model.mtp.compute(batch, 1)
+                model.mtp.compute(Pass(np.zeros(1, np.int32), np.zeros(1, np.int32)), 1)
         return list(found)
 
     def warm_up(self, model: Decoder[np.ndarray]) -> None:
@@ -395,6 +395,8 @@ class Backend:
         out = np.empty((rows, net.n_v, d), f32)
         numba.set_num_threads(self.n_threads)
         alpha, beta = gates if len(gates) == 2 else np.split(gates[0], 2, axis=1)
+        # Halves of one row are contiguous and those of many are not: a kernel is compiled for one of the two.
+        alpha, beta = np.ascontiguousarray(alpha), np.ascontiguousarray(beta)
         given = (alpha, beta, net.a, net.dt, positions, self.n_threads)
         delta_net.delta_rule(q, k, v, *given, memory.states, out)
         return out.reshape(rows, -1)
@@ -450,7 +452,8 @@ class Backend:
             (shared,) = self.matmul(glu(gate, up), experts.shared[2])
         out = np.empty(x.shape, f32)
         before = nothing if residual is None else residual
-        mixture.join(before, y.reshape(rows, n_used, -1), weights, shared, logits[:, -1], out)
+        gate_logits = np.ascontiguousarray(logits[:, -1])
+        mixture.join(before, y.reshape(rows, n_used, -1), weights, shared, gate_logits, out)
         return out
 
     def _matmul_experts(

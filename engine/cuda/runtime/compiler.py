@@ -200,9 +200,9 @@ def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
         text = ptx.encode()
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, text, len(text), "kernel")
         nvjitlink.complete(handle)
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, cubin)
-        return bytes(cubin)
+        code = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, code)
+        return bytes(code)
     except nvjitlink.nvJitLinkError as error:
         raise DeviceError(f"a kernel could not be linked for compute capability {major}.{minor}: {error}.") from error
     finally:
