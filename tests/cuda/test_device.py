@@ -488,6 +488,7 @@ def equal(path: Path, n_prompt: int, n_gen: int, cache_type: str) -> None:
 
 @pytest.mark.parametrize(("shape", "quant"), together("model", MODELS, 1))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_tiny_models(tiny: Any, shape: str, quant: str) -> None:
     equal(tiny(shape, quant), 90, 24, "f16")
 
@@ -497,12 +498,14 @@ def test_tiny_models(tiny: Any, shape: str, quant: str) -> None:
     "shape", together("model", ["tiny-llama", "tiny-qwen35", "tiny-gemma3", "tiny-gemma4", "tiny-gemma4-e"])
 )
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_quantized_caches(tiny: Any, shape: str, cache_type: str) -> None:
     equal(tiny(shape, "Q4_K_M"), 90, 24, cache_type)
 
 
 @pytest.mark.parametrize("shape", together("model", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", *MIXED]))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_parity_of_tiny_models(tiny: Any, shape: str, capsys: pytest.CaptureFixture[str]) -> None:
     quant = next(quant for name, quant in MODELS if name == shape)
     status = parity.main([str(tiny(shape, quant)), "-p", "150", "-n", "40", "-ct", "f32"])
@@ -533,6 +536,7 @@ WIDE = [
 
 @pytest.mark.parametrize(("shape", "quant", "cache_type"), together("wide model", WIDE, 1))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_wide_prompts(tiny: Any, shape: str, quant: str, cache_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, keys, values and states after a prompt are those of the CPU, whatever passes it was read in; so are the
     logits of every row, and of the tokens that follow."""
@@ -564,6 +568,7 @@ SHARED = ("dense", "draft", "gemma4", "gemma4-assistant", "hybrid-mtp", "moe-mtp
 
 @pytest.mark.parametrize("name", together("shared", SHARED))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_shared_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """200 tokens of prompt and 200 greedy ones, of every model whose architecture is built."""
     path = shared_model(f"pycoder-{name}-Q4_K_M.gguf")
@@ -665,6 +670,7 @@ def drafted(gpu: Any) -> dict[str, tuple[engine.LLM, engine.LLM]]:
 @pytest.mark.together("drafts")
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
+@pytest.mark.begin(-1)
 def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> None:
     """Plain answers of the CPU, and those of the GPU with drafts of a model, with lookup, and with both."""
     cpu, on_gpu = drafted[draft]
@@ -690,6 +696,7 @@ def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> 
 @pytest.mark.together("drafts")
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 @pytest.mark.parametrize("draft", ["perfect", "real", "useless"])
+@pytest.mark.begin(-1)
 def test_other_ways_to_accept_give_the_text_of_the_cpu(drafted: Any, draft: str, accept: str) -> None:
     for seed, prompt in enumerate(PROMPTS[:8]):
         params = SpeculationParams(accept=accept, draft_max=3, accept_p_min=0.1)
@@ -714,6 +721,7 @@ def hybrids(gpu: Any, request: pytest.FixtureRequest) -> tuple[engine.LLM, engin
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.begin(-1)
 def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None:
     """Its drafts, drafts made useless by a script, as many as a pass can read, together with lookup, and through the host."""
     cpu, on_gpu = hybrids
@@ -746,6 +754,7 @@ def test_its_own_drafts_change_nothing(hybrids: Any, temperature: float) -> None
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.begin(-1)
 def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> None:
     """A prompt read in one pass of many rows: what the layer that drafts continues from is stored."""
     cpu, on_gpu = hybrids
@@ -766,6 +775,7 @@ def test_its_own_drafts_after_long_prompts(hybrids: Any, temperature: float) -> 
 
 
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
+@pytest.mark.begin(-1)
 def test_its_own_drafts_accepted_otherwise_give_the_text_of_the_cpu(hybrids: Any, accept: str) -> None:
     for seed, prompt in enumerate(PROMPTS[:8]):
         params = SpeculationParams(accept=accept, draft_max=3, accept_p_min=0.1)
@@ -775,6 +785,7 @@ def test_its_own_drafts_accepted_otherwise_give_the_text_of_the_cpu(hybrids: Any
         assert answers[0].speculation.accepted_at == answers[1].speculation.accepted_at
 
 
+@pytest.mark.begin(-1)
 def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
     """After every number of accepted tokens of a pass, after a snapshot is restored, and in a conversation."""
     cpu, on_gpu = hybrids
@@ -925,12 +936,14 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
 
 @pytest.mark.parametrize("cache_type", together("assistant", ["f16", "q8_0", "q4_0"]))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_an_assistant(cache_type: str) -> None:
     same_with_an_assistant(assisted(cache_type, "cpu"), assisted(cache_type, "cuda"), 20 if cache_type == "f16" else 8)
 
 
 @pytest.mark.parametrize("cache_type", together("assistant", ["f16", "q8_0"]))
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.begin(-1)
 def test_an_assistant_on_another_gpu(cache_type: str) -> None:
     from engine.cuda.runtime.device import list_devices
 

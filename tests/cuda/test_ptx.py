@@ -218,8 +218,8 @@ def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int,
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
     marks = []
     if target not in (lowest, TUNED):
-        # Each kernel may be compiled by another process.
-        marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}")]
+        # Each kernel may be compiled by another process, at the end, where short groups keep all of them busy.
+        marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
     elif k != 0:
         marks = [pytest.mark.thorough]
     return pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}", marks=marks)
