@@ -298,7 +298,7 @@ FAULTS = (
         "for at, snapshot in self._kept.items() if at <= length}",
         "for at, snapshot in self._kept.items() if at >= 0}",
         "a conversation goes on from the state of a text that was taken back",
-        ("tests/models/test_recurrent.py::test_prompts_that_share_a_beginning",),
+        ("tests/models/test_recurrent.py::test_snapshots_keep_to_their_budget",),
     ),
     Fault(
         "a ring overwritten too early",
