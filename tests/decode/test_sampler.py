@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.cpu import sample as kernels
 from engine.decode.sampler import Sampler, SamplingParams, logprobs
 from engine.errors import EngineError, ModelError, UsageError
-from engine.numerics import gumbel
+from engine.numerics import gumbel, log
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 
@@ -230,6 +230,14 @@ def test_filters_at_ties() -> None:
     # Their mean logit is 1.75, so those of 2 are nearest, then those of 1.
     assert Sampler(SamplingParams(**OFF | {"typical_p": 0.5}), 8).candidates(logits)[0].tolist() == [1, 2, 4]
     assert Sampler(SamplingParams(**OFF | {"min_p": 0.3}), 8).candidates(logits)[0].tolist() == [1, 2, 3, 4, 5, 7]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.5])
+def test_min_p_keeps_what_is_at_its_bound(share: float) -> None:
+    bound = np.float32(log(np.float32(share)))
+    logits = np.array([0.0, bound, np.nextafter(bound, np.float32(-9)), -30.0], np.float32)
+    params = SamplingParams(**(OFF | {"min_p": share, "seed": 1}))
+    assert Sampler(params, 4).candidates(logits)[0].tolist() == [0, 1]
 
 
 def test_typical_may_drop_the_most_probable() -> None:
