@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 
 from engine.cpu.backend import Backend
+from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
 from engine.models.config import RopeConfig
 from engine.models.rotary import Rotary, frequencies, magnitude
+from engine.numerics import fma
 
 ops: Any = Backend()
 ULP = 2.0**-23
@@ -25,6 +28,23 @@ def test_rms_norm(n: int) -> None:
     residual = rng.standard_normal((3, n)).astype(np.float32)
     added = ops.rms_norm_add(residual, x, weight, 1e-6)
     assert np.allclose(added, residual + expected, rtol=12 * ULP, atol=12 * ULP * np.abs(expected).max())
+
+
+@njit
+def fused(x, y, z):  # type: ignore[no-untyped-def]
+    return fma(x, y, z)
+
+
+@pytest.mark.parametrize("n", [1, 24, 64, 96, 128, 256, 300, 576])
+def test_a_sum_of_squares_has_the_documented_order(n: int) -> None:
+    width = int(norm_width(n))
+    for x in np.random.default_rng(n).standard_normal((20, n)).astype(np.float32):
+        chains = np.zeros(width, np.float32)
+        for i in range(n):
+            chains[i % width] = fused(x[i], x[i], chains[i % width])
+        while chains.size > 1:
+            chains = chains[: chains.size // 2] + chains[chains.size // 2 :]
+        assert squares(x, np.empty(NORM_CHAINS, np.float32)) == chains[0]
 
 
 def test_rms_norm_of_heads_is_that_of_rows() -> None:
