@@ -114,8 +114,14 @@ def _covering(items: list[Any], strength: int) -> set[Any]:
     """
 
     def pairs(item: Any) -> set[Any]:
-        # Names of one parametrize have one index: they are one parameter.
-        return set(combinations(sorted(item.callspec.indices.items()), strength))
+        given = dict(item.callspec.params)
+        parameters = []
+        for mark in item.iter_markers("parametrize"):
+            # Names of one parametrize are one parameter.
+            names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
+            parameters.append(tuple((name, id(given.pop(name))) for name in names))
+        parameters += [((name, id(value)),) for name, value in given.items()]  # of fixtures
+        return set(combinations(sorted(parameters), strength))
 
     missing = set().union(*map(pairs, items))
     chosen = set()
