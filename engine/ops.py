@@ -216,8 +216,8 @@ class Operations(Protocol[A, V, M]):
         The CPU tells of them inside its operations: "query" in attention, the normalized and rotated queries [rows, n_head,
         d_k]; "convolved" in a delta net, q, k and v of each row side by side, [rows, n_channels].
 
-        A GPU tells of every kernel that is started by itself (``Backend.start``), once it has ended, with all arrays that it
-        has written and may still hold; the names are those of ``engine.cuda.runtime.tensor.Launch``.
+        A GPU tells of each kernel that ``Backend.start`` starts, once it has ended, with the arrays that it has written;
+        their names are those of ``engine.cuda.runtime.tensor.Launch``.
         """
 
     # --- choosing tokens ---------------------------------------------------------------------------------------
