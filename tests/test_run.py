@@ -257,8 +257,8 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "-f", "y"], "both"),
         (["-f", "/no/such/file"], "/no/such/file: No such file"),
         (["-p", "x", "-m", "no-such-model"], "smollm2-135m"),
-        (["-p", "x", "--cnv", "--no-cnv"], "exclude"),
-        (["-p", "x", "--cnv", "--json"], "exclude"),
+        (["-p", "x", "--cnv", "--no-cnv"], "mutually exclusive"),
+        (["-p", "x", "--cnv", "--json"], "mutually exclusive"),
         (["-p", "x", "--no-cnv", "--sys", "y"], "--sys"),
         (["-p", "x", "--cnv"], "--cnv needs a chat template"),
         (["-p", "x", "--sys", "y"], "--sys needs a chat template"),
@@ -586,7 +586,7 @@ def test_a_conversation_on_a_terminal() -> None:
     terminal.wait_for("interrupted]")
     terminal.wait_for("> ")
     terminal.type("/help\n")
-    terminal.wait_for("Ctrl-C ends an answer; at the prompt it leaves.")
+    terminal.wait_for("Ctrl-C ends an answer; at the prompt it exits.")
     terminal.wait_for("> ")
     terminal.type("\x03")
     status, text = terminal.finish()
