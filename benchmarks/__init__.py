@@ -1,4 +1,4 @@
-"""Suites for asv: load time and memory, tokenizer, every CPU operation, sampler, prompt and generation, the GPU.
+"""Suites for asv in ``benchmarks/suites``, and scripts for single tables and figures of the book.
 
-``asv.conf.json`` says how to run them.  Kernels are compiled in each suite's ``setup``, never while time is measured.
+``docs/benchmarks.md`` says how to run them.
 """

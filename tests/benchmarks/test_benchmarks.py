@@ -1,4 +1,4 @@
-"""The GPU suites for asv: they are skipped without a GPU, and they time what they claim to time."""
+"""The suites for asv: all run, those for a GPU are skipped without one, and they time what they claim to time."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,9 +6,83 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import cuda
+from benchmarks.suites import commits, cuda, generate, load, operations, sampler, tokenizer
 from engine.errors import DeviceError
+from engine.gguf.quants import FORMATS
+from engine.hub.resolve import resolve
 from engine.synthetic.shapes import shapes
+
+CPU_SUITES = [
+    *(operations.Matmul, operations.Embed, operations.Elementwise, operations.Attend),
+    *(sampler.Sample, sampler.Logprobs, tokenizer.Encode, tokenizer.Construct),
+    *(generate.Prompt, generate.Generation, generate.Complete, load.Header, load.Load),
+]
+
+
+def first(params: tuple[Any, ...]) -> list[Any]:
+    """The first value of each parameter; asv takes a single one without a tuple around its values."""
+    return [values[0] for values in params] if params and isinstance(params[0], tuple) else list(params[:1])
+
+
+@pytest.mark.parametrize(
+    "suite", CPU_SUITES, ids=lambda suite: f"{suite.__module__.rpartition('.')[2]}.{suite.__name__}"
+)
+def test_a_suite_runs(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 0.0)
+    instance, params = suite(), first(getattr(suite, "params", ()))
+    if hasattr(suite, "setup"):
+        instance.setup(*params)
+        ready = dict(vars(instance))
+        instance.setup(*params)  # as asv does before every sample
+        assert all(vars(instance)[name] is value for name, value in ready.items())
+    timed = [name for name in dir(suite) if name.startswith(("time_", "track_", "peakmem_"))]
+    assert timed
+    for name in timed:
+        getattr(instance, name)(*params)
+
+
+def test_a_large_model_is_loaded() -> None:
+    """... here a small one: the suite's own takes 390 MB."""
+    suite, path = load.LoadLarge(), str(resolve("pycoder"))
+    suite.time_header(path)
+    suite.time_load(path)
+    suite.peakmem_load(path)
+
+
+def test_formats_are_measured() -> None:
+    assert tuple(each.name for each in FORMATS.values()) == operations.FORMAT_NAMES
+
+
+@pytest.mark.parametrize("name", commits.MOVED)
+def test_a_module_that_moved_is_found(name: str) -> None:
+    assert commits.find(name).__name__ in (name, commits.MOVED[name])
+    assert not commits.exists("engine.no_room.no_module")
+
+
+class Suite:
+    """Counts how often it is set up; no commit has what -1 asks for."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @commits.once
+    def setup(self, value: int) -> None:
+        self.count += 1
+        if value < 0:
+            self.nothing()  # type: ignore[attr-defined]
+
+
+def test_a_setup_does_its_work_once() -> None:
+    suite = Suite()
+    for value in (1, 1, 2, 2, 1):
+        suite.setup(value)
+    assert suite.count == 3
+
+
+def test_a_commit_that_differs_is_skipped() -> None:
+    with pytest.raises(NotImplementedError, match="this commit differs: .*'nothing'"):
+        Suite().setup(-1)
+
 
 SUITES = [cuda.Matmul, cuda.Attention, cuda.Decode, cuda.Prompt]
 

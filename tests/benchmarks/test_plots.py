@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import plot_depth, plot_roofline, plot_speedup
+from benchmarks import plot_comparison, plot_depth, plot_roofline, plot_speedup
 from benchmarks.svg import Axis, measurements
 from engine.errors import UsageError
 from engine.gguf.file import read_gguf
@@ -15,6 +15,7 @@ from engine.models.config import ExpertsConfig
 from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import shapes
+from tests.conftest import REPOSITORY
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -110,3 +111,38 @@ def test_a_model_that_is_no_shape(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         plot_roofline.main([str(file)])
     assert "'smollm' is not the name" in capsys.readouterr().err
+
+
+COMPARED = """
+Benchmarks that have stayed the same:
+
+| Change   | Before [0123abcd] <main~1>   | After [4567abcd] <main>   | Ratio   | Benchmark (Parameter)                     |
+|----------|------------------------------|---------------------------|---------|-------------------------------------------|
+|          | 500μs                        | 0.500ms                   | 1.00    | operations.Matmul.track_matmul('F16', 1)   |
+|          | n/a                          | n/a                       | n/a     | cuda.Prompt.time_prompt('qwen3-8b', 0)    |
+
+Benchmarks that have got worse:
+
+| Change   | Before [0123abcd] <main~1>   | After [4567abcd] <main>   | Ratio   | Benchmark (Parameter)                     |
+|----------|------------------------------|---------------------------|---------|-------------------------------------------|
+| +        | 20.0±0.2ms                   | 22.0±0.2ms                | 1.10    | operations.Matmul.track_matmul('Q4_K', 1)  |
+"""
+
+
+def test_what_asv_compares_is_drawn() -> None:
+    (table,) = plot_comparison.tables(COMPARED)
+    assert (table.before, table.after) == ("main~1", "main")
+    same, worse = table.rows
+    assert (same.mark, worse.mark) == ("", "+")
+    assert (same.ratio, worse.ratio) == (pytest.approx(1.0), pytest.approx(1.1))
+    assert (same.low, same.high) == (same.ratio, same.ratio)
+    assert (worse.low, worse.high) == (pytest.approx(21.8 / 20.2), pytest.approx(22.2 / 19.8))
+    colors = [circle.get("fill") for circle in drawn(plot_comparison.figure([table]), "circle")]
+    assert colors == [plot_comparison.SAME, plot_comparison.WORSE]
+
+
+def test_the_comparison_of_the_book_is_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    plot_comparison.main([str(REPOSITORY / "docs" / "benchmarks.md")])
+    image = capsys.readouterr().out
+    assert image == (REPOSITORY / "docs" / "images" / "comparison.svg").read_text(encoding="utf-8")
+    assert drawn(image, "circle")

@@ -13,15 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 import engine
-from benchmarks.operations import random_weight
 from engine.arrays import Pass
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
-from engine.gguf.quants import FORMATS
 from engine.models.heads import Heads
+
+from .commits import once
+from .operations import FORMAT_NAMES, random_weight
 
 SHAPES = ("qwen3-0.6b", "llama3.2-1b", "qwen3-8b")
 DEPTHS = (0, 4096)
@@ -62,10 +63,11 @@ def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
 class Matmul:
     """A product with a matrix [12288, 4096] of each format, its activations quantized first; weights that no cache holds."""
 
-    params: ClassVar[tuple[object, ...]] = (tuple(f.name for f in FORMATS.values()), (1, 2, 4, 8, 16))
+    params: ClassVar[tuple[object, ...]] = (FORMAT_NAMES, (1, 2, 4, 8, 16))
     param_names = ("format", "rows")
     unit = "us"
 
+    @once
     def setup(self, name: str, rows: int) -> None:
         self.ops = backend()
         matrix = random_weight(name, N_FF, N_EMBD)
@@ -89,6 +91,7 @@ class Attention:
     unit = "us"
     layers = 16
 
+    @once
     def setup(self, cache_type: str, depth: int, rows: int) -> None:
         self.ops = ops = backend()
         n_head, n_head_kv, width = 32, 8, 128
@@ -127,6 +130,7 @@ class Model:
     param_names = ("shape", "depth")
     timeout = 1800  # a first run writes the model
 
+    @once
     def setup(self, shape: str, depth: int) -> None:
         backend()  # skip before a model is written that cannot be run
         with random_model(f"{shape}:Q4_K_M", True) as (_, path):
@@ -143,6 +147,7 @@ class Model:
 class Decode(Model):
     """32 tokens one at a time, as a user gets them; and the kernels of one step, in microseconds by the GPU's own clock."""
 
+    @once
     def setup(self, shape: str, depth: int) -> None:
         super().setup(shape, depth)
         self.time_generation(shape, depth)
@@ -163,6 +168,7 @@ class Decode(Model):
 class Prompt(Model):
     """Reading 512 tokens; divide 512 by the time for tokens per second."""
 
+    @once
     def setup(self, shape: str, depth: int) -> None:
         super().setup(shape, depth)
         self.time_prompt(shape, depth)

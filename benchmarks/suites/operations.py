@@ -1,8 +1,11 @@
 """Every operation of the CPU backend, at the sizes of a small model: width 1024, 16 query heads of 64, 4 KV heads.
 
-``rows`` is 1 for a step of generation and 128 for a batch of a prompt.
+``rows`` is 1 for a step of generation and 128 for a batch of a prompt.  One thread computes, and the processor time of
+the fastest of many calls counts: what other programs do on the machine can only add to it.
 """
 
+from collections.abc import Callable
+from time import process_time
 from typing import ClassVar
 
 import numpy as np
@@ -15,8 +18,29 @@ from engine.gguf.quants import FORMATS
 from engine.models.weights import Weight
 from engine.synthetic.model import random_blocks
 
+from .commits import once
+
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 1024, 4096, 16, 4, 64
 ROWS = (1, 128)
+FORMAT_NAMES = (
+    *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ2_XXS", "IQ4_NL", "IQ4_XS", "MXFP4"),
+)
+"""Not read from ``FORMATS``: asv numbers parameters, and the numbers must mean the same for every commit."""
+
+SECONDS = 2.0
+"""Processor time to spend on the calls of one benchmark."""
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Seconds of processor time that the fastest of at least five calls takes, after one that may compile."""
+    work()
+    begin, times = process_time(), list[float]()
+    while len(times) < 5 or process_time() - begin < SECONDS:
+        start = process_time()
+        work()
+        times.append(process_time() - start)
+    return min(times)
 
 
 def random_weight(name: str, rows: int, columns: int) -> Weight:
@@ -27,14 +51,15 @@ def random_weight(name: str, rows: int, columns: int) -> Weight:
 
 
 class Operation:
-    """The common part of all suites here: a backend on every core, and random rows."""
+    """The common part of all suites here: a backend, and random rows."""
 
     params: ClassVar[tuple[object, ...]] = ROWS
     param_names: ClassVar[tuple[str, ...]] = ("rows",)
+    unit = "seconds"
 
     def backend(self) -> Backend:
         self.rng = np.random.default_rng(0)
-        return Backend()
+        return Backend(1)
 
     def normal(self, *shape: int) -> np.ndarray:
         return self.rng.standard_normal(shape, np.float32)
@@ -43,17 +68,17 @@ class Operation:
 class Matmul(Operation):
     """One matrix [4096, 1024] of each format, its activations quantized first; 4 Mi weights."""
 
-    params: ClassVar[tuple[object, ...]] = (tuple(f.name for f in FORMATS.values()), ROWS)
+    params: ClassVar[tuple[object, ...]] = (FORMAT_NAMES, ROWS)
     param_names = ("format", "rows")
 
+    @once
     def setup(self, name: str, rows: int) -> None:
         self.ops = self.backend()
         self.weight = random_weight(name, N_FF, N_EMBD)
         self.x = self.normal(rows, N_EMBD)
-        self.ops.matmul(self.x, self.weight)
 
-    def time_matmul(self, name: str, rows: int) -> None:
-        self.ops.matmul(self.x, self.weight)
+    def track_matmul(self, name: str, rows: int) -> float:
+        return fastest(lambda: self.ops.matmul(self.x, self.weight))
 
 
 class Embed(Operation):
@@ -62,19 +87,20 @@ class Embed(Operation):
     params: ClassVar[tuple[object, ...]] = (("F16", "Q4_K", "Q6_K", "Q8_0"), ROWS)
     param_names = ("format", "rows")
 
+    @once
     def setup(self, name: str, rows: int) -> None:
         self.ops = self.backend()
         self.table = random_weight(name, N_FF, N_EMBD)
         self.tokens = self.rng.integers(0, N_FF, rows, dtype=np.int32)
-        self.ops.embed(self.table, self.tokens)
 
-    def time_embed(self, name: str, rows: int) -> None:
-        self.ops.embed(self.table, self.tokens)
+    def track_embed(self, name: str, rows: int) -> float:
+        return fastest(lambda: self.ops.embed(self.table, self.tokens))
 
 
 class Elementwise(Operation):
     """Norms, rotation, gates: the operations between two matrix products."""
 
+    @once
     def setup(self, rows: int) -> None:
         self.ops = self.backend()
         self.x, self.y = self.normal(rows, N_EMBD), self.normal(rows, N_EMBD)
@@ -84,36 +110,33 @@ class Elementwise(Operation):
         self.positions = np.arange(rows, dtype=np.int32)
         angles = self.positions[:, None] * 1e4 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
         self.table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-        for name in dir(self):
-            if name.startswith("time_"):
-                getattr(self, name)(rows)
 
-    def time_rms_norm(self, rows: int) -> None:
-        self.ops.rms_norm(self.x, self.norm, 1e-6)
+    def track_rms_norm(self, rows: int) -> float:
+        return fastest(lambda: self.ops.rms_norm(self.x, self.norm, 1e-6))
 
-    def time_rms_norm_heads(self, rows: int) -> None:
-        self.ops.rms_norm(self.heads, self.head_norm, 1e-6)
+    def track_rms_norm_heads(self, rows: int) -> float:
+        return fastest(lambda: self.ops.rms_norm(self.heads, self.head_norm, 1e-6))
 
-    def time_rms_norm_add(self, rows: int) -> None:
-        self.ops.rms_norm_add(self.x, self.y, self.norm, 1e-6)
+    def track_rms_norm_add(self, rows: int) -> float:
+        return fastest(lambda: self.ops.rms_norm_add(self.x, self.y, self.norm, 1e-6))
 
-    def time_rope(self, rows: int) -> None:
-        self.ops.rope(self.heads, self.positions, self.table, False)
+    def track_rope(self, rows: int) -> float:
+        return fastest(lambda: self.ops.rope(self.heads, self.positions, self.table, False))
 
-    def time_rope_neox(self, rows: int) -> None:
-        self.ops.rope(self.heads, self.positions, self.table, True)
+    def track_rope_neox(self, rows: int) -> float:
+        return fastest(lambda: self.ops.rope(self.heads, self.positions, self.table, True))
 
-    def time_swiglu(self, rows: int) -> None:
-        self.ops.swiglu(self.gate, self.up)
+    def track_swiglu(self, rows: int) -> float:
+        return fastest(lambda: self.ops.swiglu(self.gate, self.up))
 
-    def time_geglu(self, rows: int) -> None:
-        self.ops.geglu(self.gate, self.up)
+    def track_geglu(self, rows: int) -> float:
+        return fastest(lambda: self.ops.geglu(self.gate, self.up))
 
-    def time_softcap(self, rows: int) -> None:
-        self.ops.softcap(self.gate, 30.0)
+    def track_softcap(self, rows: int) -> float:
+        return fastest(lambda: self.ops.softcap(self.gate, 30.0))
 
-    def time_add(self, rows: int) -> None:
-        self.ops.add(self.x, self.y)
+    def track_add(self, rows: int) -> float:
+        return fastest(lambda: self.ops.add(self.x, self.y))
 
 
 class Attend(Operation):
@@ -122,6 +145,7 @@ class Attend(Operation):
     params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 4096), ROWS)
     param_names = ("cache", "depth", "rows")
 
+    @once
     def setup(self, cache_type: str, depth: int, rows: int) -> None:
         self.ops = self.backend()
         shape = LayerShape(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
@@ -132,10 +156,9 @@ class Attend(Operation):
         self.ops.append(self.cache, keys, values, whole)
         self.positions = whole[depth:]
         self.keys, self.values, self.q = keys[depth:], values[depth:], self.normal(rows, N_HEAD, HEAD_DIM)
-        self.time_attend(cache_type, depth, rows)
 
-    def time_attend(self, cache_type: str, depth: int, rows: int) -> None:
-        self.ops.attend(self.q, self.cache, self.positions, HEAD_DIM**-0.5)
+    def track_attend(self, cache_type: str, depth: int, rows: int) -> float:
+        return fastest(lambda: self.ops.attend(self.q, self.cache, self.positions, HEAD_DIM**-0.5))
 
-    def time_append(self, cache_type: str, depth: int, rows: int) -> None:
-        self.ops.append(self.cache, self.keys, self.values, self.positions)
+    def track_append(self, cache_type: str, depth: int, rows: int) -> float:
+        return fastest(lambda: self.ops.append(self.cache, self.keys, self.values, self.positions))

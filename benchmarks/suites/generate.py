@@ -1,18 +1,26 @@
 """The bundled model: a prompt of 256 tokens, 32 tokens one by one, and a whole answer through the API."""
 
+from time import process_time
+
 import numpy as np
 
 import engine
 from engine.bench import generate_tokens, read_prompt
 
+from .commits import once
+
 N_PROMPT, N_GEN = 256, 32
+
+timer = process_time
+repeat = (3, 20, 2.0)
 
 
 class Prompt:
     """Forward passes over a prompt; divide 256 by the time for tokens per second."""
 
+    @once
     def setup(self) -> None:
-        self.llm = engine.load("")
+        self.llm = engine.load("", n_threads=1)
         self.llm.compile()
         self.tokens = np.random.default_rng(0).integers(0, self.llm.config.n_vocab, N_PROMPT, dtype=np.int32)
         self.time_prompt()
@@ -28,8 +36,9 @@ class Generation:
     params = (0, N_PROMPT)
     param_names = ("depth",)
 
+    @once
     def setup(self, depth: int) -> None:
-        self.llm = engine.load("")
+        self.llm = engine.load("", n_threads=1)
         self.llm.compile()
         tokens = np.random.default_rng(0).integers(0, self.llm.config.n_vocab, depth + N_GEN, dtype=np.int32)
         read_prompt(self.llm, tokens[:depth])
@@ -44,8 +53,9 @@ class Generation:
 class Complete:
     """``LLM.complete``, tokenizer, sampler and text included; the cached prefix is forgotten before each run."""
 
+    @once
     def setup(self) -> None:
-        self.llm = engine.load("")
+        self.llm = engine.load("", n_threads=1)
         self.llm.compile()
         self.time_complete()
 

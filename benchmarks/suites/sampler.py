@@ -1,10 +1,16 @@
 """One token from one row of logits, at the vocabulary sizes of the bundled model and of gemma3."""
 
+from time import process_time
 from typing import ClassVar
 
 import numpy as np
 
 from engine.decode.sampler import Sampler, SamplingParams, logprobs
+
+from .commits import once
+
+timer = process_time
+repeat = (5, 100, 0.3)
 
 SETTINGS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -21,6 +27,7 @@ class Sample:
     params: ClassVar[tuple[object, ...]] = (tuple(SETTINGS), (8192, 262144))
     param_names = ("settings", "n_vocab")
 
+    @once
     def setup(self, settings: str, n_vocab: int) -> None:
         rng = np.random.default_rng(0)
         self.logits = 3 * rng.standard_normal(n_vocab, np.float32)
@@ -38,6 +45,7 @@ class Logprobs:
     params = (8192, 262144)
     param_names = ("n_vocab",)
 
+    @once
     def setup(self, n_vocab: int) -> None:
         self.logits = 3 * np.random.default_rng(0).standard_normal(n_vocab, np.float32)
         self.time_logprobs(n_vocab)
