@@ -2,8 +2,8 @@
 
 Three questions, each answered by counting bits that differ:
 
-* every kernel: the prompt is read operation by operation on both (``engine/verify/lockstep.py``), in passes of 1 to 16 rows, and in
-  few passes of many;
+* every kernel: the prompt is read operation by operation on both (``engine/verify/lockstep.py``), in passes of 1 to 16
+  rows, and in few passes of many;
 * whole passes, as they run in use: the logits of the prompt, the cache it leaves, the logits of greedy tokens, passes of k
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
 * where a whole pass differs although every kernel is right by itself: which launch of the captured graph is the first.

@@ -1,7 +1,8 @@
 """The embedding lookup: rows of the repacked matrix, dequantized.
 
 Formula: out[t, i] = scale * weight[token[t], i], weight[i] = fma(d, w[i], dm * m[i // 16]).
-Shapes: records of ``engine/cuda/products/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens int32 [rows].
+Shapes: records of ``engine/cuda/products/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens
+    int32 [rows].
 Who owns what: a warp owns one block of a row and reads the record that contains it; the four lanes that hold the row write
 it. Reduction order: none.
 Bytes moved: the records of 16 rows, and 4 n_embd bytes out per token.

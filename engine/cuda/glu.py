@@ -1,4 +1,5 @@
-"""Gated linear units (Shazeer 2020) with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8 result.
+"""Gated linear units (Shazeer 2020) with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8
+result.
 
 Formula: y[i] = act(gate[i]) * up[i], act = silu (SwiGLU) or the tanh form of GELU (GeGLU).
 Shapes: gate, up, y float32 [n].

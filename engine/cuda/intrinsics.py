@@ -5,8 +5,8 @@ bytes, integer instructions that multiply several values at once, and exchanges 
 integer ones are exact, the exchanges move bits, and the scalar float functions are those of ``engine/numerics.py``, so
 none of them can make a result depend on the device.
 
-In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, from ``engine/cuda/runtime/simulator.py``: the source
-of a kernel then runs there unchanged, one Python thread per GPU thread.
+In Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) the names mean their laws, from ``engine/cuda/runtime/simulator.py``:
+the source of a kernel then runs there unchanged, one Python thread per GPU thread.
 
 Pointers are ``CPointer`` arguments of a kernel: ``p[i]`` is element i.  Words (uint32) hold whatever has been packed
 into them.  Indices are not checked.

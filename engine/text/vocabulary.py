@@ -1,7 +1,7 @@
 """The vocabulary of a model: the ``tokenizer.ggml`` metadata, checked and normalized.
 
-Nothing here encodes or decodes: :mod:`engine.text.bpe` and :mod:`engine.text.spm` do, and :mod:`engine.text.tokenizer` joins them.
-Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
+Nothing here encodes or decodes: :mod:`engine.text.bpe` and :mod:`engine.text.spm` do, and :mod:`engine.text.tokenizer`
+joins them. Key names and defaults are llama.cpp's (``src/llama-vocab.cpp``).
 """
 
 import re

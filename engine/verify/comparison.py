@@ -37,7 +37,8 @@ PENALIZED: dict[str, Any] = {
 
 
 class Comparison:
-    """Two loaded models and what has been compared so far.  Methods raise ``engine.verify.lockstep.Difference`` at the first bit."""
+    """Two loaded models and what has been compared so far.  Methods raise ``engine.verify.lockstep.Difference`` at the
+    first bit."""
 
     def __init__(self, cpu: LLM, gpu: LLM, ids: Sequence[int], seed: int, tally: Tally) -> None:
         self.cpu, self.gpu, self.ids, self.seed, self.tally = cpu, gpu, list(ids), seed, tally

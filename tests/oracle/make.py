@@ -180,7 +180,7 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]
         self.norm = norm(e, eps=config.rms_norm_eps)
 
     def forward(self, trunk: Any, tokens: Any, hidden: Any) -> Any:
-        """The input for tokens [n] and hidden states [n, e], each of the position before (0 at the first): [n, e], normalized."""
+        """The input for tokens [n] and hidden states [n, e], each of the position before (0 at the first): [n, e]."""
         e = self.pre_fc_norm_embedding(trunk.model.embed_tokens(tokens))
         x = self.fc(torch.cat([e, self.pre_fc_norm_hidden(hidden)], -1))[None]
         positions = torch.arange(tokens.numel())[None]

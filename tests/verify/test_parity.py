@@ -1,4 +1,5 @@
-"""``python -m engine.parity``, the parts that need no GPU; ``tests/cuda/simulated/test_parity.py`` runs it on a simulated one."""
+"""``python -m engine.parity``, the parts that need no GPU; ``tests/cuda/simulated/test_parity.py`` runs it on a
+simulated one."""
 
 import os
 from typing import Any

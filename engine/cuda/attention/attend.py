@@ -1,7 +1,8 @@
 """Causal attention over a cache of keys and values, each chunk of 64 absolute positions on its own.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1)
-    (``engine/cpu/attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them.
+    (``engine/cpu/attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py``
+    joins them.
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
     float32 or two float16; new [rows, n_head_kv, d_k + d_v], what the rows append, one word per element; float32 weights
     [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a

@@ -1,16 +1,16 @@
 """Attention over keys and values in place: quantized caches, mixed ones, and heads of up to 512.
 
 Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quantized, ``engine/cpu/quantized_cache.py``.  This
-    file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them; ``engine/cuda/attention/attend.py`` serves the
-    other caches.
+    file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them;
+    ``engine/cuda/attention/attend.py`` serves the other caches.
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled,
     and float32 [rows, n_head, d_k / 32]; keys and values by type (``engine/cache/types.py``); weights, sums, slots as in
     ``engine/cuda/attention/attend.py``.
 Who owns what: a block of four warps owns every ``splits``-th chunk of a KV head and up to eight of the (row, head) pairs that
-    read it.  Where keys are quantized, a warp processes a chunk alone (``engine/cuda/attention/warp_chunk.py``), but all four share
-    the last one if it would be the only one.  In a shared chunk, for scores of quantized keys a warp owns 16 positions, which
-    a tensor core multiplies by all pairs; for others a thread owns two positions, a warp up to two pairs.  For weighted
-    values a thread owns four elements, of one or more pairs.
+    read it.  Where keys are quantized, a warp processes a chunk alone (``engine/cuda/attention/warp_chunk.py``), but
+    all four share the last one if it would be the only one.  In a shared chunk, for scores of quantized keys a warp
+    owns 16 positions, which a tensor core multiplies by all pairs; for others a thread owns two positions, a warp up to
+    two pairs.  For weighted values a thread owns four elements, of one or more pairs.
 Reduction order: that of the mirror; integers are exact in any order.
 Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
 """

@@ -8,7 +8,8 @@ multiprocessor has no other warps to fill the time.
 Where all blocks of a product are resident on the GPU at once and a row is short, a warp has a single unit and does as much
 as possible with it before it waits: the record is unpacked, and only activations, products and sums are left after the wait.
 
-The columns of a *gathered* chain are arbitrary activation rows: those that use an expert (``engine/cuda/products/experts.py``).
+The columns of a *gathered* chain are arbitrary activation rows: those that use an expert
+(``engine/cuda/products/experts.py``).
 
 The sums and their order are those of ``engine/cuda/products/matmul.py``.
 """

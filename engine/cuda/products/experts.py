@@ -210,7 +210,8 @@ def matmul_experts(
 def matmul_experts_float(format: str, n_used: int, down: bool) -> KernelCode:
     """A matrix of a float format of every expert, times float32 activations.
 
-    Who owns what, and the order: ``matmul_float`` of ``engine/cuda/products/matmul.py``.  Grid: (pairs, ceil(R / 8)), of 8 warps.
+    Who owns what, and the order: ``matmul_float`` of ``engine/cuda/products/matmul.py``.  Grid: (pairs, ceil(R / 8)),
+    of 8 warps.
     """
     load_float = make_load_float(T[format])
 
@@ -284,7 +285,8 @@ def can_join(format: str, units: int, n_rows: int, n_used: int, shared: bool) ->
 
 @device
 def swiglu_area(gate, up, area):  # type: ignore[no-untyped-def]
-    """silu(gate) * up of 256 positions, quantized to int8 by one warp as in ``engine/cuda/products/quantize.py``; returns the scale.
+    """silu(gate) * up of 256 positions, quantized to int8 by one warp as in ``engine/cuda/products/quantize.py``;
+    returns the scale.
 
     area, words [76] in shared memory: word (v, i, 2 h + k) holds positions 64 v + 32 h + 16 k + 4 i .. + 3, followed by the
     int16 sums of each 16 and of each 32.

@@ -1,11 +1,12 @@
 """Matrix products on tensor cores: 16 weight rows by up to 16 activation rows at a time, weights read once.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
-Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of ``engine/cuda/products/quantize.py``; out
-    float32 [rows, R].
+Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of
+    ``engine/cuda/products/quantize.py``; out float32 [rows, R].
     Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
 Who owns what: a block owns 16 weight rows (a tile), its warp c the units of chain c, or, in a kernel of a single unit per
-    warp, unit c (``engine/cuda/products/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t + 1 of each 8.
+    warp, unit c (``engine/cuda/products/chain.py``); lane 4 g + t sums rows g and g + 8 for activation rows 2 t and 2 t
+    + 1 of each 8.
 Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil(U / 8);
     chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
     (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;

@@ -1,8 +1,9 @@
 """From records to tensor-core operands: the only place where the GPU backend knows how a format stores its bits.
 
-Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/unpack.py`` writes w with
-    the scales of the sub-blocks multiplied in; here a lane gets the bare integers q, four to a word, and the scales beside
-    them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the scales multiply its sums.
+Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/unpack.py``
+    writes w with the scales of the sub-blocks multiplied in; here a lane gets the bare integers q, four to a word, and
+    the scales beside them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the
+    scales multiply its sums.
 Shapes: a record of ``engine/cuda/products/repack.py``; lane 4 g + t of a warp works for rows g and g + 8.
 Everything here is integer arithmetic, exact in any order.
 """

@@ -2,9 +2,9 @@
 
 A stage is in shared memory: the activations of all columns of the block, and a run of records for each warp.  The lane's
 weights are unpacked once and stay in registers for all columns, eight per tensor-core product.  In a unit of 256
-the integer sums of each sub-block are multiplied by its scale and added up as integers, as in ``engine/cuda/products/chain.py``; the
-minimums take one more product, of float16: they are at most 63 and the sums of 16 activations at most 2032, so all factors
-are exact, and so are the sums in float32, which stay below 2**24.
+the integer sums of each sub-block are multiplied by its scale and added up as integers, as in
+``engine/cuda/products/chain.py``; the minimums take one more product, of float16: they are at most 63 and the sums of
+16 activations at most 2032, so all factors are exact, and so are the sums in float32, which stay below 2**24.
 
 The sums and their order are those of ``engine/cuda/products/matmul.py``.
 """

@@ -1,16 +1,17 @@
 """Products with the experts that the many rows of a prompt have chosen: pairs sorted by expert, one product per expert.
 
 Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
-Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the pairs of the
-    first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs begin in the list, the
-    number of them, at most the columns of a block (0: the item is empty), and an unused word.  Activations are int8 in the
-    layout of ``engine/cuda/products/quantize.py`` for a wide pass, one row per row or, for down, per pair; out float32 [pairs, R].
+Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the
+    pairs of the first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs
+    begin in the list, the number of them, at most the columns of a block (0: the item is empty), and an unused word.
+    Activations are int8 in the layout of ``engine/cuda/products/quantize.py`` for a wide pass, one row per row or, for
+    down, per pair; out float32 [pairs, R].
 Who owns what: ``sort_pairs``: a block owns an expert, and reads the ids of all pairs; a thread lists the pairs that it has
     found, after those of the threads before it.  ``matmul_experts_wide``: a block owns the pairs of an item and 128 weight
     rows of its expert (64 if there is little shared memory), a warp 16 of the rows, as in
     ``engine/cuda/products/wide_matmul.py``; the columns of a stage are gathered.
-Reduction order: that of ``engine/cuda/products/matmul.py``.  The order in which pairs are listed does not matter: each is a column of
-    its own.
+Reduction order: that of ``engine/cuda/products/matmul.py``.  The order in which pairs are listed does not matter: each
+    is a column of its own.
 Bytes moved: the ids twice per expert, from the L2 cache; the records of an expert once per item, but neighbouring items read
     the same, so from memory once; the activations of an item once per 128 weight rows, from the L2 cache.
 

@@ -1,13 +1,14 @@
 """Matrix products of many activation rows on tensor cores: the prompt pass.
 
 Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
-Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of ``engine/cuda/products/quantize.py`` for a wide
-    pass; out float32 [rows, R].  Up to three matrices of one format with the same activations are multiplied in one launch.
+Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of
+    ``engine/cuda/products/quantize.py`` for a wide pass; out float32 [rows, R].  Up to three matrices of one format
+    with the same activations are multiplied in one launch.
 Who owns what: a block owns 128 weight rows and 128 activation rows, a warp 16 of the rows; lane 4 g + t rows g and g + 8
-    for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/products/wide_chain.py``) are copied to shared
-    memory one ahead of the one in use.  On a GPU with too little of it, blocks are 64 by 64.
-Reduction order: that of ``engine/cuda/products/matmul.py``: a warp processes the units of its rows from first to last, so it has
-    one chain at a time, and adds each to the sum of those before it when it ends.
+    for columns 2 t and 2 t + 1 of each 8.  Stages of 256 positions (``engine/cuda/products/wide_chain.py``) are copied
+    to shared memory one ahead of the one in use.  On a GPU with too little of it, blocks are 64 by 64.
+Reduction order: that of ``engine/cuda/products/matmul.py``: a warp processes the units of its rows from first to last,
+    so it has one chain at a time, and adds each to the sum of those before it when it ends.
 Bytes moved: the records once per 128 activation rows, the activations once per 128 weight rows.  Neighbouring blocks read the
     same records, so these come from memory once, and all else from the L2 cache.
 """

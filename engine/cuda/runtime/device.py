@@ -1,8 +1,8 @@
 """One GPU, as the backend sees it: memory, launches, captured graphs, and errors that say what to do.
 
 Everything goes through NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
-``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 each may begin while the one before it ends (programmatic dependent
-launch), so every kernel calls ``wait_for_inputs`` before it reads what another has written.
+``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 each may begin while the one before it ends
+(programmatic dependent launch), so every kernel calls ``wait_for_inputs`` before it reads what another has written.
 """
 
 import contextlib

@@ -16,7 +16,8 @@ f32 = np.float32
 
 
 class Int8(NamedTuple):
-    """Activations as tensor cores take them (``engine/cuda/products/quantize.py``): integers, their scales, sums of the integers."""
+    """Activations as tensor cores take them (``engine/cuda/products/quantize.py``): integers, their scales, sums of the
+    integers."""
 
     q: Tensor
     scales: Tensor

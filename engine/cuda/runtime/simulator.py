@@ -270,8 +270,8 @@ _launch = Launch()
 
 
 class Lane(greenlet):
-    """A thread of a block, with a stack of its own.  It runs from :meth:`resume` until it waits or ends, and then lets the block
-    continue.  A switch between greenlets is a hundred times as fast as one between threads of the system."""
+    """A thread of a block, with a stack of its own.  It runs from :meth:`resume` until it waits or ends, and then lets
+    the block continue.  A switch between greenlets is a hundred times as fast as one between threads of the system."""
 
     def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
         super().__init__(parent=getcurrent())

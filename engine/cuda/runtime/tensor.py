@@ -40,7 +40,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class DeviceWeight:
-    """A weight matrix in memory the device reads: records (``engine/cuda/products/repack.py``), or the rows of a float format."""
+    """A weight matrix in memory the device reads: records (``engine/cuda/products/repack.py``), or the rows of a float
+    format."""
 
     name: str
     format: Format

@@ -138,8 +138,9 @@ class Gated(Deferred):
 
 @dataclass
 class Attended(Deferred):
-    """The result of attention [rows, columns], whose chunks have yet to be joined (``engine/cuda/attention/combine.py``): of each
-    chunk, largest score and sum in ``mass``, and the weighted ``values``; times sigmoid(gate) where heads are gated."""
+    """The result of attention [rows, columns], whose chunks have yet to be joined
+    (``engine/cuda/attention/combine.py``): of each chunk, largest score and sum in ``mass``, and the weighted
+    ``values``; times sigmoid(gate) where heads are gated."""
 
     inputs = ("mass", "values", "positions", "gate")
 

@@ -1,5 +1,5 @@
-"""A GPU in the simulator, with the interface of ``engine/cuda/runtime/device.py``: memory is NumPy arrays at made-up addresses, and a
-launch runs the kernel thread by thread before it returns."""
+"""A GPU in the simulator, with the interface of ``engine/cuda/runtime/device.py``: memory is NumPy arrays at made-up
+addresses, and a launch runs the kernel thread by thread before it returns."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
