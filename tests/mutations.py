@@ -476,12 +476,17 @@ Result = tuple[Mutant, Outcome]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Which test found which mutant, as Markdown."""
-    lines = ["| place | change | found by |", "| --- | --- | --- |"]
+    """How many mutants of each room were found, and those that were not, as Markdown."""
+    lines = ["| room | changes | found |", "| --- | --- | --- |"]
+    for room, (_, files) in ROOMS.items():
+        noticed = [outcome.noticed for mutant, outcome in results if mutant.file in files]
+        lines.append(f"| {room} | {len(noticed)} | {sum(noticed)} |")
+    lines.append(f"| all | {len(results)} | {sum(outcome.noticed for _, outcome in results)} |")
+    lines += ["", "| not found: place | change |", "| --- | --- |"]
     for mutant, outcome in results:
-        old, new = (" ".join(part.split()).replace("|", "\\|") for part in (mutant.old, mutant.new))
-        by = f"`{outcome.found}`" if outcome.noticed else "**nothing**"
-        lines.append(f"| `{mutant.file}` line {mutant.line} | {mutant.kind}: `{old}` → `{new}` | {by} |")
+        if not outcome.noticed:
+            old, new = (" ".join(part.split()).replace("|", "\\|") for part in (mutant.old, mutant.new))
+            lines.append(f"| `{mutant.file}` line {mutant.line} | {mutant.kind}: `{old}` → `{new}` |")
     return "\n".join(lines)
 
 
