@@ -31,7 +31,7 @@ SIMULATED = "tests/cuda/simulated/"
 LEFT_OUT = {"__pycache__", "build", "dist", "node_modules"}
 """Folders that are no part of the sources, where git cannot be asked."""
 
-SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
         if not targets:
             return Outcome("", "not run", 0.0)
         # Without the change this took the time of compiling, too.
-        limit = 30 + 2 * max(self._seconds[target] for target in targets)
+        limit = 60 + 2 * max(self._seconds[target] for target in targets)
         copy = self._free.get()
         try:
             copy.change(change.file, change.apply((REPOSITORY / change.file).read_text(encoding="utf-8")))
