@@ -564,6 +564,13 @@ def test_params_are_checked(field: str, value: Any, message: str) -> None:
         SamplingParams(**{field: value})
 
 
+def test_defaults_are_those_of_llama_cpp() -> None:
+    filters = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0}
+    penalties = {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    expected: dict[str, Any] = filters | penalties | {"logit_bias": {}, "seed": -1}
+    assert vars(SamplingParams()) == expected
+
+
 def test_params_accept_what_switches_off() -> None:
     seed: Any = np.int64(3)
     p = SamplingParams(temperature=-1, top_k=-5, top_p=2, min_p=-1, typical_p=7, repeat_last_n=0, seed=seed)
