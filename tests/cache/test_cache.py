@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape
-from engine.cache.types import F16, F32
+from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
 from tests.tiers import examples
@@ -24,6 +24,15 @@ def test_sliding_layers_hold_only_their_window() -> None:
     shape = LayerShape(2, 64, 32, 0)
     assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2
     assert sum(a.nbytes for a in (cache(100).layers[0].keys, cache(100).layers[0].values)) == cache(100).n_bytes
+
+
+def test_keys_and_values_have_their_own_types() -> None:
+    types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["f16"])
+    layer = LayerShape(2, 64, 32, 0).layer(128, 64, types, np.zeros)
+    assert (layer.k_type, layer.v_type) == (types.k, types.v)
+    # A chunk of keys: 64 positions of 64 bytes, and a float16 scale for every 32 of them.
+    assert layer.k_type.integer_words(64) == 64 * 64 // 4
+    assert layer.keys.shape == (2, 2, 64 * (64 + 2 * 2) // 4) and layer.values.shape == (2, 2, 64, 32)
 
 
 def test_positions_follow_one_another() -> None:
