@@ -129,9 +129,8 @@ class LLM:
 
     def _warm_up_samplers(self) -> None:
         for temperature in (0.0, 0.8):
-            params = SamplingParams(temperature=temperature, seed=1)
-            if not self.model.ops.can_sample(params):  # tokens are chosen here, not on the device
-                Sampler(params, self.config.n_vocab).warm_up()
+            # Also where the device chooses tokens: the first one of an answer is chosen here, from the logits of the prompt.
+            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
 
     def reset(self) -> None:
         """Forget all cached tokens."""

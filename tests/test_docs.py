@@ -189,7 +189,7 @@ def check_parity(args: list[str]) -> None:
 
 
 def check_models(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "resolve", lambda name, progress=None: check_model(name))
+    monkeypatch.setattr(models, "resolve", lambda name, progress=None: check_model(name))
     monkeypatch.setattr(catalog, "verify", lambda model: catalog.model_file(model))
     monkeypatch.setattr(catalog, "remove", lambda model: not model.bundled)
     assert models.main([catalog.DEFAULT if word in PLACEHOLDERS else word for word in args]) == 0
@@ -202,7 +202,7 @@ def check_synthetic(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_command_lines() -> None:
     named = {words[0] for _, words in COMMANDS}
-    assert named == {f"engine.{tool}" for tool in ("run", "bench", "models", "parity", "synthetic")}
+    assert named == {f"engine.{tool}" for tool in ("run", "bench", "compile", "models", "parity", "synthetic")}
 
 
 # --- examples --------------------------------------------------------------------------------------------------

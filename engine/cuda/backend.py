@@ -201,7 +201,7 @@ class Backend:
         """What has to be compiled before a model can run: every kernel that its passes and the choice of tokens use."""
         drafts = model.mtp.ops if model.mtp is not None else self
         jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
-        return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts.drafting(model)]
+        return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts._drafting(model)]
 
     def _kernels(self, model: Decoder[Tensor]) -> list[Specialization]:
         if model in self._needed:
@@ -220,7 +220,7 @@ class Backend:
         kernels.update(dict.fromkeys(drafting_kernels()))
         return self._needed.setdefault(model, list(kernels))
 
-    def drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
+    def _drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
         """The kernels of what drafts from a model's outputs, which may be on another GPU than the model is."""
         if model.mtp is None:
             return []
@@ -233,7 +233,7 @@ class Backend:
         for kernel in self._kernels(model):
             self.device.load(kernel)
         if model.mtp is not None:
-            for kernel in model.mtp.ops.drafting(model):
+            for kernel in model.mtp.ops._drafting(model):
                 model.mtp.ops.device.load(kernel)
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)

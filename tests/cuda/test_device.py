@@ -215,9 +215,10 @@ def test_a_table_in_host_memory(gpu: Any, cpu: Any, name: str) -> None:
     table, ids = matrix(entry, rows, columns), np.array([0, rows - 1, 17, 4096], np.int32)
     given = gpu.upload(ids)
     gpu.weight(matrix(entry, 16, columns))
-    before = gpu.device.allocated, gpu.weight_bytes
+    before = gpu.device_memory()
     held = gpu.weight(table, host=True)
-    assert (gpu.device.allocated, gpu.weight_bytes) == before
+    after = gpu.device_memory()
+    assert (after.allocated, after.weights) == (before.allocated, before.weights)
     same(computed(gpu, gpu.embed, held, given, 16.0)[0], cpu.embed(table, ids, 16.0))
 
 
