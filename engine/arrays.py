@@ -1,7 +1,7 @@
-"""What models see of a device's memory: handles of arrays, values and matrices, and the rows of a pass.
+"""Arrays, values and matrices as models see them, and the rows of a pass.
 
-A model never looks inside of them.  It knows their shapes, takes rows of an array, and hands them from one operation to the
-next (``engine/ops.py``).
+A model never looks inside these objects.  It knows their shapes, slices arrays by row, and passes the objects from one
+operation to the next (``engine/ops.py``).
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Generic, Protocol, TypeVar, cast
 
 
 class Value(Protocol):
-    """What an operation gives; a device may compute it only where it is used.
+    """The result of an operation; a device may defer its computation until it is used.
 
-    It may be used once.  ``Operations.plain`` makes an array of it, which may be used as often as needed.
+    A value may be used only once.  ``Operations.plain`` turns it into an array, which may be used any number of times.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Rows, and what each has."""
+        """The number of rows, then the shape of each row."""
 
 
 class Array(Value, Protocol):
@@ -27,14 +27,14 @@ class Array(Value, Protocol):
         """Number of elements."""
 
     def reshape(self, first: int, /, *rest: int) -> "Array":
-        """The same elements under another shape."""
+        """An array of this shape with the same elements, without a copy."""
 
     def __getitem__(self, rows: slice, /) -> "Array":
         """A contiguous slice of the first axis, without a copy."""
 
 
 class Matrix(Protocol):
-    """A weight matrix [rows, columns] in memory that the operations read, in any format."""
+    """A weight matrix [rows, columns] of any format, in memory that the operations can read."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ A = TypeVar("A", bound=Array)
 """A backend's arrays."""
 
 V = TypeVar("V", bound=Value)
-"""A backend's values; its arrays are among them."""
+"""A backend's values, which include its arrays."""
 
 M = TypeVar("M", bound=Matrix)
 """A backend's matrices."""
@@ -66,11 +66,11 @@ M_co = TypeVar("M_co", bound=Matrix, covariant=True)
 class Pass(Generic[A_co]):
     """The rows that a forward pass reads.
 
-    tokens: int32 [rows].
-    positions: int32 [rows], where in its sequence each token is stored.
-    sequences: int32 [rows], the sequence that each row belongs to; None: all rows belong to one sequence, number 0.
-    per_layer: float32 [n_layer, rows, n_per_layer], what each layer is told of the tokens, once ``Model.begin`` has computed
-        it; None for models that have no such thing.
+    tokens: token ids, int32 [rows].
+    positions: the position of each token in its sequence, int32 [rows].
+    sequences: the sequence that each row belongs to, int32 [rows]; None: all rows belong to sequence 0.
+    per_layer: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], once ``Model.begin`` has
+        computed them; None for models without per-layer embeddings.
     """
 
     tokens: A_co
@@ -85,7 +85,7 @@ class Pass(Generic[A_co]):
 
     def part(self, rows: slice) -> "Pass[A_co]":
         """Some of the rows, without ``per_layer``."""
-        # A slice has its array's own type, which the protocol cannot say of NumPy's arrays.
+        # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
         tokens, positions = cast(A_co, self.tokens[rows]), cast(A_co, self.positions[rows])
         sequences = None if self.sequences is None else cast(A_co, self.sequences[rows])
         return Pass(tokens, positions, sequences)

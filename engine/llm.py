@@ -1,4 +1,4 @@
-"""The Python API: look at a model's logits, let it write.  It is opened by ``engine/loading.py``."""
+"""The Python API: compute logits and generate text.  ``engine/loading.py`` opens a model."""
 
 import logging
 import time
@@ -27,23 +27,23 @@ from engine.text.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 MOST_SNAPSHOTS = 8
-"""Snapshots that the reading of one prompt takes at most: each is a stop, and a copy from the device."""
+"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
 
 MOST_LOGITS = 128
-"""Rows of a pass whose logits are all wanted: a vocabulary is wide."""
+"""Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
 
 log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A loaded model with one key-value cache; not for use from several threads at once.
+    """A loaded model with one key-value cache.  It is not thread-safe.
 
     Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``batch_size``
-    (rows of a pass that reads a prompt), ``n_threads``, ``n_params``, ``n_bytes`` (of weights), ``n_bytes_read`` (of those,
-    by a token), ``cache_bytes`` (of the cache when full), ``load_seconds``, ``compile_seconds``, ``model`` (the forward
-    pass), ``cache``, ``draft`` (None without a draft model or a layer that drafts), ``notes`` (sentences about what was asked
-    for and could not be), ``snapshots`` (states along the text, for recurrent models) and ``reread`` (a sentence where the
-    latest prompt had been read before and had to be read again; else None).
+    (rows of a pass that reads a prompt), ``n_threads``, ``n_params``, ``n_bytes`` (bytes of weights), ``n_bytes_read``
+    (bytes of weights that one token reads), ``cache_bytes`` (bytes of a full cache), ``load_seconds``, ``compile_seconds``,
+    ``model`` (the forward pass), ``cache``, ``draft`` (None without a draft model or a layer that drafts), ``notes``
+    (sentences about requests that could not be met), ``snapshots`` (states along the text, for recurrent models) and
+    ``reread`` (a sentence if tokens of the latest prompt that had been read before had to be read again; else None).
     """
 
     def __init__(
@@ -72,33 +72,35 @@ class LLM:
         self.compile_seconds = 0.0
         self.notes = list(notes)
         self.draft: DraftModel | MTPDraft | None = MTPDraft(self) if model.mtp is not None else None
-        #: Bytes of the states of recurrent layers after one token; 0 where there are none.
+        #: Bytes of the states of recurrent layers after one token; 0 if the model has none.
         self.slot_bytes = slot_bytes(self.config)
         self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
         self.reread: str | None = None
         self._cached: list[int] = []
         self._user: object = None
-        #: Whose steps may be under way.
+        #: The steps that may still be in flight.
         self._running: Steps | None = None
 
     # --- text and tokens ---------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of ``text``; ``special`` adds what the model wants at its ends and reads control tokens in it."""
+        """The token ids of ``text``.
+
+        special: add the tokens that the model expects at the beginning and end, and recognize control tokens in the text.
+        """
         return self.tokenizer.encode(text, add_special=special, parse_special=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids; control tokens have none.  TokenizerError for an id outside the vocabulary."""
+        """The text of token ids; control tokens have none.  Raises TokenizerError for an id outside the vocabulary."""
         return self.tokenizer.decode(ids)
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def compile(self, progress: Progress | None = None) -> float:
-        """Make sure that every kernel of this model, and of its draft model, is compiled; returns seconds, next to nothing
-        when they were.
+        """Compile every missing kernel of this model and of its draft model, with one process per core; returns the time in
+        seconds, close to 0 if none is missing.
 
-        ``progress("compile", done, total)`` counts kernels that were not compiled before.  As many processes as there are
-        cores compile them.
+        progress: called as ``progress("compile", done, total)``; it counts the kernels that were missing.
         """
         started = time.perf_counter()
         compile_all(self.jobs(), progress)
@@ -109,7 +111,7 @@ class LLM:
         return self.compile_seconds
 
     def jobs(self) -> list[Job]:
-        """What has to be compiled before this model, and its draft model, can answer."""
+        """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
         jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
         with noted(jobs):
@@ -119,7 +121,7 @@ class LLM:
         return list(jobs)
 
     def warm_up(self) -> None:
-        """Load every kernel, by one pass of one token; forgets all cached tokens."""
+        """Load every kernel by running a pass of one token.  Clears the cache."""
         self.reset()
         try:
             self.model.ops.warm_up(self.model)
@@ -141,7 +143,8 @@ class LLM:
         self.snapshots.forget(0)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  ContextError if they do not fit."""
+        """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  Raises ContextError if they do not fit into the
+        context."""
         tokens = self._checked(ids)
         self.reset()
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
@@ -154,13 +157,18 @@ class LLM:
     def prefill(
         self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
     ) -> tuple[np.ndarray, int]:
-        """Bring the cache to hold exactly ``ids`` and return (logits after the last one, float32 [n_vocab]; how many
-        tokens the cache already held).  ``on_prefill(done, total)`` counts tokens."""
+        """Make the cache hold exactly ``ids``.  Returns the logits after the last one, float32 [n_vocab], and the number of
+        tokens that the cache already held.
+
+        on_prefill: called as ``on_prefill(done, total)``, in tokens.
+        Raises ContextError if the tokens do not fit into the context.
+        """
         logits, kept = self._read(ids, 1, on_prefill)
         return logits[0], kept
 
     def read(self, ids: Sequence[int]) -> None:
-        """As ``prefill``, but nobody wants to know what follows."""
+        """Make the cache hold exactly ``ids``, without computing logits.  Raises ContextError if they do not fit into the
+        context."""
         self._read(ids, 0, None)
 
     def _read(
@@ -188,8 +196,8 @@ class LLM:
         return logits, kept
 
     def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
-        """Where to take snapshots on the way: at the ends of messages, the first and the latest, and before the last token,
-        which is read again when the same prompt comes again."""
+        """The numbers of tokens after which to take a snapshot: at the ends of the first and the latest messages, and before
+        the last token, because that is read again if the prompt is repeated."""
         if not self.slot_bytes or self.snapshots.budget < self.slot_bytes:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
@@ -197,12 +205,12 @@ class LLM:
         return {*ends[:1], *ends[-MOST_SNAPSHOTS + 2 :], tokens.size - 1} - {0, *self.snapshots.lengths}
 
     def step(self, token: int) -> np.ndarray:
-        """Append one token and return the logits after it: float32 [n_vocab]."""
+        """Append one token to the cache and return the logits after it: float32 [n_vocab]."""
         return self._forward(self._checked([token]), 1)[0]
 
     def extend(self, ids: list[int]) -> np.ndarray:
-        """Logits after ``ids``: a ``step`` where the cache holds all but the last, and otherwise, when something else has
-        used this model in between, a ``prefill``."""
+        """Logits after ``ids``, float32 [n_vocab]: by ``step`` if the cache holds all but the last token, else (after
+        something else has used this model) by ``prefill``."""
         return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
 
     def decode(
@@ -213,10 +221,10 @@ class LLM:
         speculation: Speculation | None = None,
         with_logits: bool = False,
     ) -> Generator[tuple[int, np.ndarray], None, None]:
-        """``count`` tokens that follow ``ids``, each with the logits it was chosen from: float32 [n_vocab], or perhaps empty
-        unless ``with_logits``.
+        """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].  Without
+        ``with_logits``, the logits may be empty.
 
-        Steps may be under way of which nobody asks for the tokens; they are taken back.
+        Steps in flight whose tokens are never requested are rolled back.
         """
         params = speculation.params if speculation is not None else SpeculationParams()
         history = list(ids)
@@ -245,12 +253,12 @@ class LLM:
                     self.cache.truncate(len(self._cached))
 
     def can_sample(self, sampler: Sampler) -> bool:
-        """Whether the device can choose tokens as this sampler does, so that logits need not leave it."""
+        """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the device."""
         return self.model.ops.can_sample(sampler.params)
 
     @property
     def n_cached(self) -> int:
-        """How many tokens the cache holds."""
+        """The number of tokens in the cache."""
         return len(self._cached)
 
     def used_by(self, user: object) -> bool:
@@ -258,12 +266,13 @@ class LLM:
         return self._user is user
 
     def lend(self, user: object) -> None:
-        """``user`` starts passes on the device by itself from now on, and says by ``keep`` what they have read."""
+        """Let ``user`` start passes on the device by itself; it reports what they have read with ``keep``."""
         self._settle()
         self._user = user
 
     def keep(self, tokens: Sequence[int], count: int) -> None:
-        """Such passes have read ``count`` tokens behind those in the cache; ``tokens``, the first of them, stay."""
+        """Note that passes of a borrower have read ``count`` tokens after those in the cache, and that ``tokens``, the first
+        of them, stay."""
         self.cache.advance(len(self._cached), count)
         self._cached.extend(tokens)
         self.cache.truncate(len(self._cached))
@@ -293,13 +302,13 @@ class LLM:
         return tokens.astype(np.int32)
 
     def _interrupt(self) -> None:
-        """Steps of an answer that are under way write on: wait for them before anything else uses the cache."""
+        """Wait for the steps in flight, which still write, before anything else uses the cache."""
         if self._running is not None:
             running, self._running = self._running, None
             running.end()
 
     def _settle(self) -> None:
-        """Have the cache hold what it is said to hold: a pass that was interrupted has claimed positions it did not fill."""
+        """Make the length of the cache match its contents: an interrupted pass has claimed positions that it did not fill."""
         self._interrupt()
         if self.cache.length == len(self._cached):
             return
@@ -309,8 +318,8 @@ class LLM:
         self.read(self._cached)
 
     def _rewind(self, tokens: np.ndarray) -> int:
-        """Take back what does not begin ``tokens``; returns how many of them need not be read again, at least one fewer
-        than there are."""
+        """Rewind the cache to a prefix of ``tokens`` and return its length, which is less than the number of tokens: at
+        least one is left to read."""
         self._interrupt()
         cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
         differs = np.flatnonzero(cached != tokens[: cached.size])
@@ -333,7 +342,7 @@ class LLM:
         return kept
 
     def _why(self, tokens: np.ndarray, common: int, kept: int) -> str:
-        """Why tokens that were read before are read again."""
+        """A sentence on why tokens that were read before are read again."""
         again = f"{common - kept} tokens are read again"
         if common >= len(self._cached):
             return f"{again}: what the model knew after them is not kept"
@@ -367,19 +376,19 @@ class LLM:
         on_prefill: Callable[[int, int], None] | None = None,
         speculation: SpeculationParams | None = None,
     ) -> Generation:
-        """Continue a text, or token ids; iterate the result for the pieces as they come.
+        """Continue a text or a sequence of token ids.  Iterate over the result to get the text in pieces.
 
-        max_tokens: -1: until the model stops or the context is full.
-        stop: texts that end the answer and are not shown.
-        ignore_eos: end-of-generation tokens are never chosen.
-        heal: take back the last token of a text, so that the answer may begin with a longer one ("):" and the newline
-            after it are one token to many models).
+        max_tokens: the most tokens to generate; -1: until the model stops or the context is full.
+        stop: texts that end the answer; they are not part of it.
+        ignore_eos: never choose end-of-generation tokens.
+        heal: remove the last token of the text, so that the answer may begin with a longer one (many models have a single
+            token for "):" and the newline after it).
         logprobs: how many of the most probable tokens to record per token.
-        on_prefill: called with (tokens done, tokens in all) while the prompt is read.
-        speculation: how to draft and what to accept; a model loaded with a draft model uses it unless this says no.
-        The others: ``engine.decode.sampler.SamplingParams``.
+        on_prefill: called as ``on_prefill(done, total)``, in tokens, while the prompt is read.
+        speculation: how to draft and which drafts to accept; None: the defaults, which use the draft model if one is loaded.
+        The other arguments are described in ``engine.decode.sampler.SamplingParams``.
 
-        UsageError for an argument out of range, ContextError for a prompt that leaves no room to answer.
+        Raises UsageError for an argument out of range, and ContextError for a prompt that leaves no room for an answer.
         """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
@@ -413,14 +422,14 @@ class LLM:
         )
 
     def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:
-        """The draft sources of one answer; None where there are none."""
+        """The draft sources of one answer; None if there are none."""
         if not params.enabled or (self.draft is None and not params.lookup):
             return None
         return Speculation(params, sampler, self.draft, self.n_bytes_read)
 
     def _take_back(self, ids: list[int]) -> str:
-        """Remove the last of ``ids`` and return its text; nothing where it is the only one, a control token, or a part
-        of a character."""
+        """Remove the last of ``ids`` and return its text.  Remove nothing and return "" if it is the only one, a control
+        token, or a part of a character."""
         text = self.tokenizer.decode(ids[-1:]) if len(ids) > 1 else ""
         if not text or text.encode() != self.tokenizer.token_bytes(ids[-1]):
             return ""
@@ -428,7 +437,8 @@ class LLM:
         return text
 
     def complete(self, prompt: str | Sequence[int], **options: Any) -> Generation:
-        """As ``generate``, run to its end."""
+        """Run ``generate`` with these arguments to its end and return the finished answer.  Raises UsageError for an argument
+        out of range, and ContextError for a prompt that leaves no room for an answer."""
         generation = self.generate(prompt, **options)
         for _ in generation:
             pass

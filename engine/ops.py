@@ -1,8 +1,8 @@
-"""The operations that forward passes are written against, and what else the engine asks of a device.
+"""The operations that forward passes are written against, and the other services of a device.
 
-Two backends have them: ``engine/cpu/backend.py`` and ``engine/cuda/backend.py``.  Both give the same bits.  Shapes are
-[rows, ...], and elements are float32 unless it says otherwise.  A row of a result depends on the same row of the inputs and
-on what the caches hold, never on how many rows a pass has.
+Two backends implement them: ``engine/cpu/backend.py`` and ``engine/cuda/backend.py``.  Both give the same bits.  Shapes are
+[rows, ...], and elements are float32 unless stated otherwise.  A row of a result depends on the same row of the inputs and
+on the contents of the caches, never on the number of rows in the pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
 Progress = Callable[[str, int, int], None]
-"""``progress(stage, done, total)``: how far something has come that takes long."""
+"""``progress(stage, done, total)`` reports the progress of a long operation."""
 
 Forward: TypeAlias = Callable[[Pass[A], int], A | None]
-"""A pass, written in operations: ``forward(batch, n_logits)`` gives the logits of the last ``n_logits`` rows, or None.  A
-backend may record it once and repeat it, so what it calls depends on the number of rows, never on values."""
+"""A pass, written in operations: ``forward(batch, n_logits)`` returns the logits of the last ``n_logits`` rows, or None.  A
+backend may record it once and replay it, so the operations it calls may depend on the number of rows, never on values."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a GPU's memory: ``allocated`` by this process, ``weights`` among them, and ``free`` for more."""
+    """Bytes of a GPU's memory: ``allocated`` by this process (including ``weights``), and ``free``."""
 
     allocated: int
     weights: int
@@ -46,8 +46,9 @@ class DeviceMemory:
 class Observation(Generic[A]):
     """Intermediate values of an operation, by name.
 
-    kernel: the GPU kernel that has written them, such as "rope", and ``variant``: the same with its constants, such as
-    "rope[f16, f16, 64, 64, ...]"; both "" on the CPU.
+    kernel: the GPU kernel that wrote them, such as "rope"; "" on the CPU.
+    variant: the kernel with its constants, such as "rope[f16, f16, 64, 64, ...]"; "" on the CPU.
+    values: the arrays by name.
     """
 
     kernel: str
@@ -59,39 +60,39 @@ Observer: TypeAlias = Callable[[Observation[A]], None]
 
 
 class Drafter(Protocol[A]):
-    """What drafts tokens from the outputs of a model: a layer behind its trunk, or an assistant."""
+    """A network that drafts tokens from the outputs of a model: a layer after its trunk, or an assistant."""
 
     @property
     def ops(self) -> Any:
-        """The backend that computes it: ``Operations`` of the model's own kind."""
+        """The backend that computes the drafts: ``Operations`` of the same kind as the model's."""
 
     @property
     def inputs(self) -> Pass[A] | None:
-        """Where its passes have their inputs (``Operations.inputs``)."""
+        """Memory for the inputs of its passes (``Operations.inputs``)."""
 
     @property
     def hidden(self) -> A:
-        """float32 [length, n]: what the trunk has made of the token at position p, in row p % length."""
+        """Outputs of the trunk, float32 [length, n]: row p % length is that of the token at position p."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the weights that a draft reads."""
+        """Bytes of weights that one draft reads."""
 
     def follow(self, batch: Pass[A], hidden: A) -> None:
-        """Note that the trunk has made ``hidden`` [rows, n] of the tokens of a pass."""
+        """Store the outputs ``hidden`` [rows, n] of the trunk for the tokens of a pass."""
 
     def compute(self, batch: Pass[A], n_logits: int) -> A:
-        """The logits [1, n_vocab] after one token."""
+        """Logits after one token: float32 [1, n_vocab]."""
 
     def forward(self, token: int, position: int) -> np.ndarray:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
 
     def reserve(self, length: int) -> None:
-        """Have the rotation angles of positions [0, length) ready."""
+        """Compute the rotation angles of positions [0, length)."""
 
 
 class Decoder(Protocol[A]):
-    """What a backend asks of a model; ``engine.models.base.Model`` is one."""
+    """The interface of a model that a backend uses; ``engine.models.base.Model`` implements it."""
 
     ops: Any
     config: ModelConfig
@@ -99,97 +100,99 @@ class Decoder(Protocol[A]):
 
     @property
     def mtp(self) -> Drafter[A] | None:
-        """What drafts from its outputs, if anything does."""
+        """The network that drafts from its outputs, or None."""
 
     def compute(self, batch: Pass[A], n_logits: int) -> A | None:
         """The operations of a pass (:data:`Forward`)."""
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
-        """Run a pass: the logits of its last rows, float32 [n_logits, n_vocab]."""
+        """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
 
     def reserve(self, length: int) -> None:
-        """Have the rotation angles of positions [0, length) ready."""
+        """Compute the rotation angles of positions [0, length)."""
 
 
 class Operations(Protocol[A, V, M]):
-    """A backend: its arrays ``A``, its values ``V`` (arrays, or what is computed where it is used), its matrices ``M``.
+    """A backend with arrays ``A``, values ``V`` (arrays or deferred results) and matrices ``M``.
 
-    Operations of a pass are called inside ``run``, ``warm_up`` or ``steps``.  Memory may be asked for at any time.
+    Operations of a pass are called inside ``run``, ``warm_up`` or ``steps``.  Memory may be requested at any time.
     """
 
     name: str
     """Kind of device: "cpu" or "cuda"."""
 
     n_threads: int
-    """CPU threads that compute; 0 for a GPU."""
+    """The number of CPU threads that compute; 0 for a GPU."""
 
     max_rows: int
-    """Rows of the largest pass that reads a prompt."""
+    """The number of rows of the largest pass that reads a prompt."""
 
     ahead_drafted: int
-    """Steps with drafts that may be in flight at once."""
+    """The number of steps with drafts that may be in flight at once."""
 
     # --- the device --------------------------------------------------------------------------------------------
 
     @property
     def label(self) -> str:
-        """The device as reports name it: "cpu", or "cuda:0 NVIDIA H200"."""
+        """The name of the device in reports, such as "cpu" or "cuda:0 NVIDIA H200"."""
 
     @property
     def gpu_name(self) -> str:
         """The name of the GPU, such as "NVIDIA H200"; "" for the CPU."""
 
     def device_memory(self) -> DeviceMemory | None:
-        """The state of the GPU's memory; None for the CPU, whose weights and caches lie in host memory."""
+        """The state of the GPU's memory; None for the CPU, which keeps weights and caches in host memory."""
 
     def bandwidth(self) -> float:
-        """Bytes per second that a plain read of the device's memory reaches, with as many threads as the backend uses.
+        """Bytes per second of a plain read of the device's memory, with the backend's number of threads.
 
-        It is measured when first asked for: about half a second and a gigabyte on the CPU, milliseconds on a GPU.
-        MemoryError or DeviceError where there is no memory left to measure it with.
+        The first call measures it: this takes about half a second and a gigabyte on the CPU, milliseconds on a GPU.
+        Raises MemoryError or DeviceError if too little memory is free for the measurement.
         """
 
     def shares_memory_with(self, other: "AnyOperations") -> bool:
-        """Whether arrays and queued work are those of one device, so that nothing has to be copied or waited for."""
+        """Whether both backends share arrays and one queue of work, so that neither copies nor waits are needed."""
 
     def can_reach(self, other: "AnyOperations") -> bool:
-        """Whether this kind of device can read arrays of the other kind at all."""
+        """Whether this kind of device can read arrays of the other kind."""
 
     def reach(self, other: "AnyOperations") -> None:
-        """Give kernels of this device access to the memory of another one that ``can_reach`` allows; DeviceError where the
-        two are not connected."""
+        """Give kernels of this device access to the memory of another one for which ``can_reach`` is true.  Raises
+        DeviceError if the two devices are not connected."""
 
     # --- memory ------------------------------------------------------------------------------------------------
 
     def free_memory(self, weights: int) -> int:
-        """Bytes free for a cache once ``weights`` bytes of weights and the intermediate results of a pass have their place;
-        0 where the system does not say."""
+        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass; 0 if
+        unknown."""
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention of ``n_head`` heads of ``d_v`` over ``n_ctx`` positions needs beside the cache."""
+        """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs in addition to the cache."""
 
     def upload(self, array: np.ndarray) -> A:
-        """An array of the device with the values, shape and element type of a NumPy array.  DeviceError without room."""
+        """A device array with the values, shape and dtype of a NumPy array.  Raises DeviceError if memory runs out."""
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> A:
-        """A zeroed array that stays.  DeviceError without room."""
+        """A zeroed array that outlives the pass.  Raises DeviceError if memory runs out."""
 
     def store(self, target: A, first: int, rows: np.ndarray) -> None:
         """target[first : first + len(rows)] = rows."""
 
     def download(self, array: A) -> np.ndarray:
-        """The values as a NumPy array, once all work that was started before has ended."""
+        """The values as a NumPy array, after all work started earlier has ended."""
 
     def weight(self, weight: Weight, host: bool = False) -> M:
-        """A weight matrix that the operations can read.  host: leave it in host memory, for a table of which a pass reads
-        few rows.  DeviceError without room."""
+        """A weight matrix that the operations can read.  Raises DeviceError if memory runs out.
+
+        host: keep it in host memory, for a table of which a pass reads only a few rows.
+        """
 
     def loaded(self) -> None:
-        """All weights have been given; release what only loading needed."""
+        """Release memory that only loading needs.  Call it after the last ``weight``."""
 
     def inputs(self) -> Pass[A] | None:
         """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each; None
-        where a pass takes them as arguments."""
+        if passes take them as arguments."""
 
     # --- passes ------------------------------------------------------------------------------------------------
 
@@ -198,26 +201,26 @@ class Operations(Protocol[A, V, M]):
     ) -> np.ndarray | None:
         """Run a pass over the rows of ``batch`` and return its result, float32 [n_logits, n_vocab]; None for no logits.
 
-        inputs: where its tokens and positions go, as ``inputs()`` gave it; None: the backend's own place.
+        inputs: the memory for its tokens and positions, from ``inputs()``; None: the backend's own.
         """
 
     def next_rows(self, left: int) -> int:
-        """How many of the ``left`` tokens of a prompt the next pass should read: 1 to ``max_rows``."""
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read: 1 to ``max_rows``."""
 
     def jobs(self, model: Decoder[A]) -> list[Job]:
-        """Every kernel that the passes and steps of a model use, as something that any process can compile."""
+        """A compile job for every kernel that the passes and steps of a model use; any process can run it."""
 
     def warm_up(self, model: Decoder[A]) -> None:
-        """Load these kernels; one that has not been compiled before is compiled here.  The model's cache is written."""
+        """Load the kernels of ``jobs``, and compile those that are not compiled yet.  Overwrites the model's cache."""
 
     def observe(self, observer: Observer[A] | None) -> None:
-        """Call ``observer`` with intermediate values of operations from now on; None: no more.
+        """Call ``observer`` with intermediate values of all further operations; None: stop.
 
-        The CPU tells of them inside its operations: "query" in attention, the normalized and rotated queries [rows, n_head,
-        d_k]; "convolved" in a delta net, q, k and v of each row side by side, [rows, n_channels].
+        The CPU reports values inside its operations: "query" in attention, the normalized and rotated queries [rows, n_head,
+        d_k]; "convolved" in a delta net, q, k and v of each row, concatenated: [rows, n_channels].
 
-        A GPU tells of each kernel that ``Backend.start`` starts, once it has ended, with the arrays that it has written;
-        their names are those of ``engine.cuda.runtime.tensor.Launch``.
+        A GPU reports each kernel that ``Backend.start`` starts, once it has ended, with the arrays that it wrote.  Their
+        names are those of ``engine.cuda.runtime.tensor.Launch``.
         """
 
     # --- choosing tokens ---------------------------------------------------------------------------------------
@@ -226,8 +229,8 @@ class Operations(Protocol[A, V, M]):
         """Whether ``steps`` can choose tokens with these parameters."""
 
     def steps(self, model: Decoder[A], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps of ``model`` whose tokens the device chooses as ``sampler`` does, and whose drafts it accepts as ``params``
-        says.  Only where ``can_sample`` holds."""
+        """Steps of ``model`` whose tokens the device chooses by the rules of ``sampler``, and whose drafts it accepts by
+        ``params``.  Requires that ``can_sample`` is true."""
 
     # --- operations of a pass ----------------------------------------------------------------------------------
 
@@ -260,73 +263,72 @@ class Operations(Protocol[A, V, M]):
         """Store k and v in the cache at the rows' positions, then attend q over the cache up to each row's own position:
         float32 [rows, n_head * d_v].
 
-        softmax(scale * q k^T) v in chunks of 64 positions, each head of q over the key head that its group shares, as far
-        back as the cache's window.  Before that, as ``heads`` says: biases are added, heads of q, k and v are normalized, and
-        q and k are rotated by ``table``, float32 [n_ctx, 2, n_rot / 2] of cosines and sines by position.
+        The result is softmax(scale * q k^T) v, computed in chunks of 64 positions, as far back as the cache's window.  Each
+        head of q reads the key head of its group.  First, depending on ``heads``, biases are added, heads of q, k and v are
+        normalized, and q and k are rotated by ``table``, float32 [n_ctx, 2, n_rot / 2] of cosines and sines by position.
 
-        q [rows, n_head * d_k], k [rows, n_head_kv * d_k], v [rows, n_head_kv * d_v]; v may be k.  Where heads are gated, q is
+        q [rows, n_head * d_k], k [rows, n_head_kv * d_k], v [rows, n_head_kv * d_v]; v may be k.  If heads are gated, q is
         [rows, n_head * 2 * d_k], queries before gates in each head, and the result is multiplied by sigmoid(gates).
         """
 
     def attend_past(
         self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Pass[A], last: A, table: A, window: int
     ) -> V:
-        """Attend q [rows, n_head * d_k], rotated for the rows' positions, over what the cache holds up to position ``last``
-        int32 [rows] of each row, as far back as ``window`` positions (0: all): float32 [rows, n_head * d_v].  Nothing is
-        stored."""
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
+        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
 
     def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A) -> None:
-        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after biases,
-        normalization and rotation as in ``attention``.  v may be k."""
+        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
+        biases, normalization and rotation of ``attention``.  v may be k."""
 
     def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Pass[A]) -> A:
-        """The gated delta rule (Yang et al. 2024): x [rows, n_channels] goes through a causal convolution and silu, becomes
-        q, k, v, and q and k are normalized; then for each value head, with its state S [d, d], row by row,
+        """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is
+        split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d], row by row,
         S = exp(a * softplus(alpha + dt)) S;  S_j = S_j + sigmoid(beta) (v_j - S_j . k) k;  o_j = S_j . q.
         float32 [rows, n_v * d].
 
-        gates: alpha and beta, each [rows, n_v], or both side by side as one [rows, 2 n_v].  ``memory`` gives the state before
-        the first row's position and keeps those after the rows.
+        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
+        memory: holds the state before the position of the first row, and receives the states after the rows.
         """
 
     def gated_norm(self, x: A, weight: A, gate: A, eps: float) -> V:
-        """rms_norm of each run of weight.size elements of x, times silu(gate): x, gate [rows, n], weight [d], d divides n;
-        float32 [rows, n]."""
+        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d], d divides n; float32
+        [rows, n]."""
 
     def experts(self, experts: Experts[A, M], residual: A | None, x: V, router_x: V | None = None) -> A:
-        """residual + the weighted sum of what the ``n_used`` likeliest experts make of x [rows, n_embd]; without the
-        residual where it is None.  float32 [rows, n_embd].
+        """residual + the weighted sum of the outputs of the ``n_used`` most probable experts for x [rows, n_embd]; no
+        residual is added if it is None.  float32 [rows, n_embd].
 
-        Experts are chosen by softmax(router_x @ router^T), and their weights made to add up to 1, then multiplied by
-        ``experts.scales`` where there are any; router_x: x where it is None.  A shared network is added where there is one,
-        times sigmoid of the router's last output.  ModelError for an activation that the backend does not know.
+        Experts are chosen by softmax(router_x @ router^T); router_x None: x.  Their weights are normalized to the sum 1,
+        then multiplied by ``experts.scales`` unless that is None.  A shared network, if present, is added with the weight
+        sigmoid(the router's last output).  Raises ModelError for an activation that the backend does not support.
         """
 
     def plain(self, x: V) -> A:
-        """x as an array, which may be used more than once."""
+        """x as an array, which may be used any number of times."""
 
     def keep_rows(self, ring: A, x: V, batch: Pass[A]) -> None:
         """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
 
     def beside(self, e: A, hiddens: A, batch: Pass[A]) -> A:
-        """[e, hiddens[(positions - 1) % length]] side by side: e [rows, n], hiddens [length, m]; float32 [rows, n + m]."""
+        """[e, hiddens[(positions - 1) % length]], concatenated: e [rows, n], hiddens [length, m]; float32 [rows, n + m]."""
 
     def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Pass[A], eps: float) -> A:
-        """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)] side by side, h = hiddens[(positions - 1) % length], or 0 at
-        position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n]."""
+        """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[(positions - 1) % length],
+        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n]."""
 
     def swiglu(self, gate: A, up: A) -> V:
         """silu(gate) * up, element by element: [rows, n]."""
 
     def geglu(self, gate: A, up: A) -> V:
-        """gelu(gate) * up, element by element, gelu by its tanh approximation: [rows, n]."""
+        """gelu(gate) * up, element by element, with the tanh approximation of gelu: [rows, n]."""
 
     def softcap(self, x: A, cap: float) -> A:
         """cap * tanh(x / cap), in place; returns x."""
 
 
 AnyOperations: TypeAlias = Operations[Any, Any, Any]
-"""Some backend, which one does not matter."""
+"""A backend of any kind."""
 
 Ops: TypeAlias = Operations[Array, Value, Matrix]
-"""The operations of whatever device, as models and all that is above them see a backend."""
+"""A backend of any device, as models and the layers above them see it."""
