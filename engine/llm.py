@@ -345,7 +345,7 @@ class LLM:
         """A sentence on why tokens that were read before are read again."""
         again = f"{common - kept} tokens are read again"
         if common >= len(self._cached):
-            return f"{again}: what the model knew after them is not kept"
+            return f"{again}: the model's state after them was not kept"
         was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
         if common == tokens.size - 1 and was == now:
             return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"

@@ -1,4 +1,4 @@
-"""Opening a model: the file, the backend, how large its context and its rings may be, and the draft model beside it."""
+"""Opening a model: the file, the backend, the sizes of its context and rings, and the draft model."""
 
 import mmap
 import os
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from engine.compile.target import Target
 
 POPULATE_READ = 22
-"""Linux's MADV_POPULATE_READ, of 5.14 and later, which Python has no name for."""
+"""MADV_POPULATE_READ of Linux 5.14 and later, which Python does not define."""
 
 SNAPSHOT_BYTES = 2 << 30
-"""Most host memory for snapshots of recurrent models, unless something else is asked for."""
+"""The default limit of host memory for snapshots of recurrent models, in bytes."""
 
 
 def load(
@@ -61,35 +61,36 @@ def load(
 ) -> LLM:
     """Open a model.
 
-    path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name of ``python -m engine.models``, or nothing for the
+    path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name that ``python -m engine.models`` lists, or None for the
         model that ships with the package.
     device: "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU.  The answer is
-        the same, bit for bit.  Or a device of ``engine/compile/target.py``, which a model can only be compiled for.
+        the same, bit for bit.  A ``Target`` (``engine/compile/target.py``) is a GPU that kernels can only be compiled for.
     n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
-    n_threads: 0: all cores.  The answer does not depend on it.
-    batch_size: tokens of a prompt that are read in one pass, at most 4096; 0: 1024 on a GPU, fewer where the context leaves
-        too little memory, 128 on the CPU.  The answer does not depend on it.  A GPU of compute capability 7.5 reads 16.
-    cache_type: element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".  cache_type_k, cache_type_v: of keys
-        and of values, where they differ.
-    check_tensors: also look at every block scale and refuse files with non-finite or absurd ones.
-    draft_model: a smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant),
-        named in the same ways.
-    device_draft: where it runs; None: where the model does.
-    mtp: whether a model that brings a layer for drafting (multi-token prediction) uses it; a draft model comes before it.
-    draft_max: recurrent models keep a state for every token that may be taken back: for so many drafts of a pass, as far as
-        memory allows; 0: for as many as are usual.
-    snapshot_bytes: host memory for states of recurrent models at the ends of messages, so that a conversation can be taken up
-        there; None: up to 2 GiB, less where memory is short; 0: none.
+    n_threads: CPU threads; 0: one per core.  The answer does not depend on it.
+    batch_size: tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
+        context leaves too little memory.  The answer does not depend on it.  A GPU of compute capability 7.5 reads 16.
+    cache_type: element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".
+    cache_type_k, cache_type_v: element types of keys and of values; None: ``cache_type``.
+    check_tensors: also check every block scale, and refuse files with scales that are not finite or implausibly large.
+    draft_model: a smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant);
+        specified like ``path_or_name``.
+    device_draft: the device of the draft model; None: the device of the model.
+    mtp: whether a model that has a layer for drafting (multi-token prediction) uses it.  A draft model takes precedence.
+    draft_max: the most drafts of a pass that recurrent models must be able to roll back.  They keep a state for each, as far
+        as memory allows.  0: the default.
+    snapshot_bytes: host memory, in bytes, for states of recurrent models at the ends of messages, so that a conversation can
+        be continued from there; None: up to 2 GiB, less if memory is short; 0: none.
     progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
 
-    Raises an ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a bad file, ModelError for a model
-    this engine cannot run, FetchError, ContextError, UsageError.
+    Raises a subclass of ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a damaged file, ModelError
+    for a model that this engine cannot run, FetchError if a download fails, ContextError if the context does not fit into
+    memory, DeviceError for a device that cannot be used, UsageError for an argument out of range.
     """
     types = Types(find_cache_type(cache_type_k or cache_type), find_cache_type(cache_type_v or cache_type))
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
     if not 0 <= draft_max <= MOST_DRAFTS:
-        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the usual number, not {draft_max}")
+        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {draft_max}.")
     if snapshot_bytes is not None and snapshot_bytes < 0:
         raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
     check_batch_size(batch_size)
@@ -97,9 +98,9 @@ def load(
     drafter, draft_ops = None, ops
     if draft_model is not None:
         drafter = _open(draft_model, check_tensors, progress)
-        # On one GPU both models share what is open of it, so that drafts need not leave it.
+        # On one GPU both models share a device object, so that drafts need not leave the GPU.
         draft_ops = open_device(device_draft or device, n_threads, ops, batch_size)
-    # What can only draft for the model whose outputs, keys and values it reads.
+    # An assistant can only draft for the model whose outputs, keys and values it reads.
     assists = drafter is not None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
     if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
@@ -119,7 +120,7 @@ def load(
 
 @dataclass(frozen=True)
 class _File:
-    """An open file, and the seconds that it took to open."""
+    """An open file, and the time that it took to open it, in seconds."""
 
     gguf: GGUF
     seconds: float
@@ -147,15 +148,15 @@ def _assistant(gguf: GGUF, llm: LLM, ops: Ops) -> AssistantDraft:
 
 @dataclass(frozen=True)
 class _Options:
-    """What :func:`load` was asked for beside the model and its place."""
+    """The arguments of :func:`load` other than the model and its device."""
 
     types: Types
-    #: Whether the batch size was asked for.
+    #: Whether a batch size was requested.
     batched: bool
     mtp: bool
     draft_max: int
     snapshot_bytes: int | None
-    #: Bytes of weights that will lie on the model's device beside its own.
+    #: Bytes of other models' weights that share the device.
     beside: int = 0
 
 
@@ -177,13 +178,13 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     ops.loaded()
     budget = options.snapshot_bytes
     if budget is None:
-        # A snapshot is of no use where it makes the system swap.
+        # A snapshot is useless if it makes the system swap.
         budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
     return LLM(gguf, tokenizer, model, file.seconds + time.perf_counter() - started, notes, budget)
 
 
 def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
-    """ModelError where heads cannot be cut into the blocks of a quantized type."""
+    """Raise ModelError if heads cannot be divided into the blocks of a quantized type."""
     heads = [config.heads(il) for il in range(config.n_kv_layer) if not config.recurrent[il]]
     for kind, widths in ((types.k, {h[1] for h in heads}), (types.v, {h[2] for h in heads})):
         if kind.quantized and any(d % BLOCK for d in widths):
@@ -194,10 +195,10 @@ def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
 
 
 def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: list[str]) -> int:
-    """How many states recurrent layers keep; a note where memory allows for fewer drafts than asked for.
+    """The number of states that recurrent layers keep.  Adds a note if memory allows fewer drafts than requested.
 
-    With n drafts a pass leaves n + 1 states, and so do others that are under way; the one before them must still be there,
-    and that of the token before, which a hybrid that drafts for another model reads again.
+    A pass with n drafts leaves n + 1 states, and so does each pass in flight.  The state before them must also be kept, and
+    that of the token before, which a hybrid that drafts for another model reads again.
     """
     size = slot_bytes(config)
     drafts = draft_max or DRAFT_MAX["mtp"]
@@ -215,8 +216,8 @@ def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: l
 
 
 def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Ops, weights: int) -> tuple[int, int]:
-    """The number of positions to make room for, and how many tokens of a prompt are read at once; ContextError if that cannot
-    fit into the device's memory."""
+    """The number of positions to reserve memory for, and the number of tokens of a prompt that one pass reads.  Raises
+    ContextError if the device's memory is too small."""
     if n_ctx < 0:
         raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
     free, rows = ops.free_memory(weights), ops.max_rows
@@ -226,7 +227,7 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
         cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, slots))
         if config.n_mtp:
             cache += 4 * config.n_embd * hidden_ring(most, slots).capacity
-        # Angles: a cosine and a sine for each pair, of one kind of layer or two.
+        # Angles: a cosine and a sine for each pair, for one or two kinds of layers.
         angles = 4 * positions * (config.rope.n_rot + config.rope_sliding.n_rot * any(config.sliding))
         beside = ops.scratch_bytes(config.n_head, config.d_v, positions) + most * row_bytes(config)
         return int(cache + angles + beside)
@@ -234,7 +235,7 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
         positions //= 2
-    # Prompts that are read in smaller pieces are better than none.
+    # Reading prompts in smaller pieces is better than not reading them.
     while free and size(positions, rows) > free and rows > STEP_ROWS and not options.batched:
         rows = max(STEP_ROWS, rows // 2)
     if free and size(positions, rows) > free:
@@ -252,8 +253,8 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
 
 
 def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
-    """Touch the pages of the weights so that the first token does not wait for the disk; skipped when they would not
-    all stay in memory."""
+    """Touch the pages of the weights so that the first token does not wait for the disk.  Does nothing if they do not all
+    fit into memory."""
     total = gguf.n_bytes
     if available_memory() < total:
         return
@@ -268,7 +269,7 @@ def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
 
 
 def _touch(data: np.ndarray) -> None:
-    """Have the pages of a mapped array in memory: all by one call where the system has one, which takes half the time."""
+    """Bring the pages of a mapped array into memory, by one system call if there is one, which takes half the time."""
     owner: object = data
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj

@@ -167,7 +167,7 @@ class Operations(Protocol[A, V, M]):
         unknown."""
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs in addition to the cache."""
+        """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs besides the cache."""
 
     def upload(self, array: np.ndarray) -> A:
         """A device array with the values, shape and dtype of a NumPy array.  Raises DeviceError if memory runs out."""

@@ -1,12 +1,12 @@
 """``python -m engine.parity MODEL``: does this model give the same bits on the GPU as on the CPU?
 
-Three questions, each answered by counting bits that differ:
+The tool counts the bits that differ, in three comparisons:
 
-* every kernel: the prompt is read operation by operation on both (``engine/verify/lockstep.py``), in passes of 1 to 16
-  rows, and in few passes of many;
-* whole passes, as they run in use: the logits of the prompt, the cache it leaves, the logits of greedy tokens, passes of k
+* every kernel: the prompt is read operation by operation on both devices (``engine/verify/lockstep.py``), in passes of 1 to
+  16 rows, and in a few passes of many rows;
+* whole passes, as in normal use: the logits of the prompt, the cache after it, the logits of greedy tokens, passes of k
   rows against k single steps, tokens chosen on the device against the CPU's sampler, and answers of ``LLM.generate``;
-* where a whole pass differs although every kernel is right by itself: which launch of the captured graph is the first.
+* if a whole pass differs although every kernel is correct by itself: the first launch of the captured graph that differs.
 """
 
 import argparse
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Runs a model on the CPU and on a GPU and compares every bit: of each kernel's output, of the
 logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows and of
-as many as a prompt is read in."""
+the largest passes that read a prompt."""
 
 EPILOG = """\
 Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values),
-2 something to mend (one sentence on stderr says what)."""
+2 user error (one sentence on stderr says what to do)."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """The parser of the command line."""
     top = Parser(
         prog="python -m engine.parity",
         usage="python -m engine.parity [-m] MODEL [flags]",
@@ -46,14 +46,14 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = top.add_argument
-    add("-m", "--model", default="", metavar="MODEL", help="path or name; the bundled one if left out")
-    add("-p", "--n-prompt", type=whole, default=200, metavar="N", help="random tokens of the prompt")
+    add("-m", "--model", default="", metavar="MODEL", help="path or name; default: the bundled model")
+    add("-p", "--n-prompt", type=whole, default=200, metavar="N", help="number of random tokens of the prompt")
     add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")
-    add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="context, 0: as much as is needed")
+    add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="size of the context, 0: as needed")
     add("-b", "--batch-size", type=whole, default=0, metavar="N", help="rows of the largest pass, 0: the GPU's own")
     add("-ct", "--cache-type", choices=CACHE_TYPES, default="f16", help="type of keys and values")
-    add("-s", "--seed", type=whole, default=0, metavar="N", help="of the prompt's tokens and of sampling")
+    add("-s", "--seed", type=whole, default=0, metavar="N", help="seed of the prompt's tokens and of sampling")
     add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
     add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")
     add("-v", "--verbose", action="store_true", help="a line per layer, and the traceback of an error")
@@ -64,7 +64,8 @@ def parser() -> Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The comparison that the flags ask for: 0 or 1.  Raises EngineError for what the user can mend."""
+    """Run the comparison that the flags describe.  Returns 0 if all bits are equal, else 1.  Raises EngineError for an error
+    that the user can correct."""
     if args.n_prompt < 1 or args.n_gen < 0:
         raise UsageError(f"-p must be at least 1 and -n at least 0, not {args.n_prompt} and {args.n_gen}.")
     check_batch_size(args.batch_size)
@@ -74,17 +75,17 @@ def run(args: argparse.Namespace) -> int:
     args.device = f"cuda:{index}"
     import engine
 
-    load = engine.load  # before any kernel is imported: this chooses the folder where compiled ones are kept
+    load = engine.load  # before any kernel is imported: this chooses the folder of compiled kernels
     from engine.cli.report import Report
     from engine.devices import open_device
 
-    open_device(args.device)  # that there is no GPU is told before a model is read
+    open_device(args.device)  # so that a missing GPU is reported before a model is read
     with Report(args.verbose) as report:
         return compare(args, load, report)
 
 
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
-    """Loads both models and compares them; prints as it goes."""
+    """Load the model on both devices, compare the two and print the results.  Returns the exit status, 0 or 1."""
     from engine.gguf.file import read_gguf
     from engine.hub.resolve import resolve
     from engine.limits import MOST_DRAFTS
@@ -107,11 +108,11 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or needed,
         "cache_type": args.cache_type,
-        "draft_max": MOST_DRAFTS,  # so that a state from before any pass is still there after it
+        "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
         "progress": report.progress,
     }
     gpu = load(path, device=args.device, batch_size=args.batch_size, **options)
-    # Both can make the same passes.
+    # Equal batch sizes: both devices can run the same passes.
     cpu = load(path, device="cpu", n_threads=max(args.threads, 0), batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
         llm.compile(report.progress)
@@ -147,7 +148,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """One command line; every expected failure is one sentence on stderr."""
+    """Run one command line and return its exit status; every expected failure is one sentence on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "-m")

@@ -1,1 +1,1 @@
-"""Compiled kernels: which sources they are made of, where they are kept, and compiling many at once."""
+"""Compiled kernels: the sources that they depend on, where they are stored, and how many are compiled in parallel."""

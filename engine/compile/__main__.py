@@ -1,4 +1,4 @@
-"""``python -m engine.compile``: machine code of a model's GPU kernels, made where no GPU is."""
+"""``python -m engine.compile``: compile a model's GPU kernels to machine code on a machine without a GPU."""
 
 import argparse
 import os
@@ -11,9 +11,9 @@ from engine.cli.flags import BATCH_SIZE, CACHE_TYPES, MODEL, Document, Parser, w
 from engine.errors import DeviceError, EngineError, UsageError
 
 DESCRIPTION = """\
-Compile the GPU kernels that a model needs, on a machine that need not have a GPU. They are kept where
-python -m engine.run looks for them. The folder serves any machine with the same version of this package
-and the same compilers, whatever its Python."""
+Compile the GPU kernels that a model needs. The machine needs no GPU. The kernels are stored where
+python -m engine.run looks for them. The folder works on any machine with the same version of this
+package and of the compilers, with any version of Python."""
 
 EPILOG = """\
 example:
@@ -33,20 +33,20 @@ def parser() -> Parser:
     )
     add = top.add_argument
     add("-m", "--model", metavar="MODEL", default="", help=MODEL)
-    add("--target", metavar="SM", default="", help="compute capability of the GPU: sm_90 is an H100 or H200")
+    add("--target", metavar="SM", default="", help="compute capability of the GPU: sm_90 for an H100 or H200")
     add(
         "-o",
         "--output",
         metavar="FOLDER",
         default="",
-        help="for BITMIRROR_CACHE on the other machine; default: its own",
+        help="folder to write, for BITMIRROR_CACHE on the other machine; default: the cache folder of this machine",
     )
     add(
         "--multiprocessors",
         metavar="N",
         type=whole,
         default=0,
-        help="of the GPU, where it is a smaller or larger one of its kind; 0 = as many as the usual one has",
+        help="number of multiprocessors of the GPU; 0 = that of the usual GPU with this compute capability",
     )
     add("-c", "--ctx-size", metavar="N", type=whole, default=0, help="as for engine.run")
     add("-b", "--batch-size", metavar="N", type=whole, default=0, help=BATCH_SIZE)
@@ -60,7 +60,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
+    """Run one command line and return its exit status; every expected failure is one sentence on stderr."""
     try:
         return run(parser().parse_args(argv))
     except KeyboardInterrupt:
@@ -75,9 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compiles what is missing and says where it lies; raises EngineError."""
+    """Compile the missing kernels and print the folder they are in.  Returns the exit status.  Raises EngineError."""
     if not args.target:
-        raise UsageError("say which GPU is meant with --target: sm_90 for an H100 or H200, sm_80 for an A100.")
+        raise UsageError("choose a GPU with --target: sm_90 for an H100 or H200, sm_80 for an A100.")
     if args.multiprocessors < 0:
         raise UsageError(f"--multiprocessors must be 0 or more, not {args.multiprocessors}.")
     try:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         path = resolve(args.model, report.progress)
         draft = resolve(args.draft_model, report.progress) if args.draft_model else None
         if args.output:
-            # Only now: named models are fetched into the user's own folder.
+            # Only now: named models are downloaded into the user's own folder.
             Path(args.output).mkdir(parents=True, exist_ok=True)
             os.environ["NUMBA_CACHE_DIR"] = str(Path(args.output).absolute() / "kernels")
             kernel_cache.places.cache_clear()
@@ -115,17 +115,19 @@ def run(args: argparse.Namespace) -> int:
             mtp=not args.no_mtp,
             progress=report.progress,
         )
-        # Loading has started some as well, which lay the weights out.
+        # Loading has started some kernels as well, which rearrange the weights.
         jobs = [*(gpu_job(kernel, target.compute_capability) for kernel in target.launched), *llm.jobs()]
         if kernel_cache.places("gpu").write is None:
-            raise UsageError("no folder for kernels can be written; give one with -o.")
+            raise UsageError("no folder for kernels is writable; choose one with -o.")
         compiled = compile_all(jobs, report.progress)
         for job in jobs:
             if not job.kept():
-                job.compile()  # says what is wrong, or does what no other process could
+                job.compile()  # reports the error, or compiles what no other process could
         folder = kernel_cache.places("gpu").write
         if folder is None:
-            raise UsageError("the folder for kernels is full; make room, or give another with -o.")
+            raise UsageError(
+                "the disk with the folder for kernels is full; free some space, or choose another with -o."
+            )
         n = len(dict.fromkeys(jobs))
         seconds = time.perf_counter() - started
         report.line(f"{n} kernels for {args.target}, {compiled} of them new, in {seconds:.1f} s: {folder}")

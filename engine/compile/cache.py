@@ -1,11 +1,11 @@
-"""Where compiled kernels lie between runs.
+"""The folders in which compiled kernels are stored between runs.
 
-A folder is named after a hash of every definition that kernels are made of (``engine/compile/sources.py``) and of the
-compilers' versions, so that a changed engine never runs a kernel of an older one.  Machine code of CPU kernels has a folder
-of its own, because it also depends on Python; that of GPU kernels serves every machine with the same sources and compilers.
+A folder is named after a hash of every definition that kernels depend on (``engine/compile/sources.py``) and of the
+compilers' versions, so that a changed engine never runs an outdated kernel.  Machine code of CPU kernels has its own folder,
+because it also depends on Python; that of GPU kernels works on every machine with the same sources and compilers.
 
-Where the folder cannot be written, kernels are kept in a private folder among the system's temporary files; where that cannot
-be either, they are compiled again by the next run.
+If the folder is not writable, kernels are stored in a private folder among the system's temporary files.  If that is not
+writable either, the next run compiles them again.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ COMPILERS: dict[Part, tuple[str, ...]] = {
     "cpu": ("numba", "llvmlite", "numpy"),
     "gpu": ("numba", "llvmlite", "numba-cuda", "cuda-bindings", "nvidia-nvvm", "nvidia-nvjitlink"),
 }
-"""Distributions that turn sources into machine code; those for GPUs are not everywhere."""
+"""Distributions that compile sources to machine code; those for GPUs may not be installed."""
 
 KEPT = 4
-"""Folders of other versions that stay, newest first, for each part."""
+"""The number of folders of other versions that are kept for each part, newest first."""
 
 MEMOS = 64
-"""Hashes of sources that are remembered."""
+"""The number of remembered hashes of sources."""
 
 log = logging.getLogger("bitmirror")
 
@@ -47,8 +47,8 @@ log = logging.getLogger("bitmirror")
 
 
 def fingerprint(part: Part) -> str:
-    """16 hexadecimal digits that change with the definitions that kernels are made of and with their compilers; those of
-    CPU kernels also change with Python."""
+    """16 hexadecimal digits that depend on the definitions that kernels use and on the compilers; for CPU kernels also on
+    Python."""
     digest = hashlib.sha256(_definitions(part).encode())
     if part == "cpu":
         digest.update(sys.version.encode())
@@ -61,8 +61,8 @@ def fingerprint(part: Part) -> str:
 
 
 def _definitions(part: Part) -> str:
-    """The digest of the definitions of kernels.  To find them takes a third of a second, so it is remembered for these very
-    bytes of the sources."""
+    """The digest of the definitions of kernels.  Finding them takes a third of a second, so the digest is stored together
+    with a hash of the sources."""
     files, exact = _sources()
     memo = f"{part}-{exact}"
     parents = _parents()
@@ -88,7 +88,7 @@ def _definitions(part: Part) -> str:
 
 @cache
 def _sources() -> tuple[dict[str, bytes], str]:
-    """The files of this package by module, a package as its ``__init__``, and a hash of them."""
+    """The files of this package by module name (a package by its ``__init__``), and a hash of all of them."""
     root = Path(__file__).parent
     while (root.parent / "__init__.py").exists():
         root = root.parent
@@ -105,7 +105,7 @@ def _sources() -> tuple[dict[str, bytes], str]:
 
 
 def _parents() -> list[Path]:
-    """The folders that may hold folders of versions, in the order in which they are tried."""
+    """The folders that may contain folders of versions, in the order in which they are tried."""
     found = []
     chosen = os.environ.get("NUMBA_CACHE_DIR", "")
     try:
@@ -125,19 +125,19 @@ def _parents() -> list[Path]:
 
 
 def _temporary() -> Path:
-    """A folder among the temporary files that nobody else can write to: what lies there is run."""
+    """A temporary folder that no other user can write to, because its contents are executed."""
     user = os.getuid() if hasattr(os, "getuid") else None
     folder = Path(tempfile.gettempdir()) / f"bitmirror-{user if user is not None else 'kernels'}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or (user is not None and (status.st_uid != user or status.st_mode & 0o077)):
-        raise PermissionError(f"{folder} belongs to someone else")
+        raise PermissionError(f"{folder} belongs to another user")
     return folder / "kernels"
 
 
 @dataclass
 class Places:
-    """Where kernels of one part are read, and the first that can be written; None where none can."""
+    """The folders from which kernels of one part are read, and the first that is writable (None if none is)."""
 
     read: list[Path]
     write: Path | None
@@ -145,7 +145,8 @@ class Places:
 
 @cache
 def places(part: Part) -> Places:
-    """Where kernels of this version lie, from NUMBA_CACHE_DIR, if the user has set it, or the user's folder for caches on."""
+    """The folders of kernels of this version; NUMBA_CACHE_DIR comes first if the user has set it, then the user's cache
+    folder."""
     name = f"{part}-{fingerprint(part)}"
     found = Places([], None)
     for parent in _parents():
@@ -161,7 +162,9 @@ def places(part: Part) -> Places:
             found.write = folder
             break
     if found.write is None:
-        log.warning("compiled kernels are not kept: no folder for them can be written; set BITMIRROR_CACHE to one.")
+        log.warning(
+            "compiled kernels are not kept: no folder for them is writable; set BITMIRROR_CACHE to a writable one."
+        )
     return found
 
 
@@ -175,14 +178,14 @@ def _prune(parent: Path, prefix: str, kept: int) -> None:
             else:
                 path.unlink()
     except OSError:
-        return  # another run may do the same
+        return  # another run may be removing the same entries
 
 
 # --- one kernel ------------------------------------------------------------------------------------------------
 
 
 def read(part: Part, name: str) -> bytes | None:
-    """What ``write`` has kept under this name; None where there is nothing, or where it is damaged."""
+    """The data that ``write`` has stored under this name; None if there is none or it is damaged."""
     for folder in places(part).read:
         try:
             data = (folder / name).read_bytes()
@@ -194,12 +197,12 @@ def read(part: Part, name: str) -> bytes | None:
 
 
 def has(part: Part, name: str) -> bool:
-    """Whether there is something under this name."""
+    """Whether data is stored under this name."""
     return any((folder / name).exists() for folder in places(part).read)
 
 
 def write(part: Part, name: str, data: bytes) -> None:
-    """Keep a kernel for later runs.  A full disk costs them their time, not this one its answer."""
+    """Store a kernel for later runs.  On a full disk it only warns: later runs compile again, and this one continues."""
     found = places(part)
     if found.write is None:
         return
@@ -211,9 +214,9 @@ def write(part: Part, name: str, data: bytes) -> None:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """All or nothing, so that a run beside this one never reads half a kernel."""
+    """Write a file atomically, so that a concurrent run never reads half a kernel."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not a file of tempfile's, which other users could not read: a folder may be made by one and used by another.
+    # Files made by tempfile are unreadable for other users, but one user's folder may serve another.
     unfinished = path.with_name(f".{uuid.uuid4().hex[:12]}")
     try:
         unfinished.write_bytes(data)

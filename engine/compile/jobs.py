@@ -1,6 +1,6 @@
-"""What has to be compiled: a kernel of the CPU for the types of its arguments, or one of a GPU for its constants.
+"""Compile jobs: a CPU kernel for the types of its arguments, or a GPU kernel for its constants.
 
-Jobs are small values that another process can be told of (``engine/compile/worker.py``).
+Jobs are small values that can be sent to another process (``engine/compile/worker.py``).
 """
 
 import sys
@@ -46,7 +46,7 @@ class CPUJob:
         self._dispatcher.compile(self.signature)
 
     def size(self) -> int:
-        """About how much there is to compile: the bytecode of the function and of those that it calls."""
+        """An estimate of the work: bytes of bytecode of the function and of the functions that it calls."""
         return _size(self._dispatcher.py_func)
 
 
@@ -76,7 +76,7 @@ class GPUJob:
         cubin(self._specialization, self.compute_capability)
 
     def size(self) -> int:
-        """About how much there is to compile: bytecode, and more of it for more rows or columns at a time."""
+        """An estimate of the work: bytes of bytecode, weighted by the number of rows or columns at a time."""
         numbers = [n for n in self.constants if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 32]
         return _size(self._specialization.kernel.build) * max(numbers, default=1)
 
@@ -85,13 +85,13 @@ Job = CPUJob | GPUJob
 
 
 def gpu_job(specialization: Any, compute_capability: tuple[int, int]) -> GPUJob:
-    """The job that a kernel of a pass is."""
+    """The job that compiles a kernel of a pass for this compute capability."""
     kernel = specialization.kernel
     return GPUJob(kernel.build.__module__, kernel.name, specialization.constants, compute_capability)
 
 
 def _size(function: FunctionType) -> int:
-    """Bytes of bytecode of a function and of all functions of this package that it names."""
+    """Bytes of bytecode of a function and of all functions of this package that it uses."""
     seen: set[Any] = set()
     waiting = [function]
     total = 0
@@ -117,7 +117,7 @@ def _size(function: FunctionType) -> int:
 
 
 class _Noted:
-    """Stands in for a kernel of the CPU: calls of one thread are noted, those of others are made."""
+    """Replaces a CPU kernel: calls by one thread are recorded, calls by other threads are executed."""
 
     def __init__(self, dispatcher: Any, jobs: dict[Job, None], thread: int) -> None:
         self._dispatcher = dispatcher
@@ -131,7 +131,7 @@ class _Noted:
         signature = tuple(dispatcher.typeof_pyval(argument) for argument in arguments)
         function = dispatcher.py_func
         self._jobs[CPUJob(function.__module__, function.__name__, signature)] = None
-        # Where a number is asked for, one that stops no filter and lies in every list.
+        # A result used as a number must pass every filter and be a valid index into every list.
         return 2
 
     def __getattr__(self, name: str) -> Any:
@@ -140,8 +140,9 @@ class _Noted:
 
 @contextmanager
 def noted(jobs: dict[Job, None]) -> Iterator[None]:
-    """Within, calls of kernels of the CPU by this thread are added to ``jobs`` and not made: results are left as they are."""
-    # Another thread that compiled meanwhile would find what stands in for functions.
+    """A context in which this thread's calls of CPU kernels are added to ``jobs`` and not executed: results are not
+    written."""
+    # A thread that compiles at the same time would see the replaced functions.
     with global_compiler_lock, np.errstate(all="ignore"):
         replaced: list[tuple[ModuleType, str, Any]] = []
         stands: dict[Any, _Noted] = {}

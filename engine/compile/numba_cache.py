@@ -1,9 +1,9 @@
-"""How Numba keeps the machine code of CPU kernels: in the folders of ``engine/compile/cache.py``, and nowhere else.
+"""Numba's cache of machine code for CPU kernels, restricted to the folders of ``engine/compile/cache.py``.
 
-Numba's own cache writes beside the sources where its folder cannot be written, and knows a kernel there by the file it is
-written in alone; it ends a run when the disk is full; and two processes that compile one function at a time may each number
-their results 1.  Here a file holds one function for one signature and one kind of CPU, is named by them, and is written as a
-whole or not at all.
+Numba's own cache falls back to a folder next to the sources if its folder is not writable, and there identifies a kernel by
+its source file alone; a full disk ends the run; and two processes that compile the same function at the same time may both
+number their results 1.  Here a file contains one function for one signature and one kind of CPU, is named after them, and is
+written atomically.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class KernelCache(caching.FunctionCache):
-    """The cache of one function, as Numba's dispatcher uses it."""
+    """The cache of one function, with the interface that Numba's dispatcher uses."""
 
     def __init__(self, py_func: Any) -> None:
         self._py_func = py_func
@@ -29,20 +29,20 @@ class KernelCache(caching.FunctionCache):
 
     @property
     def cache_path(self) -> str:
-        """The folder that new results are written to; "" where they are not kept."""
+        """The folder that new results are written to; "" if they are not stored."""
         return str(kernel_cache.places("cpu").write or "")
 
     def flush(self) -> None:
-        """Nothing to forget: a result is never out of date in the folder of its version."""
+        """Do nothing: results in the folder of their version are never outdated."""
 
     def file(self, signature: Any, codegen: Any) -> str:
-        """The name of the file of a signature (argument types) on the kind of CPU that ``codegen`` writes code for."""
+        """The file name for a signature (argument types) and the kind of CPU that ``codegen`` targets."""
         arguments, _ = normalize_signature(signature)
         key = repr(self._index_key(arguments, codegen))
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.numba"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled function, or None."""
+        """Load the compiled function for a signature; None if it is not stored."""
         target_context.refresh()
         if not self._enabled:
             return None
@@ -52,7 +52,7 @@ class KernelCache(caching.FunctionCache):
         return compiler.CompileResult._rebuild(target_context, *pickle.loads(data))
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep a compiled function, unless it refers to addresses of this process."""
+        """Store a compiled function, unless it refers to addresses of this process."""
         if self._enabled and not data.lifted and not data.library.has_dynamic_globals:
             kernel_cache.write("cpu", self.file(sig, data.codegen), dumps(data._reduce()))
 
@@ -62,5 +62,5 @@ def _cache_of(py_func: Any) -> Any:
     return KernelCache(py_func) if ours else caching.FunctionCache(py_func)
 
 
-# Functions of this package that are declared from now on are kept so.
+# Functions of this package that are declared from now on use this cache.
 vars(dispatcher)["FunctionCache"] = _cache_of

@@ -1,8 +1,8 @@
-"""Many jobs at once: as many processes as there are cores, each with a compiler of its own.
+"""Compiling many jobs in parallel: one process per core, each with its own compiler.
 
-The run itself only waits, in a call that an interrupt ends at once: Numba may catch one while it compiles.  The processes are
-in a session of their own, so that Ctrl-C in a terminal does not reach them; they are killed, and end by themselves if the run
-is killed.  What they write is whole or not there.
+The main process only waits, in a call that an interrupt ends at once: while compiling, Numba may swallow an interrupt.  The
+worker processes run in their own session, so that Ctrl-C in a terminal does not reach them; the main process kills them, and
+they end by themselves if it is killed.  They write files atomically.
 """
 
 import os
@@ -23,27 +23,28 @@ Progress = Callable[[str, int, int], None]
 Worker = subprocess.Popen[bytes]
 
 WORKER_BYTES = 512 << 20
-"""Memory that a process may need; most take half of it."""
+"""Bytes of memory that a process may need; most need half of it."""
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_all(jobs: Iterable[Job], progress: Progress | None = None) -> int:
-    """Compile those that were not compiled before, and return how many those were.
+    """Compile the jobs that are not compiled yet, and return their number.
 
-    ``progress("compile", done, total)`` counts these.  A job that fails, or that cannot be kept, is left to whoever needs it.
+    progress: called as ``progress("compile", done, total)``; it counts these jobs.
+    A kernel whose job fails, or whose result cannot be stored, is compiled when it is first used.
     """
     missing = [job for job in dict.fromkeys(jobs) if not job.kept()]
     tell = progress or _silent
     tell("compile", 0, len(missing))
     parts: set[kernel_cache.Part] = {"cpu" if isinstance(job, CPUJob) else "gpu" for job in missing}
-    # Elsewhere, no call waits for many pipes.
+    # On other systems, no call waits for several pipes.
     able = os.name == "posix" and bool(sys.executable)
     if missing and able and all(kernel_cache.places(part).write is not None for part in sorted(parts)):
-        # The largest first, lest one process is busy with it when all others are done.
+        # The largest first, so that no process is still busy with it when all others are done.
         missing.sort(key=lambda job: job.size(), reverse=True)
         _share(missing, tell)
     if missing:
@@ -65,7 +66,7 @@ def _share(jobs: list[Job], tell: Progress) -> None:
             for _ in range(max(1, min(cores(), len(jobs), memory))):
                 worker = _start(waiting.popleft())
                 if worker is None:
-                    break  # whoever needs a kernel compiles it
+                    break  # the remaining kernels are compiled when they are first used
                 workers.append(worker)
                 selector.register(worker.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             while selector.get_map():
@@ -85,8 +86,8 @@ def _share(jobs: list[Job], tell: Progress) -> None:
 
 
 def _start(job: bytes) -> Worker | None:
-    """A process that begins with a job; None where none can be started."""
-    # A job is for one process whatever it is made of, and so are the libraries that compile.
+    """A process that begins with this job; None if it cannot be started."""
+    # Jobs run in parallel, so the libraries within a process use one thread each.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     try:

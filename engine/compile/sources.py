@@ -1,10 +1,10 @@
-"""Which parts of the package's sources kernels are made of.
+"""The parts of the package's sources that kernels depend on.
 
-A kernel is compiled from its own text and from everything that text names: functions, constants, tables, in whatever file
-they are written.  The names are followed here from definition to definition, in the syntax trees of the files, so that a
-constant of a far module counts and the host function beside a kernel does not.  Nothing is imported.
+A kernel depends on its own source and on everything that it names, directly or indirectly: functions, constants and tables
+in any file.  This module follows the names from definition to definition in the syntax trees of the files.  So a constant of
+a distant module counts, and a host function in the same file as a kernel does not.  Nothing is imported.
 
-The digest of these definitions leaves out comments, docstrings, annotations and layout, and is the same for every version of
+The digest of these definitions ignores comments, docstrings, annotations and formatting, and is equal for all versions of
 Python.
 """
 
@@ -15,25 +15,25 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 COMPILING = frozenset(("njit", "jit", "intrinsic"))
-"""Names by which Numba is asked to compile a function, or to take it into others."""
+"""Names of Numba's decorators that compile a function, or make it available to compiled functions."""
 
 ELSEWHERE = ("TYPE_CHECKING", "__name__ == '__main__'", "SIMULATED")
-"""Conditions of branches that reach no machine code; a simulator of GPUs runs kernels as Python."""
+"""Conditions of branches that do not affect machine code; the GPU simulator runs kernels as Python."""
 
 COMPILER = ("compile", "link")
-"""How names of definitions begin that turn kernels into machine code, in the module of the decorator ``kernel``."""
+"""Prefixes of the definitions that compile kernels, in the module of the decorator ``kernel``."""
 
 Definition = tuple[str, int]
-"""A statement of a module: the module's name, and the statement's place in its file."""
+"""A statement of a module: the name of the module, and the index of the statement in its file."""
 
 
 @dataclass
 class Module:
     """A file as definitions.
 
-    ``package``: what its relative imports start from; ``names``: statements that bind each name; ``imports``: for each
-    imported name its module and the name there, "" for the module itself; ``loose``: statements that bind no name but may
-    change what others bind, and functions that a decorator of the package may register.
+    ``package``: the package that its relative imports start from; ``names``: the statements that bind each name;
+    ``imports``: for each imported name its module and the name there, or "" for the module itself; ``loose``: statements
+    that bind no name but may change the values of others, and functions that a decorator of the package may register.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Module:
 
 
 def parse(name: str, text: str, is_package: bool = False) -> Module:
-    """The definitions of a file; a SyntaxError is the caller's."""
+    """The definitions of a file.  Raises SyntaxError if the text is not valid Python."""
     module = Module(name, name if is_package else name.rpartition(".")[0], [])
     for statement in ast.parse(text).body:
         if isinstance(statement, ast.If) and ast.unparse(statement.test) in ELSEWHERE:
@@ -79,21 +79,21 @@ def parse(name: str, text: str, is_package: bool = False) -> Module:
 
 
 def _ours(decorator: ast.expr, module: Module) -> bool:
-    """Whether a decorator is Numba's or the package's: one of the standard library registers nothing."""
+    """Whether a decorator belongs to Numba or to the package; those of the standard library register nothing."""
     name = _root(decorator)
     home, _ = module.imports.get(name, ("", ""))
     return name in module.names or home.partition(".")[0] in (module.inside, "numba")
 
 
 def _root(node: ast.expr) -> str:
-    """The first name of ``a.b(c)``, which is a."""
+    """The first name of an expression, such as a in ``a.b(c)``."""
     while isinstance(node, (ast.Call, ast.Attribute)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement that run when its module is imported: not those of functions and classes in it."""
+    """The nodes of a statement that run when its module is imported, without those of functions and classes in it."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
@@ -103,7 +103,7 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a value, or whose value it changes: ``a[0] = 1`` and ``a.b = 1`` change a."""
+    """The names that a statement binds, or whose value it changes: ``a[0] = 1`` and ``a.b = 1`` change a."""
     for node in _own(statement):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -135,8 +135,8 @@ def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[tuple
 
 
 def _children(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """The fields of a node that can reach machine code: no annotation of a function, no docstring, nothing empty (versions of
-    Python differ in that)."""
+    """The fields of a node that can affect machine code: not annotations of functions, docstrings, or empty fields (which
+    differ between versions of Python)."""
     for name, value in ast.iter_fields(node):
         if value is None or value == [] or name in ("ctx", "kind", "type_comment", "type_params", "returns"):
             continue
@@ -164,7 +164,7 @@ def _walk(node: object) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True)
 class Named:
-    """What a statement names: plain names, attributes of names, and what it imports itself."""
+    """The names in a statement: plain names, attributes of names, and its own imports."""
 
     plain: frozenset[str]
     attributes: frozenset[tuple[str, str]]
@@ -229,13 +229,13 @@ def _digest(name: str, text: str, is_package: bool, place: int) -> bytes:
     return hashlib.sha256("".join(out).encode()).digest()
 
 
-# --- the definitions that kernels reach ------------------------------------------------------------------------
+# --- the definitions that kernels depend on--------------------------------------------------------------------
 
 
 class Sources:
     """The files of a package: ``{"engine.cpu.matmul": text}``, a package by its name with ``.__init__``.
 
-    A file is parsed when one of its definitions is asked for.
+    A file is parsed when one of its definitions is first requested.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -248,13 +248,13 @@ class Sources:
         return _parsed(name, *self._texts[name])
 
     def named(self, definition: Definition) -> Named:
-        """What a definition names."""
+        """The names in a definition."""
         name, place = definition
         return _names_of(name, *self._texts[name], place)
 
     def roots(self, part: str) -> set[Definition]:
-        """Statements by which kernels are compiled: those with a decorator of Numba, or with the one called ``kernel``, and
-        what that is made with.  part: "gpu", those in a package ``cuda``; "cpu", all others."""
+        """The statements that compile kernels: those with a decorator of Numba or with the decorator ``kernel``, and the
+        definitions of the latter.  part: "gpu", statements in a package ``cuda``; "cpu", all others."""
         found: set[Definition] = set()
         for name, (text, _) in self._texts.items():
             if ("cuda" in name.split(".")) != (part == "gpu") or not any(
@@ -262,7 +262,7 @@ class Sources:
             ):
                 continue
             if name.endswith(".simulator"):
-                continue  # what it declares stands in for kernels, and is run as Python
+                continue  # its definitions replace kernels and run as Python
             module = self.module(name)
             for place, statement in enumerate(module.body):
                 decorators = [_root(d) for d in getattr(statement, "decorator_list", ())]
@@ -274,7 +274,7 @@ class Sources:
         return found
 
     def reached(self, roots: Iterable[Definition]) -> set[Definition]:
-        """Every definition that these name, or that those name."""
+        """Every definition that ``roots`` name, directly or indirectly."""
         seen: set[Definition] = set()
         waiting = list(roots)
         touched: set[str] = set()
@@ -301,7 +301,7 @@ class Sources:
         return ((name, place) for place in range(len(self.module(name).body)))
 
     def _find(self, module: Module, name: str, imports: Mapping[str, tuple[str, str]]) -> Iterator[Definition]:
-        """The definitions behind a name in a module; all of a module that is passed on as a value."""
+        """The definitions that a name in a module refers to; all definitions of a module that is used as a value."""
         if name in imports or (name in module.imports and name not in module.names):
             home, original = imports.get(name) or module.imports[name]
             whole = f"{home}.{original}" if original else home
@@ -320,7 +320,8 @@ class Sources:
     def _attribute(
         self, module: Module, owner: str, attribute: str, imports: Mapping[str, tuple[str, str]]
     ) -> Iterator[Definition]:
-        """The definitions behind ``owner.attribute``: of the module ``owner`` if it is one, else those of ``owner``."""
+        """The definitions that ``owner.attribute`` refers to: in the module ``owner`` if it is one, else those of
+        ``owner``."""
         found = imports.get(owner) or module.imports.get(owner)
         if found is not None:
             home, original = found
@@ -334,14 +335,14 @@ class Sources:
         yield from self._find(module, owner, imports)
 
     def definitions(self, part: str) -> dict[Definition, bytes]:
-        """Every definition that kernels of the CPU ("cpu") or of GPUs ("gpu") reach, with a hash of its text."""
+        """Every definition that kernels of the CPU ("cpu") or of GPUs ("gpu") depend on, with a hash of its text."""
         return {
             definition: _digest(definition[0], *self._texts[definition[0]], definition[1])
             for definition in sorted(self.reached(self.roots(part)))
         }
 
     def digest(self, part: str) -> str:
-        """A hash of these definitions."""
+        """A hash of the definitions that kernels of the CPU ("cpu") or of GPUs ("gpu") depend on."""
         total = hashlib.sha256()
         for (name, _), digest in self.definitions(part).items():
             total.update(name.encode() + b"\n" + digest)

@@ -1,4 +1,4 @@
-"""A GPU that is not there, to be compiled for: it has a size, takes whatever is written to it, and runs nothing."""
+"""An absent GPU as a compile target: it has sizes, accepts all writes, and runs nothing."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from engine.errors import UsageError
 
 @dataclass(frozen=True)
 class Size:
-    """What the choice of kernels depends on: multiprocessors, KiB of shared memory that a block may have, GiB of memory."""
+    """The sizes that the choice of kernels depends on: the number of multiprocessors, the shared memory of a block in KiB,
+    and the memory in GiB."""
 
     example: str
     multiprocessors: int
@@ -31,15 +32,16 @@ SIZES = {
     "sm_100": Size("B200", 148, 227, 178),
     "sm_120": Size("RTX 5090", 170, 99, 31),
 }
-"""By compute capability.  Source: NVIDIA's CUDA C++ Programming Guide, table of technical specifications, and the data sheets
-of the examples."""
+"""Sizes by compute capability.  Sources: NVIDIA's CUDA C++ Programming Guide, table of technical specifications, and the data
+sheets of the example GPUs."""
 
 
 class Target:
-    """A GPU with the interface of ``engine.cuda.runtime.device.Device``, as far as recording a pass needs it."""
+    """An absent GPU with the part of the interface of ``engine.cuda.runtime.device.Device`` that recording a pass uses."""
 
     def __init__(self, name: str, multiprocessors: int = 0) -> None:
-        """name: one of ``SIZES``; multiprocessors: of the GPU meant, 0: of the example.  UsageError for another name."""
+        """name: a key of ``SIZES``; multiprocessors: the number that the GPU has, 0: that of the example GPU.  Raises
+        UsageError for any other name."""
         if name not in SIZES:
             raise UsageError(f"target {name!r} is unknown; use {', '.join(SIZES)}.")
         size = SIZES[name]
@@ -53,30 +55,30 @@ class Target:
             0, name, self.compute_capability, memory, memory, self.multiprocessors, self.shared_memory
         )
         self.allocated = 0
-        #: Kernels that were started, as loading a model starts some.
+        #: Kernels that were started; loading a model starts some.
         self.launched: dict[Specialization, None] = {}
         self._next = 1 << 40
 
     def free_memory(self) -> int:
-        """Bytes that are not in use."""
+        """Bytes of memory that are not in use."""
         return self.info.memory - self.allocated
 
     def allocate(self, n_bytes: int, what: str) -> Buffer:
-        """An address that nothing lies at."""
+        """A buffer with an unused address and no memory."""
         address = self._next
         self._next += -(-n_bytes // 256) * 256 + 256
         self.allocated += n_bytes
         return Buffer(address, n_bytes, self._release)
 
     def allocate_host(self, n_bytes: int, what: str) -> Buffer:
-        """An address as well."""
+        """A buffer of host memory with an unused address and no memory."""
         return self.allocate(n_bytes, what)
 
     def _release(self, address: int, n_bytes: int) -> None:
         self.allocated -= n_bytes
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, int]:
-        """An array of zeros, and an address."""
+        """An array of zeros, and an unused address."""
         array = np.zeros(shape, dtype)
         return array, self.allocate(array.nbytes, "").address
 
@@ -91,11 +93,11 @@ class Target:
         return np.zeros(shape, dtype)
 
     def load(self, specialization: Specialization) -> None:
-        """Note the kernel."""
+        """Record the kernel in ``launched``."""
         self.launched[specialization] = None
 
     def launch(self, specialization: Specialization, *launch: Any) -> None:
-        """Note the kernel."""
+        """Record the kernel in ``launched``; nothing runs."""
         self.launched[specialization] = None
 
     def finish(self) -> None:

@@ -1,6 +1,6 @@
-"""A process that compiles: it is told of jobs one by one on its standard input, and says so when one is kept.
+"""A worker process that compiles: it reads jobs one by one from standard input and writes a byte after each.
 
-It ends when its input does, in the middle of a job as well, so none outlives the run that it works for.
+It ends when its input ends, even in the middle of a job, so it never outlives the main process.
 """
 
 import os
@@ -13,22 +13,22 @@ from typing import Any, BinaryIO
 START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from engine.compile.worker import main; main()"
 )
-"""What Python is started with; the first thing that it reads is where packages are imported from."""
+"""The program of the worker; it first reads the folders that packages are imported from."""
 
 
 def main() -> None:
-    """Compile until there is no more."""
+    """Compile jobs until the input ends."""
     jobs: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
     done = sys.stdout.buffer
     import logging
 
-    logging.disable()  # what is worth saying is said by the run itself
+    logging.disable()  # the main process logs what matters
     while True:
         try:
             pickle.loads(jobs.get()).compile()
         except Exception:
-            pass  # the run, which finds nothing, compiles it itself and says what is wrong
+            pass  # the main process finds no result, compiles the kernel itself and reports the error
         done.write(b".")
         done.flush()
 

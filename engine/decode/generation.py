@@ -1,4 +1,4 @@
-"""One answer as it is generated: an iterator of text with a record of what happened."""
+"""One answer during its generation: an iterator of text that also records tokens, probabilities and timings."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,7 +13,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class AnsweringModel(Protocol):
-    """What an answer needs of a loaded model; ``engine.llm.LLM`` is one."""
+    """The interface of a loaded model that an answer uses; ``engine.llm.LLM`` implements it."""
 
     tokenizer: Tokenizer
     n_ctx: int
@@ -23,7 +23,8 @@ class AnsweringModel(Protocol):
     def prefill(
         self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
     ) -> tuple[np.ndarray, int]:
-        """Make the cache hold exactly ``ids``: (logits after the last one, float32 [n_vocab]; how many it already held)."""
+        """Make the cache hold exactly ``ids``.  Returns the logits after the last one, float32 [n_vocab], and the number of
+        tokens that the cache already held."""
 
     def decode(
         self,
@@ -33,17 +34,18 @@ class AnsweringModel(Protocol):
         speculation: Speculation | None = None,
         with_logits: bool = False,
     ) -> Generator[tuple[int, np.ndarray], None, None]:
-        """``count`` tokens that follow ``ids``, each with the logits it was chosen from, float32 [n_vocab]."""
+        """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab]."""
 
 
 class Generation:
-    """Iterate it for the text; ``ids``, ``text``, ``logprobs``, ``finish_reason`` and ``timings`` are valid at any time.
+    """One answer.  Iterate over it to get the text in pieces.  ``ids``, ``text``, ``logprobs``, ``finish_reason`` and
+    ``timings`` are valid at any time.
 
     ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
-    while it runs or if it was closed early.  ``ids`` contains the tokens whose text was produced, without the
-    end-of-generation token.  ``begins_with`` is text of the prompt that the first token must begin with: the last token
-    of the prompt, removed so that a longer token may replace it (token healing); it is not shown again.  ``speculation``
-    reports what became of drafts, if there are any.
+    while the answer is generated or if it was closed early.  ``ids`` contains the tokens whose text was produced, without
+    the end-of-generation token.  ``begins_with`` is text that the first token must begin with: the last token of the prompt,
+    removed so that a longer token may replace it (token healing); it is not part of the answer.  ``speculation`` counts
+    accepted drafts, if there are any.
     """
 
     def __init__(
@@ -86,11 +88,11 @@ class Generation:
         return next(self._pieces)
 
     def close(self) -> None:
-        """End early: no further token is computed."""
+        """End the answer early: no further token is computed."""
         self._pieces.close()
 
     def _run(self) -> Generator[str, None, None]:
-        """Tokens, then text, then the part of it that may be shown."""
+        """Generate tokens, decode them, and yield the text that may be shown."""
         decoder = self._llm.tokenizer.stream()
         held = ""
         for token in self._tokens():
@@ -168,8 +170,8 @@ def _logprob_entry(logits: np.ndarray, token: int, n: int) -> dict[str, Any]:
 
 
 def _find_stop(text: str, stops: Sequence[str]) -> tuple[int | None, int]:
-    """Where the first stop text begins (None if there is none), and how much of ``text`` can be shown: all except an end
-    that might become a stop text."""
+    """The index at which the first stop text begins (None if there is none), and the length of the part of ``text`` that can
+    be shown: all except an end that may become a stop text."""
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if found:
         return min(found), 0

@@ -1,16 +1,16 @@
-"""gemma4-assistant: a small model that drafts for a gemma4 model from its outputs, its keys and its values.
+"""gemma4-assistant: a small model that drafts for a gemma4 model from its outputs, keys and values.
 
 For token t at position p, with h the trunk's output (normalized) at position p - 1, and P the position of the certain token
 that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
 
     x = [embed(t), h] Wpre                          the trunk's own embedding
-    x = layer(x)                                    as in engine/models/gemma4.py, but of queries only: they stand at P
-                                                    and see what the trunk's last layer of their kind stored before P
+    x = layer(x)                                    as in engine/models/gemma4.py, but with queries only: their position is
+                                                    P, and they see what the trunk's last layer of their kind stored before P
     y = rms_norm(x, output_norm);  h' = y Wpost;  logits = y Whead, for position p + 1
 
-A chain of drafts goes on with h' in place of the trunk's h, at the same P: what is drafted has no keys, so the assistant
-never sees it but through h'.  It keeps nothing of its own.  The outputs h lie in a ring by position, as those of
-``engine/models/mtp.py`` do: every pass of the trunk writes over what drafts had left there.
+A chain of drafts continues with h' in place of the trunk's h, at the same P.  Drafts have no keys, so the assistant sees
+them only through h'.  It has no cache of its own.  The outputs h are stored in a ring by position, like those of
+``engine/models/mtp.py``: every pass of the trunk overwrites what drafts stored there.
 """
 
 from dataclasses import replace
@@ -27,16 +27,16 @@ from engine.models.weights import bytes_read
 from engine.ops import Ops
 
 HIDDEN_ROWS = 64
-"""Positions whose outputs are kept: more than the steps under way can write behind the last one that stays."""
+"""The number of positions whose outputs are kept: more than the steps in flight can write after the last committed one."""
 
 IGNORED = ("masked_embd_centroids.weight", "masked_embd_ordering")
-"""Tensors that say which logits may be left out; all are computed here."""
+"""Tensors that select the logits to compute; this engine computes all of them."""
 
 
 class Assistant(Gemma4Loader):
     """The assistant of ``target``, on the same device or on another GPU that can read its memory.
 
-    ModelError where it is that of another model.
+    Raises ModelError if the file is the assistant of another model.
     """
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, target: Model) -> None:
@@ -49,14 +49,14 @@ class Assistant(Gemma4Loader):
         self.pre_projection = self._matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
         self.post_projection = self._matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
         self.layers = [self.load_layer(il) for il in range(c.n_layer)]
-        # The target's own tables where they are near and the same.
+        # Share the target's tables if they are on the same device and equal.
         near = target if isinstance(target, Gemma4) and ops is target.ops else None
         self.rotary = self._rotary(c.rope, n_ctx, like=near.rotary if near else None)
         sliding = near.rotary_sliding if near else None
         self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False, like=sliding)
         self._taken.update(IGNORED)
         self.check_complete()
-        #: Where a pass of its own has its inputs.
+        #: Memory for the inputs of its passes.
         self.inputs = ops.inputs()
         #: int32 [2]: P and P - 1.
         self.anchor = ops.zeros((2,), np.int32)
@@ -64,7 +64,7 @@ class Assistant(Gemma4Loader):
         self.hidden = target.ops.zeros((HIDDEN_ROWS, c.n_embd_out), np.float32)
 
     def _memory_of(self, il: int) -> int:
-        """The layer of the trunk that stores what layer ``il`` sees."""
+        """The layer of the trunk whose keys and values layer ``il`` reads."""
         c, t = self.config, self._target.config
         if t.architecture != "gemma4" or t.n_embd != c.n_embd_out or t.n_vocab != c.n_vocab:
             raise ModelError(
@@ -81,21 +81,21 @@ class Assistant(Gemma4Loader):
 
     @property
     def n_bytes(self) -> int:
-        """Weights that a draft reads."""
+        """Bytes of weights that one draft reads."""
         return bytes_read(self.gguf.tensors.values(), self.config)
 
     def follow(self, batch: Pass[Array], hidden: Array) -> None:
-        """The trunk has made ``hidden`` [rows, n_embd_out] of the tokens: keep it."""
+        """Store the outputs ``hidden`` [rows, n_embd_out] of the trunk for the tokens of a pass."""
         last = slice(max(0, batch.rows - HIDDEN_ROWS), batch.rows)
         self._target.ops.keep_rows(self.hidden, hidden[last], batch.part(last))
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array:
-        """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
-        trunk's until that comes."""
+        """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
+        the trunk's h, which overwrites it later."""
         ops, c, target = self.ops, self.config, self._target
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
         (x,) = ops.matmul(ops.beside(e, self.hidden, batch), self.pre_projection)
-        # All drafts of a step stand where the certain token does, and see what lies before it.
+        # All drafts of a step have the position of the certain token and see the positions before it.
         here, last = replace(batch, positions=self.anchor[0:1]), self.anchor[1:2]
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
@@ -109,7 +109,7 @@ class Assistant(Gemma4Loader):
         return logits
 
     def stand(self, position: int) -> None:
-        """The drafts to come follow the token at ``position``, at least 1."""
+        """Set the position of the certain token that the next drafts follow, at least 1."""
         self.ops.store(self.anchor, 0, np.array([position, position - 1], np.int32))
 
     def forward(self, token: int, position: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What all decoder-only transformers share: embedding, layers, output head, cache, and the one entry ``forward``."""
+"""The common part of all decoder-only transformers: embedding, layers, output head, cache, and the entry ``forward``."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,15 +16,15 @@ from engine.ops import Drafter, Ops
 
 
 class Model(Loader):
-    """A model on a backend.  ``ops`` is the backend; nothing here or below knows which one.
+    """A model on a backend.  ``ops`` is the backend; no code here or in subclasses depends on which one it is.
 
-    A subclass loads its layers and computes one of them in ``block``.  ``mtp``: what drafts tokens from the outputs of the
-    trunk, a layer of the file (``engine/models/mtp.py``) or an assistant (``engine/models/assistant.py``); None where
-    there is none or nobody wants it.
+    A subclass loads its layers in ``load_layer`` and computes one of them in ``block``.  ``mtp`` is the network that drafts
+    tokens from the outputs of the trunk: a layer of the file (``engine/models/mtp.py``) or an assistant
+    (``engine/models/assistant.py``); None if there is none or it is switched off.
     """
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, slots: int) -> None:
-        """types: of keys and values; slots: states that recurrent layers keep."""
+        """types: element types of keys and values; slots: the number of states that recurrent layers keep."""
         super().__init__(config, gguf, ops)
         self.slots = slots
         self.mtp: Drafter[Array] | None = None
@@ -33,7 +33,7 @@ class Model(Loader):
         tied = "output.weight" not in gguf.tensors
         self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
-        # The cache comes last: by now the tensors have confirmed the sizes that the metadata claims.
+        # The cache comes last, when the tensors have confirmed the sizes in the metadata.
         max_rows = pass_rows(ops.max_rows, n_ctx)
         others = [hidden_ring(max_rows, slots)] if config.n_mtp else []
         self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, types, ops.zeros, others)
@@ -44,7 +44,7 @@ class Model(Loader):
         raise NotImplementedError
 
     def load_rest(self) -> None:
-        """What the family has beside its layers, such as tables of angles; the cache is there."""
+        """Load what the family needs besides its layers, such as tables of angles.  Called after the cache is made."""
         raise NotImplementedError
 
     # --- the forward pass --------------------------------------------------------------------------------------
@@ -53,20 +53,20 @@ class Model(Loader):
         """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``cache.length``) and return
         the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
 
-        rows = 1 is a decode step, more a verify batch or a prompt; the bits of a row are the same in all.
-        ContextError if the positions do not fit.
+        One row is a decode step; more are a verify batch or a prompt.  The bits of a row do not depend on their number.
+        Raises ContextError if the positions do not fit into the context.
         """
         self.prepare(int(positions[0]), tokens.size)
         logits = self.ops.run(self.compute, Pass(tokens, positions), n_logits)
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def prepare(self, first: int, count: int) -> None:
-        """Claim positions [first, first + count) of the cache and have their angles ready."""
+        """Claim positions [first, first + count) of the cache and compute their rotation angles."""
         self.cache.advance(first, count)
         self.reserve(self.cache.length)
 
     def save(self) -> Snapshot:
-        """What recurrent layers, and the layer that drafts, know after the tokens in the cache; at least one."""
+        """A snapshot of the recurrent layers, and of the layer that drafts, after the tokens in the cache (at least one)."""
         length, arrays = self.cache.length, []
         for _, ring, back in self.rings():
             n = ring.shape[0]
@@ -75,7 +75,7 @@ class Model(Loader):
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on after the tokens of a snapshot, whose keys and values must lie in the cache."""
+        """Continue after the tokens of a snapshot, whose keys and values must be in the cache."""
         length, arrays = snapshot.length, iter(snapshot.arrays)
         for _, ring, back in self.rings():
             for p in range(max(0, length - back), length):
@@ -83,7 +83,7 @@ class Model(Loader):
         self.cache.restored(length)
 
     def rings(self) -> Iterator[tuple[str, Array, int]]:
-        """Each ring by position beside keys and values: its name, the ring, and how many of its latest rows a pass needs."""
+        """The rings by position other than keys and values: (name, ring, number of latest rows that a pass needs)."""
         net = self.config.delta_net
         for il, layer in enumerate(self.cache.layers):
             if net is not None and isinstance(layer, RecurrentLayer):
@@ -93,8 +93,9 @@ class Model(Loader):
             yield "output of the trunk", self.mtp.hidden, 1
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array | None:
-        """The operations of a pass, on the backend's arrays; None where no logits are asked for.  A backend may record them
-        once and repeat them, so they depend on the number of rows, never on the values."""
+        """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32
+        [n_logits, n_vocab], or None for ``n_logits`` 0.  A backend may record the operations once and replay them, so they
+        may depend on the number of rows, never on the values."""
         ops, config = self.ops, self.config
         x = ops.embed(self.token_embd, batch.tokens, config.embedding_scale)
         batch = self.begin(batch, x)
@@ -103,7 +104,7 @@ class Model(Loader):
         last = slice(batch.rows - n_logits, batch.rows)
         if self.mtp is None:
             return self._head(ops.rms_norm(x[last], self.output_norm, config.norm_eps)) if n_logits else None
-        # It goes on from what every token has become, not only from those that logits are asked for.
+        # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
         self.mtp.follow(batch, x)
         return self._head(x[last]) if n_logits else None
@@ -114,7 +115,7 @@ class Model(Loader):
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
 
     def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
-        """The pass, with what its layers need beside the residual stream x float32 [rows, n_embd], made of its tokens."""
+        """The pass, extended by inputs that its layers need besides the residual stream x, float32 [rows, n_embd]."""
         return batch
 
     def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
@@ -123,8 +124,8 @@ class Model(Loader):
 
 
 def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
-    """What each layer that has a memory of its own keeps, that of the layer that drafts last; ``slots``: states of recurrent
-    layers."""
+    """The shape of the memory of each layer that has one; the layer that drafts comes last.  slots: the number of states that
+    recurrent layers keep."""
     shapes: list[Shape] = []
     for il in range(config.n_kv_layer):
         net = config.delta_net
@@ -136,18 +137,18 @@ def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
 
 
 def hidden_ring(max_rows: int, slots: int) -> Ring:
-    """What each of the latest tokens has become, for the layer that drafts: it needs that of one position before."""
+    """The ring of the trunk's outputs for the latest tokens.  The layer that drafts needs the output one position before."""
     return Ring(1, max(max_rows, slots) + 1)
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Memory of the states of all recurrent layers after one token; 0 where there are none."""
+    """Bytes of the states of all recurrent layers after one token; 0 if there are no such layers."""
     return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """About how much memory a row of a pass takes for what one layer has at a time: the residual stream and what is added to
-    it, queries, keys, values, channels and gates, the feed-forward network; float32 and, for products, int8."""
+    """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
+    queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
     net, experts = config.delta_net, config.experts
     own = max((config.heads(il) for il in range(config.n_layer)), key=lambda heads: heads[1] + heads[2])
     mixer = config.n_head * (3 * own[1] + own[2]) + own[0] * (own[1] + own[2])
@@ -158,5 +159,5 @@ def row_bytes(config: ModelConfig) -> int:
         network += experts.n_used * (2 * experts.n_ff + config.n_embd) + 2 * experts.n_ff_shared
     told = 3 * config.n_layer * config.n_per_layer
     floats = 8 * config.n_embd + mixer + network + told
-    # A third more for int8, and what of the memory lies between results of other sizes.
+    # A third more for int8 and for fragmentation.
     return 4 * floats * 3 // 2

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "gemma4")
 
 ASSISTANT = "gemma4-assistant"
-"""The architecture of models that draft for a gemma4 model, and cannot run alone."""
+"""The architecture of models that draft for a gemma4 model and cannot run alone."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotation of one kind of layer: ``n_rot`` dimensions, frequency base, linear scale (1 / factor), and the
-    frequency correction of YaRN (Peng et al. 2023) if ``yarn_ctx`` (the original context) is not 0."""
+    """Rotation of one kind of layer: the number of dimensions ``n_rot``, the frequency base, the linear scale (1 / factor),
+    and the frequency correction of YaRN (Peng et al. 2023) unless ``yarn_ctx`` (the original context) is 0."""
 
     n_rot: int
     base: float
@@ -22,8 +22,8 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Sizes of gated delta nets: n_k heads of queries and keys and n_v of values, of ``state_size`` each; ``n_conv``: number
-    of taps of the convolution."""
+    """Sizes of gated delta nets: n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements;
+    ``n_conv``: the number of taps of the convolution."""
 
     n_k: int
     n_v: int
@@ -38,7 +38,8 @@ class DeltaNetConfig:
 
 @dataclass(frozen=True)
 class ExpertsConfig:
-    """Sizes of a mixture: a row uses n_used of n_expert networks of width n_ff, and one of n_ff_shared if that is not 0."""
+    """Sizes of a mixture: each row uses n_used of n_expert networks of width n_ff, and one shared network of width
+    n_ff_shared unless that is 0."""
 
     n_expert: int
     n_used: int
@@ -50,12 +51,13 @@ class ExpertsConfig:
 class ModelConfig:
     """The parameters of the forward pass.  Sizes are counts of elements; ``sliding[il]`` says whether layer il sees
     only ``window`` positions, ``recurrent[il]`` whether it is a delta net; ``rope_sliding`` is the rotation of sliding
-    layers. ``n_mtp``: layers after the n_layer of the trunk that draft tokens (multi-token prediction), out of the
-    ``n_mtp_in_file``.
+    layers.  ``n_mtp``: the number of layers after the n_layer of the trunk that draft tokens (multi-token prediction);
+    ``n_mtp_in_file``: the number of such layers in the file.
 
     gemma4: sliding layers have ``n_head_kv_sliding`` KV heads of ``d_sliding`` elements (0: as in the other layers); layers
-    from ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of ``n_ff_tail``; ``n_per_layer``:
-    width of per-layer embeddings (0: none).  ``n_embd_out``: of an assistant, the width of the model that it drafts for.
+    from ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of width ``n_ff_tail``;
+    ``n_per_layer``: the width of per-layer embeddings (0: none); ``n_embd_out``: for an assistant, the width of the model
+    that it drafts for.
     """
 
     architecture: str
@@ -96,7 +98,7 @@ class ModelConfig:
         return self.n_head_kv, self.d_k, self.d_v
 
     def memory(self, il: int) -> int:
-        """The layer whose keys and values layer il reads: its own, or those of the last layer of its kind that has any."""
+        """The layer whose keys and values layer il reads: itself, or the last layer of its kind that has any."""
         if il < self.n_kv_layer or il >= self.n_layer:
             return il
         return self.n_kv_layer - (2 if self.sliding[il] else 1)

@@ -1,4 +1,4 @@
-"""What a gated delta net layer knows beside its inputs."""
+"""The parameters of a gated delta net layer."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -9,8 +9,8 @@ from engine.models.config import DeltaNetConfig
 
 @dataclass(frozen=True)
 class DeltaNet(DeltaNetConfig, Generic[A]):
-    """Its sizes, and: conv1d: float32 [n_channels, n_conv], the oldest tap first; a: float32 [n_v], negative; dt: float32
-    [n_v]; norm: float32 [state_size].  Value head h uses key head h % n_k."""
+    """Sizes and weights of a gated delta net: conv1d float32 [n_channels, n_conv], oldest tap first; a float32 [n_v],
+    negative; dt float32 [n_v]; norm float32 [state_size].  Value head h uses key head h % n_k."""
 
     eps: float
     conv1d: A

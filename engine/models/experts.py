@@ -1,4 +1,4 @@
-"""What a mixture of experts knows beside its inputs."""
+"""The parameters of a mixture of experts."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -7,11 +7,11 @@ from engine.arrays import A, M
 from engine.errors import ModelError
 
 ACTIVATIONS = ("swiglu", "geglu")
-"""What may stand between gate, up and down: names of operations."""
+"""The supported activations: names of operations on gate and up."""
 
 
 def check_activation(name: str) -> None:
-    """ModelError unless experts can have the activation ``name``."""
+    """Raise ModelError unless the activation ``name`` is supported for experts."""
     if name not in ACTIVATIONS:
         raise ModelError(
             f"experts with the activation {name!r} are not supported; use a model with {' or '.join(ACTIVATIONS)}."
@@ -20,12 +20,15 @@ def check_activation(name: str) -> None:
 
 @dataclass(frozen=True)
 class Experts(Generic[A, M]):
-    """n_expert feed-forward networks of which a row uses n_used, and perhaps one that every row uses.
+    """n_expert feed-forward networks, of which each row uses n_used, and optionally a shared one that every row uses.
 
-    router: matrix [n_expert, n_embd], with one row more for the gate of the shared network; gate, up: the matrices of all
-    experts one under the other [n_expert * n_ff, n_embd], down [n_expert * n_embd, n_ff]; shared: (gate, up [n_ff_shared,
-    n_embd], down [n_embd, n_ff_shared]), or None.  activation: "swiglu" or "geglu"; scales: float32 [n_expert] by which the
-    weights of chosen experts are multiplied, or None.  ModelError for any other activation.
+    router: matrix [n_expert, n_embd], with an additional row for the gate of the shared network.
+    gate, up: the stacked matrices of all experts, [n_expert * n_ff, n_embd]; down: [n_expert * n_embd, n_ff].
+    shared: gate and up [n_ff_shared, n_embd] and down [n_embd, n_ff_shared], or None.
+    activation: "swiglu" or "geglu".
+    scales: factors of the weights of chosen experts, float32 [n_expert], or None.
+
+    Raises ModelError for any other activation.
     """
 
     n_expert: int

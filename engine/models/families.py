@@ -1,4 +1,4 @@
-"""Which architecture is computed by which forward pass."""
+"""The forward pass of each architecture."""
 
 from dataclasses import replace
 
@@ -21,13 +21,14 @@ FAMILIES: dict[str, type[Model]] = {
 
 
 def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
-    """The model of a checked file on a backend, with a cache for ``n_ctx`` positions of these ``types`` and ``slots``
-    states of recurrent layers.  Layers that the configuration does not speak of are left in the file."""
+    """Build the model of a checked file on a backend, with a cache of ``n_ctx`` positions of these ``types`` and with
+    ``slots`` states of recurrent layers.  Layers that the configuration does not mention are not loaded.  Raises ModelError
+    if the tensors do not match the configuration."""
     model = FAMILIES[config.architecture](config, gguf, ops, n_ctx, types, slots)
     model.check_complete()
     return model
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:
-    """The same model without the layer that drafts."""
+    """A copy of the configuration without the layer that drafts."""
     return replace(config, n_mtp=0)

@@ -17,7 +17,7 @@ class FeedForward:
 
 
 def feed_forward(ops: Ops, ffn: FeedForward | Experts[Array, Matrix], residual: Array, x: Value) -> Array:
-    """residual + the network of x."""
+    """residual + network(x): residual and x [rows, n_embd]; float32 [rows, n_embd]."""
     if isinstance(ffn, Experts):
         return ops.experts(ffn, residual, x)
     gate, up = ops.matmul(x, ffn.ffn_gate, ffn.ffn_up)

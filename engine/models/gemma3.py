@@ -39,7 +39,7 @@ class Gemma3(Model):
     layers: list[Layer]
 
     def load_rest(self) -> None:
-        """The tables of angles."""
+        """Load the tables of rotation angles."""
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary, self.rotary_sliding = self._rotary(c.rope, n_ctx), self._rotary(c.rope_sliding, n_ctx)
 

@@ -1,5 +1,5 @@
-"""Gemma 4: sliding layers beside global ones with wider heads, GeGLU, four norms a layer; dense, with a mixture of experts
-beside the dense network, or with per-layer embeddings.
+"""Gemma 4: sliding layers and global layers with wider heads, GeGLU, four norms per layer; dense, with a mixture of experts
+in addition to the dense network, or with per-layer embeddings.
 
 Layer (llama.cpp, ``src/models/gemma4.cpp``)::
 
@@ -13,9 +13,9 @@ Layer (llama.cpp, ``src/models/gemma4.cpp``)::
     per layer:  h = h + rms_norm((gelu(h Winp_gate) * e) Wproj, post_norm)
     x = h * layer_output_scale
 
-Layers at the end may have no keys and values of their own: they attend to those of the last layer of their kind that has.
-The e of all layers come from one table and one projection of the embedding (``engine/cpu/per_layer.py``).  The table is
-looked at once a token, so it stays in host memory.
+The last layers may have no keys and values of their own: they attend to those of the last layer of their kind that has.
+The per-layer inputs e of all layers come from one table and one projection of the embedding (``engine/cpu/per_layer.py``).
+One row of the table is read per token, so the table stays in host memory.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from engine.models.weights import join_rows
 
 @dataclass
 class Mixture:
-    """The experts beside the dense network, and the norms around both."""
+    """The experts that run in addition to the dense network, and the norms around both."""
 
     post_ffw_norm_1: Array
     pre_ffw_norm_2: Array
@@ -44,7 +44,7 @@ class Mixture:
 
 @dataclass
 class PerLayer:
-    """What a layer does with its own embedding of the token."""
+    """The weights that apply a layer's own embedding of the token."""
 
     inp_gate: Matrix
     proj: Matrix
@@ -53,7 +53,7 @@ class PerLayer:
 
 @dataclass
 class Layer:
-    """Weights of one layer; ``attn_k`` is None where it has no keys of its own, ``attn_v`` where keys are values."""
+    """Weights of one layer; ``attn_k`` is None if it has no keys of its own, ``attn_v`` if its keys are also its values."""
 
     attn_norm: Array
     attn_q: Matrix
@@ -71,7 +71,7 @@ class Layer:
 
 
 class Gemma4Loader(Loader):
-    """Reads layers of gemma4 models and of their assistants."""
+    """Loads the layers of gemma4 models and of their assistants."""
 
     def load_layer(self, il: int) -> Layer:
         """The weights of layer ``il``."""
@@ -79,7 +79,7 @@ class Gemma4Loader(Loader):
         n_head_kv, d, _ = c.heads(il)
         own = il < c.n_kv_layer and not c.n_embd_out
         if not own:
-            # Some files keep what nobody reads.
+            # Some files contain these tensors although no layer reads them.
             self._taken.update(blk + name for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"))
         layer = Layer(
             attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
@@ -138,7 +138,7 @@ class Gemma4Loader(Loader):
         )
 
     def _gate_up(self, blk: str) -> tuple[Matrix, Matrix]:
-        """Gate and up of all experts; files have them apart, or one under the other for each expert."""
+        """Gate and up of all experts; files store them separately, or stacked for each expert."""
         c, e = self.config, self.config.experts
         assert e is not None
         both = blk + "ffn_gate_up_exps.weight"
@@ -152,7 +152,11 @@ class Gemma4Loader(Loader):
         return gate, up
 
     def finish(self, layer: Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
-        """The rest of a layer: x the residual stream, o what attention gives; per_layer: its inputs of that kind."""
+        """The rest of a layer after attention.
+
+        x: the residual stream, float32 [rows, n_embd]; o: the result of attention; per_layer: the layer's embeddings of the
+        tokens, float32 [rows, n_per_layer], or None.  Returns the new residual stream.
+        """
         ops, eps = self.ops, self.config.norm_eps
         (o,) = ops.matmul(o, layer.attn_output)
         y = ops.rms_norm_add(x, o, layer.post_attention_norm, eps)
@@ -180,7 +184,7 @@ class Gemma4(Gemma4Loader, Model):
     layers: list[Layer]
 
     def load_rest(self) -> None:
-        """The tables of angles, and what per-layer embeddings come from."""
+        """Load the tables of rotation angles and the weights of per-layer embeddings."""
         c, n_ctx = self.config, self.cache.n_ctx
         self.rotary = self._rotary(c.rope, n_ctx)
         self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
@@ -192,7 +196,7 @@ class Gemma4(Gemma4Loader, Model):
             self.per_layer_proj_norm = self._vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
-        """Adds the per-layer embeddings of the tokens, where the model has them."""
+        """The pass, with the per-layer embeddings of its tokens if the model has them."""
         c, ops = self.config, self.ops
         if not c.n_per_layer:
             return batch

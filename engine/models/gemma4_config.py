@@ -29,7 +29,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
     for n in n_head_kv:
         if n_head[0] % n:
             gguf.refuse(f"{a}.attention.head_count_kv", f"is {n}, which does not divide the {n_head[0]} query heads")
-    # An assistant has no keys and values at all, whatever this value is.
+    # An assistant has no keys and values, whatever this value is.
     shared = 0 if assistant else gguf.get(f"{a}.attention.shared_kv_layers", "int", 0, 0, n_layer)
     n_kv_layer = n_layer - shared
     if shared and (n_kv_layer < 2 or not sliding[n_kv_layer - 2] or sliding[n_kv_layer - 1]):
@@ -82,7 +82,7 @@ def read_gemma4(gguf: GGUF, a: str) -> ModelConfig:
 
 
 def _width(gguf: GGUF, a: str, kind: str, default: int) -> int:
-    """The length of keys, which must be that of values."""
+    """The length of keys, which must equal that of values."""
     key, value = f"{a}.attention.key_length{kind}", f"{a}.attention.value_length{kind}"
     d = gguf.get(key, "int", default, 2, 4096) if default else gguf.require(key, "int", 2, 4096)
     if gguf.get(value, "int", d, 1, 4096) != d:
@@ -102,7 +102,7 @@ def _per_layer(gguf: GGUF, key: str, n_layer: int, default: int = 0) -> list[int
 
 
 def _by_kind(gguf: GGUF, key: str, sliding: tuple[bool, ...], default: int = 0) -> tuple[int, int]:
-    """A count of the sliding layers, and of the others; if there are none of a kind, that of the other kind."""
+    """The counts of the sliding layers and of the other layers; a kind without layers gets the count of the other kind."""
     values = _per_layer(gguf, key, len(sliding), default)
     kinds = [{v for v, slides in zip(values, sliding, strict=True) if slides is kind} for kind in (True, False)]
     if max(map(len, kinds)) > 1:

@@ -1,4 +1,4 @@
-"""What the attention of one layer knows beside its inputs."""
+"""The parameters of the attention of one layer."""
 
 from dataclasses import dataclass
 from typing import Generic
@@ -8,12 +8,14 @@ from engine.arrays import A
 
 @dataclass(frozen=True)
 class Heads(Generic[A]):
-    """n_head query heads of d_k share n_head_kv keys of d_k and values of d_v; ``neox``: rotation pairs are (i, i +
-    n / 2), else (2i, 2i + 1); ``scale`` multiplies the queries.
+    """n_head query heads of size d_k share n_head_kv heads of keys of size d_k and of values of size d_v.
 
-    gated: behind its d_k queries, each head has as many gates, whose logistic function multiplies what it attends to.
-    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None; v_normed: values are normalized as
-    well, without weights; biases: of q, k and v, or None.
+    neox: rotation pairs are (i, i + n / 2), else (2i, 2i + 1).
+    scale: the factor of the queries.
+    gated: each head has d_k gates after its d_k queries; its result is multiplied by sigmoid(gates).
+    q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None.
+    v_normed: whether values are normalized too, without weights.
+    biases: the biases of q, k and v, or None.
     """
 
     n_head: int

@@ -13,7 +13,7 @@ from engine.models.rotary import Rotary
 
 @dataclass
 class Attention:
-    """Weights of an attention layer up to its output."""
+    """Weights of an attention layer, up to and including its output."""
 
     attn_q: Matrix
     attn_k: Matrix
@@ -24,7 +24,8 @@ class Attention:
 
 @dataclass
 class Recurrent:
-    """Weights of a delta net up to its output; alpha and beta of one format are one matrix, which takes one launch less."""
+    """Weights of a delta net, up to and including its output; alpha and beta of one format are stacked into one matrix, which
+    saves a launch."""
 
     attn_qkv: Matrix
     attn_gate: Matrix
@@ -44,7 +45,8 @@ class Layer:
 
 
 class Hybrid(Model):
-    """A model of such layers.  One more of them, after the trunk, may draft (``engine/models/mtp.py``)."""
+    """A model whose layers are attention or a delta net.  An additional layer after the trunk may draft
+    (``engine/models/mtp.py``)."""
 
     layers: list[Layer]
     rotary: Rotary

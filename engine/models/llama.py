@@ -42,11 +42,11 @@ class Llama(Model):
     layers: list[Layer]
 
     def load_rest(self) -> None:
-        """The table of angles."""
+        """Load the table of rotation angles."""
         self.rotary = self._rotary(self.config.rope, self.cache.n_ctx)
 
     def load_layer(self, il: int) -> Layer:
-        """The weights of layer ``il``; qwen3 must have its head norms, the others have none."""
+        """The weights of layer ``il``; qwen3 requires head norms, the others have none."""
         c = self.config
         blk = f"blk.{il}."
         q_rows, k_rows, v_rows = c.n_head * c.d_k, c.n_head_kv * c.d_k, c.n_head_kv * c.d_v

@@ -1,4 +1,4 @@
-"""Tensors of a file, as what a forward pass is made of: matrices, vectors, heads, feed-forward networks, angles."""
+"""Loading tensors of a file as the parts of a forward pass: matrices, vectors, heads, feed-forward networks, angles."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from engine.ops import Ops
 
 
 class Loader:
-    """Takes tensors of ``gguf`` to where the operations of ``ops`` can read them, and knows which it has taken."""
+    """Loads tensors of ``gguf`` into memory that the operations of ``ops`` can read, and records which it has loaded."""
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops) -> None:
         self.config = config
@@ -28,25 +28,25 @@ class Loader:
         self._rotaries: list[Rotary] = []
 
     def _weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-        """A matrix of the file, or ``count`` of one tensor."""
+        """A matrix of the file, or ``count`` stacked matrices of one tensor."""
         self._taken.add(name)
         return load_weight(self.gguf, name, rows, columns, count)
 
     def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
-        """A matrix of the file, or ``count`` of one tensor, where the operations can read it."""
+        """A matrix of the file, or ``count`` stacked matrices of one tensor, in memory that the operations can read."""
         return self.ops.weight(self._weight(name, rows, columns, count))
 
     def _array(self, name: str, *shape: int) -> np.ndarray:
-        """Small float32 values of the file."""
+        """A small float32 tensor of the file."""
         self._taken.add(name)
         return load_vector(self.gguf, name, *shape)
 
     def _vector(self, name: str, *shape: int) -> Array:
-        """Small float32 values of the file, where the operations can read them."""
+        """A small float32 tensor of the file, in memory that the operations can read."""
         return self.ops.upload(self._array(name, *shape))
 
     def _heads(self, blk: str, il: int, *, normed: str, neox: bool = True, **others: Any) -> Heads[Array]:
-        """The heads of an attention layer; normed: "qk" where both are normalized, "q" where there are no keys, or "";
+        """The heads of an attention layer.  normed: "qk" if queries and keys are normalized, "q" for queries only, or "";
         others: further fields of ``Heads``."""
         c, (n_head_kv, d_k, d_v) = self.config, self.config.heads(il)
         norms = {f"{name}_norm": self._vector(f"{blk}attn_{name}_norm.weight", d_k) for name in normed}
@@ -90,8 +90,8 @@ class Loader:
         return self._vector(name, size) if name in self.gguf.tensors else None
 
     def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True, like: Rotary | None = None) -> Rotary:
-        """Angles of one kind of layer, which may be ``factored``: files of Llama 3 and Gemma 4 bring a factor per
-        frequency."""
+        """Rotation angles of one kind of layer.  factored: apply the factor per frequency that files of Llama 3 and Gemma 4
+        contain; like: angles to share if they are equal."""
         factors = None
         if factored and "rope_freqs.weight" in self.gguf.tensors:
             factors = self._array("rope_freqs.weight", rope.n_rot // 2)
@@ -103,16 +103,16 @@ class Loader:
         return self._rotaries[-1]
 
     def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
+        """Compute the rotation angles of positions [0, length)."""
         for rotary in self._rotaries:
             rotary.reserve(length)
 
     def check_complete(self) -> None:
-        """ModelError for tensors of the file that no layer has asked for: ignoring them would give wrong answers."""
+        """Raise ModelError if the file has tensors that no layer has loaded: ignoring them would give wrong answers."""
         c = self.config
         rest = sorted(set(self.gguf.tensors) - self._taken)
         if c.n_mtp_in_file > c.n_mtp:
-            # The layer that drafts may be left in the file.
+            # The layer that drafts may be skipped.
             rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]
         if rest:
             names = ", ".join(shown(name) for name in rest[:4]) + (

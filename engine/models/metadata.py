@@ -1,4 +1,4 @@
-"""Fields of the metadata that several architectures share, each read with its exact type and range."""
+"""Metadata fields that several architectures share, each read with its exact type and range."""
 
 from typing import cast
 
@@ -12,7 +12,7 @@ MAX_LAYERS = 1024
 
 
 def uniform(gguf: GGUF, key: str, default: int | None, n_layer: int) -> int:
-    """A count that may be given once or per layer; per-layer values must all be equal."""
+    """A count that may be given once or per layer; values per layer must all be equal."""
     if key not in gguf.metadata and default is not None:
         return default
     if gguf.kinds.get(key, "").endswith("[]"):

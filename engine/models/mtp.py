@@ -1,17 +1,17 @@
-"""Multi-token prediction: a layer behind the trunk that drafts the tokens after the next (DeepSeek-V3, Liu et al. 2024, 2.2).
+"""Multi-token prediction: a layer after the trunk that drafts the tokens after the next (DeepSeek-V3, Liu et al. 2024, 2.2).
 
-For token t at position p, with h the trunk's output (normalized) at position p - 1, 0 before the first::
+For token t at position p, with h the trunk's output (normalized) at position p - 1, or 0 for p = 0::
 
     x = [rms_norm(embed(t), enorm), rms_norm(h, hnorm)] Weh
     y = layer(x)                                        attention over a cache of its own, then the feed-forward network
     h' = rms_norm(y, shared_head_norm);  logits = h' Whead, for position p + 1
 
-(llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  A chain of drafts goes on with h' in place of the
+(llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  A chain of drafts continues with h' in place of the
 trunk's h.
 
-The outputs h lie in a ring by position, and so do the keys and values.  Every pass of the trunk writes both for its tokens
-(:meth:`MTP.follow`), over what drafts had left there: so what was drafted on the way is forgotten without a word about it,
-the cache always holds what the trunk's own outputs give, and taking tokens back is a matter of the next position.
+The outputs h, the keys and the values are stored in rings by position.  Every pass of the trunk writes all of them for its
+tokens (:meth:`MTP.follow`), over what drafts stored there.  So drafts need no cleaning up, the cache always holds values
+made from the trunk's own outputs, and a rollback only changes the next position.
 """
 
 from typing import cast
@@ -26,7 +26,7 @@ from engine.ops import Ops
 
 
 class MTP:
-    """The layer that drafts, of one model."""
+    """The layer of a model that drafts."""
 
     def __init__(self, model: Hybrid, layer: Layer) -> None:
         c, blk = model.config, f"blk.{model.config.n_layer}.nextn."
@@ -39,28 +39,28 @@ class MTP:
         self.output = self._own("shared_head_head.weight", model.output)
         norm = model._optional(blk + "shared_head_norm.weight", c.n_embd)
         self.output_norm = model.output_norm if norm is None else norm
-        #: Where a pass of its own has its inputs.
+        #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
         #: float32 [length, n_embd]: h of position p in row p % length.
         self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.slots).capacity, c.n_embd), np.float32)
 
     @property
     def ops(self) -> Ops:
-        """The backend that computes it."""
+        """The backend that computes the layer."""
         return self._model.ops
 
     def belong(self, model: Hybrid) -> None:
-        """Compute for ``model``, of the same weights, from now on."""
+        """Draft for ``model``, which has the same weights, from now on."""
         self._model = model
 
     def _own(self, name: str, other: Matrix) -> Matrix:
-        """A matrix [n_vocab, n_embd] of this layer, or the trunk's."""
+        """A matrix [n_vocab, n_embd] of this layer if the file has one, else ``other``, the trunk's."""
         model, name = self._model, f"blk.{self._model.config.n_layer}.nextn.{name}"
         return model._matrix(name, model.config.n_vocab, model.config.n_embd) if name in model.gguf.tensors else other
 
     @property
     def n_bytes(self) -> int:
-        """Weights that a draft reads."""
+        """Bytes of weights that one draft reads."""
         model, blk = self._model, f"blk.{self._model.config.n_layer}."
         tensors = model.gguf.tensors
         own = {name: tensor for name, tensor in tensors.items() if name.startswith(blk) and "embed_tokens" not in name}
@@ -70,14 +70,15 @@ class MTP:
         return bytes_read(own.values(), model.config)
 
     def _joined(self, batch: Pass[Array]) -> Array:
-        """x of the tokens, from h of the positions before theirs."""
+        """The inputs x of the tokens, from the outputs h of the preceding positions: float32 [rows, n_embd]."""
         ops, c = self._model.ops, self._model.config
         e = ops.embed(self.embed_tokens, batch.tokens, c.embedding_scale)
         (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
         return x
 
     def follow(self, batch: Pass[Array], hidden: Array) -> None:
-        """The trunk has made ``hidden`` [rows, n_embd] of the tokens: keep it, and the keys and values that go with it."""
+        """Store the outputs ``hidden`` [rows, n_embd] of the trunk for the tokens of a pass, and this layer's keys and values
+        for them."""
         model, layer = self._model, self._layer
         ops, c, mixer = model.ops, model.config, cast(Attention, layer.mixer)
         ops.keep_rows(self.hidden, hidden, batch)
@@ -86,8 +87,8 @@ class MTP:
         ops.remember(mixer.heads, k, v, model.cache.layers[c.n_layer], batch, model.rotary.table)
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array:
-        """The logits after one token, at a position whose predecessor has left its h; its own h' takes the place of the
-        trunk's until that comes."""
+        """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
+        the trunk's h, which overwrites it later."""
         model, ops, c = self._model, self._model.ops, self._model.config
         x = model.layer(self._layer, c.n_layer, self._joined(batch), batch)
         hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
@@ -106,5 +107,5 @@ class MTP:
         return logits[0]
 
     def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready: they are the trunk's."""
+        """Compute the rotation angles of positions [0, length), which are shared with the trunk."""
         self._model.reserve(length)

@@ -1,4 +1,4 @@
-"""Qwen3.5: three gated delta nets to one layer of attention; qwen35 (dense) and qwen35moe (a mixture of experts).
+"""Qwen3.5: three gated delta nets per layer of attention; qwen35 (dense) and qwen35moe (a mixture of experts).
 
 Layer (llama.cpp, ``src/models/qwen35.cpp``, ``qwen35moe.cpp``)::
 
@@ -24,14 +24,14 @@ class Qwen35(Hybrid):
     """qwen35 and qwen35moe, text only."""
 
     def load_rest(self) -> None:
-        """The table of angles, and the layer that drafts."""
+        """Load the table of rotation angles and the layer that drafts."""
         c = self.config
         self.rotary = self._rotary(c.rope, self.cache.n_ctx)
         if c.n_mtp:
             self.mtp = MTP(self, self.load_layer(c.n_layer))
 
     def load_layer(self, il: int) -> Layer:
-        """The weights of layer ``il``, of the trunk or the one behind it."""
+        """The weights of layer ``il``, of the trunk or of the layer after it, which drafts."""
         c, blk = self.config, f"blk.{il}."
         recurrent = il < c.n_layer and c.recurrent[il]
         return Layer(
@@ -76,11 +76,11 @@ class Qwen35(Hybrid):
         return tuple(self.ops.weight(weight) for weight in weights)
 
     def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
-        """One layer of the trunk."""
+        """One layer of the trunk: residual stream in, residual stream out, float32 [rows, n_embd]."""
         return self.layer(self.layers[il], il, x, batch)
 
     def layer(self, layer: Layer, il: int, x: Array, batch: Pass[Array]) -> Array:
-        """One layer, with memory ``il`` of the cache."""
+        """One layer with memory ``il`` of the cache: residual stream in, residual stream out, float32 [rows, n_embd]."""
         ops, c, memory = self.ops, self.config, self.cache.layers[il]
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         mixer = layer.mixer

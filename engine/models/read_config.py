@@ -1,6 +1,6 @@
-"""From metadata to an immutable description of the model.
+"""Reading the metadata into an immutable description of the model.
 
-Every number here is read with its exact type and range.  That it agrees with the shapes of the tensors is checked where each
+Every number is read with its exact type and range.  Whether it matches the shapes of the tensors is checked where each
 tensor is loaded (``engine/models/weights.py``).  Keys and defaults are those of llama.cpp.
 """
 
@@ -15,7 +15,8 @@ from engine.models.metadata import MAX_DIMENSION, MAX_LAYERS, flags, n_vocab, re
 
 
 def read_config(gguf: GGUF) -> ModelConfig:
-    """The configuration of a file; raises ModelError for an architecture this engine cannot run, GGUFError for bad values."""
+    """The configuration of a file.  Raises ModelError for an architecture that this engine cannot run, and GGUFError for
+    invalid values."""
     architecture = gguf.require("general.architecture", "str")
     if architecture == ASSISTANT:
         raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
@@ -56,7 +57,7 @@ def read_config(gguf: GGUF) -> ModelConfig:
         _check_sections(gguf, a, rope.n_rot)
         if d_v != d_k:
             gguf.refuse(f"{a}.attention.value_length", f"is {d_v}, but the gates of {a} are as long as its keys, {d_k}")
-    # The 27B of Gemma 3 scales its queries by the width per head of the residual stream (llama.cpp, gemma3.cpp).
+    # Gemma 3 27B scales queries by the width of the residual stream per head (llama.cpp, gemma3.cpp).
     per_head = n_embd // n_head if a == "gemma3" and n_layer == 62 else d_k
     return ModelConfig(
         architecture=a,
@@ -88,7 +89,8 @@ def read_config(gguf: GGUF) -> ModelConfig:
 
 
 def _recurrent_layers(gguf: GGUF, a: str, n_layer: int) -> tuple[bool, ...]:
-    """For each layer, whether it is a delta net: all but every n-th (n = 4 unless given), or a list of booleans."""
+    """For each layer, whether it is a delta net.  The file gives n (default 4; every n-th layer is attention) or a list of
+    booleans."""
     key = f"{a}.attention.recurrent_layers"
     if key in gguf.metadata:
         return flags(gguf, key, n_layer)
@@ -129,8 +131,8 @@ def _read_experts(gguf: GGUF, a: str) -> ExpertsConfig:
 
 
 def _check_sections(gguf: GGUF, a: str, n_rot: int) -> None:
-    """Refuse sections in which a pair uses the last stream of positions.  All other streams are equal in text, so sections
-    have no effect then."""
+    """Refuse sections in which a pair uses the last stream of positions.  All other streams are equal for text, so other
+    sections have no effect."""
     key = f"{a}.rope.dimension_sections"
     values = [int(v) for v in gguf.require(key, "int[]")]
     if len(values) != 4 or min(values) < 0 or sum(values) == 0:
@@ -142,7 +144,7 @@ def _check_sections(gguf: GGUF, a: str, n_rot: int) -> None:
 
 
 def _sliding_layers(gguf: GGUF, n_layer: int) -> tuple[bool, ...]:
-    """For each layer, whether it slides: every n-th is global (n = 6 unless given), or a list of booleans."""
+    """For each layer, whether it slides.  The file gives n (default 6; every n-th layer is global) or a list of booleans."""
     key = "gemma3.attention.sliding_window_pattern"
     if gguf.kinds.get(key) == "bool[]":
         return flags(gguf, key, n_layer)

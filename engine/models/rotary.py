@@ -1,7 +1,7 @@
-"""The table of rotation angles: computed on the host in float64, rounded once to float32.
+"""The table of rotation angles, computed on the host in float64 and rounded once to float32.
 
 angle(p, i) = p * base^(-2i / n_rot) / factors[i] * scale (Su et al. 2021; ``factors`` as in Llama 3); with YaRN (Peng
-et al. 2023) low frequencies are interpolated, high ones kept, and cos and sin carry a magnitude.
+et al. 2023) low frequencies are interpolated, high ones are kept, and cos and sin are multiplied by a magnitude.
 """
 
 import math
@@ -26,7 +26,7 @@ def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
         return plain * rope.scale
 
     def dimension(turns: float) -> float:
-        """The pair that turns this many times over the original context."""
+        """The pair that makes this many turns over the original context."""
         ratio = rope.yarn_ctx / (turns * 2 * math.pi)
         return rope.n_rot * math.log(ratio) / (2 * math.log(rope.base))
 
@@ -37,12 +37,13 @@ def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied by: 1, or YaRN's 1 + 0.1 ln(factor) times the file's factor."""
+    """The factor of cos and sin: 1, or YaRN's 1 + 0.1 ln(factor) times the factor in the file."""
     return (1.0 + 0.1 * math.log(1.0 / rope.scale)) * rope.attn_factor if rope.yarn_ctx else 1.0
 
 
 class Rotary:
-    """``table`` float32 [n_ctx, 2, n_rot / 2] (cos, sin) stays where it is and is filled as positions are asked for."""
+    """Rotation angles by position.  ``table`` float32 [n_ctx, 2, n_rot / 2] (cos, sin) has a fixed address and is filled as
+    positions are requested."""
 
     def __init__(self, ops: Ops, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
         self._ops = ops
@@ -53,12 +54,12 @@ class Rotary:
         self.table = ops.zeros((n_ctx, 2, rope.n_rot // 2), np.float32)
 
     def turns_as(self, rope: RopeConfig, factors: np.ndarray | None) -> bool:
-        """Whether these angles are those of another layer."""
+        """Whether these angles equal those of the given rotation and factors."""
         own = self._frequencies
         return self._magnitude == magnitude(rope) and np.array_equal(own, frequencies(rope, factors))
 
     def reserve(self, positions: int) -> None:
-        """Fill the table for positions 0 ... positions - 1, in blocks."""
+        """Fill the table for positions [0, positions), in blocks."""
         if positions > self._filled:
             end = min(self._n_ctx, -(-positions // BLOCK) * BLOCK)
             angle = np.arange(self._filled, end, dtype=np.float64)[:, None] * self._frequencies[None, :]

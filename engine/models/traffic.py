@@ -1,4 +1,4 @@
-"""How much memory a generated token reads, and at what rate an answer has read it."""
+"""The amount of memory that a generated token reads, and the rate at which an answer has read it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from engine.models.weights import bytes_read
 
 
 class LoadedModel(Protocol):
-    """What is asked of a loaded model here; ``engine.llm.LLM`` is one."""
+    """The attributes of a loaded model that this module uses; ``engine.llm.LLM`` has them."""
 
     config: ModelConfig
     cache: KVCache
@@ -24,9 +24,9 @@ class LoadedModel(Protocol):
 
 
 def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
-    """Bytes of weights, keys and values that an answer has read per second; 0 if that was not measured.
+    """Bytes of weights, keys and values that an answer has read per second; 0 if the time was not measured.
 
-    The first token comes from the prompt's pass, so n tokens are n - 1 passes.
+    The first token comes from the pass that reads the prompt, so n tokens take n - 1 passes.
     """
     passes, first = timings.predicted_n - 1, timings.cache_n + timings.prompt_n
     if passes < 1 or timings.predicted_s <= 0:
@@ -38,9 +38,9 @@ def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads.
 
-    Of an embedding that is not also the output matrix, and of per-layer embeddings, that is one row; of experts, as many as a
-    token uses; of a layer that drafts, and of keys and values that a layer does not use, nothing.  All other tensors are read
-    in full.
+    A token reads one row of an embedding that is not also the output matrix, and of per-layer embeddings; only the experts
+    that it uses; and nothing of a layer that drafts or of keys and values that a layer does not use.  It reads all other
+    tensors in full.
     """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
@@ -56,13 +56,13 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
 
 
 def memories(llm: LoadedModel) -> list[Any]:
-    """The memory of earlier tokens that each layer of the trunk reads: its own, or another layer's."""
+    """The memory of earlier tokens that each layer of the trunk reads, its own or that of another layer."""
     return [llm.cache.layers[llm.config.memory(il)] for il in range(llm.config.n_layer)]
 
 
 def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
-    """Mean bytes of keys and values that tokens at positions ``first`` ... ``first + count - 1`` read in ``layers``,
-    and of states that recurrent layers read and write."""
+    """The mean number of bytes that tokens at positions [first, first + count) read in ``layers``: keys and values, and
+    states that recurrent layers read and write."""
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:

@@ -1,4 +1,4 @@
-"""A weight matrix as the model sees it: packed rows and the format needed to read them."""
+"""A weight matrix as the model sees it: packed rows and their format."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from engine.models.config import ModelConfig
 class Weight:
     """Packed rows of one tensor.
 
-    ``data`` uint8 [n, row bytes], usually a view of the mapped file; ``columns`` weights per row.  If ``pitch`` is not 0, the
-    matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.
+    ``data``: uint8 [n, row bytes], usually a view of the mapped file; ``columns``: weights per row.  If ``pitch`` is not 0,
+    the matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Weight:
         return n // self.pitch * self.count if self.pitch else n
 
     def part(self, first: int, last: int) -> np.ndarray:
-        """Rows first .. last - 1: uint8 [.., row bytes], contiguous."""
+        """Rows [first, last), contiguous: uint8 [last - first, row bytes]."""
         if not self.pitch:
             return self.data[first:last]
         i = np.arange(first, min(last, self.rows))
@@ -48,7 +48,7 @@ class Weight:
 
 
 def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) -> Weight:
-    """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices stacked; raises ModelError if
+    """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices stacked.  Raises ModelError if
     it is missing or has another shape."""
     tensor = gguf.tensors.get(name)
     if tensor is None:
@@ -88,17 +88,17 @@ def stacked(name: str, *weights: Weight) -> Weight:
     """The rows of several matrices of one format and width, stacked."""
     first = weights[0]
     data = np.concatenate([weight.data for weight in weights])
-    data.flags.writeable = False  # as mapped rows are, for which kernels are compiled anyway
+    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
     return Weight(name, first.format, first.columns, data)
 
 
 def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
-    """Bytes of some tensors that one token reads: of a stack of experts, only as many experts as it uses."""
+    """Bytes of some tensors that one token reads; of a stack of experts it reads only those that it uses."""
     used = config.experts.n_used / config.experts.n_expert if config.experts is not None else 1.0
     return sum(int(tensor.nbytes * (used if "_exps." in tensor.name else 1.0)) for tensor in tensors)
 
 
 def join_rows(name: str, *parts: np.ndarray) -> Weight:
-    """A float32 matrix made of the rows of several arrays, each [.., columns] or [columns]."""
+    """A float32 matrix of the rows of several arrays, each [n, columns] or [columns]."""
     rows = np.vstack([np.atleast_2d(part) for part in parts]).astype("<f4")
     return Weight(name, FORMATS[GGMLQuantizationType.F32], rows.shape[1], rows.view(np.uint8))

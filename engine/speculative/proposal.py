@@ -17,47 +17,47 @@ class DeviceDraft(Protocol):
     """A source of drafts whose passes can run on the target's own device, as part of a step."""
 
     n_vocab: int
-    """Tokens that it can propose."""
+    """The number of tokens that it can propose."""
 
     script: np.ndarray | None
-    """int32 [n_ctx]: what is proposed for a position in place of its own token, unless negative; None: nothing."""
+    """Proposals that replace its own token at a position, int32 [n_ctx], negative: not replaced; None: no replacements."""
 
     @property
     def ops(self) -> Any:
-        """The backend that computes its passes, of any kind: ``engine.ops.Operations``."""
+        """The backend that computes its passes (``engine.ops.Operations``)."""
 
     @property
     def n_ctx(self) -> int:
-        """Positions of its context."""
+        """The number of positions of its context."""
 
     @property
     def reads(self) -> int:
-        """Tokens that the first of its passes in a step reads."""
+        """The number of tokens that its first pass in a step reads."""
 
     @property
     def cache(self) -> KVCache | None:
-        """A cache of its own; None where it reads the target's."""
+        """Its own cache; None if it reads the target's."""
 
     @property
     def anchor(self) -> Any:
-        """An array int32 [2] of ``ops`` for the position of the certain token and the one before; None where it has no use
-        for them."""
+        """An array int32 [2] of ``ops`` for the position of the certain token and the position before it; None if it uses
+        neither."""
 
     @property
     def compute(self) -> Callable[..., Any]:
         """A pass (``engine.ops.Forward``)."""
 
     def sampler(self, sampler: Sampler) -> Sampler:
-        """What draws its tokens where ``sampler`` draws the target's."""
+        """The sampler that draws its tokens when ``sampler`` draws the target's."""
 
     def reserve(self, length: int) -> None:
-        """Have the angles of positions [0, length) ready."""
+        """Compute the rotation angles of positions [0, length)."""
 
     def catch_up(self, known: Sequence[int], owner: object) -> None:
-        """Read what it must know to go on after ``known``; ``owner`` starts its passes from now on."""
+        """Read the tokens that it needs in order to continue after ``known``; ``owner`` starts its passes from now on."""
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
-        """``tokens`` followed ``known`` in a step with ``count`` drafts."""
+        """Note that a step with ``count`` drafts appended ``tokens`` to ``known``."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ from engine.text.tokenizer import Tokenizer
 
 
 class LoadedModel(Protocol):
-    """What drafting, and reports about it, need of a loaded model; ``engine.llm.LLM`` is one."""
+    """The interface of a loaded model that drafting and its reports use; ``engine.llm.LLM`` implements it."""
 
     path: Path
     config: ModelConfig
@@ -32,7 +32,7 @@ class LoadedModel(Protocol):
     notes: list[str]
 
     def jobs(self) -> list[Job]:
-        """Every kernel of the model, as something that any process can compile."""
+        """A compile job for every kernel of the model; any process can run it."""
 
     def warm_up(self) -> None:
         """Load every kernel of the model."""
@@ -42,13 +42,13 @@ class LoadedModel(Protocol):
 
     @property
     def n_cached(self) -> int:
-        """Tokens that the cache holds."""
+        """The number of tokens in the cache."""
 
     def can_sample(self, sampler: Sampler) -> bool:
-        """Whether the device can choose tokens as this sampler does."""
+        """Whether the device can choose tokens by the rules of this sampler."""
 
     def decode(self, ids: Sequence[int], sampler: Sampler, count: int) -> Generator[tuple[int, np.ndarray], None, None]:
-        """``count`` tokens that follow ``ids``, each with its logits, float32 [n_vocab] or empty."""
+        """Generate ``count`` tokens after ``ids``, each with its logits, float32 [n_vocab] or empty."""
 
     def extend(self, ids: list[int]) -> np.ndarray:
         """Logits after ``ids``: float32 [n_vocab]."""
@@ -80,14 +80,15 @@ class Source:
 
     @property
     def n_ctx(self) -> int:
-        """Positions of the context."""
+        """The number of positions of the context."""
         return self.llm.n_ctx
 
     @property
     def anchor(self) -> Array | None:
-        """Memory for the position of the certain token and the one before, int32 [2]; None for sources that need neither."""
+        """Memory for the position of the certain token and the position before it, int32 [2]; None for sources that use
+        neither."""
         return None
 
     def reserve(self, length: int) -> None:
-        """Prepare the rotation angles of positions [0, length)."""
+        """Compute the rotation angles of positions [0, length)."""
         self.llm.model.reserve(length)

@@ -1,4 +1,4 @@
-"""Steps of a target whose logits the host reads: always on the CPU, and on a GPU if it cannot choose tokens by itself."""
+"""Steps of a target whose logits the host reads: always on the CPU, and on a GPU if it cannot choose the tokens itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,8 +18,8 @@ _NO_LOGITS = np.empty(0, np.float32)
 
 @dataclass
 class Step:
-    """The result of one step: the drafts that were kept and the token after them, and, if the host has them, the logits that
-    each was chosen from."""
+    """The result of one step: the accepted drafts, the token after them, and, if they are on the host, the logits that each
+    was chosen from."""
 
     tokens: list[int]
     logits: list[np.ndarray] = field(default_factory=list)
@@ -30,9 +30,9 @@ class Step:
 
 
 class Steps(Protocol):
-    """Steps of one model: ``begin``, then ``start`` and ``take`` in turn, the same number of each.
+    """Steps of one model.  Call ``begin``, then ``start`` and ``take`` equally often, then ``end``.
 
-    ``ahead``: plain steps that may be started before the first is taken; ``ahead_drafted``: steps with drafts.
+    ``ahead``: the number of plain steps that may be in flight; ``ahead_drafted``: that of steps with drafts.
     """
 
     ahead: int
@@ -46,10 +46,11 @@ class Steps(Protocol):
         """The number of drafts that a step can read after ``n_known`` tokens."""
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
-        """Whether a model makes its drafts as part of a step."""
+        """Whether a source computes its drafts as part of a step."""
 
     def begin(self, known: Sequence[int]) -> object:
-        """The tokens so far; the cache holds all but the last.  Returns what identifies these steps to ``end``."""
+        """Set the tokens so far; the cache holds all but the last.  Returns an object that identifies this answer to
+        ``end``."""
 
     def start(self, proposal: Proposal) -> None:
         """Start a step that reads the last known token and the drafts."""
@@ -62,16 +63,16 @@ class Steps(Protocol):
 
 
 class Readable(Protocol):
-    """What steps need of a model."""
+    """The interface of a model that steps use."""
 
     cache: KVCache
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
-        """Run a pass: the logits of its last rows, float32 [n_logits, n_vocab]."""
+        """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
 
 
 class ModelSteps:
-    """The limits that a model's cache sets to its steps."""
+    """The limits of steps that follow from a model's cache."""
 
     _model: Readable
 
@@ -87,13 +88,13 @@ class ModelSteps:
 
 
 class HostSteps(ModelSteps):
-    """Steps of one model: ``begin``, then ``start`` and ``take`` alternately; the cache holds all known tokens but the
-    last."""
+    """Steps of one model whose tokens are chosen on the host.  Call ``begin``, then ``start`` and ``take`` in turn.  The
+    cache holds all known tokens but the last."""
 
     ahead = 1
-    """Plain steps that may be in flight: started before the result of the first is taken."""
+    """The number of plain steps that may be in flight: started, with their result not yet taken."""
     ahead_drafted = 1
-    """Steps with drafts that may be in flight."""
+    """The number of steps with drafts that may be in flight."""
 
     def __init__(self, model: Readable, sampler: Sampler, params: SpeculationParams) -> None:
         self._model = model
@@ -103,7 +104,7 @@ class HostSteps(ModelSteps):
         self._steps: list[Step] = []
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
-        """Whether a draft model makes its drafts as part of a step."""
+        """Whether a source computes its drafts as part of a step."""
         return False
 
     def begin(self, known: Sequence[int]) -> None:
@@ -111,7 +112,7 @@ class HostSteps(ModelSteps):
         self._known = list(known)
 
     def start(self, proposal: Proposal) -> None:
-        """Read the last known token and the drafts, and choose what follows."""
+        """Read the last known token and the drafts, and choose the tokens that follow."""
         drafts, known, cache = proposal.tokens, self._known, self._model.cache
         first = len(known) - 1
         tokens = np.array([known[-1], *drafts], np.int32)
@@ -145,8 +146,8 @@ class HostSteps(ModelSteps):
         return by_ratio(target, draft, drafts[i], sampler.seed, len(history))
 
     def take(self) -> Step:
-        """The result of the first step that has not been taken yet."""
+        """Return the result of the first step whose result has not been taken."""
         return self._steps.pop(0)
 
     def end(self, turn: object = None) -> None:
-        """No further step will be requested."""
+        """End the answer: no further step follows."""

@@ -23,7 +23,7 @@ from engine.verify.passes import in_steps_of, passes, sizes, wide_sizes
 from engine.verify.tally import Tally
 
 MOST_SAMPLED = 32
-"""Tokens of the comparisons that draw tokens with noise."""
+"""The number of tokens in comparisons that draw tokens at random."""
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 NOISY: dict[str, Any] = {"temperature": 0.8}
@@ -37,19 +37,19 @@ PENALIZED: dict[str, Any] = {
 
 
 class Comparison:
-    """Two loaded models and what has been compared so far.  Methods raise ``engine.verify.lockstep.Difference`` at the
-    first bit."""
+    """The comparison of two loaded models.  Its methods raise ``engine.verify.lockstep.Difference`` at the first bit that
+    differs."""
 
     def __init__(self, cpu: LLM, gpu: LLM, ids: Sequence[int], seed: int, tally: Tally) -> None:
         self.cpu, self.gpu, self.ids, self.seed, self.tally = cpu, gpu, list(ids), seed, tally
         self.sequence = list(ids)
-        #: The backend of the GPU, with what it has beside ``engine.ops.Operations``.
+        #: The backend of the GPU, with its methods beyond ``engine.ops.Operations``.
         self._ops = cast(Backend, gpu.model.ops)
 
     # --- kernels -----------------------------------------------------------------------------------------------
 
     def kernels(self, ids: Sequence[int], note: Callable[[Site, Check], None]) -> None:
-        """Every operation of every pass over ``ids``."""
+        """Compare every operation of every pass over ``ids``."""
         both = Lockstep(self.cpu.model, self.gpu.model, note)
         for _, counts in self._readings(len(ids)):
             self._reset()
@@ -62,13 +62,13 @@ class Comparison:
     # --- whole passes ------------------------------------------------------------------------------------------
 
     def _readings(self, n: int) -> list[tuple[str, list[int]]]:
-        """Ways to read n tokens on the GPU, each with the rows of its passes; that of few passes, if it can be, first."""
+        """Ways to read n tokens on the GPU: (name, rows of each pass).  The way with few passes comes first, if possible."""
         few = wide_sizes(self.gpu.batch_size, n)
         return [*([("passes of many rows", few)] if few else []), ("passes of 1 to 16 rows", sizes(n))]
 
     def prompt(self) -> None:
-        """Logits of rows of the prompt, and the cache it leaves: the GPU in passes of many rows, and of 1 to 16, the CPU in
-        large ones."""
+        """Compare logits of the prompt and the cache after it.  The GPU reads the prompt in passes of many rows and in passes
+        of 1 to 16 rows, the CPU in large passes."""
         self._reset()
         expected = self.cpu.logits(self.ids)
         for how, counts in self._readings(len(self.ids)):
@@ -81,7 +81,7 @@ class Comparison:
             self.caches()
 
     def caches(self) -> None:
-        """Keys, values and states that the next token could see."""
+        """Compare the keys, values and states that the next token can see."""
         for check in self._cache_checks():
             self.tally.whole("cache", "what is visible after the prompt", check)
             if check.differing.any():
@@ -101,7 +101,8 @@ class Comparison:
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
-        """n tokens, each the CPU's choice: (tokens, the logits after each but the last), after checking the GPU's logits."""
+        """Generate n tokens, each chosen by the CPU, and compare the GPU's logits.  Returns the tokens and the logits after
+        each but the last, float32 [n - 1, n_vocab]."""
         sampler = Sampler(SamplingParams(**GREEDY, logit_bias=self._no_end()), self.cpu.config.n_vocab)
         history = self.sequence = list(self.ids)
         rows = []
@@ -128,7 +129,7 @@ class Comparison:
         return history[len(self.ids) :], np.array(rows, np.float32).reshape(-1, self.cpu.config.n_vocab)
 
     def rows(self, tokens: Sequence[int], expected: np.ndarray) -> None:
-        """Passes of k rows after the prompt against the same tokens one by one."""
+        """Compare passes of k rows after the prompt with single steps over the same tokens."""
         self._reset()
         for batch, positions in passes(self.ids, in_steps_of(16, len(self.ids))):
             self.gpu.model.forward(batch, positions, 0)
@@ -149,14 +150,14 @@ class Comparison:
     def _same(
         self, what: str, how: str, expected: np.ndarray, found: np.ndarray, tokens: np.ndarray, positions: np.ndarray
     ) -> None:
-        """Compares the logits of a pass, and where they differ looks for the kernel."""
+        """Compare the logits of a pass; if they differ, search for the kernel that causes it."""
         check = Check(f"{what}, logits of positions {positions[0]} to {positions[-1]}: ", expected, found)
         self.tally.whole(what, how, check)
         if check.differing.any():
             raise Difference(None, check, self._search(tokens, int(positions[0])))
 
     def _search(self, tokens: np.ndarray, first: int) -> str:
-        """Which kernel makes a pass of ``tokens`` at position ``first`` differ."""
+        """A text that names the kernel that makes a pass of ``tokens`` at position ``first`` differ."""
         ops, model = self._ops, self.gpu.model
         model.cache.truncate(first)
         self.cpu.reset()
@@ -179,7 +180,7 @@ class Comparison:
     # --- choosing ----------------------------------------------------------------------------------------------
 
     def sampling(self, tokens: Sequence[int], logits: np.ndarray) -> None:
-        """Tokens chosen on the device, without and with noise and penalties, against those of the CPU's sampler."""
+        """Compare tokens chosen on the device with those of the CPU's sampler, greedy and at random with penalties."""
         ops, n_vocab = self._ops, self.cpu.config.n_vocab
         machine = DeviceSampler(ops.device, n_vocab, self.gpu.n_ctx)
         for how, options in (("greedy", GREEDY), ("with noise", NOISY), ("with penalties", PENALIZED)):
@@ -198,7 +199,7 @@ class Comparison:
                 self._tokens("tokens chosen on the GPU", how, [sampler.sample(row, last + 1, history)], machine.take())
 
     def answers(self, tokens: Sequence[int]) -> None:
-        """What ``LLM.generate`` answers, also with drafts looked up in the answer itself."""
+        """Compare the answers of ``LLM.generate``, with and without drafts looked up in the answer itself."""
         found = self.gpu.complete(self.ids, max_tokens=len(tokens), ignore_eos=True, **GREEDY).ids
         self._tokens("answer of LLM.generate", "greedy", list(tokens), found)
         options = {"max_tokens": min(len(tokens), MOST_SAMPLED), "ignore_eos": True, "seed": self.seed}

@@ -1,4 +1,4 @@
-"""A recorded pass as a graph, where kernels overlap, against the same pass kernel by kernel."""
+"""Comparison of a recorded pass run as a graph, in which kernels overlap, with the same pass run kernel by kernel."""
 
 import numpy as np
 
@@ -8,7 +8,8 @@ from engine.verify.lockstep import Check, Difference, Site
 
 
 def first_of_graph(ops: Backend, plan: Plan) -> str:
-    """Which launch of a pass writes something else in a captured graph than when each waits for the one before it."""
+    """A text that names the first launch of a pass that writes different values in a captured graph than when each launch
+    waits for the one before it."""
     alone: list[list[np.ndarray]] = []
     ops.observe(lambda seen: alone.append([ops.download(out) for out in seen.values.values()]))
     try:
@@ -17,7 +18,7 @@ def first_of_graph(ops: Backend, plan: Plan) -> str:
         ops.observe(None)
 
     def checks(n: int) -> list[Check]:
-        """Of the last of the first n + 1 launches, captured and run."""
+        """The checks of launch n, after the first n + 1 launches were captured and run."""
         part = Plan(plan.launches[: n + 1], None)
         ops.capture(part)
         assert part.graph

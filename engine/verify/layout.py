@@ -1,4 +1,4 @@
-"""What the CPU and a GPU hold of the same model, laid out alike: activations, chunks of attention, rings, weights."""
+"""Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, rings, weights."""
 
 import math
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from engine.numerics import exp, sigmoid, softplus
 def activations(
     unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the kernels of ``engine/cuda/products/quantize.py`` leave, row by row: q int8 [rows, columns], scales float32
-    [rows, units], sums [rows, n]: int32 of each 32 positions, or for a unit of 256 int16, 16 sums of 16 and 8 of 32 each, in
-    a wide pass float16, 16 sums of 16."""
+    """The results of the kernels of ``engine/cuda/products/quantize.py`` by row: q int8 [rows, columns], scales float32
+    [rows, units], and sums [rows, n].  Sums are int32, one per 32 positions; for a unit of 256 they are int16, 16 sums of 16
+    and 8 sums of 32 positions per unit, or in a wide pass float16, 16 sums of 16 positions per unit."""
     tiles, units = -(-rows // 8), columns // unit
     scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
     q = q.view(np.int8)
@@ -48,9 +48,9 @@ def activations(
 def chunk_parts(  # type: ignore[no-untyped-def]
     q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, mass, sums, seen
 ):
-    """``engine/cpu/attention.py`` without the joining of chunks: for each chunk that a row sees, counted from the first,
-    maximum and sum in mass [rows, n_head, slots, 2], weighted values in sums [rows, n_head, slots, d_v], and seen
-    [rows, slots]; arguments as for ``attend_quantized``."""
+    """``engine/cpu/attention.py`` without joining the chunks.  For each chunk that a row sees, counted from the first, it
+    writes the maximum and the sum to mass [rows, n_head, slots, 2], the weighted values to sums [rows, n_head, slots, d_v],
+    and whether it was seen to seen [rows, slots].  The other arguments are those of ``attend_quantized``."""
     rows, n_head, d_k = q.shape
     group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
     key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
@@ -76,7 +76,7 @@ def chunk_parts(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
-    """How much of a state stays at each token, and how much of it is learnt (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
+    """The decay of the state and the learning rate at each token (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
     rows, n_v = alpha.shape
     out = np.empty((n_v, rows, 2), np.float32)
     for t in range(rows):
@@ -87,7 +87,7 @@ def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
 
 
 def chunk_of(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
-    """The chunk of absolute number ``chunk`` of every head: [n_head_kv, ...]."""
+    """The chunk with absolute number ``chunk`` of every head: [n_head_kv, ...]."""
     n_head_kv, chunks, *inside = ring.shape
     flat = ring.reshape(n_head_kv * chunks, *inside)
     at = [h * chunks + chunk % chunks for h in range(n_head_kv)]
@@ -95,8 +95,8 @@ def chunk_of(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
 
 
 def by_lane(ring: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
-    """A NumPy ring of keys, or of values (``by_position``), as views [n_head_kv, chunks, 64, ...] of what each position has:
-    its elements, or where they are quantized words and scales."""
+    """Views [n_head_kv, chunks, 64, ...] of a NumPy ring of keys, or of values (``by_position``), by position: of the
+    elements, or of words and scales if the ring is quantized."""
     if not kind.quantized:
         return [ring if by_position else ring.swapaxes(2, 3)]
     (heads, chunks, words), bits = ring.shape, kind.bits
@@ -111,15 +111,15 @@ def by_lane(ring: np.ndarray, kind: CacheType, by_position: bool) -> list[np.nda
 
 
 def stored(ring: np.ndarray, kind: CacheType, by_position: bool, chunks: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """What lies at some places of a NumPy ring: [places, n_head_kv, d], or where it is quantized words and scales, one behind
-    the other."""
+    """The contents of some places of a NumPy ring: [places, n_head_kv, d], or words followed by scales if the ring is
+    quantized."""
     parts = [part[:, chunks, lanes].swapaxes(0, 1) for part in by_lane(ring, kind, by_position)]
     flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
     return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
 
 
 def moved_rings(layer: LayerCache, chunks: int, end: int) -> LayerCache:
-    """The positions before ``end`` that a layer's NumPy rings hold, in rings of ``chunks`` chunks."""
+    """The positions before ``end`` of a layer's NumPy rings, copied into rings of ``chunks`` chunks."""
     at = np.arange(max(0, end - min(layer.keys.shape[1], chunks) * CHUNK), end)
     rings = []
     for ring, kind, by_position in ((layer.keys, layer.k_type, False), (layer.values, layer.v_type, True)):
@@ -132,7 +132,7 @@ def moved_rings(layer: LayerCache, chunks: int, end: int) -> LayerCache:
 
 
 def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """What two rings by position hold of positions first .. first + count - 1, as far as both still do."""
+    """The rows of positions [first, first + count) in two rings by position, as far as both still hold them."""
     end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
     kept = range(max(0, end - min(count, *lengths)), end)
     rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
@@ -140,7 +140,7 @@ def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) ->
 
 
 def moved_ring(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -> np.ndarray:
-    """The last ``count`` positions before ``end`` of a ring, in a ring of another length."""
+    """The last ``count`` positions before ``end`` of a ring, copied into a ring of another length."""
     out = np.zeros(shape, ring.dtype)
     for p in range(max(0, end - count), end):
         out[p % shape[0]] = ring[p % ring.shape[0]]
@@ -148,7 +148,7 @@ def moved_ring(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -
 
 
 def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
-    """What recurrent layers, and the layer that drafts, know after ``length`` tokens: names and arrays."""
+    """The states of recurrent layers, and of the layer that drafts, after ``length`` tokens: names and arrays."""
     for what, ring, back in model.rings():
         n = int(ring.shape[0])
         for p in range(max(0, length - back), length):
@@ -156,8 +156,8 @@ def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndar
 
 
 def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a pass after position ``length`` - 1 can see of a layer's NumPy rings, whatever their length: keys
-    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words where they are quantized."""
+    """The part of a layer's NumPy rings that a pass after position ``length`` - 1 can see: keys [positions, n_head_kv, d_k]
+    and values [positions, n_head_kv, d_v], or their words if they are quantized.  It does not depend on the ring length."""
     first = max(0, length - layer.window) if layer.window else 0
     at = np.arange(first, length)
     place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
@@ -166,7 +166,7 @@ def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def same_weights(gpu: Any, pair: Any) -> bool:
-    """Whether a matrix in device memory (``pair.gpu``) has the bytes of the file's (``pair.cpu``)."""
+    """Whether a matrix in device memory (``pair.gpu``) has the same bytes as in the file (``pair.cpu``)."""
     weight, memory, row_bytes = pair.cpu, pair.gpu.memory, pair.cpu.data.shape[1]
     step = TILE * max(1, (16 << 20) // (TILE * row_bytes))
     for row in range(0, weight.rows, step):

@@ -1,9 +1,9 @@
-"""A model on the CPU and on a GPU side by side: every operation runs on both, and what each kernel wrote is compared.
+"""A model on the CPU and on a GPU in lockstep: every operation runs on both, and the results of each kernel are compared.
 
-A pass is computed by the architecture's own code, on pairs: of arrays, of weights, of caches.  Every operation is called on
-both backends; the GPU's kernels are started one by one, each waited for, so that an error, and a bit that differs, has a
-name.  All earlier results being equal, the inputs of an operation are, too: the first kernel that differs is at fault, unless
-it is right when it gets the CPU's inputs in fresh memory (:class:`Difference`).
+The architecture's own code computes a pass on pairs of arrays, weights and caches.  Every operation is called on both
+backends.  The GPU's kernels are started one at a time, and each is waited for, so that an error or a difference can be
+attributed to a kernel.  Since all earlier results are equal, the inputs of an operation are equal too.  So the first kernel
+that differs is at fault, unless it is correct with the CPU's inputs in fresh memory (:class:`Difference`).
 """
 
 import copy
@@ -43,23 +43,27 @@ from engine.verify.layout import (
 f32 = np.float32
 
 CHUNK_PARTS = ("largest score and sum", "weighted values")
-"""What attention leaves of each chunk, until the chunks are joined."""
+"""The results of attention for each chunk, before the chunks are joined."""
 
 
 Seen: TypeAlias = Observation[Any]
-"""What a kernel of the GPU has written."""
+"""The arrays that a GPU kernel has written."""
 
 Given: TypeAlias = Any
-"""An argument or a result of an operation: pairs, plain values, and whatever holds some of them."""
+"""An argument or a result of an operation: pairs, plain values, and containers of these."""
 
 Inner: TypeAlias = dict[str, np.ndarray]
-"""What the CPU has inside an operation, by name."""
+"""Intermediate values of an operation on the CPU, by name."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One value on both devices.  ``name``: of a weight, as its layer calls it; ``computed``: the result of an operation;
-    ``parts``: the inputs of a result that the GPU computes where it is used, by the names that it has for them."""
+    """One value on both devices.
+
+    name: the name of a weight within its layer.
+    computed: whether it is the result of an operation.
+    parts: the inputs of a result whose computation the GPU defers, by their names there.
+    """
 
     cpu: Given
     gpu: Given
@@ -76,13 +80,13 @@ class Pair:
         return replace(self, cpu=self.cpu[rows], gpu=self.gpu[rows])
 
     def reshape(self, *shape: int) -> "Pair":
-        """The same elements under another shape."""
+        """A pair of arrays of this shape with the same elements."""
         return replace(self, cpu=self.cpu.reshape(shape), gpu=self.gpu.reshape(*shape))
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where something was computed; ``layer`` is None before the first layer and after the last."""
+    """The place of a computation in the model; ``layer`` is None before the first layer and after the last."""
 
     layer: int | None
     operation: str
@@ -97,7 +101,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Check:
-    """Two arrays that must have the same bits, where ``where`` (None: everywhere); ``what`` they are."""
+    """Two arrays that must have the same bits where ``where`` is true (None: everywhere); ``what`` describes them."""
 
     what: str
     cpu: np.ndarray
@@ -111,7 +115,7 @@ class Check:
 
     @property
     def differing(self) -> np.ndarray:
-        """For each value how many of its bits differ."""
+        """The number of differing bits of each value."""
         bits = np.bitwise_count(_bits(self.cpu) ^ _bits(self.gpu))
         return bits if self.where is None else bits * self.where
 
@@ -129,7 +133,7 @@ class Check:
 
 
 class Difference(Exception):
-    """Bits that differ: ``site`` and ``check`` say where and which, ``verdict`` what a second look at the kernel showed."""
+    """Bits that differ.  ``site``: where; ``check``: the arrays; ``verdict``: the result of running the kernel again."""
 
     def __init__(self, site: Site | None, check: Check, verdict: str) -> None:
         super().__init__(f"{site or 'whole pass'}: {check.show()}\n{verdict}")
@@ -150,7 +154,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def join(cpu: Given, gpu: Given, name: str = "") -> Given:
-    """Two models' attributes of the same name as one: arrays and weights become pairs, what holds them is copied."""
+    """Join attributes of the same name of two models: arrays and weights become pairs, containers of them are copied."""
     if isinstance(cpu, (np.ndarray, Weight)):
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
@@ -178,14 +182,14 @@ def take(value: Given, of: Callable[[Pair], Given]) -> Given:
 
 
 def _cpu_side(pair: Pair) -> Given:
-    # Some operations of the CPU work in place, and a pair has to keep what it was.
+    # Some CPU operations work in place, and a pair must keep its value.
     return pair.cpu.copy() if pair.computed else pair.cpu
 
 
 @dataclass(frozen=True)
 class Attention:
-    """What an operation that attends is given: the cache, ``last``, the position up to which each row sees it, and how far
-    back; ``stores``: it appends keys and values at these positions."""
+    """The arguments of an attention operation: the cache, the last position that each row sees (``last``), and the window;
+    ``stores``: whether it appends keys and values at these positions."""
 
     heads: Given
     q: Given
@@ -212,7 +216,7 @@ class Attention:
 class Lockstep:
     """A backend of pairs, and the passes of a model on it.
 
-    cpu, gpu: the same model (``engine.models.base.Model``) on either device; note: called with every comparison.
+    cpu, gpu: the same model (``engine.models.base.Model``) on each device; note: called with every comparison.
     """
 
     def __init__(self, cpu: Given, gpu: Given, note: Callable[[Site, Check], None]) -> None:
@@ -230,14 +234,16 @@ class Lockstep:
             self._model.mtp.belong(self._model)
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
-        """One pass on both: the logits of the last ``n_logits`` rows, which are equal.  Raises Difference."""
+        """Run a pass on both devices and return the logits of the last ``n_logits`` rows, float32 [n_logits, n_vocab].
+        Raises Difference unless all results are equal."""
         for model in (self._cpu, self._gpu):
             model.prepare(int(positions[0]), tokens.size)
         logits = self._model.compute(self._pass(tokens, positions), n_logits)
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
 
     def draft(self, token: int, position: int) -> None:
-        """One pass of the layer that drafts, behind the tokens in the cache.  Raises Difference."""
+        """Run a pass of the layer that drafts, after the tokens in the cache.  Raises Difference unless all results are
+        equal."""
         for model in (self._cpu, self._gpu):
             model.reserve(position + 1)
         at_token, at_position = (np.array([value], np.int32) for value in (token, position))
@@ -261,7 +267,7 @@ class Lockstep:
         return partial(self._operate, name)
 
     def _operate(self, name: str, *args: Given) -> Given:
-        """An operation on both devices: a pair, or a list of pairs."""
+        """Run an operation on both devices.  Returns a pair, or a list of pairs."""
         cpu, inner = self._cpu.ops, dict[str, np.ndarray]()
         before = self._remembered(args) if name == "delta_net" else None
         cpu.observe(lambda seen: inner.update(seen.values))
@@ -296,14 +302,14 @@ class Lockstep:
     def _parts(
         self, name: str, args: Sequence[Given], result: Given, compared: Sequence[Check]
     ) -> tuple[tuple[str, Pair], ...]:
-        """The inputs of a result that the GPU computes where it is used."""
+        """The inputs of a result whose computation the GPU defers."""
         if not isinstance(result, Deferred):
             return ()
         given = Attention.of(name, args)
         if not isinstance(result, Attended) or given is None:
             inputs = (a for a in args if isinstance(a, Pair))
             return tuple(zip(result.inputs, inputs, strict=True))
-        # Operations of the CPU have no such arrays, but its chunks were compared with the GPU's.
+        # CPU operations have no such arrays, but the chunks were compared with the GPU's.
         mass, sums = (check.cpu for check in compared if check.what in CHUNK_PARTS)
         padded = np.zeros((*sums.shape[:3], result.values.size // (mass.size // 2)), f32)
         padded[..., : sums.shape[3]] = sums
@@ -315,7 +321,7 @@ class Lockstep:
         return (*parts, ("gate", given.q)) if given.heads.gated else parts
 
     def _record(self, name: str, given: Sequence[Given]) -> Given:
-        """The launches of an operation; ``result`` is (its results, the same with nothing deferred)."""
+        """The launches of an operation; ``result`` is (its results, its results with nothing deferred)."""
         gpu = self._gpu.ops
 
         def forward() -> Given:
@@ -334,13 +340,14 @@ class Lockstep:
         inner: Inner,
         compare: Callable[[Seen, list[Check]], None],
     ) -> None:
-        """Start the launches one by one; after each, ``compare`` gets what it wrote beside what it should have written.
+        """Start the launches one by one; after each, call ``compare`` with the arrays that it wrote and the checks of these
+        against the CPU's.
 
-        inner: what the CPU has inside an operation: rotated queries, or what a delta net makes of its inputs.
+        inner: intermediate values of the CPU: rotated queries, or the convolved inputs of a delta net.
         """
         gpu = self._gpu.ops
         pairs = list(zip(plan.result[1], expected, strict=True))
-        # A result may be written in parts, and what lies in its place may first have been something else.
+        # A result may be written in parts, and its memory may have held something else before.
         places = [range(tensor.address, tensor.address + array.nbytes) for tensor, array in pairs]
         written = [(i, out.address) for i, launch in enumerate(plan.launches) for out in launch.outputs]
         last = [max((i for i, address in written if address in place), default=-1) for place in places]
@@ -372,7 +379,7 @@ class Lockstep:
         values: dict[str, Tensor],
         inner: Inner,
     ) -> list[Check]:
-        """What a kernel has written beside results of its operation: ``values``, and into caches and rings."""
+        """Checks of what a kernel wrote besides results of its operation: ``values``, caches and rings."""
         attended = Attention.of(name, args)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
@@ -394,7 +401,7 @@ class Lockstep:
 
     def _quantized(self, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:
         rows, columns = x.shape
-        # A scale for each unit of each row, rows in tiles of 8.
+        # One scale for each unit of each row, rows in tiles of 8.
         unit = columns * 8 * -(-rows // 8) // words[1].size
         names = ("x as int8", "its scales", "its sums")
         q, d, s = self._cpu.ops._quantize(x, unit)
@@ -411,7 +418,7 @@ class Lockstep:
     def _rotated(
         self, attended: Attention, given: Sequence[Given], values: dict[str, Tensor], queries: np.ndarray
     ) -> list[Check]:
-        """What the kernel of rotation hands to attention: queries, and what is now in the cache."""
+        """Checks of what the rotation kernel passes to attention: the queries, and the new contents of the cache."""
         cache = attended.cache
         law = [("rotated query", queries)]
         if cache.k_type.quantized:
@@ -427,11 +434,11 @@ class Lockstep:
         return checks
 
     def _chunks(self, attended: Attention, values: dict[str, Tensor], queries: np.ndarray) -> list[Check]:
-        """What the kernel of attention leaves of each chunk."""
+        """Checks of the attention kernel's results for each chunk."""
         gpu, heads, cache, positions = self._gpu.ops, attended.heads, attended.cache, attended.last.cpu
         rows, d_v = positions.size, cache.d_v
         if rows > STEP_ROWS:
-            return []  # the rows of several launches, of which each leaves its own
+            return []  # the rows belong to several launches, each with its own results
         slots = values["mass"].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
         integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
@@ -442,7 +449,7 @@ class Lockstep:
         mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
         chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(values["mass"]).reshape(mass.shape)
-        # The sign of a largest score of 0 depends on the order of the comparisons, and nothing depends on it.
+        # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
         parts = gpu.download(values["values"]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
         return [
             Check(CHUNK_PARTS[0], mass + f32(0.0), found + f32(0.0), seen),
@@ -452,7 +459,7 @@ class Lockstep:
     def _appended(
         self, cache: Given, positions: np.ndarray, device_cache: LayerCache[Tensor], values: dict[str, Tensor]
     ) -> list[Check]:
-        """What a kernel of rotation has put into the cache, and leaves for attention."""
+        """Checks of what a rotation kernel stored in the cache and passes to attention."""
         gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
         appended, checks = [], []
         for what, tensor, mine, kind, by_position in (
@@ -474,7 +481,7 @@ class Lockstep:
         return checks
 
     def _convolved(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
-        """What a delta net has ready of all tokens before its state goes from one to the next."""
+        """Checks of what a delta net computes for all tokens before its state is updated token by token."""
         net, _, gates, _, batch = args
         y_found, gates_found = (self._gpu.ops.download(values[name]) for name in ("convolved", "gates"))
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
@@ -485,7 +492,7 @@ class Lockstep:
         ]
 
     def _kept(self, name: str, kind: str, args: Sequence[Given]) -> list[Check]:
-        """What a kernel of an operation leaves in rings by position."""
+        """Checks of what a kernel of an operation stored in rings by position."""
         positions = args[-1].positions.cpu
         if name == "keep_rows":
             rings = [("row", args[0])]
@@ -501,7 +508,7 @@ class Lockstep:
 
     @staticmethod
     def _remembered(args: Sequence[Given]) -> list[np.ndarray]:
-        """What a delta net begins with, in rings of the GPU's lengths: a long pass overwrites it."""
+        """The initial states of a delta net, in rings of the GPU's lengths, because a long pass overwrites them."""
         net, _, _, memory, batch = args
         needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
         return [moved_ring(ring.cpu, ring.gpu.shape, int(batch.positions.cpu[0]), n) for ring, n in needed]
@@ -515,7 +522,8 @@ class Lockstep:
         first: Check,
         before: list[np.ndarray] | None,
     ) -> str:
-        """Whether the kernel itself is at fault: the operation again, with the CPU's inputs in memory of their own."""
+        """A sentence on whether the kernel itself is at fault, found by running the operation again with the CPU's inputs in
+        fresh memory."""
         gpu = self._gpu.ops
         for pair in args:
             if isinstance(pair, Pair) and isinstance(pair.cpu, Weight) and not same_weights(gpu, pair):
@@ -527,7 +535,7 @@ class Lockstep:
         end = int(attended.last.cpu.max()) + 1 if attended else 0
 
         def fresh(value: Given) -> Given:
-            """The CPU's value, in new device memory."""
+            """The CPU's value in fresh device memory."""
             if isinstance(value, RecurrentLayer):
                 assert before is not None
                 return RecurrentLayer(*map(gpu.upload, before))

@@ -1,4 +1,4 @@
-"""Into which passes the tokens of a comparison are divided."""
+"""The division of a comparison's tokens into passes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from engine.limits import STEP_ROWS
 
 
 def sizes(n: int) -> list[int]:
-    """Row counts of the passes that read n tokens: 16, 1, 15, 2, ... until all have been, and over again."""
+    """Row counts of passes that read n tokens: 16, 1, 15, 2 and so on through all counts from 1 to 16, repeated as needed."""
     counts = [k for pair in zip(range(16, 8, -1), range(1, 9), strict=True) for k in pair]
     found: list[int] = []
     while sum(found) < n:
@@ -17,8 +17,8 @@ def sizes(n: int) -> list[int]:
 
 
 def wide_sizes(most: int, n: int) -> list[int]:
-    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one just beyond a step, and the rest;
-    nothing where no pass has more rows than a step."""
+    """Row counts of passes of at most ``most`` rows that read n tokens: a long one, one just longer than a step, and the
+    rest; empty if no pass can have more rows than a step."""
     if min(most, n) <= STEP_ROWS:
         return []
     first = min(most, max(STEP_ROWS + 1, 3 * n // 5))
@@ -32,7 +32,7 @@ def in_steps_of(most: int, n: int) -> list[int]:
 
 
 def passes(ids: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(tokens, positions) of passes of so many rows, from position 0 on."""
+    """The tokens and positions of passes with these row counts, from position 0 on: (int32 [rows], int32 [rows]) each."""
     first = 0
     for count in counts:
         yield np.array(ids[first : first + count], np.int32), np.arange(first, first + count, dtype=np.int32)

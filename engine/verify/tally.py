@@ -1,4 +1,4 @@
-"""The table of ``engine/parity.py``: what was compared, and how many bits differ."""
+"""The table of ``engine/parity.py``: the comparisons and the number of bits that differ."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Line:
-    """A line of the table: what was compared, shapes and layers (each once, in order), values, and bits that differ."""
+    """A line of the table: the subject, its shapes and layers (each once, in order), the number of values, and the number of
+    differing bits."""
 
     compared: dict[str, None] = field(default_factory=dict)
     shapes: dict[str, None] = field(default_factory=dict)
@@ -20,7 +21,7 @@ class Line:
 
 
 class Tally:
-    """The comparisons made so far: lines of a table, in order; equal ones are added up."""
+    """The comparisons so far, as lines of a table in order; comparisons of the same subject share a line."""
 
     HEAD = ("operation", "tensors", "kernel", "compared", "shape of a row", "layers", "values", "differing bits")
 
@@ -30,7 +31,7 @@ class Tally:
         self._lines: dict[tuple[str, ...], Line] = {}
 
     def note(self, site: "Site", check: "Check") -> None:
-        """Adds one comparison of a kernel's output."""
+        """Add a comparison of a kernel's output."""
         layer = "-" if site.layer is None else str(site.layer)
         key = (
             site.operation,
@@ -41,7 +42,7 @@ class Tally:
         self._add(key, check, check.what, " x ".join(map(str, check.cpu.shape[1:])), layer)
 
     def whole(self, what: str, how: str, check: "Check") -> None:
-        """Adds one comparison of whole passes."""
+        """Add a comparison of whole passes."""
         self._add((what, "", "", ""), check, how, "", "-")
 
     def _add(self, key: tuple[str, ...], check: "Check", what: str, shape: str, layer: str) -> None:
@@ -53,7 +54,7 @@ class Tally:
         self.values += values
 
     def table(self) -> Iterator[str]:
-        """The lines, aligned."""
+        """The lines of the table, with aligned columns."""
         rows = [self.HEAD]
         for (operation, tensors, kernel, _), line in self._lines.items():
             layers = next(iter(line.layers)) if self._verbose or "-" in line.layers else str(len(line.layers))

@@ -302,7 +302,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "say which GPU is meant with --target"),
+        ([], "choose a GPU with --target"),
         (["--target", "sm_12"], "target 'sm_12' is unknown; use sm_75,"),
         (["--target", "sm_90", "-m", "nothing"], "there is no model 'nothing'"),
         (["--target", "sm_90", "-c", "many"], "'many' is not a whole number"),
