@@ -1,4 +1,4 @@
 """CPU kernels, one file per operation; GPU kernels mirror them file by file and name by name."""
 
-# Before the first kernel is declared.
+# This import must run before the first kernel is declared.
 import engine.compile.numba_cache  # noqa: F401

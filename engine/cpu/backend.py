@@ -1,6 +1,6 @@
-"""The operations a forward pass is written against, on the CPU.
+"""The operations that forward passes are written against, on the CPU.
 
-Arrays are NumPy arrays.  Every method returns a new array unless it says "in place"; shapes are [rows, ...].
+Arrays are NumPy arrays.  Every method returns a new array unless documented as "in place"; shapes are [rows, ...].
 """
 
 from collections.abc import Sequence
@@ -43,18 +43,19 @@ from engine.speculative.steps import HostSteps, Steps
 f32 = np.float32
 
 BATCH_SIZE = 128
-"""Rows of a pass that reads a prompt, unless something else is asked for: more are not faster."""
+"""The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
 
 class Backend:
-    """Operations on ``n_threads`` threads (0: as many as the machine offers).  The thread count never shows in a bit."""
+    """Operations on ``n_threads`` threads (0: one per available core).  The bits do not depend on the number of threads."""
 
     name = "cpu"
     ahead_drafted = 1
-    """Steps with drafts that are under way at once."""
+    """The number of steps with drafts that may be in flight at once."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
-        """max_rows: of a pass that reads a prompt, 0: 128; longer prompts take several.  No bit depends on it."""
+        """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not
+        depend on it.  Raises UsageError for a number of threads that the machine does not have."""
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
             raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
@@ -67,56 +68,57 @@ class Backend:
 
     @property
     def label(self) -> str:
-        """The device as reports name it."""
+        """The name of the device in reports: "cpu"."""
         return "cpu"
 
     @property
     def gpu_name(self) -> str:
-        """The name of the GPU: there is none."""
+        """An empty string: there is no GPU."""
         return ""
 
     def device_memory(self) -> DeviceMemory | None:
-        """None: weights and caches lie in host memory."""
+        """None: weights and caches are in host memory."""
         return None
 
     def bandwidth(self) -> float:
-        """Bytes per second that a plain read of memory reaches with ``n_threads`` threads; measured once per process."""
+        """Bytes per second of a plain read of memory with ``n_threads`` threads; measured once per process."""
         return bandwidth.machine_bandwidth(self.n_threads)
 
     def shares_memory_with(self, other: AnyOperations) -> bool:
-        """Whether the other one computes on the CPU, too."""
+        """Whether the other backend also computes on the CPU."""
         return isinstance(other, Backend)
 
     def can_reach(self, other: AnyOperations) -> bool:
-        """Whether the other one computes on the CPU, too."""
+        """Whether the other backend also computes on the CPU."""
         return isinstance(other, Backend)
 
     def reach(self, other: AnyOperations) -> None:
-        """Nothing to do: host memory is there for every backend that ``can_reach`` allows."""
+        """Do nothing: all backends for which ``can_reach`` is true share host memory."""
 
     # --- memory ------------------------------------------------------------------------------------------------
 
     def free_memory(self, weights: int) -> int:
-        """Bytes free for a cache; 0 where the system does not say.  Weights are mapped, so they take none of it for good."""
+        """Bytes free for a cache; 0 if unknown.  ``weights`` is not subtracted, because weights are mapped and the system can
+        reclaim their pages."""
         return available_memory()
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention over ``n_ctx`` positions needs beside the cache: next to nothing."""
+        """0: attention needs almost no memory besides the cache."""
         return 0
 
     def loaded(self) -> None:
-        """All weights are there."""
+        """Do nothing: loading leaves no memory to release."""
 
     def upload(self, array: np.ndarray) -> np.ndarray:
-        """An array the operations can read."""
+        """The array itself, which the operations can read."""
         return array
 
     def weight(self, weight: Weight, host: bool = False) -> Weight:
-        """A weight matrix the operations can read: here the mapped rows themselves, which are in host memory anyway."""
+        """The weight matrix itself: the operations read the mapped rows, which are in host memory anyway."""
         return weight
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """Zeroed memory; pages are taken from the system when they are first written."""
+        """A zeroed array; the system allocates its pages when they are first written."""
         return np.zeros(shape, dtype)
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
@@ -124,11 +126,11 @@ class Backend:
         target[first : first + rows.shape[0]] = rows
 
     def download(self, array: np.ndarray) -> np.ndarray:
-        """The values as a NumPy array: here itself."""
+        """The array itself, which is a NumPy array."""
         return array
 
     def inputs(self) -> None:
-        """Memory for the inputs of passes between the steps of an answer: here they are arguments."""
+        """None: passes take their inputs as arguments."""
 
     def run(
         self,
@@ -137,15 +139,16 @@ class Backend:
         n_logits: int,
         inputs: Pass[np.ndarray] | None = None,
     ) -> np.ndarray | None:
-        """``forward(batch, n_logits)``: here every operation computes when it is called."""
+        """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  Every
+        operation computes when it is called."""
         return forward(batch, n_logits)
 
     def next_rows(self, left: int) -> int:
-        """How many of the ``left`` tokens of a prompt the next pass should read."""
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
         return min(left, self.max_rows)
 
     def jobs(self, model: Decoder[np.ndarray]) -> list[Job]:
-        """What has to be compiled before a model can run: every kernel that a pass of one token calls, or one of more."""
+        """A compile job for every kernel that passes of a model call, with one token or with more."""
         found: dict[Job, None] = {}
         model.reserve(2)
         with noted(found):
@@ -156,13 +159,13 @@ class Backend:
         return list(found)
 
     def warm_up(self, model: Decoder[np.ndarray]) -> None:
-        """Load every kernel of a model by running one token; one that is not there yet is compiled."""
+        """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
         if model.mtp is not None:
             model.mtp.forward(0, 1)
 
     def observe(self, observer: Observer[np.ndarray] | None) -> None:
-        """Call ``observer`` with "query" and "convolved" from now on; None: no more."""
+        """Call ``observer`` with the values "query" and "convolved" of all further operations; None: stop."""
         self._observer = observer
 
     def _tell(self, name: str, value: np.ndarray) -> None:
@@ -170,11 +173,11 @@ class Backend:
             self._observer(Observation("", "", {name: value}))
 
     def can_sample(self, params: SamplingParams) -> bool:
-        """Whether ``steps`` can choose tokens in this way: no, logits are where the sampler is."""
+        """False: the logits are on the host, where the sampler runs."""
         return False
 
     def steps(self, model: Decoder[np.ndarray], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps whose tokens ``sampler`` chooses from logits."""
+        """Steps of ``model`` whose tokens ``sampler`` chooses on the host, and whose drafts it accepts by ``params``."""
         return HostSteps(model, sampler, params)
 
     # --- operations --------------------------------------------------------------------------------------------
@@ -187,7 +190,7 @@ class Backend:
         return out
 
     def matmul(self, x: np.ndarray, *weights: Weight) -> list[np.ndarray]:
-        """x float32 [rows, K] times each weight [R, K]: a float32 [rows, R] for each; x is quantized once per unit."""
+        """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each; x is quantized once per unit."""
         quantized: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         outputs = []
         numba.set_num_threads(self.n_threads)
@@ -206,7 +209,7 @@ class Backend:
         return outputs
 
     def matmul_add(self, residual: np.ndarray, x: np.ndarray, weight: Weight) -> np.ndarray:
-        """residual + x times the weight."""
+        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
         return self.add(residual, self.matmul(x, weight)[0])
 
     def _quantize(self, x: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,11 +221,11 @@ class Backend:
         return q, d, s
 
     def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """x + y; y may be a bias [n] for every row."""
+        """x + y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
         return x + y
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        """Normalize the last axis of x [..., n]; weight [n]."""
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis: x [..., n], weight [n]; float32 [..., n]."""
         y = np.empty_like(x)
         n = weight.size
         rms_norm.rms_norm(x.reshape(-1, n), weight, f32(eps), y.reshape(-1, n))
@@ -231,7 +234,7 @@ class Backend:
     def rms_norm_add(
         self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float, scale: float = 1.0
     ) -> np.ndarray:
-        """(residual + normalized x) * scale."""
+        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
         y = np.empty_like(x)
         rms_norm.rms_norm_add(residual, x, weight, f32(eps), f32(scale), y)
         return y
@@ -239,8 +242,8 @@ class Backend:
     def per_layer_inputs(
         self, m: np.ndarray, e: np.ndarray, weight: np.ndarray, scale: float, eps: float
     ) -> np.ndarray:
-        """What each layer adds of the token itself: m, e [rows, layers * n], weight [n] to [layers, rows, n]
-        (``engine/cpu/per_layer.py``)."""
+        """The per-layer embeddings of the tokens (``engine/cpu/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
+        [layers, rows, n]."""
         rows, n = m.shape[0], weight.size
         out = np.empty((m.shape[1] // n, rows, n), f32)
         per_layer.per_layer_inputs(m, e, weight, f32(scale), f32(eps), out)
@@ -258,8 +261,8 @@ class Backend:
     ) -> np.ndarray:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        Before that: biases, normalization of each head of q and k where the layer has them, and rotation by ``table``.  Where
-        heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of the gates.
+        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, and q and k are rotated by
+        ``table``.  If heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
         """
         gates = None
         if heads.gated:
@@ -282,8 +285,8 @@ class Backend:
         table: np.ndarray,
         window: int,
     ) -> np.ndarray:
-        """Attention of queries q [rows, n_head * d_k] at the rows' positions over what lies in the cache up to position
-        ``last`` int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
+        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
         """
         return self.attend(self._queries(heads, q, batch.positions, table), cache, last, heads.scale, window)
 
@@ -305,8 +308,8 @@ class Backend:
         batch: Pass[np.ndarray],
         table: np.ndarray,
     ) -> None:
-        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions.  v may
-        be the same array as k."""
+        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
+        biases, normalization and rotation of ``attention``.  v may be k."""
         if heads.biases:
             k, v = self.add(k, heads.biases[1]), self.add(v, heads.biases[2])
         rows, positions = batch.rows, batch.positions
@@ -318,7 +321,7 @@ class Backend:
         self.append(cache, self.rope(k.copy(), positions, table, heads.neox), v, positions)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
-        """Rotate x [rows, heads, head_dim] in place by its positions; returns it."""
+        """Rotate x [rows, heads, head_dim] by its positions, in place; returns x."""
         rope.rope(x, positions, table, neox)
         return x
 
@@ -338,8 +341,8 @@ class Backend:
         return out
 
     def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
-        """Queries [rows, n_head, d_k] as quantized keys want them: int8, and float32 [rows, n_head, d_k / 32]; for other keys
-        none of their elements."""
+        """Queries [rows, n_head, d_k] quantized for quantized keys: int8, and scales float32 [rows, n_head, d_k / 32]; empty
+        arrays for other types of keys."""
         d = q.shape[2] if k_type.quantized else 0
         integers, scales = np.empty((*q.shape[:2], d), np.int8), np.empty((*q.shape[:2], d // BLOCK), f32)
         if d:
@@ -355,8 +358,8 @@ class Backend:
         scale: float,
         window: int | None = None,
     ) -> np.ndarray:
-        """Attention of q [rows, n_head, d_k] over the cache, as far back as its window or another one; float32 [rows,
-        n_head * d_v]."""
+        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None:
+        float32 [rows, n_head * d_v]."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
         out = np.empty((rows, n_head, cache.d_v), f32)
@@ -386,7 +389,7 @@ class Backend:
     ) -> np.ndarray:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
-        gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
+        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
         """
         rows, positions, d = batch.rows, batch.positions, net.state_size
         q, k, v = self.convolved(net, x, memory, positions)
@@ -395,7 +398,7 @@ class Backend:
         out = np.empty((rows, net.n_v, d), f32)
         numba.set_num_threads(self.n_threads)
         alpha, beta = gates if len(gates) == 2 else np.split(gates[0], 2, axis=1)
-        # Halves of one row are contiguous and those of many are not: a kernel is compiled for one of the two.
+        # Halves of a single row are contiguous, those of several rows are not; the kernel is compiled for one case only.
         alpha, beta = np.ascontiguousarray(alpha), np.ascontiguousarray(beta)
         given = (alpha, beta, net.a, net.dt, positions, self.n_threads)
         delta_net.delta_rule(q, k, v, *given, memory.states, out)
@@ -404,7 +407,7 @@ class Backend:
     def convolved(
         self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the rule takes of x: q, k [rows, n_k, state_size], normalized, and v [rows, n_v, state_size]."""
+        """The inputs of the rule made from x: q, k [rows, n_k, state_size], normalized, and v [rows, n_v, state_size]."""
         rows, d = positions.size, net.state_size
         y = np.empty_like(x)
         delta_net.causal_conv(x, positions, net.conv1d, memory.conv, y)
@@ -415,7 +418,7 @@ class Backend:
         return q, k, np.ascontiguousarray(v).reshape(rows, net.n_v, d)
 
     def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
-        """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]; float32 [rows, n]."""
         y, n = np.empty_like(x), weight.size
         delta_net.gated_norm(x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n))
         return y
@@ -427,8 +430,8 @@ class Backend:
         x: np.ndarray,
         router_x: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The mixture of experts of x [rows, n_embd], and residual, if there is one; router_x: what experts are chosen by, if
-        that is not x."""
+        """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
+        router_x: the input of the router, None: x."""
         check_activation(experts.activation)
         rows, n_used = x.shape[0], experts.n_used
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
@@ -436,7 +439,7 @@ class Backend:
         mixture.route(logits, experts.n_expert, ids, weights)
         if experts.scales is not None:
             weights = weights * experts.scales[ids]
-        # Pairs of a row and an expert, those of an expert side by side.
+        # Pairs of a row and an expert, grouped by expert.
         order = np.argsort(ids.reshape(-1), kind="stable")
         used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
         starts = np.append(starts, order.size)
@@ -459,7 +462,7 @@ class Backend:
     def _matmul_experts(
         self, x: np.ndarray, weight: Weight, n_expert: int, used: np.ndarray, starts: np.ndarray
     ) -> np.ndarray:
-        """Rows starts[g] .. starts[g + 1] of x times the matrix of expert used[g]."""
+        """Rows [starts[g], starts[g + 1]) of x times the matrix of expert used[g]: float32 [pairs, R]."""
         n_rows, entry = weight.rows // n_expert, weight.format
         out = np.empty((x.shape[0], n_rows), f32)
         begins = used * (weight.pitch or n_rows) + weight.first
@@ -477,15 +480,16 @@ class Backend:
         return out
 
     def plain(self, x: np.ndarray) -> np.ndarray:
-        """x as an array that may be used more than once: here it is one."""
+        """x itself, which is an array and may be used any number of times."""
         return x
 
     def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Pass[np.ndarray]) -> None:
-        """ring[positions % length] = x: ring [length, n], x [rows, n]."""
+        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
         mtp.keep_rows(ring, x, batch.positions)
 
     def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Pass[np.ndarray]) -> np.ndarray:
-        """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
+        """e [rows, n] and the row of the ring ``hiddens`` [length, m] for the position before, concatenated: float32
+        [rows, n + m]."""
         return np.concatenate([e, hiddens[(batch.positions - 1) % hiddens.shape[0]]], axis=1)
 
     def mtp_input(
@@ -497,21 +501,21 @@ class Backend:
         batch: Pass[np.ndarray],
         eps: float,
     ) -> np.ndarray:
-        """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
-        there is none: float32 [rows, 2 n]."""
+        """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
+        0), concatenated: float32 [rows, 2 n]."""
         rows, n = e.shape
         out = np.empty((rows, 2 * n), f32)
         mtp.mtp_input(e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out)
         return out
 
     def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        """silu(gate) * up."""
+        """silu(gate) * up, element by element: float32 [rows, n]."""
         y = np.empty_like(up)
         glu.swiglu(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
         return y
 
     def geglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        """gelu(gate) * up."""
+        """gelu(gate) * up, element by element, with the tanh approximation of gelu: float32 [rows, n]."""
         y = np.empty_like(up)
         glu.geglu(gate.reshape(-1), up.reshape(-1), y.reshape(-1))
         return y

@@ -1,11 +1,11 @@
-"""The operations a forward pass is written against, on a GPU.
+"""The operations that forward passes are written against, on a GPU.
 
-A forward pass is recorded once per number of rows: the operations below allocate their results and note which kernels
-would run, with which arguments; the notes become a CUDA graph, and every later pass of as many rows is one launch of it.  So
-tokens and positions are read from device memory, and nothing here may depend on their values.
+A forward pass is recorded once per number of rows: the operations below allocate their results and record the launches with
+their arguments.  The recording becomes a CUDA graph, and every later pass with the same number of rows is one launch of it.
+So tokens and positions are read from device memory, and nothing here may depend on their values.
 
-Three values are not computed where a pass asks for them but where they are used: a normalization, a gate, and the joining of
-attention's chunks usually feed a matrix product, which wants them as int8, so one kernel does both.
+Three kinds of results are deferred until they are used: a normalization, a gate, and the joining of attention's chunks.  They
+usually feed a matrix product, which reads int8, so one kernel computes and quantizes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,14 +53,14 @@ from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
 BATCH_SIZE = 1024
-"""Rows of a pass that reads a prompt, unless something else is asked for."""
+"""The default number of rows of a pass that reads a prompt."""
 
 WIDE = (8, 0)
-"""The least compute capability for passes of more rows than a step, whose kernels compute while they copy on."""
+"""The lowest compute capability for passes of more rows than a step, whose kernels compute and copy at the same time."""
 
 FEW_ROWS = 128
-"""Up to so many tokens of a prompt are read in passes of as many rows as a step: the blocks of a wide product have room for
-about as many columns, and multiply them whether they are there or not."""
+"""Prompts of at most this many tokens are read in passes of as many rows as a step: a block of a wide product computes about
+as many columns, whether they are used or not."""
 
 
 class Backend:
@@ -70,8 +70,9 @@ class Backend:
     ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
-        """device: that of another backend, to queue work together with it; max_rows: of a pass that reads a prompt, 0:
-        ``BATCH_SIZE``.  Below compute capability 8.0 it has at most as many as a step, 16."""
+        """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
+        0: ``BATCH_SIZE``.  Below compute capability 8.0 it is at most that of a step, 16.  Raises DeviceError if the GPU
+        cannot be used."""
         self.device = device or Device(index)
         self.n_threads = 0
         self.max_rows = max_rows or BATCH_SIZE
@@ -82,7 +83,7 @@ class Backend:
         self._memory = Memory(self.device)
         self._steps: DeviceSteps | None = None
         self._observer: Observer[Tensor] | None = None
-        #: What ``jobs`` has found, for ``warm_up``.
+        #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
         self._inputs = self.inputs()
         self.tokens, self.positions = self._inputs.tokens, self._inputs.positions
@@ -91,7 +92,7 @@ class Backend:
 
     @property
     def label(self) -> str:
-        """The device as reports name it, such as "cuda:0 NVIDIA H200"."""
+        """The name of the device in reports, such as "cuda:0 NVIDIA H200"."""
         return f"cuda:{self.device.info.index} {self.device.info.name}"
 
     @property
@@ -104,39 +105,39 @@ class Backend:
         return DeviceMemory(self.device.allocated, self._memory.weight_bytes, self.device.free_memory())
 
     def bandwidth(self) -> float:
-        """Bytes per second that a plain read of the GPU's memory reaches; measured once, in a few milliseconds."""
+        """Bytes per second of a plain read of the GPU's memory; measured once, which takes a few milliseconds."""
         return bandwidth.device_bandwidth(self.device)
 
     def shares_memory_with(self, other: AnyOperations) -> bool:
-        """Whether the other one has its arrays and its work on the same GPU, opened once for both."""
+        """Whether the other backend uses the same device object, and so the same memory and queue."""
         return isinstance(other, Backend) and other.device is self.device
 
     def can_reach(self, other: AnyOperations) -> bool:
-        """Whether the other one is a GPU."""
+        """Whether the other backend computes on a GPU."""
         return isinstance(other, Backend)
 
     def reach(self, other: AnyOperations) -> None:
-        """Have kernels of this GPU read and write the memory of another; DeviceError where the two are not connected."""
+        """Let kernels of this GPU read and write the memory of another.  Raises DeviceError if the two are not connected."""
         assert isinstance(other, Backend)
         self.device.reach(other.device)
 
     # --- memory ------------------------------------------------------------------------------------------------
 
     def free_memory(self, weights: int) -> int:
-        """Bytes free for a cache once ``weights`` bytes of weights and what a pass needs are there."""
+        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass."""
         return self._memory.free(weights)
 
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
-        """Bytes that attention over ``n_ctx`` positions needs beside the cache."""
+        """Bytes that attention over ``n_ctx`` positions needs besides the cache."""
         slots = attention.slots(n_ctx, 0)
         return 4 * sum(attention.scratch(STEP_ROWS, n_head, d_v, slots))
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """A copy of a NumPy array in the GPU's memory."""
+        """A copy of a NumPy array in the GPU's memory.  Raises DeviceError if memory runs out."""
         return self._memory.upload(array)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
-        """Zeroed memory that stays."""
+        """A zeroed array that outlives the pass.  Raises DeviceError if memory runs out."""
         return self._memory.zeros(shape, dtype)
 
     def store(self, target: Tensor, first: int, rows: np.ndarray) -> None:
@@ -144,23 +145,24 @@ class Backend:
         self._memory.store(target, first, rows)
 
     def download(self, array: Tensor) -> np.ndarray:
-        """The values as a NumPy array."""
+        """A copy of the array as a NumPy array, after all work started earlier has ended."""
         return self._memory.download(array)
 
     def weight(self, weight: Weight, host: bool = False) -> DeviceWeight:
-        """A weight matrix the operations can read: copied to the device and laid out in records.
+        """A weight matrix that the operations can read, copied to the device and arranged in records.  Raises DeviceError if
+        memory runs out.
 
-        host: it lies in memory of the host that the device reads, for a table of which a pass reads few rows.
+        host: keep it in host memory that the device reads, for a table of which a pass reads only a few rows.
         """
         return self._memory.weight(weight, host)
 
     def loaded(self) -> None:
-        """All weights are there: what only loading needed is released."""
+        """Release memory that only loading needs.  Call it after the last ``weight``."""
         self._memory.loaded()
 
     def inputs(self) -> Pass[Tensor]:
-        """Memory for the tokens and positions of passes between the steps of an answer, which have theirs in ``tokens`` and
-        ``positions`` all along."""
+        """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each.  The
+        steps themselves use ``tokens`` and ``positions``."""
         rows = max(self.max_rows, STEP_ROWS)
         return Pass(self.zeros((rows,), np.int32), self.zeros((rows,), np.int32))
 
@@ -173,9 +175,10 @@ class Backend:
         n_logits: int,
         inputs: Pass[Tensor] | None = None,
     ) -> np.ndarray | None:
-        """The result of ``forward(batch, n_logits)``, as a NumPy array; recorded on the first call with as many rows.
+        """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
+        first call with a number of rows records the pass.
 
-        inputs: where tokens and positions go, if not to ``tokens`` and ``positions``.
+        inputs: the memory for tokens and positions; None: ``tokens`` and ``positions``.
         """
         plan = self.plan(forward, batch.rows, n_logits, inputs)
         place = inputs or self._inputs
@@ -188,17 +191,17 @@ class Backend:
         return None if plan.result is None else self.download(plan.result)
 
     def next_rows(self, left: int) -> int:
-        """How many of the ``left`` tokens of a prompt the next pass should read."""
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
         rows = min(left, self.max_rows)
         return rows if rows > FEW_ROWS else min(rows, STEP_ROWS)
 
     def plan(self, forward: Forward[Tensor], rows: int, n_logits: int, inputs: Pass[Tensor] | None = None) -> Plan:
-        """The recorded pass of ``rows`` tokens that gives the logits of the last ``n_logits``; inputs: where its tokens and
-        positions lie, if not in ``tokens`` and ``positions``."""
+        """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
+        tokens and positions, None: ``tokens`` and ``positions``."""
         return self.plans.plan(forward, inputs or self._inputs, rows, n_logits, self.max_rows)
 
     def jobs(self, model: Decoder[Tensor]) -> list[Job]:
-        """What has to be compiled before a model can run: every kernel that its passes and the choice of tokens use."""
+        """A compile job for every kernel that the passes of a model and the choice of tokens use."""
         drafts = model.mtp.ops if model.mtp is not None else self
         jobs: list[Job] = [gpu_job(kernel, self.device.compute_capability) for kernel in self._kernels(model)]
         return jobs + [gpu_job(kernel, drafts.device.compute_capability) for kernel in drafts._drafting(model)]
@@ -208,10 +211,10 @@ class Backend:
             return self._needed[model]
         kernels: dict[Specialization, None] = {}
         most = min(self.max_rows, model.cache.n_ctx)
-        # Where attention takes another kernel for more rows, the least and the most have both.
+        # Attention may use another kernel for more rows: the least and the most rows cover both.
         wide = (most, FEW_ROWS + 1) if most > FEW_ROWS else ()
         for rows in (*wide, STEP_ROWS, 8, 4, 2, 1):  # the most memory first
-            # A prompt asks for the last row's logits, a step with drafts for those of all.
+            # A prompt needs the logits of the last row, a step with drafts those of all rows.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self._inputs.part(slice(rows)), n_logits))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
@@ -221,15 +224,15 @@ class Backend:
         return self._needed.setdefault(model, list(kernels))
 
     def _drafting(self, model: Decoder[Tensor]) -> list[Specialization]:
-        """The kernels of what drafts from a model's outputs, which may be on another GPU than the model is."""
+        """The kernels of the drafter of a model, which may be on another GPU than the model."""
         if model.mtp is None:
             return []
         plan = self.record(partial(model.mtp.compute, self._inputs.part(slice(1)), 1))
         return list(dict.fromkeys(launch.kernel for launch in plan.launches))
 
     def warm_up(self, model: Decoder[Tensor]) -> None:
-        """Load every kernel that a model's passes use, and record the pass of one token; one that is not there yet is
-        compiled."""
+        """Load every kernel that a model's passes use, and record the pass of one token; kernels that are not compiled yet
+        are compiled."""
         for kernel in self._kernels(model):
             self.device.load(kernel)
         if model.mtp is not None:
@@ -238,20 +241,20 @@ class Backend:
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)
         if most == self.max_rows > FEW_ROWS:
-            # What long prompts consist of.
+            # The passes that long prompts consist of.
             self.plan(model.compute, most, 0)
             self.plan(model.compute, most, 1)
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
-        """Note the launches of a pass without starting any."""
+        """Record the launches of a pass without starting any."""
         return self.recorder.record(forward)
 
     def capture(self, plan: Plan) -> None:
-        """Compile what a plan needs and make its graph."""
+        """Compile the kernels of a plan and capture its graph."""
         self.plans.capture(plan)
 
     def start(self, plan: Plan) -> None:
-        """Start the kernels of a plan one by one; where something observes them, each waits for the one before."""
+        """Start the kernels of a plan one by one; with an observer, each waits for the one before it."""
         observer = self._observer
 
         def tell(launch: Launch) -> None:
@@ -262,17 +265,18 @@ class Backend:
         self.plans.start(plan, tell if observer is not None else None)
 
     def observe(self, observer: Observer[Tensor] | None) -> None:
-        """Call ``observer`` after each kernel that ``start`` starts, from now on; None: no more."""
+        """Call ``observer`` after each kernel that ``start`` starts, from now on; None: stop."""
         self._observer = observer
 
     # --- sampling ----------------------------------------------------------------------------------------------
 
     def can_sample(self, params: SamplingParams) -> bool:
-        """Whether ``steps`` can choose tokens in this way."""
+        """Whether ``steps`` can choose tokens with these parameters."""
         return sample.supported(params)
 
     def steps(self, model: Decoder[Tensor], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps of ``model`` whose tokens are chosen on the device."""
+        """Steps of ``model`` whose tokens the device chooses by the rules of ``sampler``, and whose drafts it accepts by
+        ``params``.  Requires that ``can_sample`` is true."""
         if self._steps is None:
             self._steps = DeviceSteps(self, model)
         return self._steps.prepare(sampler, params)
@@ -297,25 +301,25 @@ class Backend:
         return out
 
     def matmul(self, x: Tensor | Deferred, *weights: DeviceWeight) -> list[Tensor]:
-        """x float32 [rows, K] times each weight [R, K]: a float32 [rows, R] for each."""
+        """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each."""
         return dense.matmul(self.recorder, x, weights)
 
     def matmul_add(self, residual: Tensor, x: Tensor | Deferred, weight: DeviceWeight) -> Tensor:
-        """residual + x times the weight."""
+        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
         return dense.matmul(self.recorder, x, (weight,), residual)[0]
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y; y may be a bias [n] for every row."""
+        """x + y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
         out = self.recorder.empty(x.shape)
         self.recorder.launch(add.add(), (-(-x.size // 256),), 256, (x, y, x.size, y.size, out), result=out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor | Deferred:
-        """Normalize the rows of x [rows, n]; weight [n]."""
+        """x / sqrt(mean(x^2) + eps) * weight, row by row: x [rows, n], weight [n]; float32 [rows, n], deferred."""
         return Normalized(x, weight, eps)
 
     def rms_norm_add(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, scale: float = 1.0) -> Tensor:
-        """(residual + normalized x) * scale."""
+        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
         out = self.recorder.empty(x.shape)
         added = Added(residual, x, weight, eps, scale, out)
         self.recorder.add(rms_norm.rms_norm_add(), (1, x.shape[0]), 256, added)
@@ -333,9 +337,9 @@ class Backend:
     ) -> Tensor | Deferred:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        Before that: biases, normalization of each head of q, k and v where the layer has it, and rotation by ``table``; v may
-        be k.  Where heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by the logistic function of
-        the gates.
+        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, and q and k are rotated by
+        ``table``; v may be k.  If heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by
+        sigmoid(gates).
         """
         positions = batch.positions
         query, new = launches.rotate(self.recorder, heads, q, k, v, cache, positions, table)
@@ -354,8 +358,8 @@ class Backend:
         table: Tensor,
         window: int,
     ) -> Tensor | Deferred:
-        """Attention of queries q [rows, n_head * d_k] at the rows' positions over what lies in the cache up to position
-        ``last`` int32 [rows] of each, as far back as ``window`` (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
+        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
         """
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch.positions, table)
         if batch.rows > STEP_ROWS:
@@ -371,7 +375,8 @@ class Backend:
         batch: Pass[Tensor],
         table: Tensor,
     ) -> None:
-        """What ``attention`` does with k and v: bias, normalization, rotation, and into the cache at their positions."""
+        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
+        biases, normalization and rotation of ``attention``.  v may be k."""
         launches.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
 
     def delta_net(
@@ -384,7 +389,7 @@ class Backend:
     ) -> Tensor:
         """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
 
-        gates: alpha and beta, each [rows, n_v], or both as one [rows, 2 n_v].
+        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
         """
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
         length, slots = memory.conv.shape[0], memory.states.shape[0]
@@ -411,7 +416,7 @@ class Backend:
         return out
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
-        """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]; float32 [rows, n]."""
         return GatedNormalized(x, weight, gate, eps)
 
     def experts(
@@ -421,14 +426,14 @@ class Backend:
         x: Tensor | Deferred,
         router_x: Tensor | Deferred | None = None,
     ) -> Tensor:
-        """The mixture of experts of x [rows, n_embd], added to the residual if there is one; router_x: what the router sees,
-        if not x."""
+        """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
+        router_x: the input of the router, None: x."""
         check_activation(experts.activation)
         return Mixture(self.recorder, experts, residual, x, router_x).record()
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
-        """What each layer is told of the token itself: m, e [rows, layers * n], weight [n] to [layers, rows, n]
-        (``engine/cuda/per_layer.py``)."""
+        """The per-layer embeddings of the tokens (``engine/cuda/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
+        [layers, rows, n]."""
         (rows, columns), n = m.shape, weight.size
         out = self.recorder.empty((columns // n, rows, n))
         arguments = (m, e, weight, scale, eps, out)
@@ -436,17 +441,18 @@ class Backend:
         return out
 
     def plain(self, x: Tensor | Deferred) -> Tensor:
-        """x as an array that may be used more than once."""
+        """x as an array, which may be used any number of times."""
         return plain(self.recorder, x)
 
     def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Pass[Tensor]) -> None:
-        """ring[positions % length] = x: ring [length, n], x [rows, n]."""
+        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
         x, (rows, n) = plain(self.recorder, x), x.shape
         arguments = (ring, x, ring.shape[0], batch.positions, rows, n)
         self.recorder.launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
 
     def beside(self, e: Tensor, hiddens: Tensor, batch: Pass[Tensor]) -> Tensor:
-        """e [rows, n] beside the row of the ring ``hiddens`` [length, m] for the position before: float32 [rows, n + m]."""
+        """e [rows, n] and the row of the ring ``hiddens`` [length, m] for the position before, concatenated: float32
+        [rows, n + m]."""
         (rows, n), (length, m) = e.shape, hiddens.shape
         out = self.recorder.empty((rows, n + m))
         arguments = (e, hiddens, length, batch.positions, n, m, out)
@@ -456,8 +462,8 @@ class Backend:
     def mtp_input(
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
     ) -> Tensor:
-        """Normalized e [rows, n] beside the normalized row of the ring ``hiddens`` for the position before, or zeros where
-        there is none: float32 [rows, 2 n]."""
+        """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
+        0), concatenated: float32 [rows, 2 n]."""
         rows, n = e.shape
         out = self.recorder.empty((rows, 2 * n))
         arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, batch.positions, eps, n, out)
@@ -465,11 +471,11 @@ class Backend:
         return out
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor | Deferred:
-        """silu(gate) * up."""
+        """silu(gate) * up, element by element: float32 [rows, n], deferred."""
         return Gated(gate, up, "swiglu")
 
     def geglu(self, gate: Tensor, up: Tensor) -> Tensor | Deferred:
-        """gelu(gate) * up."""
+        """gelu(gate) * up, element by element, with the tanh approximation of gelu: float32 [rows, n], deferred."""
         return Gated(gate, up, "geglu")
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:

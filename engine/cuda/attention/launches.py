@@ -1,4 +1,4 @@
-"""The launches of attention: rotation and storing, then chunks, or all of a prompt's rows in one."""
+"""The launches of attention: rotation and storing, then chunks, or all rows of a prompt in one launch."""
 
 import numpy as np
 
@@ -24,8 +24,11 @@ def rotate(
     positions: Tensor,
     table: Tensor,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Keys and values, if there are any, to the cache; the queries as attention takes them, and what has been stored as
-    words, where attention reads that."""
+    """Record the rotation of queries and keys and the storing of keys and values, if there are any, in the cache.
+
+    Returns the rotated queries (with scales if they are int8), and the stored keys and values as words if attention reads
+    these, else None.
+    """
     rows, d_k, d_v, kinds = positions.size, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
     n_head, n_head_kv = heads.n_head if q else 0, heads.n_head_kv if k else 0
     query: tuple[Tensor, ...]
@@ -62,8 +65,8 @@ def attend(
     window: int,
     gate: Tensor | None = None,
 ) -> Attended:
-    """Attention of what ``rotate`` has made of queries, over the cache up to ``positions``; its chunks are yet to be
-    joined."""
+    """Record attention of the queries that ``rotate`` returned, over the cache up to ``positions``.  The chunks of the result
+    are joined when it is used."""
     rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
     slots = attention.slots(chunks * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
@@ -93,7 +96,7 @@ def attend_wide(
     window: int,
     gate: Tensor | None,
 ) -> Tensor:
-    """Attention of more rows than a step has, all of which are in the cache: float32 [rows, n_head * d_v]."""
+    """Record attention of more rows than a step has; their keys and values are in the cache: float32 [rows, n_head * d_v]."""
     rows, k, v = positions.size, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
@@ -105,7 +108,7 @@ def attend_wide(
         arguments = (*places, rows, cache.keys.shape[1], window, heads.scale)
         recorder.launch(kernel, grid, block, arguments, result=out)
         return out
-    # As many as a step at a time.  The last begin where they fit, so that one kernel is for all.
+    # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
     for first in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
         part = slice(first, first + STEP_ROWS)
         of_part = tuple(x[part] for x in query), None, cache, positions[part], window, gate[part] if gate else None

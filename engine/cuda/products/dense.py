@@ -1,4 +1,5 @@
-"""The launches of matrix products: activations to int8 once per unit, then up to three matrices to a launch."""
+"""The launches of matrix products: activations are quantized to int8 once per unit, then a launch multiplies up to three
+matrices."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,16 +15,18 @@ from engine.cuda.runtime.values import Deferred, plain, quantized
 from engine.limits import STEP_ROWS
 
 DEEP_TILES = 2
-"""Tiles per multiprocessor up to which a warp of a matrix product keeps two records in flight."""
+"""The most tiles per multiprocessor for which a warp of a matrix product keeps two records in flight."""
 
 WIDE_FLOATS = 4
-"""Weight rows of float formats that a warp multiplies at a time with 16 rows of a pass of more rows than a step."""
+"""The number of weight rows of a float format that a warp multiplies with 16 rows at a time, in passes of more rows than a
+step."""
 
 
 def matmul(
     recorder: Recorder, x: Tensor | Deferred, weights: Sequence[DeviceWeight], residual: Tensor | None = None
 ) -> list[Tensor]:
-    """x [rows, K] times each weight [R, K], added to the residual [rows, R] if there is one: a float32 [rows, R] for each."""
+    """Record x [rows, K] times each weight [R, K], added to the residual [rows, R] if there is one: float32 [rows, R] for
+    each."""
     rows = x.shape[0]
     outputs = [recorder.empty((rows, weight.rows)) for weight in weights]
     by_unit: dict[int, list[int]] = defaultdict(list)
@@ -36,11 +39,11 @@ def matmul(
                 _matmul_float(recorder, floats, weights[i], residual, outputs[i])
             continue
         activations = quantized(recorder, x, unit)
-        # Matrices of one format side by side: a launch then holds the code of each format once.
+        # Group matrices by format, so that a launch contains the code of each format once.
         members.sort(key=lambda i: weights[i].format.name)
         runs, multiply = [members], _matmul_quantized
         if rows > STEP_ROWS:
-            # A launch holds the code of one format.
+            # A launch contains the code of one format.
             runs = [list(run) for _, run in groupby(members, key=lambda i: weights[i].format.name)]
             multiply = _matmul_wide
         for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
@@ -50,7 +53,7 @@ def matmul(
 
 
 def results(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Several results of one launch, by the names that it has for them."""
+    """The results of one launch by name: "result" for the first, then "result_1" and so on."""
     return {f"result_{i}" if i else "result": out for i, out in enumerate(outputs)}
 
 

@@ -1,13 +1,13 @@
 """The launches of a mixture of experts.
 
-Several rows: norm, int8 and router; route; gate and up; gate's function and int8; down; join.  A single row: norm, int8 and
-router; route, gate and up; then SwiGLU, int8, down and join as one, or where they do not fit into one (GeGLU, no residual,
-down of 32-wide blocks) as for several.  That is where formats and sizes are the usual ones: the router float32, gate and up
-of one unit, the network that every row uses of the formats and the size of the experts, and what the router sees a norm of
-what is normalized for the experts.  Others take more launches.
+Several rows take six launches: norm, int8 and router; route; gate and up; activation and int8; down; join.  A single row
+takes three: norm, int8 and router; route, gate and up; SwiGLU, int8, down and join.  If the last does not fit into one launch
+(GeGLU, no residual, or down of 32-wide blocks), its parts are launched as for several rows.  This holds for the usual formats
+and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of the experts,
+and the router's input is a norm of the array that is normalized for the experts.  Other models take more launches.
 
-A pass of more rows than a step: the router's product and route; pairs sorted by expert; int8; gate and up, which are two
-launches if their formats differ; gate's function and int8; down; what every row uses, as without experts; join.
+The launches of a pass of more rows than a step: the router's product and route; sorting pairs by expert; int8; gate and up
+(two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ from engine.limits import STEP_ROWS
 from engine.models.experts import Experts
 
 Activations: TypeAlias = Int8 | Tensor
-"""What a product reads: int8, or float32 for matrices of a float format."""
+"""The input of a product: int8, or float32 for matrices of a float format."""
 
 
 class Mixture:
-    """One call of ``Backend.experts``: (residual +) the mixture of x [rows, n_embd]."""
+    """One call of ``Backend.experts``: the mixture of x [rows, n_embd], added to the residual if there is one."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Mixture:
         self._pairs = self._rows * experts.n_used
         self._activated: dict[int, Activations] = {}
         self._wide = self._rows > STEP_ROWS
-        #: Whether the network that every row uses takes part in the launches of the experts.
+        #: Whether the launches of the experts include the shared network.
         self._joins = (
             experts.shared is not None
             and not self._wide
@@ -59,7 +59,7 @@ class Mixture:
         self._sorted: tuple[Tensor, Tensor] | None = None
 
     def record(self) -> Tensor:
-        """Note the launches; gives the result."""
+        """Record the launches and return the result, float32 [rows, n_embd]."""
         recorder, experts = self._recorder, self._experts
         logits = self._logits()
         stacks, others = [experts.gate, experts.up], list(experts.shared or ())
@@ -89,10 +89,10 @@ class Mixture:
         return out
 
     def _logits(self) -> Tensor:
-        """Of all rows; where one kernel does both, the int8 of x is made, too."""
+        """The router's logits of all rows; the kernel also quantizes x to int8 where it can do both."""
         recorder, matrix, unit = self._recorder, self._experts.router, self._experts.gate.format.unit
         n, x, seen = matrix.columns, self._x, self._router_x
-        # Of many rows, products that read the router once for 16 of them save more than the launches cost.
+        # For many rows, products that read the router once per 16 rows save more than their launches cost.
         fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
         fits = fits and self._rows <= STEP_ROWS
         if not (fits and isinstance(x, Normalized) and isinstance(seen, Normalized) and x.normalizes_as(seen)):
@@ -110,7 +110,7 @@ class Mixture:
         return logits
 
     def _activations(self, unit: int) -> Activations:
-        """x as int8 of ``unit`` values a scale; as float32 for 0."""
+        """x as int8 with a scale for every ``unit`` values; as float32 if ``unit`` is 0."""
         if unit not in self._activated:
             self._activated[unit] = quantized(self._recorder, self._x, unit) if unit else plain(self._recorder, self._x)
         return self._activated[unit]
@@ -123,14 +123,14 @@ class Mixture:
         down: bool,
         logits: Tensor,
     ) -> list[Tensor]:
-        """Each stack times the activations of all pairs: [pairs, R], or [pairs + rows, R] with the others'."""
+        """Each stack times the activations of all pairs: float32 [pairs, R], or [pairs + rows, R] including ``others``."""
         recorder, n_used = self._recorder, self._experts.n_used
         n_rows = stacks[0].rows // self._experts.n_expert
         outs = [recorder.empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
         units = [w.format.unit if w.format.quantized else 0 for w in stacks]
         together = len(stacks) == 1 or (units[0] == units[1] and units[0] > 0)
         if self._wide and stacks[0].format != stacks[-1].format:
-            together = False  # a launch holds the code of one format
+            together = False  # a launch contains the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
             x = activations(units[first])
@@ -149,7 +149,7 @@ class Mixture:
         return outs
 
     def _route(self, logits: Tensor) -> None:
-        """The experts of all rows, unless they are known."""
+        """Record the choice of experts for all rows, unless it is recorded already."""
         if not self._routed:
             scales = self._experts.scales
             kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None)
@@ -158,7 +158,7 @@ class Mixture:
             self._routed = True
 
     def _sort(self) -> tuple[Tensor, Tensor]:
-        """Pairs by expert, and what the blocks of a product have of them."""
+        """Record the sorting of pairs by expert.  Returns the sorted pairs, and the work items of a product's blocks."""
         if self._sorted is None:
             recorder, n_expert = self._recorder, self._experts.n_expert
             listed = recorder.empty((self._pairs,), np.int32)

@@ -1,1 +1,1 @@
-"""What kernels run on: compiler, device, memory, graphs, and the simulator."""
+"""The runtime of kernels: compiler, device, memory, graphs, and the simulator."""

@@ -1,8 +1,8 @@
-"""From a kernel's source to machine code: specialized by constants, compiled without needing a GPU, kept on disk.
+"""Compiling kernels to machine code: specialized by constants, without a GPU, and stored on disk.
 
 A :class:`Kernel` is a factory: called with constants (a format, a number of rows) it returns a ``@cuda.jit`` function for
-just these.  Numba makes PTX of it, the driver's linker makes machine code (a *cubin*) of that, and the cubin is kept in the
-folder of ``engine/compile/cache.py``, so a later run does neither.
+these constants.  Numba compiles it to PTX, and the driver's linker compiles that to machine code (a *cubin*).  The cubin is
+stored in the folder of ``engine/compile/cache.py``, so that a later run skips both steps.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ U32P = types.CPointer(types.uint32)
 U64P = types.CPointer(types.uint64)
 
 TARGETS = ((7, 5), (8, 0), (9, 0), (10, 0))
-"""Compute capabilities that every kernel is compiled for in the tests."""
+"""The compute capabilities that the tests compile every kernel for."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A factory of ``@cuda.jit`` functions.
 
-    ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block it is launched with;
-    ``blocks``: blocks that should fit on a multiprocessor at once (bounds the registers), 0 for no wish.  Either may be a
-    function of the constants.  ``shared``: bytes of shared memory that a launch brings with it, for arrays of shape 0; more
-    than the 48 KiB of other shared arrays.
+    ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block that it is launched with;
+    ``blocks``: the number of blocks that should fit on a multiprocessor at once (this limits the registers), 0 for no limit;
+    ``shared``: bytes of shared memory that a launch requests for arrays of shape 0, which may exceed the 48 KiB of other
+    shared arrays.  ``threads``, ``blocks`` and ``shared`` may be functions of the constants.
     """
 
     name: str
@@ -54,20 +54,20 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Specialization:
-    """A kernel for given constants."""
+    """A kernel with its constants."""
 
     kernel: Kernel
     constants: tuple[Constant, ...]
 
     @property
     def name(self) -> str:
-        """As errors and reports show it, e.g. ``matmul[Q4_K, 1]``."""
+        """The name in errors and reports, such as ``matmul[Q4_K, 1]``."""
         inside = ", ".join(str(c) for c in self.constants)
         return f"{self.kernel.name}[{inside}]" if inside else self.kernel.name
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that a launch brings with it."""
+        """Bytes of shared memory that a launch requests."""
         return _shared(self)
 
     @property
@@ -78,7 +78,7 @@ class Specialization:
 
 @cache
 def _shared(specialization: Specialization) -> int:
-    """Every launch asks for it, and to answer may take longer than to launch."""
+    """Bytes of shared memory that a launch requests.  Cached, because computing it may take longer than a launch."""
     wish = specialization.kernel.shared
     return wish(*specialization.constants) if callable(wish) else wish
 
@@ -93,7 +93,7 @@ def kernel(
     blocks: int | Callable[..., int] = 0,
     shared: int | Callable[..., int] = 0,
 ) -> Callable[[Callable[..., KernelCode]], Kernel]:
-    """Declares a factory as a kernel with these argument types."""
+    """Declare a factory as a kernel with these argument types.  The parameters are the fields of :class:`Kernel`."""
 
     def declare(build: Callable[..., KernelCode]) -> Kernel:
         declared = Kernel(build.__name__, arguments, build, threads, blocks, shared)
@@ -108,10 +108,11 @@ def kernel(
 
 @contextlib.contextmanager
 def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
-    """Numba compiles for a device that is not there and stops at LLVM IR: yields what it would have given to NVVM.
+    """A context in which Numba compiles for an absent device and stops at LLVM IR.  Yields the list of inputs that it would
+    have passed to NVVM.
 
-    It asks the current device for its compute capability in a few places; the lowest one will do, since atoms that differ
-    between targets are only declared (``engine/cuda/intrinsics.py``).
+    In a few places Numba queries the compute capability of the current device.  The lowest supported one is sufficient,
+    because atoms that differ between targets are only declared (``engine/cuda/intrinsics.py``).
     """
     from numba.cuda import compiler, dispatcher
     from numba.cuda.cudadrv import nvvm
@@ -142,16 +143,15 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
 
 @dataclass(frozen=True)
 class Intermediate:
-    """What Numba makes of a kernel, for all targets: modules of LLVM IR, and options for NVVM."""
+    """Numba's intermediate code of a kernel, for all targets: modules of LLVM IR, and options for NVVM."""
 
     modules: list[str]
     options: dict[str, Any]
 
     def ptx(self, compute_capability: tuple[int, int]) -> str:
-        """PTX for a target.
+        """The PTX for a compute capability.
 
-        NVVM is told to leave products and sums apart (``-fma=0``), so that the only fused ones are those the source spells
-        out.
+        NVVM does not contract products and sums (``-fma=0``), so only those that the source writes as ``fma`` are fused.
         """
         from numba.cuda.cudadrv import nvvm
 
@@ -163,7 +163,7 @@ class Intermediate:
 
 
 def intermediate(specialization: Specialization) -> Intermediate:
-    """The first and by far the longest part of compiling a kernel.  No GPU is needed."""
+    """Compile a kernel to LLVM IR, which is by far the longest part of compiling it.  No GPU is needed."""
     from numba import cuda
 
     declared = specialization.kernel
@@ -178,7 +178,7 @@ def intermediate(specialization: Specialization) -> Intermediate:
 
 
 def compile_ptx(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
-    """PTX of a kernel.  No GPU is needed."""
+    """Compile a kernel to PTX.  No GPU is needed."""
     return intermediate(specialization).ptx(compute_capability)
 
 
@@ -190,7 +190,7 @@ def entry_name(ptx: str) -> str:
 
 
 def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
-    """Machine code of PTX."""
+    """Link PTX to machine code.  Raises DeviceError with the linker's message if that fails."""
     from cuda.bindings import nvjitlink
 
     major, minor = compute_capability
@@ -213,7 +213,8 @@ def link(ptx: str, compute_capability: tuple[int, int]) -> bytes:
 
 
 def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -> tuple[bytes, str, bool]:
-    """(machine code, name of its entry, whether it had to be compiled)."""
+    """The machine code of a kernel, compiled or read from disk: (machine code, name of its entry, whether it was
+    compiled)."""
     kept = kernel_cache.read("gpu", file_name(specialization, compute_capability))
     if kept is not None:
         name, _, code = kept.partition(b"\n")
@@ -225,7 +226,7 @@ def cubin(specialization: Specialization, compute_capability: tuple[int, int]) -
 
 
 def file_name(specialization: Specialization, compute_capability: tuple[int, int]) -> str:
-    """Where the machine code is kept, in the folder of ``engine/compile/cache.py``."""
+    """The file name of the machine code in the folder of ``engine/compile/cache.py``."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", specialization.name).strip("-")
     exact = hashlib.sha256(specialization.name.encode()).hexdigest()[:8]
     return "sm_{}{}/{}-{}.cubin".format(*compute_capability, name, exact)

@@ -1,4 +1,4 @@
-"""One GPU, as the backend sees it: memory, launches, captured graphs, and errors that say what to do.
+"""One GPU, as the backend uses it: memory, launches, captured graphs, and errors that say what to do.
 
 Everything goes through NVIDIA's driver bindings on one stream of the device's primary context.  Kernels come from
 ``engine/cuda/runtime/compiler.py``.  From compute capability 9.0 each may begin while the one before it ends
@@ -40,7 +40,7 @@ def _kinds(kernel: Kernel) -> tuple[type, ...]:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What the driver reports about a GPU; memory in bytes; shared memory is the most that a block may have."""
+    """The properties of a GPU that the driver reports.  Memory is in bytes; shared memory is the maximum per block."""
 
     index: int
     name: str
@@ -108,7 +108,7 @@ def _describe(driver: ModuleType, index: int) -> DeviceInfo:
 
 
 def _value(result: tuple[Handle, ...]) -> Handle:
-    """What a driver call returns, without its status."""
+    """The result of a driver call without its status.  Raises DeviceError if the call failed."""
     status, *values = result
     if int(status) != 0:
         raise DeviceError(f"the GPU reported {status.name}; restart the program, or use --device cpu.")
@@ -200,7 +200,7 @@ class Device:
         self._check(self._driver.cuCtxSetCurrent(self._context), "its start")
 
     def _check(self, result: tuple[Handle, ...], what: str) -> Handle:
-        """The values of a driver call; raises DeviceError that names ``what`` was in progress."""
+        """The result of a driver call.  Raises DeviceError, naming the operation ``what``, if the call failed."""
         status, *values = result
         if int(status) != 0:
             raise DeviceError(
@@ -407,7 +407,7 @@ class Device:
     # --- time --------------------------------------------------------------------------------------------------
 
     def event(self) -> Handle:
-        """A mark in the stream; see ``elapsed``."""
+        """Record a time mark in the stream, for ``elapsed``."""
         self._use()
         event = self._check(self._driver.cuEventCreate(0), "a time mark")
         self._check(self._driver.cuEventRecord(event, self._stream), "a time mark")

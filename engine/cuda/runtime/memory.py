@@ -1,4 +1,4 @@
-"""What stays in a GPU's memory: arrays, caches, weights in their device layout."""
+"""Persistent data in a GPU's memory: arrays, caches, and weights in their device layout."""
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -11,14 +11,14 @@ from engine.gguf.quants import Format
 from engine.models.weights import Weight
 
 STAGING = 64 << 20
-"""Bytes of packed rows that are copied to the device at a time."""
+"""The number of bytes of packed rows that are copied to the device at a time."""
 
 RESERVED = 512 << 20
-"""Bytes of device memory that a context leaves for intermediate results."""
+"""The number of bytes of device memory that are reserved for intermediate results when the context size is chosen."""
 
 
 class Memory:
-    """Arrays and weights of one backend on a device.  ``weight_bytes``: device memory that weights take."""
+    """Arrays and weights of one backend on a device.  ``weight_bytes``: bytes of device memory that weights use."""
 
     def __init__(self, device: Device) -> None:
         self.weight_bytes = 0
@@ -27,17 +27,18 @@ class Memory:
         self._orders: dict[GGMLQuantizationType, Buffer] = {}
 
     def free(self, weights: int) -> int:
-        """Bytes free for a cache once ``weights`` bytes of weights and what a pass needs are there; at least 1."""
+        """Bytes that remain for a cache after ``weights`` bytes of weights and the intermediate results of a pass; at least
+        1."""
         return max(1, self._device.free_memory() - int(weights * 1.01) - RESERVED)
 
     def upload(self, array: np.ndarray) -> Tensor:
-        """A copy of a NumPy array."""
+        """A copy of a NumPy array in device memory."""
         buffer = self._device.allocate(array.nbytes, "the model's vectors")
         self._device.write(buffer.address, array)
         return Tensor(buffer.address, array.shape, array.dtype, buffer)
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
-        """A zeroed array."""
+        """A zeroed array in device memory."""
         n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         buffer = self._device.allocate(n_bytes, "the key-value cache")
         self._device.clear(buffer.address, buffer.n_bytes)
@@ -48,11 +49,11 @@ class Memory:
         self._device.write(target[first : first + rows.shape[0]].address, rows)
 
     def download(self, array: Tensor) -> np.ndarray:
-        """A copy as a NumPy array."""
+        """A copy of a device array as a NumPy array."""
         return self._device.read(array.address, array.shape, array.dtype)
 
     def weight(self, weight: Weight, host: bool) -> DeviceWeight:
-        """A weight matrix in device memory, laid out in records; host: in memory of the host that the device reads."""
+        """A copy of a weight matrix in device memory, arranged in records; host: in host memory that the device reads."""
         entry, row_bytes, what = weight.format, weight.data.shape[1], f"the weights ({weight.name})"
         n_bytes = weight.rows * row_bytes
         if entry.quantized:
@@ -70,7 +71,7 @@ class Memory:
         return DeviceWeight(weight.name, entry, weight.rows, weight.columns, buffer)
 
     def _repack(self, entry: Format, part: np.ndarray, records: int, blocks: int, row: int) -> None:
-        """Rows ``row`` .. of a matrix, from a whole tile on, as records."""
+        """Write rows of a matrix, from row ``row`` on (the first of a tile), as records."""
         if self._staging is None or part.nbytes > self._staging.n_bytes:
             self._staging = self._device.allocate(max(STAGING, part.nbytes), "the loading of weights")
         if entry.type not in self._orders:
@@ -84,7 +85,7 @@ class Memory:
         self._device.launch(repack.repack(entry.block_bytes), grid, 256, arguments)
 
     def loaded(self) -> None:
-        """All weights are there: what only loading needed is released."""
+        """Release memory that only loading needs.  Call it after the last ``weight``."""
         self._device.synchronize("the loading of weights")
         self._staging = None
         self._orders = {}

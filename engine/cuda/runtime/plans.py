@@ -1,4 +1,4 @@
-"""Recorded passes: which are kept, and which become graphs."""
+"""Recorded passes: which ones are kept, and which ones are captured as graphs."""
 
 from collections.abc import Callable
 
@@ -10,16 +10,17 @@ from engine.limits import STEP_ROWS
 from engine.ops import Forward
 
 WIDE_PLANS = 4
-"""Passes of more rows than a step that are kept: the latest, since no two prompts need be of one length."""
+"""The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
 
 Key = tuple[Forward[Tensor], int, int, int]
-"""A pass, its rows, its rows with logits, and where its tokens lie."""
+"""A pass, its number of rows, its number of rows with logits, and the address of its tokens."""
 
 
 class Plans:
     """The passes of one backend.
 
-    ``kept``: those of as many rows as a step may have, or of the most; ``latest``: the latest of all others, oldest first.
+    ``kept``: passes with at most as many rows as a step, or with the most rows; ``latest``: the latest of all other passes,
+    oldest first.
     """
 
     def __init__(self, device: Device, recorder: Recorder) -> None:
@@ -29,12 +30,12 @@ class Plans:
         self._recorder = recorder
 
     def plan(self, forward: Forward[Tensor], place: Pass[Tensor], rows: int, n_logits: int, most: int) -> Plan:
-        """The pass over the first ``rows`` tokens of ``place`` that gives the logits of the last ``n_logits``; most: rows of
-        the largest pass.
+        """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
+        number of rows of the largest pass.
 
-        One of as many rows as a step may have, or of the most, is captured, and stays.  Of the others only the latest are
-        kept, and captured when they come again: a prompt of a new length starts its kernels one by one, and the first of them
-        run while the others are started.
+        A pass with at most as many rows as a step, or with the most rows, is captured and kept.  Of the others only the
+        latest are kept, and captured when they are requested again: a prompt of a new length starts its kernels one by one,
+        and the first of them run while the others are started.
         """
         key, passing = (forward, rows, n_logits, place.tokens.address), STEP_ROWS < rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
@@ -51,7 +52,7 @@ class Plans:
         return plan
 
     def capture(self, plan: Plan) -> None:
-        """Compile what a plan needs and make its graph."""
+        """Compile the kernels of a plan and capture its graph."""
         for launch in plan.launches:
             self._device.load(launch.kernel)
         with self._device.capture() as graph:
@@ -59,7 +60,7 @@ class Plans:
         plan.graph = graph
 
     def start(self, plan: Plan, then: Callable[[Launch], None] | None = None) -> None:
-        """Start the kernels of a plan one by one; then: what to do after each, once it has ended."""
+        """Start the kernels of a plan one by one; then: called after each kernel, once it has ended."""
         for launch in plan.launches:
             self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
             if then is not None:

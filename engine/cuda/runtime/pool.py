@@ -11,8 +11,8 @@ LARGE = 1 << 20
 class Pool:
     """Device memory for intermediate results, reused as soon as nothing refers to it.
 
-    Kernels run in the order in which they were recorded, so a later one may write where an earlier one has read.  Memory is
-    freed only together with the pool: recorded graphs hold its addresses.
+    Kernels run in the order in which they were recorded, so a later one may overwrite what an earlier one has read.  Memory
+    is freed only together with the pool, because recorded graphs hold its addresses.
     """
 
     def __init__(self, device: Device) -> None:
@@ -34,7 +34,7 @@ class Pool:
 
 
 class Loan:
-    """Borrowed memory of a pool: an address."""
+    """Memory borrowed from a pool, at an address; garbage collection returns it."""
 
     def __init__(self, address: int, home: list[int]) -> None:
         self.address = address

@@ -1,9 +1,9 @@
-"""Reading PTX: proof without a GPU that a kernel keeps the contract of ``engine/numerics.py``.
+"""Analysis of PTX: a check, without a GPU, that a kernel keeps the contract of ``engine/numerics.py``.
 
-:func:`check` lists violations; :func:`instructions` counts, so that a test can require those a kernel is built on.
-``mul.f32`` and ``add.f32`` without ``.rn`` may be contracted by whatever compiles the PTX further (PTX ISA, "mul"), and NVVM
-has already contracted what it could.  So a product that feeds a sum must be searched for twice: in the PTX that runs, and in
-the PTX that NVVM produces with ``-fma=0``, which still contains every product of the source.
+:func:`check` lists violations; :func:`instructions` counts instructions, so that a test can require those that a kernel
+depends on.  The compiler that turns PTX into machine code may contract ``mul.f32`` and ``add.f32`` without ``.rn`` (PTX ISA,
+"mul"), and NVVM has already contracted what it can.  So a product that feeds a sum must be searched for twice: in the PTX
+that runs, and in the PTX that NVVM produces with ``-fma=0``, which still contains every product of the source.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 APPROXIMATE = frozenset(("ex2", "lg2", "sin", "cos", "tanh", "rsqrt"))
-"""Operations that have no exact form."""
+"""Operations that have only approximate forms."""
 
 FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 """Types of floating-point instructions."""
@@ -29,8 +29,8 @@ _REGISTER = re.compile(r"%\w+")
 class Statement:
     """An instruction or, with an opcode that begins with a dot, a directive; a label is a directive ``.label``.
 
-    opcode as written, ``fma.rn.f32``; operands: the text after it; function: the one that contains it, "" outside; line: from
-    1; conditional: whether it is predicated.
+    opcode: as written, such as ``fma.rn.f32``; operands: the text after it; function: the function that contains it, or "";
+    line: the line number, from 1; conditional: whether it is predicated.
     """
 
     opcode: str
@@ -65,8 +65,8 @@ class Statement:
 
     @property
     def scales(self) -> bool:
-        """Whether it multiplies by a power of two, which is what NVVM makes of a division by one.  This is exact above the
-        subnormals, so contracting it changes no bits."""
+        """Whether it multiplies by a power of two, the form in which NVVM writes a division by one.  The product is exact
+        above the subnormals, so contracting it changes no bits."""
         factor = _CONSTANT.search(self.operands)
         return self.name == "mul" and factor is not None and int(factor[1], 16) & 0x7FFFFF == 0
 
@@ -105,7 +105,7 @@ def _function(head: str) -> str:
 
 def _statement(head: str, function: str, line: int) -> Statement | None:
     if head.startswith("."):
-        # Some directives end with their line, without a semicolon: the last line is the one that did not.
+        # Some directives end with their line, without a semicolon: only the last line belongs to this statement.
         *others, head = head.splitlines()
         opcode, _, operands = head.strip().partition(" ")
         return Statement(opcode, operands, function, line + len(others))
@@ -153,8 +153,8 @@ def _forbidden(statement: Statement) -> Iterator[str]:
 
 
 def _products_in_sums(body: list[Statement]) -> Iterator[str]:
-    """Sums of products within a function: each product is followed from its definition to the uses of it or of a copy of
-    it."""
+    """Sums of products within a function, found by following each product from its definition to the uses of it and of its
+    copies."""
     users, makers = defaultdict(list), Counter(s.result for s in body if s.result)
     for k, s in enumerate(body):
         carries = s.name in ("mov", "neg") and s.modifiers & {"f32", "b32"}
@@ -185,7 +185,7 @@ def _products_in_sums(body: list[Statement]) -> Iterator[str]:
 
 
 def _reached(body: list[Statement], labels: dict[str, int], made: int) -> set[int]:
-    """The statements that read from its register what statement ``made`` has written there."""
+    """The statements that may read the value that statement ``made`` has written to its register."""
     register = body[made].result
     reached: set[int] = set()
     left = _next(body, labels, made)

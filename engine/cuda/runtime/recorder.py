@@ -1,4 +1,4 @@
-"""Launches as they are noted while a pass is recorded, and the memory of their results."""
+"""Recording the launches of a pass, and the memory of their results."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,8 +16,8 @@ f32 = np.float32
 
 
 class Int8(NamedTuple):
-    """Activations as tensor cores take them (``engine/cuda/products/quantize.py``): integers, their scales, sums of the
-    integers."""
+    """Activations in the format of the tensor cores (``engine/cuda/products/quantize.py``): integers, their scales, and sums
+    of the integers."""
 
     q: Tensor
     scales: Tensor
@@ -36,10 +36,9 @@ class Added(NamedTuple):
 
 
 class Recorder:
-    """Notes the launches of a pass instead of starting them.
+    """Records the launches of a pass instead of starting them.
 
-    Results lie in one pool of memory; that of a result comes back when nothing refers to it any more, and later launches
-    write there.
+    Results are allocated in one pool of memory.  When nothing refers to a result any more, later launches reuse its memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -49,7 +48,7 @@ class Recorder:
         self._added: Added | None = None
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
-        """The launches that ``forward`` asks for, and its result."""
+        """Call ``forward`` and return its launches and its result."""
         self._launches, self._added = [], None
         try:
             result = forward()
@@ -65,12 +64,12 @@ class Recorder:
         arguments: Sequence[Argument],
         **outputs: Tensor,
     ) -> None:
-        """Note a launch; arrays and matrices among the arguments stand for their addresses.  outputs: what it writes, by
-        the names of :class:`engine.cuda.runtime.tensor.Launch`."""
+        """Record a launch; the kernel receives the addresses of arrays and matrices among the arguments.  outputs: the arrays
+        that it writes, by the names of :class:`engine.cuda.runtime.tensor.Launch`."""
         plain = tuple(a.address if isinstance(a, (Tensor, DeviceWeight)) else a for a in arguments)
         assert self._launches is not None, "operations belong into a pass: Backend.run or Backend.record"
         self._added = None
-        # Where results lie, not the results: what comes later may use their memory again.
+        # Record the addresses without keeping the results alive: later launches may reuse their memory.
         written = tuple(Tensor(o.address, o.shape, o.dtype, None) for o in outputs.values())
         self._launches.append(Launch(kernel, grid, block, plain, written, tuple(outputs)))
 
@@ -80,20 +79,20 @@ class Recorder:
         return Tensor(loan.address, shape, np.dtype(dtype), loan)
 
     def int8(self, unit: int, rows: int, columns: int) -> Int8:
-        """Memory for activations [rows, columns] as int8, ``unit`` values a scale."""
+        """Memory for activations [rows, columns] as int8, with a scale for every ``unit`` values, not cleared."""
         q, d, sums = quantize.activation_words(unit, rows, columns)
         return Int8(self.empty((q,), np.uint32), self.empty((d,)), self.empty((sums,), np.uint32))
 
     def add(self, kernel: Specialization, grid: tuple[int, ...], block: int, added: Added) -> None:
-        """Note the launch of a sum with a residual.  What it reads is kept until the next launch, which may do its work as
-        well (:meth:`take_added`)."""
+        """Record the launch of a sum with a residual.  Its inputs are kept until the next launch, which may include the sum
+        (:meth:`take_added`)."""
         columns = added.x.shape[1]
         self.launch(kernel, grid, block, (*added[:-1], columns, added.out), result=added.out)
         self._added = added
 
     def take_added(self, y: Tensor) -> Added | None:
-        """The sum that the launch before has made, if y is its result: that launch is taken out of the pass again, and the
-        next one has to do its work.  None, and nothing happens, for any other y."""
+        """Remove the previous launch and return its sum, if y is the result of that sum; the next launch must then compute
+        it.  For any other y, do nothing and return None."""
         added = self._added
         if added is None or (y.address, y.shape) != (added.out.address, added.out.shape):
             return None

@@ -5,17 +5,17 @@ With ``NUMBA_ENABLE_CUDASIM=1`` set before Numba is imported, ``engine/cuda/intr
     from engine.cuda.runtime.simulator import run
     run(KERNEL(constants), grid, block, [array, array, number])
 
-runs a kernel thread by thread on NumPy arrays, with the same bits as on a GPU.  One thread runs at a time, in the order of
-their numbers, until it waits for others: so ``print`` in a kernel or in a function it calls prints in order, and
+runs a kernel thread by thread on NumPy arrays, with the same bits as on a GPU.  One thread runs at a time, in order of the
+thread number, until it waits for others.  So ``print`` in a kernel or in a function that it calls prints in order, and
 ``breakpoint()`` stops there.
 
-Numba's own simulator knows blocks and ``syncthreads`` but no warps.  Here the 32 lanes of a warp meet at every exchange: each
-deposits its operands and waits; when all 32 have arrived, the law gives each its result and they continue.
+Numba's own simulator supports blocks and ``syncthreads`` but no warps.  Here the 32 lanes of a warp meet at every exchange:
+each deposits its operands and waits; when all 32 have arrived, the law computes the result of each lane, and they continue.
 
-What would hang or give garbage on a GPU raises an error that says what happened: an index outside an array, a vector load
-that is not aligned, lanes that do not reach the exchange where the rest of their warp waits, a thread that ends without
-``wait_for_inputs`` or writes before it.  Local and shared arrays are filled with bytes 0xFF (NaN, or -1), since nothing
-guarantees zeros.
+An error that would hang a GPU or give garbage raises an exception that describes it: an index outside an array, a vector
+load that is not aligned, lanes that do not reach the exchange where the rest of their warp waits, a thread that ends without
+``wait_for_inputs`` or writes before it.  Local and shared arrays are filled with bytes 0xFF (NaN, or -1), because a GPU does
+not clear them.
 """
 
 import inspect
@@ -84,17 +84,17 @@ __all__ = [
 WARP = 32
 
 Law = Callable[[list[Any]], Sequence[Any]]
-"""The result of an exchange: from the operands of lanes 0 .. 31 to their results."""
+"""The law of an exchange: it maps the operands of lanes 0 to 31 to their results."""
 
 
 # --- pointers and wide loads -----------------------------------------------------------------------------------
 
 
 class Pointer:
-    """A pointer: ``p[i]`` is element ``offset + i`` of ``array`` (contiguous); raises IndexError if there is none.
+    """A pointer: ``p[i]`` is element ``offset + i`` of the contiguous ``array``.  Raises IndexError if there is none.
 
-    ``name`` is that of the kernel's argument, which other kernels may be using before ``wait_for_inputs``; "" for memory that
-    belongs to the kernel, such as a shared array.
+    ``name`` is the name of the kernel's argument, which other kernels may be using before ``wait_for_inputs``; "" for memory
+    of the kernel itself, such as a shared array.
     """
 
     def __init__(self, array: np.ndarray, offset: int = 0, name: str = "") -> None:
@@ -118,7 +118,8 @@ class Pointer:
         self.array[self._place(i)] = np.asarray(value).astype(self.array.dtype)
 
     def words(self, i: Register, n: int) -> tuple[Register, ...]:
-        """n words of 4 bytes from element i, which must be a multiple of 4 n bytes from the start of the array."""
+        """n words of 4 bytes from element i on, whose offset must be a multiple of 4 n bytes.  Raises ValueError if it is
+        not."""
         size = self.array.dtype.itemsize
         start = (self.offset + int(i)) * size
         if start % (4 * n):
@@ -270,8 +271,8 @@ _launch = Launch()
 
 
 class Lane(greenlet):
-    """A thread of a block, with a stack of its own.  It runs from :meth:`resume` until it waits or ends, and then lets
-    the block continue.  A switch between greenlets is a hundred times as fast as one between threads of the system."""
+    """A thread of a block, with its own stack.  It runs from :meth:`resume` until it waits or ends; then the block continues.
+    Switching between greenlets is a hundred times as fast as switching between system threads."""
 
     def __init__(self, block: "Block", body: Callable[[], None], grid_point: tuple[int, ...], point: tuple[int, ...]):
         super().__init__(parent=getcurrent())
@@ -329,7 +330,7 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
                 ready = self._released(lanes)
         finally:
             for lane in lanes:
-                if lane:  # begun, and not at its end
+                if lane:  # started and not finished
                     lane.throw(_Cancelled)
 
     def _released(self, lanes: list[Lane]) -> list[Lane]:
@@ -353,7 +354,7 @@ class Block(simulator.BlockManager):  # type: ignore[misc]
 
 
 def _report(lanes: list[Lane]) -> Iterator[str]:
-    """Which threads of each warp wait, and where."""
+    """Messages that say which threads of each warp wait, and where."""
     for first in range(0, len(lanes), WARP):
         warp = lanes[first : first + WARP]
         places: dict[str, list[str]] = {}
@@ -520,7 +521,7 @@ def _return_type(function: Register, args: tuple[Register, ...]) -> Register:
 
 @cache
 def _declared(type_: Register) -> Callable[[Register], Register]:
-    """What makes a value of a Numba type of what a compiled function returned."""
+    """The function that converts a result of a compiled function to the scalar type of a Numba type."""
     if isinstance(type_, types.BaseTuple):
         makers = [_declared(part) for part in type_]
         return lambda value: tuple(make(part) for make, part in zip(makers, value, strict=True))
@@ -543,7 +544,7 @@ class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
 
 class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
     def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
-        """The block's array for this call in the source; shape 0 is the memory requested at the launch."""
+        """The block's array for this call in the source; shape 0 is the memory that the launch requested."""
         if np.shape(shape) == () and shape == 0:
             return super().array(shape, np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype))
         frame = sys._getframe(1)
@@ -614,7 +615,7 @@ def _argument(type_: Register, value: Register, name: str) -> Register:
 
 
 class Declared(Protocol):
-    """What a kernel declares: the Numba types of its arguments."""
+    """The declaration of a kernel: the Numba types of its arguments."""
 
     @property
     def arguments(self) -> tuple[Any, ...]: ...
@@ -642,12 +643,12 @@ def run(
     seed: int | None = None,
     strict: bool = True,
 ) -> None:
-    """Run a kernel on numbers and on contiguous NumPy arrays of any shape, which it reads as the pointers' element type
-    whatever their dtype, and writes in place; None for a pointer that is not used.
+    """Run a kernel on numbers and on contiguous NumPy arrays of any shape.  It writes arrays in place, and reads them as the
+    element type of its pointers, regardless of their dtype.  None is a pointer that is not used.
 
-    ``seed``: threads run in a shuffled order; a result that depends on it lacks a ``syncthreads``.
-    ``strict``: every thread must call ``wait_for_inputs``, and before it writes.
-    Raises IndexError, ValueError or DivergenceError for what the module's docstring lists.
+    ``seed``: run threads in a shuffled order; a kernel whose result depends on it lacks a ``syncthreads``.
+    ``strict``: every thread must call ``wait_for_inputs`` before it writes or ends.
+    Raises IndexError, ValueError, RuntimeError or DivergenceError for the errors that the module's docstring lists.
     """
     if not config.ENABLE_CUDASIM:
         raise RuntimeError("set NUMBA_ENABLE_CUDASIM=1 before Python starts to run kernels in the simulator")

@@ -1,9 +1,9 @@
-"""Steps on the device: a captured graph of a pass and of the choice of its tokens, launched again and again.
+"""Steps on the device: a captured graph of a pass and of the choice of its tokens, launched repeatedly.
 
-A graph reads its tokens and positions from device memory and leaves the next ones there, so a plain step needs nothing from
-the host, which only launches steps ahead of time and reads the tokens as they come.  A step with drafts is one graph as well:
-drafts that the host has found are copied in by its first kernel; those of a draft model on the same device are made by its
-first kernels, passes of that model that hand their tokens to one another and to the target.
+A graph reads its tokens and positions from device memory and writes the next ones there, so a plain step needs no data from
+the host, which only launches steps ahead of time and reads tokens as they arrive.  A step with drafts is also one graph: its
+first kernel copies drafts that the host has found; drafts of a model on the same device are computed by its first kernels,
+passes of that model that pass their tokens to one another and to the target.
 """
 
 import time
@@ -27,27 +27,27 @@ from engine.speculative.proposal import DeviceDraft, Proposal
 from engine.speculative.steps import ModelSteps, Step
 
 AHEAD = 4
-"""Plain steps that are launched before the token of the first of them is read."""
+"""The number of plain steps that are launched before the token of the first one is read."""
 
 AHEAD_DRAFTED = 2
-"""The same for steps whose drafts are made on the device."""
+"""The number of steps with drafts computed on the device that are launched before the first result is read."""
 
 POLL_SECONDS = 5e-5
-"""How long the host sleeps when a token is not there yet and further steps are under way anyway."""
+"""The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
 
 
 class GraphOperations(Protocol):
-    """What steps ask of a GPU's backend."""
+    """The interface of a GPU's backend that steps use."""
 
     device: Device
     tokens: Tensor
     positions: Tensor
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
-        """A zeroed array that stays."""
+        """A zeroed array that outlives the pass."""
 
     def inputs(self) -> Pass[Tensor]:
-        """Memory for the tokens and positions of passes beside those of ``tokens`` and ``positions``."""
+        """Memory for the tokens and positions of passes, in addition to ``tokens`` and ``positions``."""
 
     def plan(self, forward: Forward[Tensor], rows: int, n_logits: int, inputs: Pass[Tensor] | None = None) -> Plan:
         """A recorded pass."""
@@ -56,12 +56,12 @@ class GraphOperations(Protocol):
         """Start its kernels one by one."""
 
     def shares_memory_with(self, other: AnyOperations) -> bool:
-        """Whether the other backend has its arrays and its work on the same GPU, opened once for both."""
+        """Whether the other backend uses the same device object, and so the same memory and queue."""
 
 
 class DeviceSteps(ModelSteps):
-    """Steps of one model on one GPU: ``begin``, then ``start`` and ``take`` by turns; some steps may be started before the
-    first is taken, as long as none of them has drafts of the host."""
+    """Steps of one model on one GPU.  Call ``begin``, then ``start`` and ``take`` in turn.  Several steps may be started
+    before the first is taken, unless one of them has drafts from the host."""
 
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
@@ -82,23 +82,25 @@ class DeviceSteps(ModelSteps):
         self._turn = object()
 
     def prepare(self, sampler: Sampler, params: SpeculationParams) -> "DeviceSteps":
-        """Choose tokens as ``sampler`` does from now on, and accept drafts as ``params`` says."""
+        """Choose further tokens by the rules of ``sampler``, and accept drafts by ``params``."""
         self._sampler = sampler
         self._params = params
         return self
 
     @property
     def _kind(self) -> tuple[bool, bool, str]:
-        """What a graph depends on, beside its rows: greedy, with changes of logits, how drafts are accepted."""
+        """What a graph depends on besides its rows: whether it is greedy, whether logits are changed, and how drafts are
+        accepted."""
         p = self._sampler.params
         return p.greedy, sample.edits(p), "exact" if p.greedy else self._params.accept
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
-        """Whether a model makes its drafts as part of a step."""
+        """Whether a source computes its drafts as part of a step."""
         return self._ops.shares_memory_with(draft.ops)
 
     def begin(self, known: Sequence[int]) -> object:
-        """The tokens so far; the cache holds all but the last.  What it returns tells ``end`` whose steps are meant."""
+        """Set the tokens so far; the cache holds all but the last.  Returns an object that identifies this answer to
+        ``end``."""
         self._known = list(known)
         self._started.clear()
         self._turn = object()
@@ -113,7 +115,7 @@ class DeviceSteps(ModelSteps):
 
     def start(self, proposal: Proposal) -> None:
         """Launch a step that reads the last known token and the drafts."""
-        # Where it begins depends on what the steps under way give, but it ends here at the latest.
+        # Its start depends on the results of the steps in flight; this is the latest possible end.
         end = len(self._known) + self._under_way() + len(proposal)
         self._model.reserve(end)
         if proposal.device_draft is not None:
@@ -127,16 +129,16 @@ class DeviceSteps(ModelSteps):
         graph.launch()
 
     def _under_way(self) -> int:
-        """The most tokens that the steps under way can give."""
+        """The most tokens that the steps in flight can generate."""
         return sum(1 + len(proposal) for proposal in self._started)
 
     def take(self) -> Step:
-        """The result of the first step that was not taken yet; waits for it."""
+        """Wait for the first step whose result has not been taken, and return the result."""
         proposal = self._started.popleft()
-        # Without further steps under way the device would stand still while the host sleeps.
+        # Without further steps in flight the device would be idle while the host sleeps.
         pause = POLL_SECONDS if self._started else 0
         while not self._chooser.ready():
-            # is_idle raises where a kernel has failed.
+            # is_idle raises DeviceError if a kernel has failed.
             if self._device.is_idle() and not self._chooser.ready():
                 raise DeviceError(
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
@@ -151,13 +153,14 @@ class DeviceSteps(ModelSteps):
         return Step(tokens)
 
     def end(self, turn: object = None) -> None:
-        """No further step will be asked for; those under way are waited for.  Nothing if another answer has begun since."""
+        """End the answer: wait for the steps in flight; no further step follows.  Does nothing if another answer has begun
+        since."""
         if turn is not None and turn is not self._turn:
             return
         self._device.synchronize()
         end = len(self._known) - 1 + self._under_way()
         for cache in [self._model.cache, *([self._drafting.draft.cache] if self._drafting is not None else [])]:
-            # Unless someone else has begun to use it meanwhile.
+            # Unless something else has begun to use the cache meanwhile.
             if cache is not None and cache.length in (len(self._known) - 1, len(self._known) - 2):
                 cache.overwrite(end)
         self._started.clear()
@@ -165,7 +168,7 @@ class DeviceSteps(ModelSteps):
     # --- graphs ------------------------------------------------------------------------------------------------
 
     def _graph(self, rows: int) -> Graph:
-        """A step with ``rows`` - 1 drafts of the host."""
+        """The graph of a step with ``rows`` - 1 drafts from the host."""
         key = (rows, self._kind)
         if key not in self._graphs:
             device, ops = self._device, self._ops
@@ -182,7 +185,7 @@ class DeviceSteps(ModelSteps):
         return self._graphs[key]
 
     def _draft_graph(self, draft: DeviceDraft, count: int, end: int) -> Graph:
-        """A step, over before position ``end``, with ``count`` drafts that the draft model makes first."""
+        """The graph of a step that ends before position ``end`` and begins with the computation of ``count`` drafts."""
         if self._drafting is None or self._drafting.draft is not draft:
             self._drafting = DeviceDrafts(draft, self._ops.tokens, self._ops.positions, self._history)
             self._drafting.begin(self._sampler)
@@ -203,12 +206,12 @@ class DeviceSteps(ModelSteps):
         return self._graphs[key]
 
     def _load(self, kernels: Sequence[Specialization]) -> None:
-        """Compile before a capture begins."""
+        """Compile the kernels before a capture begins."""
         for kernel in [*kernels, *self._chooser.kernels(*self._kind)]:
             self._device.load(kernel)
 
     def _verify(self, rows: int, draft_lists: sample.Candidates | None) -> None:
-        """A pass and the choice of its tokens, inside a capture."""
+        """Launch a pass and the choice of its tokens, inside a capture."""
         ops = self._ops
         plan = ops.plan(self._model.compute, rows, rows)
         assert plan.result is not None
@@ -219,8 +222,8 @@ class DeviceSteps(ModelSteps):
 
 
 class DeviceDrafts:
-    """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step,
-    without a way through the host."""
+    """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step without
+    passing through the host."""
 
     def __init__(self, draft: DeviceDraft, target_tokens: Tensor, target_positions: Tensor, history: Tensor) -> None:
         self.draft = draft
@@ -237,7 +240,7 @@ class DeviceDrafts:
 
     @property
     def scripted(self) -> bool:
-        """Whether a script says what is proposed."""
+        """Whether proposals come from a script."""
         return self.draft.script is not None
 
     @property
@@ -245,32 +248,32 @@ class DeviceDrafts:
         return self.draft.anchor is not None
 
     def begin(self, sampler: Sampler) -> None:
-        """Draw drafts of another answer, as ``sampler`` does."""
+        """Draw the drafts of a new answer by the rules of ``sampler``."""
         self._owner = object()
         self._chooser.begin(self.draft.sampler(sampler), "ratio")
         if self.draft.script is not None:
             self._device.write(self._script.address, self.draft.script)
 
     def catch_up(self, known: Sequence[int]) -> None:
-        """Have the draft source know what it needs before it can go on after ``known``."""
+        """Let the draft source read what it needs in order to continue after ``known``."""
         self.draft.catch_up(known, self._owner)
 
     def _plan(self, rows: int) -> Plan:
         return self._ops.plan(self.draft.compute, rows, 1, self._inputs)
 
     def lists(self, mode: str) -> sample.Candidates | None:
-        """Among what the drafts were drawn, where acceptance looks at it."""
+        """The distributions that the drafts were drawn from, if acceptance uses them."""
         return self._chooser.lists if mode == "ratio" else None
 
     def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Specialization]:
-        """What ``launch`` needs beside the passes, which are recorded here."""
+        """Record the passes of ``launch``, and return the other kernels that it needs."""
         for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
             self._plan(rows)
         choice = self._chooser.kernels(greedy, with_edit, mode, accept=False)
         return [accept.begin_draft(self.draft.reads, self._anchored), accept.propose(self.scripted), *choice]
 
     def launch(self, count: int, greedy: bool, with_edit: bool, mode: str) -> None:
-        """``count`` drafts, inside a capture."""
+        """Launch the computation of ``count`` drafts, inside a capture."""
         device, ops, n_ctx = self._device, self._ops, self._n_ctx
         tokens, positions, history = self._tokens.address, self._positions.address, self._history.address
         anchor = self.draft.anchor.address if self._anchored else 0
@@ -280,7 +283,7 @@ class DeviceDrafts:
             rows = self.draft.reads if i == 0 else 1
             plan = self._plan(rows)
             assert plan.result is not None
-            # Kernels of a pass may look at positions before their turn, and here the one before has just written them.
+            # Kernels of a pass may read positions before the previous kernel ends, but here it has just written them.
             device.finish()
             ops.start(plan)
             row = (plan.result.address, plan.result.shape[-1], 1, tokens, positions + 4 * (rows - 1), history)
@@ -292,6 +295,6 @@ class DeviceDrafts:
 
 
 def drafting_kernels() -> list[Specialization]:
-    """What steps with drafts launch, beside passes and the choice of tokens."""
+    """The kernels that steps with drafts launch, besides passes and the choice of tokens."""
     first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
     return [accept.place(), *first, accept.propose(False)]

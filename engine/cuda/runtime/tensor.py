@@ -1,4 +1,4 @@
-"""What operations on a GPU pass to one another and record: arrays, weights, launches, and passes made of launches."""
+"""The objects that GPU operations exchange and record: arrays, weights, launches, and passes made of launches."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from engine.gguf.quants import Format
 
 @dataclass
 class Tensor:
-    """An array on the device: where it begins, its shape and element type, and the memory it keeps alive."""
+    """An array on the device: its address, shape and dtype, and the memory that it keeps alive."""
 
     address: int
     shape: tuple[int, ...]
@@ -28,11 +28,11 @@ class Tensor:
         return math.prod(self.shape)
 
     def reshape(self, *shape: int) -> "Tensor":
-        """The same elements under another shape."""
+        """An array of this shape with the same elements, without a copy."""
         return Tensor(self.address, shape, self.dtype, self.memory)
 
     def __getitem__(self, rows: slice) -> "Tensor":
-        """Some rows: a contiguous slice of the first axis."""
+        """A contiguous slice of the first axis, without a copy."""
         first, last, _ = rows.indices(self.shape[0])
         step = self.size // self.shape[0] * np.dtype(self.dtype).itemsize
         return Tensor(self.address + first * step, (last - first, *self.shape[1:]), self.dtype, self.memory)
@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class DeviceWeight:
-    """A weight matrix in memory the device reads: records (``engine/cuda/products/repack.py``), or the rows of a float
+    """A weight matrix in memory that the device reads: records (``engine/cuda/products/repack.py``), or the rows of a float
     format."""
 
     name: str
@@ -51,7 +51,7 @@ class DeviceWeight:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """The device address of the first byte."""
         return self.memory.address
 
     @property
@@ -61,20 +61,20 @@ class DeviceWeight:
 
 
 Argument: TypeAlias = Tensor | DeviceWeight | float
-"""An argument of a launch: an array or a matrix, whose address the kernel gets, or a number; 0 for an array that is not
-there."""
+"""An argument of a launch: an array or a matrix, whose address the kernel receives, or a number; 0 for an array that is
+absent."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel of a recorded pass.
 
-    ``outputs`` are the arrays it writes, there until a later launch uses their memory; ``names`` say what each is:
+    ``outputs`` are the arrays that it writes, valid until a later launch reuses their memory; ``names`` are their names:
 
     - result: a result of the operation, or part of one (result_1, ... where a kernel has several);
     - q, scales, sums: activations as int8 (``engine/cuda/products/quantize.py``);
-    - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as they were stored;
-    - mass, values: what attention leaves of each chunk: largest score and sum, and weighted values;
+    - query, query_scales: rotated queries, float32, or int8 and its scales; words: keys and values as stored;
+    - mass, values: the results of attention for each chunk: largest score and sum, and weighted values;
     - convolved, gates: the inputs of a gated delta rule: q, k, v of each row, and decay and rate;
     - logits, ids, weights, listed, items: the choice of experts, and pairs of rows and experts sorted by expert.
     """
@@ -88,7 +88,7 @@ class Launch:
 
 
 class Plan:
-    """A recorded pass: its launches, the graph made of them, and where its inputs and results lie."""
+    """A recorded pass: its launches, its graph, and its inputs and results."""
 
     def __init__(self, launches: list[Launch], result: Tensor | None) -> None:
         self.launches = launches

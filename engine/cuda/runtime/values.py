@@ -1,7 +1,8 @@
-"""Values that are computed where they are used.
+"""Deferred values: results that are computed when they are used.
 
-A normalization, a gate, and the joining of attention's chunks usually feed a matrix product, which wants its activations as
-int8.  So the operation gives a promise, and the one that uses it says whether it wants float32 or int8: one kernel does both.
+A normalization, a gate, and the joining of attention's chunks usually feed a matrix product, which reads its activations as
+int8.  So these operations return a deferred value, and the operation that uses it requests float32 or int8.  One kernel then
+computes and quantizes the value.
 """
 
 from abc import ABC, abstractmethod
@@ -16,23 +17,23 @@ from engine.cuda.runtime.tensor import Argument, Tensor
 
 
 class Deferred(ABC):
-    """A value [rows, columns] that is yet to be computed; use it once."""
+    """A value [rows, columns] that is computed when it is used; it may be used only once."""
 
     inputs: ClassVar[tuple[str, ...]]
-    """The fields that hold its inputs, in the order of the operation's arguments."""
+    """The names of the fields that hold its inputs, in the order of the operation's arguments."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """The shape of the value."""
 
     @abstractmethod
     def write(self, recorder: Recorder, out: Tensor) -> None:
-        """Note the launch that computes it as float32."""
+        """Record the launch that computes the value as float32."""
 
     @abstractmethod
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8, ``unit`` values a scale; wide: with the sums of a pass of many rows."""
+        """The value as int8, with a scale for every ``unit`` values; wide: with the sums for a pass of many rows."""
 
     def plain(self, recorder: Recorder) -> Tensor:
         """The value as float32."""
@@ -42,7 +43,7 @@ class Deferred(ABC):
 
     @property
     def run_grid(self) -> tuple[int, int]:
-        """Blocks of a kernel that quantizes the value: runs of a row, rows."""
+        """The grid of a kernel that quantizes the value: (runs of a row, rows)."""
         return runs(self.shape)
 
 
@@ -58,21 +59,21 @@ class Normalized(Deferred):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """The shape of the value."""
         return self.x.shape
 
     def normalizes_as(self, other: "Normalized") -> bool:
-        """Whether both are of the same array, if by other weights."""
+        """Whether both normalize the same array; their weights may differ."""
         return (self.x.address, self.eps) == (other.x.address, other.eps)
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
-        """Note the launch that computes it as float32."""
+        """Record the launch that computes the value as float32."""
         rows, columns = self.shape
         arguments = (self.x, self.weight, self.eps, columns, out)
         recorder.launch(rms_norm.rms_norm(), (1, rows), 256, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8; with the sum of x and a residual, if the launch before has made that."""
+        """The value as int8; the launch includes the sum of x and a residual if the previous launch computes that."""
         to, columns = recorder.int8(unit, *self.shape), self.shape[1]
         if not _add_and_quantize(recorder, self.x, (self.weight, self.eps), unit, wide, to):
             kernel = rms_norm.rms_norm_quantize(unit, columns, wide)
@@ -82,7 +83,7 @@ class Normalized(Deferred):
 
 @dataclass
 class GatedNormalized(Deferred):
-    """x [rows, n], each run of weight.size normalized, times silu(gate)."""
+    """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]."""
 
     inputs = ("x", "weight", "gate")
 
@@ -93,11 +94,11 @@ class GatedNormalized(Deferred):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """The shape of the value."""
         return self.x.shape
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
-        """Note the launch that computes it as float32."""
+        """Record the launch that computes the value as float32."""
         arguments = (self.x, self.weight, self.gate, self.eps, out.size, out)
         kernel = delta_net.gated_norm(self.weight.size)
         recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
@@ -123,11 +124,11 @@ class Gated(Deferred):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """The shape of the value."""
         return self.gate.shape
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
-        """Note the launch that computes it as float32."""
+        """Record the launch that computes the value as float32."""
         kernel = {"swiglu": glu.swiglu, "geglu": glu.geglu}[self.activation]()
         recorder.launch(kernel, (-(-out.size // 256),), 256, (self.gate, self.up, out.size, out), result=out)
 
@@ -138,9 +139,9 @@ class Gated(Deferred):
 
 @dataclass
 class Attended(Deferred):
-    """The result of attention [rows, columns], whose chunks have yet to be joined
-    (``engine/cuda/attention/combine.py``): of each chunk, largest score and sum in ``mass``, and the weighted
-    ``values``; times sigmoid(gate) where heads are gated."""
+    """The result of attention [rows, columns] before its chunks are joined (``engine/cuda/attention/combine.py``): the
+    largest score and the sum of each chunk in ``mass``, and the weighted ``values``; multiplied by sigmoid(gate) if heads are
+    gated."""
 
     inputs = ("mass", "values", "positions", "gate")
 
@@ -155,7 +156,7 @@ class Attended(Deferred):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the value."""
+        """The shape of the value."""
         return self.positions.size, self.columns
 
     @property
@@ -163,12 +164,12 @@ class Attended(Deferred):
         return self.mass, self.values, self.positions, self.gate or 0
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
-        """Note the launch that joins the chunks."""
+        """Record the launch that joins the chunks."""
         shape, arguments = self.geometry, (*self._parts, out, self.slots, self.window)
         recorder.launch(shape.combine, shape.combine_grid, shape.combine_block, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
-        """The value as int8; by two kernels where that is faster."""
+        """The value as int8, by two kernels if that is faster."""
         if wide or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, wide)
         to = recorder.int8(unit, *self.shape)
@@ -183,13 +184,13 @@ def plain(recorder: Recorder, x: Tensor | Deferred) -> Tensor:
 
 
 def quantized(recorder: Recorder, x: Tensor | Deferred, unit: int, pass_rows: int = 0) -> Int8:
-    """x as int8, ``unit`` values a scale; pass_rows: of the pass, if x has others."""
+    """x as int8, with a scale for every ``unit`` values; pass_rows: the rows of the pass, if x has more or fewer."""
     wide = quantize.is_wide(unit, pass_rows or x.shape[0])
     return _quantized_array(recorder, x, unit, wide) if isinstance(x, Tensor) else x.quantized(recorder, unit, wide)
 
 
 def runs(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Blocks of a kernel that quantizes an array [rows, columns]: runs of a row, rows."""
+    """The grid of a kernel that quantizes an array [rows, columns]: (runs of a row, rows)."""
     rows, columns = shape
     return -(-columns // quantize.RUN), rows
 
@@ -199,7 +200,8 @@ def _quantized_array(recorder: Recorder, x: Tensor, unit: int, wide: bool) -> In
 
 
 def _quantize(recorder: Recorder, source: str, gate: Tensor, up: Tensor, unit: int, wide: bool) -> Int8:
-    """By ``engine/cuda/products/quantize.py``; source: "plain", where ``gate`` and ``up`` are one array, or an activation."""
+    """Record the quantization by ``engine/cuda/products/quantize.py``.  source: "plain" (``gate`` and ``up`` are one array)
+    or an activation."""
     to, columns = recorder.int8(unit, *gate.shape), gate.shape[1]
     if source != "plain" or not _add_and_quantize(recorder, gate, (0, 0.0), unit, wide, to):
         kernel, grid = quantize.quantize(unit, source, wide), runs(gate.shape)[::-1]
@@ -210,8 +212,8 @@ def _quantize(recorder: Recorder, source: str, gate: Tensor, up: Tensor, unit: i
 def _add_and_quantize(
     recorder: Recorder, y: Tensor, norm: tuple[Tensor | int, float], unit: int, wide: bool, to: Int8
 ) -> bool:
-    """Note one launch for y and for y as int8, if the launch before it was that of y; norm: weight and eps of a norm between
-    the two, or zeros."""
+    """Record one launch that computes y and quantizes it to int8, if the previous launch computes y.  norm: weight and eps of
+    a norm in between, or zeros.  Returns whether the launch was recorded."""
     added = recorder.take_added(y)
     if added is None:
         return False
