@@ -1,4 +1,4 @@
-"""How far commits are from the one before them, as an SVG: what ``asv compare`` prints, drawn.
+"""Plot the output of ``asv compare`` as SVG: the times of a commit relative to those of the commit before it.
 
 ``asv compare BEFORE AFTER > compared.txt`` and ``python -m benchmarks.plot_comparison compared.txt > comparison.svg``;
 ``python -m benchmarks.plot_comparison docs/benchmarks.md > docs/images/comparison.svg`` draws the tables of the book.
@@ -26,7 +26,8 @@ LEFT, RIGHT = 330, 760
 
 @dataclass(frozen=True)
 class Row:
-    """One benchmark: its mark ("+" is worse), the new time over the old, and that of the quartiles farthest apart, if any."""
+    """One benchmark: its mark ("+" is worse), the ratio of the new time to the old, and the ratios of the quartiles that are
+    farthest apart, if any."""
 
     name: str
     mark: str
@@ -37,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What one ``asv compare`` has printed."""
+    """The output of one ``asv compare``."""
 
     before: str
     after: str
@@ -45,9 +46,9 @@ class Table:
 
 
 def tables(text: str) -> list[Table]:
-    """The tables in what ``asv compare`` has printed; benchmarks without a time in both commits are left out.
+    """The tables in the output of ``asv compare``, without benchmarks that lack a time in one of the commits.
 
-    Tables of the same two commits are one: ``--split`` prints several.
+    Tables of the same two commits are joined, because ``--split`` prints several.
     """
     found: dict[tuple[str, str], Table] = {}
     current = None
@@ -66,7 +67,7 @@ def tables(text: str) -> list[Table]:
 
 
 def drawn(row: Row, x: Axis, y: float) -> Iterator[str]:
-    """The name, the interval and the ratio of a benchmark."""
+    """The SVG elements of a benchmark: its name, interval and ratio."""
     color = {"+": WORSE, "-": BETTER}.get(row.mark, SAME)
     yield label(LEFT - 12, y + 4, row.name, "end")
     yield (
@@ -76,7 +77,7 @@ def drawn(row: Row, x: Axis, y: float) -> Iterator[str]:
 
 
 def figure(compared: Sequence[Table]) -> str:
-    """The whole image: a group of lines for each table, on one axis."""
+    """The whole image as SVG: a group of lines for each table, on one axis."""
     rows = [row for table in compared for row in table.rows]
     low = min([0.95, *(row.low - 0.01 for row in rows)])
     high = max([1.15, *(row.high + 0.01 for row in rows)])
@@ -105,11 +106,9 @@ def figure(compared: Sequence[Table]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the image."""
-    parser = argparse.ArgumentParser(description="Print a plot of what asv compare has printed, as SVG.")
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="what asv compare has printed, or a text that quotes it"
-    )
+    """Run one command line: print the image."""
+    parser = argparse.ArgumentParser(description="Plot the output of asv compare as SVG.")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="output of asv compare, or a text that quotes it")
     texts = [Path(file).read_text(encoding="utf-8") for file in parser.parse_args(argv).files]
     print(figure(tables("\n".join(texts))), end="")
 

@@ -1,6 +1,6 @@
-"""Where tests find reference data; each helper skips the test, with the reason, when the data is not there.
+"""Access to reference data; each function skips the test, with the reason, if the data is missing.
 
-Which tests run when is in ``tests/tiers.py``."""
+``tests/tiers.py`` defines which tests run."""
 
 import json
 import os
@@ -15,11 +15,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def shared_path(*parts: str) -> Path:
-    """A file of the reference data that lies beside the repository (or in ``$BITMIRROR_SHARED``)."""
+    """The path of a file of the reference data, which is next to the repository (or in ``$BITMIRROR_SHARED``)."""
     root = Path(os.environ.get("BITMIRROR_SHARED", REPOSITORY.parent / "shared"))
     path = root.joinpath(*parts)
     if not path.exists():
-        pytest.skip(f"reference data {'/'.join(parts)} is not beside the repository")
+        pytest.skip(f"reference data {'/'.join(parts)} is not next to the repository")
     return path
 
 
@@ -34,7 +34,7 @@ def golden(*parts: str) -> Any:
 
 
 def model_path(name: str) -> Path:
-    """A named model of the catalog, fetched into the user cache; skips when the registry cannot be reached."""
+    """A named model of the catalog, downloaded into the user's cache; skips the test if the registry cannot be reached."""
     from engine.errors import FetchError
     from engine.hub.resolve import resolve
 

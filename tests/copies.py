@@ -1,8 +1,8 @@
-"""Copies of the working tree in which one text is changed, and the tests that are run there.
+"""Copies of the working tree in which one text is changed, and runs of tests in them.
 
-Kernels compiled for one source must never be run for another, and to compile all of them for every change takes minutes. So a
-copy has a cache of its own, which begins with what was compiled of unchanged modules: those that import the changed one,
-however indirectly, are compiled again.
+Kernels compiled from one source must never run for another, and compiling all of them for every change takes minutes. So each
+copy has its own cache, which starts with the compiled kernels of unaffected modules. Only the changed module and those that
+import it, directly or indirectly, are compiled again.
 """
 
 import ast
@@ -29,17 +29,17 @@ SIMULATED = "tests/cuda/simulated/"
 """Tests below this folder run in Numba's CUDA simulator."""
 
 LEFT_OUT = {"__pycache__", "build", "dist", "node_modules"}
-"""Folders that are no part of the sources, where git cannot be asked."""
+"""Folders that do not belong to the sources, for trees without a git repository."""
 
 SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How tests ended.
+    """The outcome of a run of tests.
 
-    found: the first one that failed, "" where all passed; how: "passed", "failed", "timed out", or "not run" where pytest
-    found no test; seconds: how long they took; output: what pytest printed.
+    found: the first test that failed, or ""; how: "passed", "failed", "timed out", or "not run" if pytest found no test;
+    seconds: the time that they took; output: the output of pytest.
     """
 
     found: str
@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def noticed(self) -> bool:
-        """Whether a test has failed, or did not end."""
+        """Whether a test failed or timed out."""
         return self.how in ("failed", "timed out")
 
     def __str__(self) -> str:
@@ -58,22 +58,22 @@ class Outcome:
 
 
 class Change(Protocol):
-    """What is changed in a copy, and the tests that are to notice it."""
+    """A change of a copy, and the tests that should find it."""
 
     @property
     def file(self) -> str:
-        """Its path in the tree."""
+        """The path of the changed file in the tree."""
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """Arguments of pytest, the cheapest tests first."""
+        """Arguments of pytest, the fastest tests first."""
 
     def apply(self, text: str) -> str:
         """The file's text with the change."""
 
 
 def sources() -> list[str]:
-    """Paths of the files of the tree, relative to it: those that git tracks, or all where there is no repository."""
+    """Relative paths of the files of the tree: those that git tracks, or all files if there is no repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     names = [name for name in listed.stdout.split("\0") if name]
     if listed.returncode or not names:
@@ -93,7 +93,7 @@ C = TypeVar("C", bound=Change)
 
 
 class Imports:
-    """Which modules of the package take part in which others."""
+    """The imports between modules of the package."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._files = {name for name in names if name.startswith("engine/") and name.endswith(".py")}
@@ -123,7 +123,7 @@ class Imports:
         return ""
 
     def users(self, changed: str) -> set[str]:
-        """The changed file and all that import it, directly or not."""
+        """The changed file and all files that import it, directly or indirectly."""
         found = {changed}
         while more := {name for name, imported in self._direct.items() if imported & found} - found:
             found |= more
@@ -131,7 +131,7 @@ class Imports:
 
 
 class Copy:
-    """A copy of the tree below ``folder``, where one change at a time is made and undone."""
+    """A copy of the tree below ``folder``, in which one change at a time is made and undone."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = names
@@ -142,11 +142,11 @@ class Copy:
             shutil.copy2(REPOSITORY / name, to)
 
     def change(self, name: str, text: str) -> None:
-        """Give a file another text."""
+        """Replace the text of a file."""
         (self.tree / name).write_text(text, encoding="utf-8")
 
     def restore(self, name: str) -> None:
-        """Give it back its own, and forget what tests have left."""
+        """Restore the original text of a file, and remove files that tests have written."""
         shutil.copy2(REPOSITORY / name, self.tree / name)
         shutil.rmtree(self.cache, ignore_errors=True)
         for path in self.tree.rglob("__pycache__"):
@@ -154,7 +154,7 @@ class Copy:
         shutil.rmtree(self.tree / ".hypothesis", ignore_errors=True)
 
     def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
-        """Begin with the kernels that ``other`` has compiled, but for those that ``changed`` has a part in."""
+        """Start with the kernels that ``other`` has compiled, except those that depend on ``changed``."""
         stale = imports.users(changed)
         version = self.cache / self.version
         version.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class Copy:
 
     @property
     def version(self) -> str:
-        """The folder of CPU kernels of these sources, in the cache."""
+        """The name of the folder of this copy's CPU kernels in the cache."""
         code = "import engine.compile.cache as k; print(k.places('cpu').write)"
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -184,13 +184,13 @@ class Copy:
             "NUMBA_CACHE_DIR": str(self.cache),
             "BITMIRROR_CACHE": os.environ.get("BITMIRROR_CACHE") or str(self.tree.parent / "models"),
             "BITMIRROR_SHARED": os.environ.get("BITMIRROR_SHARED") or str(REPOSITORY.parent / "shared"),
-            # Copies run side by side: each has one core.
+            # Copies run in parallel, with one core each.
             "NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS") or "2",
             "OMP_NUM_THREADS": "1",
         }
 
     def test(self, targets: Sequence[str], limit: float) -> Outcome:
-        """Run tests, one after the other until one fails, for at most ``limit`` seconds each."""
+        """Run tests one after the other until one fails, each for at most ``limit`` seconds."""
         started = time.perf_counter()
         for target in targets:
             outcome = self._run(target, limit)
@@ -203,7 +203,7 @@ class Copy:
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
         if target.startswith(SIMULATED):
             environment["NUMBA_ENABLE_CUDASIM"] = "1"
-        # The profile has no deadlines, which a kernel that is compiled on its first call would miss.
+        # The profile has no deadlines, because the first call of a kernel compiles it.
         options = [
             "-x",
             "-q",
@@ -259,7 +259,8 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def unchanged(self, changes: Sequence[C]) -> None:
-        """Run the tests of all changes without one, which also compiles their kernels.  What fails then finds nothing."""
+        """Run the tests of all changes on unchanged sources, which also compiles their kernels.  A test that fails here
+        cannot find a change."""
         targets = sorted({target for change in changes for target in change.tests})
         for target, outcome in zip(targets, self._pool.map(lambda t: self._base.test([t], 3600), targets), strict=True):
             print(f"  {target}: {outcome.how} in {outcome.seconds:.0f} s", flush=True)
@@ -269,7 +270,8 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
                 print(outcome.output, flush=True)
 
     def run(self, changes: Sequence[C]) -> Iterator[tuple[C, Outcome]]:
-        """Each change and how its tests ended, as they end; those that may take longest are begun first."""
+        """Yield each change and its outcome, in the order in which they end; the changes expected to take longest start
+        first."""
 
         def expected(change: C) -> float:
             return sum(self._seconds.get(target, 0.0) for target in change.tests)
@@ -283,7 +285,7 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
         targets = [target for target in change.tests if target in self._seconds]
         if not targets:
             return Outcome("", "not run", 0.0)
-        # Without the change this took the time of compiling, too.
+        # The run without the change also included compiling.
         limit = 60 + 2 * max(self._seconds[target] for target in targets)
         copy = self._free.get()
         try:
@@ -296,7 +298,8 @@ class Runner(AbstractContextManager["Runner[C]"], Generic[C]):
 
 
 def write_table(path: Path, name: str, table: str) -> None:
-    """Put a table into a page, between ``<!-- name -->`` and ``<!-- end of name -->``; a page without them has it alone."""
+    """Write a table into a page, between ``<!-- name -->`` and ``<!-- end of name -->``; a page without these marks is
+    overwritten."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if begin in text and end in text:
@@ -308,7 +311,7 @@ def write_table(path: Path, name: str, table: str) -> None:
 
 
 def _link(path: Path, to: Path) -> None:
-    # These files are replaced and never written into, so two folders can share one.
+    # These files are replaced, never modified, so two folders can share one.
     try:
         os.link(path, to)
     except OSError:

@@ -1,11 +1,11 @@
 """Faults planted on purpose, one at a time, and the tests of the default tier that find them.
 
-    python -m tests.faults                  all of them, in copies of the tree; exit status 1 if one is not found
+    python -m tests.faults                  plant all faults, in copies of the tree; exit status 1 if one is not found
     python -m tests.faults -k barrier -j 4  those whose name, room or file contains "barrier", four at a time
-    python -m tests.faults --list           what there is
+    python -m tests.faults --list           list the faults
 
-Each is a mistake that somebody could make and that would not show in a text at once. ``tests/test_faults.py`` keeps the list
-true to the sources.
+Each is a plausible mistake that would not be obvious in generated text. ``tests/test_faults.py`` checks that the list matches
+the sources.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from tests.copies import Outcome, Runner, write_table
 class Fault:
     """A change that makes a part of the engine wrong.
 
-    old: a text that the file has once; new: what it becomes; why: what that would do to a user; tests: arguments of pytest,
-    the cheapest first.
+    old: a text that occurs once in the file; new: its replacement; why: the effect on a user; tests: arguments of pytest, the
+    fastest first.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Fault:
     tests: tuple[str, ...]
 
     def apply(self, text: str) -> str:
-        """The file's text with the fault; ValueError unless ``old`` is there once."""
+        """The text of the file with the fault.  Raises ValueError unless ``old`` occurs exactly once."""
         if text.count(self.old) != 1:
             raise ValueError(f"fault '{self.name}': {self.file} has its text {text.count(self.old)} times, not once")
         return text.replace(self.old, self.new)
@@ -481,7 +481,7 @@ Result = tuple[Fault, Outcome]
 
 
 def table(results: Sequence[Result]) -> str:
-    """Which test found which fault, as Markdown."""
+    """A Markdown table of the faults and the tests that found them."""
     lines = ["| room | fault | file | what it would do | found by |", "| --- | --- | --- | --- | --- |"]
     for fault, outcome in results:
         by = f"`{outcome.found}`" if outcome.noticed else "**nothing**"
@@ -491,12 +491,14 @@ def table(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if every fault is found, 1 if not."""
+    """Run one command line.  Returns 0 if every fault is found, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults", description="Plants faults, one at a time, and says which tests find them."
+        prog="python -m tests.faults", description="Plant faults, one at a time, and report which tests find them."
     )
     parser.add_argument("-k", default="", help="only faults whose name, room or file contains this text")
-    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
+    parser.add_argument(
+        "-j", type=int, default=os.cpu_count() or 1, help="number of faults at a time (default: one per core)"
+    )
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     parser.add_argument("--markdown", type=Path, help="write a table of the results to this page")
     args = parser.parse_args(arguments)

@@ -1,23 +1,23 @@
-"""Random small changes of the code that computes, caches, drafts and samples, and whether the tests of its room find them.
+"""Random small changes of the code that computes, caches, drafts and samples, and the tests of its room that find them.
 
     python -m tests.mutations --seed 1 -n 100 -j 2 --json mutations.json
 
-The same seed gives the same changes of the same sources. A change (a *mutant*) is found if a test fails, or does not end.
+A seed always gives the same changes of the same sources. A change (a *mutant*) is found if a test fails or times out.
 
-What can be changed: an operator, a comparison or its bound, a constant, a bound of ``range``, the operands of what does not
-commute, two arguments of a call, a product and a sum in place of ``fma``, and two statements of which the second needs the
-first.
+The tool changes operators, comparisons and their bounds, constants, bounds of ``range``, the operands of operations that do
+not commute, and arguments of calls; it replaces an ``fma`` by a product and a sum; and it exchanges two statements of which
+the second depends on the first.
 
-What is not changed, since by rule it cannot or need not show in a result:
+It does not change code that cannot, or need not, affect a result:
 
-- docstrings and other texts, messages of errors, assertions, annotations, decorators, imports;
-- the length of scratch memory (``np.empty``, ``cuda.local.array``, ``cuda.shared.array``, ...): more of it changes nothing;
-- masks that are "for the compiler": ``cuda.threadIdx.x & 255`` and its like;
+- docstrings and other texts, error messages, assertions, annotations, decorators, imports;
+- the length of scratch memory (``np.empty``, ``cuda.local.array``, ``cuda.shared.array``, ...): more of it has no effect;
+- masks "for the compiler", such as ``cuda.threadIdx.x & 255``;
 - hints to the hardware: ``prefetch``, ``let_next_begin``, ``hold``;
-- how work is divided, which the contract keeps out of the results: what the host works out before a kernel is made or
+- the division of work, which by contract does not affect results: computations of the host before a kernel is made or
   launched (in ``engine/cuda`` only functions that run on the device are changed), and the constants of :data:`TUNING`;
-- the two factors of ``fma`` and what else commutes;
-- host code of the GPU backend, the simulator and the checks of PTX, which are no kernels.
+- the two factors of ``fma`` and other operands that commute;
+- host code of the GPU backend, the simulator and the checks of PTX, which are not kernels.
 """
 
 import argparse
@@ -159,16 +159,16 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
     ),
     "sampler": (8, {"engine/decode/sampler.py": ("tests/decode/test_sampler.py", "tests/cli/test_flags.py")}),
 }
-"""Of each room its share of a hundred mutants, and the tests of each of its files, the cheapest first."""
+"""The share of each room in a hundred mutants, and the tests of each of its files, the fastest first."""
 
 ON_DEVICE = "engine/cuda/"
-"""Of files below this folder, functions are changed that run on the device: the others make kernels or divide work."""
+"""In files below this folder only functions that run on the device are changed: the others make kernels or divide work."""
 
 TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
     + ("AHEAD_OF_LOOKUP", "SPARE", "step", "shares", "__all__")
 )
-"""Names that decide how fast something is, and nothing else."""
+"""Names of constants that affect only speed."""
 
 SCRATCH = frozenset(("empty", "zeros", "empty_like", "zeros_like", "array", "full"))
 HINTS = frozenset(("prefetch", "let_next_begin", "hold", "set_num_threads", "print"))
@@ -217,7 +217,7 @@ class Mutant:
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """Those of its room."""
+        """The tests of its file."""
         return next(files[self.file] for _, files in ROOMS.values() if self.file in files)
 
     def __str__(self) -> str:
@@ -226,7 +226,7 @@ class Mutant:
 
 
 class Places(ast.NodeVisitor):
-    """All changes of one file."""
+    """All possible changes of one file."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file, self.raw = file, text.encode()
@@ -281,7 +281,7 @@ class Places(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
-        # A branch that only refuses says so in a message: its bound counts, the branch does not.
+        # A branch that only raises an error contains a message: its condition is changed, its body is not.
         self.visit(node.test)
         self._block(node.body)
         self._block(node.orelse)
@@ -314,7 +314,7 @@ class Places(ast.NodeVisitor):
         self.visit(value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        # ``kernel[grid]`` and types are no indices, but there are none in what is changed.
+        # ``kernel[grid]`` and types are not indices, but the changed code contains neither.
         self.visit(node.value)
         self.visit(node.slice)
 
@@ -334,7 +334,7 @@ class Places(ast.NodeVisitor):
                 self._add("order of statements", first, a, d, swapped.decode())
 
     def _needs(self, second: ast.stmt, first: ast.stmt) -> bool:
-        """Whether a statement reads what the one before it has changed, and not for the first time."""
+        """Whether a statement reads a value that the statement before it has changed, other than by its first assignment."""
         written = {n.id for n in ast.walk(first) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {
             n.value.id
             for n in ast.walk(first)
@@ -345,7 +345,7 @@ class Places(ast.NodeVisitor):
     # --- expressions ------------------------------------------------------------------------------------------------
 
     def _between(self, node: ast.AST, left: ast.AST, right: ast.AST, kind: str, old: str, new: str) -> None:
-        """Another operator between two operands."""
+        """Add the replacement of the operator between two operands."""
         start, end = self._span(left)[1], self._span(right)[0]
         gap = self.raw[start:end].decode()
         if gap.count(old) == 1 or (len(old) == 1 and gap.strip(" ()\n") == old):
@@ -434,7 +434,7 @@ class Places(ast.NodeVisitor):
 
 
 def mutants(seed: int, n: int) -> list[Mutant]:
-    """n changes, drawn by ``seed``: of each room its share, of a room any place with the same chance of its kind."""
+    """n changes, drawn by ``seed``: each room has its share, and within a room all places of a kind are equally likely."""
     rng = random.Random(seed)
     total = sum(share for share, _ in ROOMS.values())
     drawn: list[Mutant] = []
@@ -445,7 +445,7 @@ def mutants(seed: int, n: int) -> list[Mutant]:
         taken: set[tuple[str, int]] = set()
         while len(taken) < end - begin:
             mutant = rng.choice(places)
-            # One of a line is enough.
+            # One change per line is enough.
             if (mutant.file, mutant.line) not in taken and _is_change(mutant):
                 taken.add((mutant.file, mutant.line))
                 drawn.append(mutant)
@@ -459,7 +459,7 @@ def _places(file: str) -> tuple[Mutant, ...]:
 
 
 def _is_change(mutant: Mutant) -> bool:
-    """Whether it leaves a program, and another one."""
+    """Whether the result is a valid program that differs from the original."""
     text = _read(mutant.file)
     try:
         return ast.dump(ast.parse(mutant.apply(text))) != ast.dump(ast.parse(text))
@@ -491,21 +491,24 @@ def table(results: Sequence[Result]) -> str:
 
 
 def write_json(path: Path, results: Sequence[Result]) -> None:
-    """The results, one object each."""
+    """Write the results as JSON, one object per mutant."""
     found = [asdict(mutant) | {"how": o.how, "found": o.found, "seconds": o.seconds} for mutant, o in results]
     path.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if at least nine of ten mutants are found, 1 if not."""
+    """Run one command line.  Returns 0 if at least nine of ten mutants are found, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutations", description="Random small changes of the sources, and which tests find them."
+        prog="python -m tests.mutations",
+        description="Make random small changes of the sources, and report the tests that find them.",
     )
-    parser.add_argument("--seed", type=int, default=1, help="which mutants are drawn (default: %(default)s)")
-    parser.add_argument("-n", type=int, default=100, help="how many (default: %(default)s)")
-    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="how many at a time (default: one per core)")
-    parser.add_argument("-k", default="", help="of these, only those whose file and change contain this text")
-    parser.add_argument("--json", type=Path, help="write the results there, as they come")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the mutants (default: %(default)s)")
+    parser.add_argument("-n", type=int, default=100, help="number of mutants (default: %(default)s)")
+    parser.add_argument(
+        "-j", type=int, default=os.cpu_count() or 1, help="number of mutants at a time (default: one per core)"
+    )
+    parser.add_argument("-k", default="", help="only mutants whose file and change contain this text")
+    parser.add_argument("--json", type=Path, help="write the results to this file, as they arrive")
     parser.add_argument("--markdown", type=Path, help="write a table of the results to this page")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     args = parser.parse_args(arguments)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.cuda.runtime.tensor import DeviceWeight, Tensor
     from engine.cuda.runtime.values import Deferred
 
-    # What mypy compares: every operation with its types.
+    # mypy checks these assignments: every operation with its types.
     of_cpu: Callable[[cpu.Backend], Operations[np.ndarray, np.ndarray, Weight]] = lambda ops: ops  # noqa: E731
     of_gpu: Callable[[cuda.Backend], Operations[Tensor, Tensor | Deferred, DeviceWeight]] = lambda ops: ops  # noqa: E731
 
@@ -27,7 +27,7 @@ BESIDE = {
     "cpu": {"append", "attend", "convolved", "int8_queries", "rope"},
     "cuda": {"capture", "plan", "record", "start"},
 }
-"""Public methods that one backend has for itself."""
+"""Public methods that only one backend has."""
 
 
 def backend(name: str) -> Any:
@@ -49,7 +49,7 @@ def members(owner: type) -> dict[str, Any]:
 
 
 def parameters(method: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-    """Name, kind and default of each."""
+    """The name, kind and default of each parameter."""
     return [(p.name, p.kind, p.default) for p in inspect.signature(method).parameters.values()]
 
 
@@ -80,7 +80,7 @@ def test_some_rows_of_a_pass() -> None:
 
 
 def test_an_unknown_activation_of_experts_is_refused() -> None:
-    """... where a model is described, and by a backend that is given one all the same."""
+    """It is refused when a model is described, and by a backend that receives it nevertheless."""
     weight: Any = object()
     with pytest.raises(ModelError, match="experts with the activation 'relu' are not supported"):
         Experts(4, 2, weight, weight, weight, weight, activation="relu")

@@ -1,16 +1,16 @@
-"""Which tests run when.
+"""The tiers of tests.
 
 ``pytest``
-    every test without a mark, each kernel, format, shape and cache type at least once: five minutes on two cores.
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Five minutes on two cores.
 ``pytest --all``
-    these and what is marked ``thorough``: all combinations where the first tier takes each value, or each pair of values,
-    once; all examples of hypothesis; every kernel with all its constants.  Twenty minutes on two cores.
+    Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
+    values, once; all examples of hypothesis; every kernel with all its constants.  Twenty minutes on two cores.
 ``pytest --rest``
-    what ``--all`` has and ``pytest`` has not, for a run after that.
+    The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``
-    what is marked ``gpu``, which needs a GPU, or targets that no machine without one runs: eight minutes on 16 cores.
+    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  Eight minutes on 16 cores.
 
-A test says where it belongs by a mark (``MARKS``), on itself or on a case (:func:`few`), or by :func:`examples`.
+The tier of a test follows from its marks (``MARKS``), on the test or on a case (:func:`few`), or from :func:`examples`.
 """
 
 import os
@@ -25,51 +25,52 @@ import pytest
 from hypothesis import settings
 
 FEWER = 5
-"""The first tier runs one of so many examples of hypothesis where there are many or each is costly."""
+"""The first tier runs one in this many examples of hypothesis if there are many or each is expensive."""
 
 MARKS = {
-    "thorough": "not in the first tier, but with --all",
-    "gpu": "only with --gpu",
-    "covering(n)": "the first tier takes combinations of parameters until every n values of different ones came together",
-    "more": "runs more of something with --all, e.g. examples of hypothesis",
-    "together(name)": "tests that one process runs, in their order; without it those of a file",
-    "alone": "no other test runs meanwhile, on a GPU, whose free memory it looks at",
-    "begin(n)": "groups are begun in the order of n, 0 without it: what takes long, or what others wait for, first",
+    "thorough": "runs with --all, not in the first tier",
+    "gpu": "runs only with --gpu",
+    "covering(n)": "the first tier runs as few combinations as contain every n values of different parameters",
+    "more": "does more with --all, e.g. more examples of hypothesis",
+    "together(name)": "tests that one process runs, in order; by default those of a file",
+    "alone": "on a GPU, no other test runs at the same time, because it measures free memory",
+    "begin(n)": "groups start in the order of n (default 0): long ones, and those that others wait for, first",
 }
 
 
 class Tier:
-    """What was asked for on the command line."""
+    """The options of the command line that select tests."""
 
     all = rest = gpu = False
 
     @classmethod
     def words(cls) -> list[str]:
-        """The same for another process."""
+        """The options that select the same tests in another process."""
         return [f"--{name}" for name in ("all", "rest", "gpu") if getattr(cls, name)]
 
 
 def few(cases: Iterable[Any], n: int = 1) -> list[Any]:
-    """The cases of a parameter, of which the first tier runs the first n."""
+    """Mark the cases of a parameter so that the first tier runs only the first n."""
     first, others = (cases := list(cases))[:n], cases[n:]
     values = [case if isinstance(case, tuple) else (case,) for case in others]
     return first + [pytest.param(*case, marks=pytest.mark.thorough) for case in values]
 
 
 def together(name: str, cases: Iterable[Any], n: int = 0) -> list[Any]:
-    """The cases of a parameter, each to be run by one process with others of the same name and values, or the same first n
-    values."""
+    """Mark the cases of a parameter so that one process runs all cases with the same name and the same values, or the same
+    first n values if n is not 0."""
     values = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*v, marks=pytest.mark.together(" ".join(map(str, (name, *v[: n or len(v)]))))) for v in values]
 
 
 def amount(n: int, first: int) -> int:
-    """How much of something a test marked ``more`` does: n with --all, less in the first tier."""
+    """The amount of work of a test marked ``more``: n with --all, ``first`` in the first tier."""
     return n if Tier.all or Tier.rest else first
 
 
 def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
-    """A test of hypothesis with n examples, or ``first`` (by default a fifth, and at least five) in the first tier."""
+    """A decorator for a test of hypothesis with n examples, or ``first`` in the first tier (default: a fifth, at least
+    five)."""
     first = first or min(n, max(n // FEWER, 5))
 
     def decorate(test: Any) -> Any:
@@ -84,10 +85,10 @@ def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
-    group.addoption("--all", action="store_true", help="all tests that need no GPU")
-    group.addoption("--rest", action="store_true", help="of --all what a run without it leaves out")
-    group.addoption("--gpu", action="store_true", help="the tests that need a GPU, and a table of them")
-    group.addoption("--seconds", action="store_true", help="say how long the tests of each folder and file took")
+    group.addoption("--all", action="store_true", help="run all tests that need no GPU")
+    group.addoption("--rest", action="store_true", help="run the tests of --all that a run without options skips")
+    group.addoption("--gpu", action="store_true", help="run the tests that need a GPU, and print a table of them")
+    group.addoption("--seconds", action="store_true", help="print the time that the tests of each folder and file took")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,28 +97,28 @@ def pytest_configure(config: pytest.Config) -> None:
     Tier.all, Tier.rest, Tier.gpu = (bool(config.getoption(name)) for name in ("--all", "--rest", "--gpu"))
     if Tier.all + Tier.rest + Tier.gpu > 1:
         raise pytest.UsageError("--all, --rest and --gpu exclude each other.")
-    # Threads of several processes share the cores: those of OpenMP that wait must not spin. With a load of 13 on two cores,
-    # three answers of 24 tokens took 62 s where they spun, and 1 s where they did not.
+    # Several processes share the cores, so waiting OpenMP threads must not spin.  With a load of 13 on two cores, three
+    # answers of 24 tokens took 62 s with spinning and 1 s without.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if Tier.gpu:
-        # One process for each processor.
+        # There is one process per core.
         os.environ.setdefault("NUMBA_NUM_THREADS", "2")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell that runs a job in the background has it ignore the signal, and processes that it starts do so too.
+        # A shell makes background jobs ignore the signal, and the processes that they start inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _covering(items: list[Any], strength: int) -> set[Any]:
-    """Of the cases of a test so few that each ``strength`` values of different parameters come together in one of them.
+    """Select few cases of a test such that any ``strength`` values of different parameters occur together in one of them.
 
-    Greedy: the case with the most combinations that are still missing is next.
+    The algorithm is greedy: it next takes the case with the most combinations that are still missing.
     """
 
     def pairs(item: Any) -> set[Any]:
         given = dict(item.callspec.params)
         parameters = []
         for mark in item.iter_markers("parametrize"):
-            # Names of one parametrize are one parameter.
+            # The names of one parametrize count as one parameter.
             names = mark.args[0].replace(",", " ").split() if isinstance(mark.args[0], str) else mark.args[0]
             parameters.append(tuple((name, id(given.pop(name))) for name in names))
         parameters += [((name, id(value)),) for name, value in given.items()]  # of fixtures
@@ -174,7 +175,7 @@ LAST = 9
 
 @pytest.fixture(autouse=True)
 def _company(request: pytest.FixtureRequest) -> Iterator[None]:
-    """On a GPU a test that is ``alone`` waits until the others that are running have ended, and others wait for it."""
+    """On a GPU, make a test that is marked ``alone`` wait for all running tests, and the others wait for it."""
     if not Tier.gpu:
         yield
         return
@@ -196,7 +197,7 @@ def _spent() -> float:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Notes the seconds of a processor since the last report of this process, children's included."""
+    """Record the CPU seconds since the last report of this process, including those of its children."""
     now, before = _spent(), item.config.stash.get(SPENT, 0.0)
     item.config.stash[SPENT] = now
     item.user_properties.append(("cpu", now - before))
@@ -217,8 +218,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def table(reports: Iterable[Any]) -> Iterator[str]:
-    """Tests, how many passed, failed or were skipped, and seconds by the clock and of processors: of every folder, of every
-    file, and on a GPU of every test function."""
+    """The lines of a table with the numbers of passed, failed and skipped tests, elapsed seconds and CPU seconds: by folder,
+    by file, and on a GPU by test function."""
     rows: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
     for report in reports:
         name = report.nodeid.partition("[")[0].partition("@")[0]

@@ -1,4 +1,4 @@
-"""What the suites of today need in order to measure commits of other days.
+"""Compatibility of the current suites with older commits.
 
 asv takes the suites from the working tree and the package from the commit that it measures.
 """
@@ -21,7 +21,7 @@ MOVED = {
     "engine.synthetic.model": "engine.synthetic",
     "engine.text.tokenizer": "engine.tokenizer",
 }
-"""Modules that suites import, and where commits before the package was sorted into rooms have them."""
+"""Modules that suites import, and their names in commits before the package was divided into subpackages."""
 
 
 def exists(name: str) -> bool:
@@ -33,21 +33,21 @@ def exists(name: str) -> bool:
 
 
 def find(name: str) -> ModuleType:
-    """One of the modules that moved, wherever the commit has it."""
+    """Import a module that has moved, under the name that it has in the commit."""
     return import_module(name if exists(name) else MOVED[name])
 
 
 def use_old_names() -> None:
-    """Let ``from engine.gguf.quants import FORMATS`` work with commits that have it in ``engine.quants``."""
+    """Make current names importable in older commits: ``engine.gguf.quants`` may be ``engine.quants`` there."""
     for name in MOVED:
         if not exists(name):
             sys.modules[name] = find(name)
 
 
 def once(setup: Callable[..., None]) -> Callable[..., None]:
-    """A ``setup`` that asv may call before every sample and that does its work before the first.
+    """A decorator for ``setup``, which asv calls before every sample: only the first call does the work.
 
-    A commit whose operations are called in another way is skipped, and asv prints how they differ.
+    A commit whose operations have other parameters is skipped, and asv prints the difference.
     """
 
     @wraps(setup)

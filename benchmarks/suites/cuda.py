@@ -1,9 +1,10 @@
 """The GPU backend: matrix products, attention, a decode step, a prompt.  Every suite is skipped if there is no GPU.
 
-Kernels take microseconds, less than starting one from Python takes, so single operations are recorded into a CUDA graph that
-repeats them, and the GPU's own clock times the graph.  The unit of these is microseconds per operation.
+A kernel takes microseconds, less than it takes to start one from Python.  So single operations are recorded into a CUDA graph
+that repeats them, and the GPU's own clock times the graph.  The unit is microseconds per operation.
 
-The models are random ones of real shapes, kept in the cache folder like those of ``python -m engine.bench --keep``: 6 GB.
+The models have real shapes and random weights.  They are kept in the cache folder, like those of
+``python -m engine.bench --keep``, and take 6 GB.
 """
 
 from collections.abc import Callable
@@ -29,13 +30,13 @@ DEPTHS = (0, 4096)
 N_GEN, N_PROMPT = 32, 512
 
 N_FF, N_EMBD = 12288, 4096
-"""A matrix of qwen3-8b, the larger side of its feed-forward network."""
+"""The shape of a matrix of qwen3-8b: gate or up of its feed-forward network."""
 
 COLD = 256 << 20
-"""Bytes of weights that are read before one is read again: more than the GPU's caches hold."""
+"""Bytes of weights that are read before a weight is read again: more than the GPU's caches hold."""
 
 ROUNDS = 9
-"""Number of times that a graph is started; the median counts."""
+"""The number of times that a graph is started; the median is reported."""
 
 
 @cache
@@ -48,7 +49,7 @@ def backend() -> Any:
 
 
 def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
-    """Time of one of the ``count`` operations that ``work`` requests from the backend."""
+    """The time, in microseconds, of one of the ``count`` operations that ``work`` requests from the backend."""
     plan = ops.record(work)
     ops.capture(plan)
     seconds = []
@@ -61,7 +62,8 @@ def microseconds(ops: Any, work: Callable[[], object], count: int) -> float:
 
 
 class Matmul:
-    """A product with a matrix [12288, 4096] of each format, its activations quantized first; weights that no cache holds."""
+    """A product with a matrix [12288, 4096] of each format, including the quantization of its activations; the weights do not
+    fit into a cache."""
 
     params: ClassVar[tuple[object, ...]] = (FORMAT_NAMES, (1, 2, 4, 8, 16))
     param_names = ("format", "rows")
@@ -83,8 +85,8 @@ class Matmul:
 
 
 class Attention:
-    """A layer of qwen3-8b: 32 query heads and 8 KV heads of 128, normalized, rotated, stored, attended from ``depth`` on,
-    and quantized."""
+    """The attention of a layer of qwen3-8b with 32 query heads and 8 KV heads of 128: normalize, rotate, store, attend from
+    position ``depth`` on, and quantize."""
 
     params: ClassVar[tuple[object, ...]] = (("f16", "f32"), (0, 1024, 4096, 16384), (1, 4, 16))
     param_names = ("cache", "depth", "rows")
@@ -132,7 +134,7 @@ class Model:
 
     @once
     def setup(self, shape: str, depth: int) -> None:
-        backend()  # skip before a model is written that cannot be run
+        backend()  # skip the suite before it writes a model that it cannot run
         with random_model(f"{shape}:Q4_K_M", True) as (_, path):
             self.llm = engine.load(path, device="cuda", n_ctx=max(DEPTHS) + N_PROMPT)
         self.llm.compile()
@@ -145,7 +147,8 @@ class Model:
 
 
 class Decode(Model):
-    """32 tokens one at a time, as a user gets them; and the kernels of one step, in microseconds by the GPU's own clock."""
+    """32 tokens one at a time, including all work of the host; and the kernels of one step, in microseconds by the GPU's own
+    clock."""
 
     @once
     def setup(self, shape: str, depth: int) -> None:

@@ -51,7 +51,7 @@ class Generation:
 
 
 class Complete:
-    """``LLM.complete``, tokenizer, sampler and text included; the cached prefix is forgotten before each run."""
+    """``LLM.complete``, including tokenizer and sampler; the cache is cleared before each run."""
 
     @once
     def setup(self) -> None:

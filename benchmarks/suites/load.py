@@ -1,4 +1,4 @@
-"""From a file to a model that is ready to answer: the header, the whole load, and the memory it takes."""
+"""Loading a model: the time for the header and for the whole load, and peak memory."""
 
 from pathlib import Path
 from time import process_time
@@ -31,8 +31,8 @@ class Header:
 class Load:
     """The bundled model, 12 MB.
 
-    Peak memory counts the pages of the file that loading touches, which are the system's copy of the file, not the
-    engine's: the engine's memory is the peak minus that of the imports and the file.
+    Peak memory includes the mapped pages of the file that loading touches, which belong to the system's page cache.  The
+    engine's own memory is the peak minus the memory of the imports and the size of the file.
     """
 
     def time_load(self) -> None:

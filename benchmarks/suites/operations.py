@@ -1,7 +1,7 @@
 """Every operation of the CPU backend, at the sizes of a small model: width 1024, 16 query heads of 64, 4 KV heads.
 
-``rows`` is 1 for a step of generation and 128 for a batch of a prompt.  One thread computes, and the processor time of
-the fastest of many calls counts: what other programs do on the machine can only add to it.
+``rows`` is 1 for a step of generation and 128 for a batch of a prompt.  One thread computes, and the result is the processor
+time of the fastest of many calls, because other programs on the machine can only add to it.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ FORMAT_NAMES = (
 """Not read from ``FORMATS``: asv numbers parameters, and the numbers must mean the same for every commit."""
 
 SECONDS = 2.0
-"""Processor time to spend on the calls of one benchmark."""
+"""The processor time, in seconds, to spend on the calls of one benchmark."""
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """Seconds of processor time that the fastest of at least five calls takes, after one that may compile."""
+    """The processor time, in seconds, of the fastest of at least five calls, after a first call that may compile."""
     work()
     begin, times = process_time(), list[float]()
     while len(times) < 5 or process_time() - begin < SECONDS:
@@ -66,7 +66,7 @@ class Operation:
 
 
 class Matmul(Operation):
-    """One matrix [4096, 1024] of each format, its activations quantized first; 4 Mi weights."""
+    """A product with a matrix [4096, 1024] (4 Mi weights) of each format, including the quantization of its activations."""
 
     params: ClassVar[tuple[object, ...]] = (FORMAT_NAMES, ROWS)
     param_names = ("format", "rows")

@@ -17,7 +17,7 @@ repeat = (5, 100, 1.0)
 
 
 class Encode:
-    """64 KiB of Python source, in one piece: a module of the standard library, the same for every commit."""
+    """64 KiB of Python source as one text: a module of the standard library, equal for every commit."""
 
     @once
     def setup(self) -> None:

@@ -1,4 +1,4 @@
-"""Kernels are compiled by many processes, and none is compiled again afterwards."""
+"""Kernels are compiled by several processes, and none is compiled twice."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def missed():
 for name in ("pycoder", "pycoder-moe-mtp"):
     llm = engine.load(name, device="cpu", n_ctx=256)
     jobs = llm.jobs()
-    # One kernel, one type of each argument: another would take as long again.
+    # One type of each argument per kernel: another would take as long to compile.
     assert len({(job.home, job.name) for job in jobs}) == len(jobs) > 12
     pool.compile_all(jobs)
     assert all(job.kept() for job in jobs), [job for job in jobs if not job.kept()]
@@ -85,7 +85,7 @@ def test_calls_are_noted_by_one_thread_and_made_by_others() -> None:
 
 
 class Job:
-    """A job of these tests: writes its number, or misbehaves."""
+    """A job that writes its number, or misbehaves."""
 
     def __init__(self, number: int, how: str = "") -> None:
         self.number, self.how = number, how
@@ -135,7 +135,7 @@ def test_jobs_are_shared_by_as_many_processes_as_there_are_cores(
     assert len(workers) <= 2 and os.getpid() not in workers
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert capfd.readouterr() == ("", "")
-    # What is there already starts no process.
+    # Jobs that are already compiled start no process.
     monkeypatch.setattr(pool, "_start", lambda job: pytest.fail("started a process"))
     assert pool.compile_all(jobs[:4]) == 0
 
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def of_this_test(folder: Path) -> list[int]:
-    """Processes whose folder for kernels is this one."""
+    """The processes that use this folder for kernels."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -186,7 +186,7 @@ def of_this_test(folder: Path) -> list[int]:
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_ends_while_it_compiles(how: signal.Signals, tmp_path: Path) -> None:
-    """Ctrl-C ends it at once, without a word; and if it is killed, its processes end as well."""
+    """Ctrl-C ends it at once, without a message; if it is killed, its processes end as well."""
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"BITMIRROR_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "engine.run", "--device", "cpu", "-p", "x", "-n", "1"]
     run = subprocess.Popen(
@@ -206,11 +206,11 @@ def test_a_run_that_ends_while_it_compiles(how: signal.Signals, tmp_path: Path) 
     assert of_this_test(tmp_path) == []
 
 
-# --- for a GPU that is not there ---------------------------------------------------------------------------------
+# --- for an absent GPU -------------------------------------------------------------------------------------------
 
 
 class Anything:
-    """Has every attribute and takes every call."""
+    """An object that has every attribute and accepts every call."""
 
     def __getattr__(self, name: str) -> Any:
         return name if name.isupper() else Anything()

@@ -1,4 +1,4 @@
-"""Compiled kernels of one version of the sources are never used by another."""
+"""Kernels compiled from one version of the sources are never used by another version."""
 
 import ast
 import errno
@@ -42,7 +42,7 @@ def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def python_function(value: Any) -> Any:
-    """The plain function behind a compiled function, an intrinsic, or a kernel's factory; None for other values."""
+    """The Python function of a compiled function, an intrinsic, or a kernel's factory; None for other values."""
     for attribute in ("py_func", "_defn", "build"):
         value = getattr(value, attribute, value)
     value = getattr(value, "__wrapped__", value)
@@ -50,7 +50,7 @@ def python_function(value: Any) -> Any:
 
 
 def kernels(modules: list[types.ModuleType], gpu: bool) -> list[Any]:
-    """Functions of a module that Numba was told to compile, and factories of kernels for GPUs."""
+    """The functions of these modules that Numba compiles, and the factories of GPU kernels."""
     found = []
     for module in modules:
         for value in vars(module).values():
@@ -64,7 +64,7 @@ def kernels(modules: list[types.ModuleType], gpu: bool) -> list[Any]:
 
 
 def constants(functions: list[Any]) -> set[tuple[str, str]]:
-    """Every global value that these functions, and those that they call, read: (name of a module that has it, its name)."""
+    """Every global value that these functions read, directly or through calls: (name of a module that has it, its name)."""
     read, seen, waiting = set(), set(), list(functions)
     while waiting:
         function = waiting.pop()
@@ -106,7 +106,7 @@ def definition(files: dict[str, str], module: str, name: str) -> tuple[str, int]
 
 
 def changed(text: str, lines: set[int]) -> str:
-    """The text with other values in the assignments on these lines."""
+    """The text with changed values in the assignments on these lines."""
     all_lines = text.splitlines(keepends=True)
     for statement in ast.parse(text).body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value and statement.value.lineno in lines:
@@ -139,7 +139,7 @@ def test_a_constant_that_a_kernel_reads_changes_the_fingerprint(part: kernel_cac
         for name in lines:
             places = [(module, place) for place in sources.module(module).names[name]]
             assert any(before[place] != after[place] for place in places), f"{module}.{name}"
-            # One definition with another hash is enough for another fingerprint.
+            # One definition with a different hash suffices for a different fingerprint.
     assert others.digest(part) != sources.digest(part)
 
 
@@ -151,11 +151,11 @@ def digests(files: dict[str, str]) -> tuple[str, str]:
 def test_what_reaches_no_kernel_leaves_the_fingerprint_as_it_is() -> None:
     files = texts()
     before = digests(files)
-    # Comments, docstrings, layout, annotations.
+    # Comments, docstrings, formatting, annotations.
     module = "engine.cpu.glu"
     text = files[module].replace("@njit", "# a comment\n\n\n@njit").replace('    """', '    """Something else. ', 1)
     assert text != files[module] and digests(files | {module: text}) == before
-    # Host code beside kernels, and elsewhere.
+    # Host code in files with kernels, and in other files.
     for module in ("engine.run", "engine.cpu.backend", "engine.cuda.runtime.device", "engine.compile.cache"):
         assert digests(files | {module: files[module] + "\n\ndef other():\n    return 1\n\nX = other()\n"}) == before
 
@@ -196,7 +196,7 @@ def small(**texts: str) -> str:
 )
 def test_how_a_value_may_reach_a_kernel(kernel: str, constants: str) -> None:
     kernel = "from numba import njit\n" + kernel
-    if "getattr" not in kernel and "p.c.X" not in kernel:  # there, anything in the module may be meant
+    if "getattr" not in kernel and "p.c.X" not in kernel:  # those depend on the whole module
         assert small(k=kernel, c=constants) == small(k=kernel + "  # x", c=constants + "\nOTHER = 5\n")
     assert small(k=kernel, c=constants) != small(k=kernel, c=constants.replace("1", "2"))
 
@@ -345,7 +345,7 @@ print(out[0])
 
 @pytest.mark.parametrize("where", ["writable", "/dev/null/x"])
 def test_a_changed_function_is_compiled_again(where: str, tmp_path: Path) -> None:
-    """Whether the folder for kernels can be written or not."""
+    """It is compiled again whether or not the folder for kernels is writable."""
     copy = tmp_path / "engine"
     for path in ROOT.rglob("*.py"):
         place = copy / path.relative_to(ROOT)

@@ -1,7 +1,8 @@
 """Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``).
 
-The first tier compiles the first example of every kernel for the lowest target that has it and for the one that kernels are
-tuned for; ``--all`` all examples for the latter; ``--gpu``, where there are more processors, the first for all targets."""
+The first tier compiles the first example of every kernel for the lowest target that supports it and for the target that
+kernels are tuned for; ``--all`` compiles all examples for the latter; ``--gpu``, which runs on more cores, compiles the first
+example for all targets."""
 
 import math
 import os
@@ -47,7 +48,7 @@ from tests.tiers import few
 pytestmark = [pytest.mark.together("ptx"), pytest.mark.begin(-3)]
 
 NOT_IMPORTED: list[str] = []
-"""Modules of ``engine/cuda`` that fail, so that one does not keep the kernels of the others from being looked at."""
+"""Modules of ``engine/cuda`` whose import fails; the kernels of the others are checked nevertheless."""
 
 for module in pkgutil.walk_packages(engine.cuda.__path__, "engine.cuda."):
     if not module.name.endswith(".simulator"):
@@ -57,10 +58,10 @@ for module in pkgutil.walk_packages(engine.cuda.__path__, "engine.cuda."):
             NOT_IMPORTED.append(f"{module.name}: {error}")
 
 TUNED = (9, 0)
-"""The target for which every example is compiled; for the others the first of each kernel is."""
+"""The target that every example is compiled for; for other targets only the first example of each kernel is."""
 
 SPILLED_ELSEWHERE = 256
-"""Bytes of registers that may be spilled on older targets: the kernels are laid out for the registers of the newer ones."""
+"""Bytes of registers that may be spilled on older targets: the kernels are designed for the registers of newer ones."""
 
 SPILLED_NEWER = 32
 """Bytes that may be spilled on newer targets, for which nothing is tuned: of tiles of attention one assembler spills 12, an
@@ -198,10 +199,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "sort_pairs": [()],
     "swiglu": [()],
 }
-"""Constants of each kernel: the first is the most usual case."""
+"""Examples of the constants of each kernel; the first is the most common one."""
 
 EXPECTED: dict[str, tuple[str, ...]] = {
-    # What the host reads must be there before the word that says so.
+    # The data that the host reads must be written before the word that announces it.
     "accept": ("membar.sys", "bar.warp.sync"),
     "matmul_experts": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_join": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v4"),
@@ -209,17 +210,17 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
 }
-"""How instructions begin that a kernel must have, whatever its constants."""
+"""Prefixes of instructions that a kernel must contain, for all its constants."""
 
 WIDE = {"attend_tiles", "delta_rule", "matmul_experts_wide", "matmul_wide"}
-"""Kernels of passes of more rows than a step, which copy to shared memory while they compute: not for 7.5."""
+"""Kernels of passes of more rows than a step, which copy to shared memory while they compute; 7.5 does not support that."""
 
 
 def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
     marks = []
     if target not in (lowest, TUNED):
-        # Each kernel may be compiled by another process, at the end, where short groups keep all of them busy.
+        # Each kernel is a group of its own, and these groups come last: short groups keep all processes busy until the end.
         marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
     elif k != 0:
         marks = [pytest.mark.thorough]
@@ -243,7 +244,7 @@ CASES += [
 ]
 
 LEAST_SHARED = 99 << 10
-"""Bytes of shared memory that a block may have on the smallest GPUs from compute capability 8.0 on: 8.6, 8.9 and 12.0."""
+"""The least shared memory of a block, in bytes, of all GPUs from compute capability 8.0 on: that of 8.6, 8.9 and 12.0."""
 
 
 def test_every_module_can_be_imported() -> None:
@@ -253,13 +254,13 @@ def test_every_module_can_be_imported() -> None:
 def test_every_kernel_has_examples() -> None:
     missing = sorted(KERNELS.keys() - EXAMPLES.keys())
     assert not missing, f"add constants of {', '.join(missing)} to EXAMPLES in {os.path.basename(__file__)}"
-    assert EXAMPLES.keys() == KERNELS.keys(), "EXAMPLES names a kernel that there is not"
+    assert EXAMPLES.keys() == KERNELS.keys(), "EXAMPLES names a kernel that does not exist"
     assert all(EXAMPLES.values())
 
 
 @lru_cache(maxsize=1)
 def front_end(name: str, constants: tuple[Any, ...]) -> Intermediate:
-    """By far the longest part, once for the targets of an example, which follow one another."""
+    """The front end takes by far the longest; it runs once for all targets of an example, which are consecutive."""
     return intermediate(KERNELS[name](*constants))
 
 
@@ -281,7 +282,7 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
 
 @pytest.mark.parametrize("name", _FORMATS)
 def test_wide_products_fit(name: str) -> None:
-    """... into the shared memory of any GPU that has them, in large blocks where these fit."""
+    """They fit into the shared memory of any GPU that supports them, with large blocks if possible."""
     for most, small in ((227 << 10, 0), (LEAST_SHARED, 1), (0, 1)):
         kernel, grid, threads = wide_matmul.geometry(name, 129, 65, most)
         assert kernel.constants == (name, True)[: 1 + small]
@@ -303,18 +304,18 @@ def test_attention_by_tiles_fits(d: int, types: str) -> None:
         d = -(-d // BLOCK) * BLOCK
     for gated in (False, True):
         kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, types, types, gated, LEAST_SHARED)
-        # The kernel's own array has a word for each pair of a tile, at most as many as threads.
+        # The kernel's static array has a word for each pair of a tile, at most one per thread.
         assert kernel.shared + 4 * tiled_attention.THREADS <= LEAST_SHARED
 
 
 def test_others_bring_no_shared_memory() -> None:
-    """... but have arrays of their own, of which the assembler allows no more than 48 KiB."""
+    """They have static arrays, which the assembler limits to 48 KiB."""
     with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
     assert with_it == {"attend_tiles", "matmul_experts_wide", "matmul_wide"}
 
 
 def assembler_report(ptx: str, target: tuple[int, int]) -> str:
-    """What the assembler says about registers and memory; an error if it does not take the PTX."""
+    """The assembler's report on registers and memory.  Raises an error if it rejects the PTX."""
     from cuda.bindings import nvjitlink  # type: ignore[import-untyped]
 
     options = ["-arch=sm_{}{}".format(*target), "-O3", "-Xptxas=-v"]
@@ -331,7 +332,7 @@ def assembler_report(ptx: str, target: tuple[int, int]) -> str:
 
 
 def check_target(ptx: str, target: tuple[int, int]) -> None:
-    """The instructions are those of the target and not what Numba has kept of another one's."""
+    """The instructions are those of the target, not cached ones of another target."""
     text = " ".join(instructions(ptx))
     assert ".target sm_{}{}".format(*target) in ptx
     assert ("griddepcontrol.wait" in text) == (target >= (9, 0)), "wait_for_inputs"
@@ -342,7 +343,7 @@ def check_target(ptx: str, target: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", few(["Q4_K", "Q6_K", "Q2_K", "IQ2_XXS"]))
 def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
-    """... where a warp has no other; in a chain it is not, and this test would see it."""
+    """This holds if a warp has no other record; in a chain it does not hold, which shows that this test can fail."""
     for single in (8, 0):
         ptx = compile_ptx(KERNELS["matmul_quantized"]((name,), 1, True, False, single), TUNED)
         body = list(statements(ptx))
@@ -358,7 +359,7 @@ def test_a_record_is_unpacked_before_the_wait(name: str) -> None:
 
 
 def build_product() -> Any:
-    # Made here and not outside of the factory, since Numba keeps what it has compiled for the first target.
+    # Defined inside the factory, because Numba keeps the code compiled for the first target.
     @cuda.jit(device=True)
     def product(a):  # type: ignore[no-untyped-def]
         return mma32(a, a, a, a, a, a)[0] + mma16(a, a, a)[1]
@@ -377,7 +378,7 @@ def test_instructions_follow_the_target(target: tuple[int, int]) -> None:
     ptx = compile_ptx(Kernel("product", (U32P, U32P), build_product)(), target)
     check_target(ptx, target)
     shapes = {opcode.split(".")[3]: n for opcode, n in instructions(ptx).items() if opcode.startswith("mma")}
-    # Turing's product is half as tall and half as long: four of them make one of 32 positions, two one of 16.
+    # Turing's product has half the rows and half the positions: one of 32 positions takes four of them, one of 16 takes two.
     assert shapes == ({"m16n8k32": 1, "m16n8k16": 1} if target >= (8, 0) else {"m8n8k16": 6})
 
 
@@ -411,7 +412,7 @@ def halved(x, y, n):  # type: ignore[no-untyped-def]
 
 
 def fused(x, y, n):  # type: ignore[no-untyped-def]
-    # A product may be a factor or the summand of an fma, may be divided, and stored.
+    # A product may be a factor or the summand of an fma, and may be divided and stored.
     product = x[0] * x[1]
     y[0] = fma(product, x[2], x[3])
     y[1] = fma(x[4], x[5], product)
@@ -422,7 +423,7 @@ def fused(x, y, n):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("function", [unfused, subtracted, carried])
 def test_a_product_in_a_sum_is_found(function: Callable[..., None]) -> None:
-    """Kernels are compiled with contraction off, so what the source leaves apart is apart in the PTX, and found there."""
+    """Kernels are compiled without contraction, so a separate product and sum in the source are found in the PTX."""
     ptx = compiled(function)
     assert any("a product feeds a sum" in problem for problem in check(ptx))
     assert instructions(ptx)["fma.rn.f32"] == 0
@@ -438,7 +439,7 @@ def test_explicit_products_and_sums_pass() -> None:
 @pytest.mark.parametrize(
     ("registers", "problems"),
     [
-        # A register that holds a sum and later, on the same way, a product; with a loop, the product comes to the sum.
+        # A register holds a sum and later, on the same path, a product; only in a loop does the product reach the sum.
         ("add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; st.global.f32 [%rd1], %f1;", 0),
         ("$again: add.f32 %f1, %f1, %f2; mul.f32 %f1, %f1, %f2; @%p1 bra $again;", 1),
         ("mul.f32 %f1, %f2, %f3; mov.f32 %f1, %f4; add.f32 %f5, %f1, %f1;", 0),
