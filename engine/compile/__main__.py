@@ -48,14 +48,14 @@ def parser() -> Parser:
         default=0,
         help="number of multiprocessors of the GPU; 0 = that of the usual GPU with this compute capability",
     )
-    add("-c", "--ctx-size", metavar="N", type=whole, default=0, help="as for engine.run")
+    add("-c", "--ctx-size", metavar="N", type=whole, default=0, help="context in tokens; 0 = as trained")
     add("-b", "--batch-size", metavar="N", type=whole, default=0, help=BATCH_SIZE)
     types = {"choices": CACHE_TYPES, "metavar": "TYPE"}
-    add("--cache-type", **types, default="f16", help="as for engine.run")  # type: ignore[arg-type]
-    add("-ctk", "--cache-type-k", **types, help="as for engine.run")  # type: ignore[arg-type]
-    add("-ctv", "--cache-type-v", **types, help="as for engine.run")  # type: ignore[arg-type]
-    add("-md", "--draft-model", metavar="MODEL", default="", help="as for engine.run")
-    add("--no-mtp", action="store_true", help="as for engine.run")
+    add("--cache-type", **types, default="f16", help="type of the key-value cache")  # type: ignore[arg-type]
+    add("-ctk", "--cache-type-k", **types, help="type of the keys, if different")  # type: ignore[arg-type]
+    add("-ctv", "--cache-type-v", **types, help="type of the values, if different")  # type: ignore[arg-type]
+    add("-md", "--draft-model", metavar="MODEL", default="", help="model that drafts for this one")
+    add("--no-mtp", action="store_true", help="do not use the model's own layer for drafting")
     return top
 
 
