@@ -87,7 +87,7 @@ def figure(compared: Sequence[Table]) -> str:
         label(
             8,
             18,
-            "time after, over time before; a line, where there is one, spans the quartiles; red: worse, says asv compare",
+            "ratio of the time after to the time before; lines span the quartiles; red: worse according to asv compare",
         )
     ]
     for percent in range(-100, 1000, 5):
@@ -102,7 +102,7 @@ def figure(compared: Sequence[Table]) -> str:
         for row in table.rows:
             parts += drawn(row, x, y)
             y += STEP
-    return image(WIDTH, round(bottom + 32), "Times of benchmarks after a commit, over those before", parts)
+    return image(WIDTH, round(bottom + 32), "Times of benchmarks after a commit, relative to those before", parts)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

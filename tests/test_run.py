@@ -532,7 +532,7 @@ class Terminal:
         self.text = self.text[self.text.index(text) + len(text) :]
 
     def type(self, text: str) -> None:
-        """... once the child waits: a signal between readline's prompt and its wait is seen a key later."""
+        """Type once the child waits: it notices a signal between readline's prompt and its wait only with the next key."""
         state = Path(f"/proc/{self.pid}/stat")
         end, still = time.monotonic() + PATIENCE, 0
         while still < 10 and time.monotonic() < end:

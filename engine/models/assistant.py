@@ -74,7 +74,7 @@ class Assistant(Gemma4Loader):
         alike = [n for n in range(t.n_layer) if t.sliding[n] == c.sliding[il]]
         if not alike or t.heads(alike[-1]) != c.heads(il) or (c.sliding[il] and t.window < 2):
             raise ModelError(
-                f"layer {il} of {self.gguf.path} asks for keys that {self._target.gguf.path} does not have; "
+                f"layer {il} of {self.gguf.path} requires keys that {self._target.gguf.path} does not have; "
                 "use the assistant of that model."
             )
         return t.memory(alike[-1])

@@ -42,7 +42,7 @@ def test_a_suite_runs(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_model_is_loaded() -> None:
-    """... here a small one: the suite's own takes 390 MB."""
+    """The test loads a small model, because the suite's own takes 390 MB."""
     suite, path = load.LoadLarge(), str(resolve("pycoder"))
     suite.time_header(path)
     suite.time_load(path)

@@ -154,7 +154,7 @@ def test_the_mixture_against_float64(kind: T, n_ff_shared: int) -> None:
 
 @pytest.mark.parametrize("kind", [T.Q4_K, T.Q6_K, T.Q8_0, T.Q5_0, T.MXFP4], ids=lambda kind: kind.name)
 def test_an_experts_product_is_that_of_its_matrix_alone(kind: T) -> None:
-    """The same bits, with experts that several rows use, that one row uses, and that no row uses."""
+    """Both have the same bits, for experts that several rows use, that one row uses, and that no row uses."""
     ops, n_expert, n_rows = Backend(), 6, 37
     weight = matrix("gate", kind, n_expert * n_rows, 512)
     _, x = rows_of(9, 512)

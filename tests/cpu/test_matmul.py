@@ -102,7 +102,8 @@ def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format) -
 
 @EACH
 def test_the_dot_product_against_float64(entry: Format) -> None:
-    """The same operands, weights dequantized by ``gguf.quants``, in float64: equal up to those rounding steps."""
+    """The product equals one in float64 of the same operands, with weights dequantized by ``gguf.quants``, up to those
+    rounding steps."""
     columns = 4 * 256
     data = finite_rows(entry, 37, columns, 3)
     x = np.random.default_rng(4).standard_normal((5, columns)).astype(np.float32)

@@ -13,7 +13,8 @@ pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 
 FILES = sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests/cuda/simulated").glob("test_*.py"))
 PARTS = 4
-"""Processes, one after the other in one worker or side by side in several: each needs seconds to begin."""
+"""The number of processes, which run one after the other in one worker or in parallel in several.  Few, because each needs
+seconds to start."""
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_ENABLE_CUDASIM") == "1", reason="already in the simulator")

@@ -247,8 +247,7 @@ def test_what_time_decides_does_not_show(
 
 @pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_other_ways_to_accept_are_repeatable(llm: engine.LLM, drafts: dict[str, DraftModel], accept: str) -> None:
-    """The same seed also gives the same text here, but another text than exact acceptance; at temperature 0 they are
-    equal."""
+    """A seed always gives the same text, which differs from that of exact acceptance; at temperature 0 they are equal."""
     llm.draft = drafts["real"]
     params = SpeculationParams(accept=accept, accept_p_min=0.05)
     given: dict[str, Any] = {"max_tokens": 2 * COUNT, "temperature": 1.0, "ignore_eos": True}

@@ -249,7 +249,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Both:
-    """The same prompts for a model that drafts for itself, always the right tokens, and for one without drafts."""
+    """Sends each prompt to a model that drafts for itself, always the right tokens, and to one without drafts."""
 
     def __init__(self, file: Path, n_ctx: int) -> None:
         self.llm, self.plain = load(file, n_ctx, file), load(file, n_ctx)

@@ -122,8 +122,8 @@ def candidates(rng: np.random.Generator, n: int, spread: float = 1.0) -> tuple[n
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
 def test_exact(rows: int) -> None:
-    """As many as are equal, from none to all, through a ring that wraps around; drafts after a rejected one have no
-    effect."""
+    """Drafts are accepted up to the first that differs, from none to all, through a ring that wraps around; drafts after a
+    rejected one have no effect."""
     rng = np.random.default_rng(rows)
     found = rng.integers(0, N_VOCAB, rows).tolist()
     for n in range(rows):

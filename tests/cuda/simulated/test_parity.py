@@ -296,7 +296,7 @@ def test_the_command_names_what_differs(
 
 
 def test_memory_of_results_in_a_cycle() -> None:
-    """... such as an exception and its frames make goes back to the pool, and is not given up at the same time."""
+    """Memory in a cycle, such as that of an exception and its frames, returns to the pool and is not freed as well."""
     ops: Any = backend.Backend()
     x = ops.upload(np.zeros(64, np.float32))
     cycle: list[Any] = [ops.record(partial(ops.add, x, x)).result]
