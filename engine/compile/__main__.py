@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     from engine.cli.report import Report
     from engine.compile import cache as kernel_cache
-    from engine.compile.jobs import gpu_job
+    from engine.compile.jobs import GPUJob, gpu_job
     from engine.compile.pool import compile_all
     from engine.hub.resolve import resolve
     from engine.loading import load
@@ -116,7 +116,9 @@ def run(args: argparse.Namespace) -> int:
             progress=report.progress,
         )
         # Loading has started some kernels as well, which rearrange the weights.
-        jobs = [*(gpu_job(kernel, target.compute_capability) for kernel in target.launched), *llm.jobs()]
+        jobs = [gpu_job(kernel, target.compute_capability) for kernel in target.launched]
+        # Kernels of the CPU, such as the sampler's, depend on the machine that runs them.
+        jobs += [job for job in llm.jobs() if isinstance(job, GPUJob)]
         if kernel_cache.places("gpu").write is None:
             raise UsageError("no folder for kernels is writable; choose one with -o.")
         compiled = compile_all(jobs, report.progress)
