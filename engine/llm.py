@@ -32,6 +32,10 @@ MOST_SNAPSHOTS = 8
 MOST_LOGITS = 128
 """Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
 
+CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
+"""Ways to choose tokens whose kernels are compiled ahead.  The host needs them on every device: it chooses the first token of
+an answer from the logits of the prompt."""
+
 log = logging.getLogger(__name__)
 
 
@@ -115,24 +119,23 @@ class LLM:
         self.reset()
         jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
         with noted(jobs):
-            self._warm_up_samplers()
+            for params in CHOICES:
+                Sampler(params, self.config.n_vocab).warm_up()
         if isinstance(self.draft, DraftModel):
             jobs.update(dict.fromkeys(self.draft.llm.jobs()))
         return list(jobs)
 
     def warm_up(self) -> None:
-        """Load every kernel by running a pass of one token.  Clears the cache."""
+        """Load every kernel by running a pass of one token; the sampler's only if tokens are chosen on the host.  Clears the
+        cache."""
         self.reset()
         try:
             self.model.ops.warm_up(self.model)
         finally:
             self.reset()
-        self._warm_up_samplers()
-
-    def _warm_up_samplers(self) -> None:
-        for temperature in (0.0, 0.8):
-            # Also where the device chooses tokens: the first one of an answer is chosen here, from the logits of the prompt.
-            Sampler(SamplingParams(temperature=temperature, seed=1), self.config.n_vocab).warm_up()
+        for params in CHOICES:
+            if not self.model.ops.can_sample(params):
+                Sampler(params, self.config.n_vocab).warm_up()
 
     def reset(self) -> None:
         """Forget all cached tokens."""
