@@ -72,7 +72,8 @@ def test_answers_are_those_without_drafts(pair: Pair, draft: str, options: dict[
     assert_same_cache(cpu, gpu)
 
 
-@pytest.mark.parametrize("accept", few(["ratio", "p-min"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("accept", ["ratio", "p-min"])
 def test_the_other_ways_to_accept_give_the_text_of_the_cpu(pair: Pair, files: tuple[Path, Path], accept: str) -> None:
     _, gpu = pair("bad")
     cpu = engine.load(files[0], device="cpu", n_ctx=24, draft_model=files[1])

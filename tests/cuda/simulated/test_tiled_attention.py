@@ -114,7 +114,7 @@ def test_large_quantized_heads() -> None:
     agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
 
 
-@pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")], 2))
+@pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")]))
 def test_windows_and_rings(start: int, types: str) -> None:
     """A chunk that some rows of a tile do not see at all, one whose end they see, and one that has left the window."""
     agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
@@ -181,7 +181,7 @@ def test_what_is_taken() -> None:
 
 @pytest.mark.parametrize(
     ("k_type", "v_type", "gated", "past"),
-    few([("f32", "f32", False, 5), ("q8_0", "q4_0", True, 0), ("f16", "f16", True, 0)], 2),
+    few([("q8_0", "q4_0", True, 0), ("f32", "f32", False, 5), ("f16", "f16", True, 0)]),
 )
 def test_the_operations_of_a_wide_pass(
     monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, gated: bool, past: int
