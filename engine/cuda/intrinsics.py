@@ -14,7 +14,6 @@ into them.  Indices are not checked.
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -59,20 +58,22 @@ def _tuple(context: Lowering, builder: ir.IRBuilder, type_: types.BaseTuple, str
 # --- atoms that differ between targets -------------------------------------------------------------------------
 
 Target = tuple[int, int]
-Body = Callable[[Any, Sequence[Any], Target], Any]
+Body = Callable[[ir.IRBuilder, Sequence[ir.Value], Target], ir.Value | None]
 
-BODIES: dict[str, tuple[Any, Body]] = {}
+BODIES: dict[str, tuple[ir.FunctionType, Body]] = {}
 """Functions that kernels only declare: name to (type, what builds the body for a target).  So the code that Numba makes of a
 kernel is the same for all targets; ``definitions`` goes with it when it is compiled for one."""
 
 
-def _differing(name: str, result: Any, operands: Sequence[Any], body: Body) -> Callable[[Any, Sequence[Any]], Any]:
+def _differing(
+    name: str, result: ir.Type, operands: Sequence[ir.Type], body: Body
+) -> Callable[[ir.IRBuilder, Sequence[ir.Value]], ir.Value]:
     """A function of BODIES, to be called by (builder, operands).  ``body(builder, operands, target)`` returns the result, or
     None of a void function."""
     type_ = ir.FunctionType(result, operands)
     BODIES[f"bitmirror_{name}"] = type_, body
 
-    def call(builder: Any, arguments: Sequence[Any]) -> Any:
+    def call(builder: ir.IRBuilder, arguments: Sequence[ir.Value]) -> ir.Value:
         function = cgutils.get_or_insert_function(builder.module, type_, f"bitmirror_{name}")
         return builder.call(function, arguments)
 
@@ -159,7 +160,7 @@ load1 = _make_load("ld.global.u32", 1)
 """load1(p, i): the word p[i], through L1; for a value that is loaded long before it is used."""
 
 
-def _prefetch_body(builder: Any, args: Sequence[Any], target: Target) -> None:
+def _prefetch_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> None:
     if target >= (9, 0):
         text = "cp.async.bulk.prefetch.L2.global [$0], $1;"
         _asm(builder, text, args, 0, "lr", effect=True, memory=True)
@@ -328,7 +329,7 @@ def _mma_turing(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: Sequence[ir.
     return _asm(builder, f"{_MMA8} {{$0,$1}},{{$2}},{{$3}},{{$4,$5}};", [a, b, *c], 2, effect=True)
 
 
-def _sums(builder: Any, values: Sequence[Any]) -> Any:
+def _sums(builder: ir.IRBuilder, values: Sequence[ir.Value]) -> ir.Value:
     """Four results as the struct that a function returns."""
     struct = ir.Constant(_STRUCT4, ir.Undefined)
     for k, value in enumerate(values):
@@ -336,7 +337,7 @@ def _sums(builder: Any, values: Sequence[Any]) -> Any:
     return struct
 
 
-def _mma32_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+def _mma32_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
     a0, a1, a2, a3, b0, b1 = args
     zero = ir.Constant(_I32, 0)
     if target >= (8, 0):
@@ -350,7 +351,7 @@ def _mma32_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
     return _sums(builder, sums)
 
 
-def _mma16_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+def _mma16_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
     zero = ir.Constant(_I32, 0)
     if target >= (8, 0):
         text = f"{_MMA16.format(16)} {{$0,$1,$2,$3}},{{$4,$5}},{{$6}},{{$7,$7,$7,$7}};"
@@ -439,7 +440,7 @@ lane_from = _make_shuffle("idx", True)
 """lane_from(x, l): the float32 x of lane l.  All 32 lanes must call it."""
 
 
-def _lanes_max_body(builder: Any, args: Sequence[Any], target: Target) -> Any:
+def _lanes_max_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
     if target >= (8, 0):
         return _asm(builder, "redux.sync.max.s32 $0, $1, 0xffffffff;", args, effect=True)
     most = args[0]
@@ -463,7 +464,7 @@ def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
 
 
 def _make_control(instruction: str) -> DeviceFunction:
-    def body(builder: Any, args: Sequence[Any], target: Target) -> None:
+    def body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> None:
         if target >= (9, 0):
             _asm(builder, f"{instruction};", [], 0, effect=True, memory=True)
 
@@ -497,13 +498,13 @@ def _numbers(builder: ir.IRBuilder, type_: types.Type, value: ir.Value) -> list[
     return [builder.bitcast(value, _I32)] if isinstance(type_, types.Number) else []
 
 
-def _make_hold(n: int) -> Callable[[Any, Sequence[Any]], Any]:
+def _make_hold(n: int) -> Callable[[ir.IRBuilder, Sequence[ir.Value]], ir.Value]:
     """Of n numbers and ``never``."""
     registers = ",".join(f"${k}" for k in range(n))
     store = f"@p st.shared.v{n}.u32 [${n}], {{{registers}}};" if n > 1 else "@p st.shared.u32 [$1], $0;"
     text = f"{{.reg .pred p; setp.ne.s32 p, ${n}, 0; {store}}}"
 
-    def body(builder: Any, args: Sequence[Any], target: Target) -> None:
+    def body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> None:
         if target >= (9, 0):
             _asm(builder, text, args, 0, effect=True, memory=True)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import filters, nodes, pass_context
 from jinja2.exceptions import TemplateError as JinjaError
@@ -28,6 +28,9 @@ from engine.text.template_code import Generation, LiteralEnvironment, TemplateGe
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000
 MAX_BITS = 4096  # size of an integer
+
+TemplateValue: TypeAlias = Any
+"""A value of a template, whose type only the template knows."""
 
 # The methods of Python's own types that a template may use, and the filters of Jinja that are used unchanged.
 _STR_METHODS = """
@@ -88,11 +91,11 @@ class TemplateEnvironment(LiteralEnvironment):
         """Counts one iteration of a loop."""
         self.budget.tick()
 
-    def made(self, value: Any) -> Any:
+    def made(self, value: TemplateValue) -> TemplateValue:
         """Counts a list, tuple or mapping literal of the template."""
         return self.budget.made(value)
 
-    def text(self, value: Any) -> str:
+    def text(self, value: TemplateValue) -> str:
         """``value`` as it is printed."""
         self.budget.tick()
         if isinstance(value, str):
@@ -111,25 +114,27 @@ class TemplateEnvironment(LiteralEnvironment):
             self.budget.refuse_over(size)
             yield part
 
-    def getattr(self, obj: Any, attribute: str) -> Any:
+    def getattr(self, obj: TemplateValue, attribute: str) -> TemplateValue:
         self.budget.tick()
         return super().getattr(obj, attribute)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
+    def getitem(self, obj: TemplateValue, argument: TemplateValue) -> TemplateValue:
         self.budget.tick()
         item = super().getitem(obj, argument)
         return self.budget.made(item) if isinstance(argument, slice) else item
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    def is_safe_attribute(self, obj: TemplateValue, attr: str, value: TemplateValue) -> bool:
         allowed = _ALLOWED.get(type(obj))
         return super().is_safe_attribute(obj, attr, value) if allowed is None else attr in allowed
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: TemplateValue) -> Callable[..., str] | None:
         if getattr(value, "__name__", "") != "format" or not isinstance(text := getattr(value, "__self__", None), str):
             return None
         return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        __self, __context: Context, __obj: TemplateValue, *args: TemplateValue, **kwargs: TemplateValue
+    ) -> TemplateValue:
         self = __self
         self.budget.tick()
         text = getattr(__obj, "__self__", None)
@@ -137,7 +142,7 @@ class TemplateEnvironment(LiteralEnvironment):
             args = self._checked_arguments(__obj.__name__, text, *args)
         return self.budget.made(super().call(__context, __obj, *args, **kwargs))
 
-    def _checked_arguments(self, method: str, text: str, *args: Any) -> tuple[Any, ...]:
+    def _checked_arguments(self, method: str, text: str, *args: TemplateValue) -> tuple[TemplateValue, ...]:
         """``args`` for a method of ``text``, after checking that the result and the work are not too large."""
         if method == "join" and args:
             parts = list(self._limited(args[0]))
@@ -151,7 +156,9 @@ class TemplateEnvironment(LiteralEnvironment):
             self.budget.refuse_over(len(text) * longest // 100)
         return args
 
-    def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(
+        self, context: Context | None, operator: str, left: TemplateValue, right: TemplateValue
+    ) -> TemplateValue:
         self.budget.tick()
         if operator == "+":
             self.budget.refuse_over(self.budget.size(left) + self.budget.size(right))
@@ -171,56 +178,60 @@ class TemplateEnvironment(LiteralEnvironment):
 
     # --- filters -----------------------------------------------------------------------------------------------
 
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, function: Callable[..., TemplateValue]) -> Callable[..., TemplateValue]:
         @wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args: TemplateValue, **kwargs: TemplateValue) -> TemplateValue:
             self.budget.tick()
             return self.budget.made(function(*args, **kwargs))
 
         return counted
 
-    def _filter_escape(self, value: Any) -> str:
+    def _filter_escape(self, value: TemplateValue) -> str:
         from markupsafe import escape
 
         return str(escape(self.text(value)))
 
-    def _filter_indent(self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    def _filter_indent(
+        self, value: TemplateValue, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
         text = self.text(value)
         n = width if isinstance(width, int) else len(width)
         self.budget.refuse_over(len(text) + n * (1 + len(text.splitlines())))
         return filters.do_indent(text, width, first, blank)
 
-    def _filter_join(self, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
+    def _filter_join(self, value: TemplateValue, d: TemplateValue = "", attribute: str | int | None = None) -> str:
         parts = value if attribute is None else map(filters.make_attrgetter(self, attribute), value)
         texts = list(self._limited(map(self.text, parts)))
         separator = self.text(d)
         self.budget.refuse_over(len(separator) * len(texts))
         return MarkedText(separator, marks_of(separator)).join(texts)
 
-    def _filter_replace(self, value: Any, old: Any, new: Any, count: int = -1) -> str:
+    def _filter_replace(self, value: TemplateValue, old: TemplateValue, new: TemplateValue, count: int = -1) -> str:
         text, old, new = self.text(value), self.text(old), self.text(new)
         self._checked_arguments("replace", text, old, new)
         return text.replace(old, new, -1 if count is None else count)
 
-    def _filter_round(self, value: Any, precision: int = 0, method: str = "common") -> Any:
+    def _filter_round(self, value: TemplateValue, precision: int = 0, method: str = "common") -> TemplateValue:
         if not -30 <= precision <= 30:
             raise TemplateError("the chat template rounds to an excessive number of digits")
         return filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
-    def _filter_safe(self, value: Any) -> Any:
+    def _filter_safe(self, value: TemplateValue) -> TemplateValue:
         return value
 
-    def _filter_string(self, value: Any) -> str:
+    def _filter_string(self, value: TemplateValue) -> str:
         return self.text(value)
 
-    def _filter_sum(self, value: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+    def _filter_sum(
+        self, value: TemplateValue, attribute: str | int | None = None, start: TemplateValue = 0
+    ) -> TemplateValue:
         for part in value if attribute is None else map(filters.make_attrgetter(self, attribute), value):
             start = self.call_binop(None, "+", start, part)
         return start
 
     def _filter_tojson(
         self,
-        value: Any,
+        value: TemplateValue,
         ensure_ascii: bool = False,
         indent: int | None = None,
         separators: tuple[str, str] | None = None,
@@ -233,7 +244,7 @@ class TemplateEnvironment(LiteralEnvironment):
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         return "".join(self._limited(encoder.iterencode(value)))
 
-    def _filter_trim(self, value: Any, chars: str | None = None) -> str:
+    def _filter_trim(self, value: TemplateValue, chars: str | None = None) -> str:
         text = self.text(value)
         return text.strip(*self._checked_arguments("strip", text, chars))
 
@@ -243,10 +254,10 @@ class _Formatter(SandboxedFormatter):
 
     _env: "TemplateEnvironment"
 
-    def vformat(self, format_string: str, args: Any, kwargs: Any) -> MarkedText:
+    def vformat(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> MarkedText:
         return self._env.concat(self._parts(format_string, args, kwargs))
 
-    def _parts(self, format_string: str, args: Any, kwargs: Any) -> Iterator[str]:
+    def _parts(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> Iterator[str]:
         own = trusted if isinstance(format_string, MarkedText) and 0 not in format_string.marks else str
         number = 0
         for literal, name, spec, conversion in self.parse(format_string):
@@ -261,7 +272,7 @@ class _Formatter(SandboxedFormatter):
             yield self._env.text(value) if not spec else self.format_field(value, spec)
 
 
-def _raise_exception(message: Any) -> NoReturn:
+def _raise_exception(message: TemplateValue) -> NoReturn:
     raise TemplateError(f"the chat template refuses these messages: {_shown(message)}")
 
 
@@ -287,7 +298,7 @@ class Template:
         self._environment = TemplateEnvironment()
         self._template = _guarded(partial(self._compile, source))
 
-    def _compile(self, source: str) -> Any:
+    def _compile(self, source: str) -> TemplateValue:
         tree = self._environment.parse(source)
         refused = (nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport, nodes.ScopedEvalContextModifier)
         for node in tree.find_all(refused):
@@ -295,17 +306,17 @@ class Template:
             raise TemplateError(f"the chat template uses {name} (line {node.lineno}), which is not allowed")
         return self._environment.from_string(tree)
 
-    def render(self, values: Mapping[str, Any], n_values: int, n_characters: int) -> MarkedText:
+    def render(self, values: Mapping[str, TemplateValue], n_values: int, n_characters: int) -> MarkedText:
         """The text for ``values``; their size (the number of values and of characters) sets the limits."""
         self._environment.budget = Budget(n_values, n_characters)
         text: MarkedText = _guarded(lambda: self._environment.concat(self._run(values)))
         return text
 
-    def _run(self, values: Mapping[str, Any]) -> Iterator[str]:
+    def _run(self, values: Mapping[str, TemplateValue]) -> Iterator[str]:
         yield from self._template.root_render_func(self._template.new_context(values))
 
 
-def _guarded(action: Callable[[], Any]) -> Any:
+def _guarded(action: Callable[[], TemplateValue]) -> TemplateValue:
     """Runs a step of a template, and turns whatever it raises into a TemplateError with one sentence."""
     try:
         return action()
@@ -321,6 +332,6 @@ def _guarded(action: Callable[[], Any]) -> Any:
         raise TemplateError(f"the chat template fails: {type(error).__name__}: {_shown(error)}") from error
 
 
-def _shown(message: Any) -> str:
+def _shown(message: TemplateValue) -> str:
     """A message of a template, made safe to print on a terminal."""
     return "".join(symbol if symbol.isprintable() else " " for symbol in str(message)[:500])
