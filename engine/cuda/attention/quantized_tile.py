@@ -80,12 +80,13 @@ def make_query(tile: Tile, of: CacheType, group: int) -> DeviceFunction:
 # --- scores ----------------------------------------------------------------------------------------------------
 
 
-def _make_load(bits: int, m: int) -> DeviceFunction:
-    """The device function ``load(key, scale, words, scales)``: a lane's part of positions 2 m and 2 m + 1 of a block."""
+def _make_load(bits: int) -> DeviceFunction:
+    """The device function ``load(m, key, scale, words, scales)``: a lane's part of positions 2 m and 2 m + 1 of a block."""
 
     @device
-    def load(key, scale, words, scales):  # type: ignore[no-untyped-def]
-        for e in range(2 * m, 2 * m + 2):
+    def load(m, key, scale, words, scales):  # type: ignore[no-untyped-def]
+        for k in range(2):
+            e = 2 * m + k
             if bits == 8:
                 words[2 * e], words[2 * e + 1] = load1(key, 32 * e), load1(key, 32 * e + 4 * CHUNK)
             else:
@@ -95,19 +96,14 @@ def _make_load(bits: int, m: int) -> DeviceFunction:
     return load
 
 
-def _make_product(m: int, n: int) -> DeviceFunction:
-    """The device function ``product(a, query, d, x, y, s)``: add a block to the scores of positions 2 m and 2 m + 1, whose
-    scales are x and y, with pairs 2 n and 2 n + 1."""
-
-    @device
-    def product(a, query, d, x, y, s):  # type: ignore[no-untyped-def]
-        sums = mma32(a[0], a[1], a[2], a[3], query[2 * n], query[2 * n + 1])
-        s[16 * n + 2 * m] = fma(d[2 * n] * x, F(sums[0]), s[16 * n + 2 * m])
-        s[16 * n + 8 + 2 * m] = fma(d[2 * n + 1] * x, F(sums[1]), s[16 * n + 8 + 2 * m])
-        s[16 * n + 2 * m + 1] = fma(d[2 * n] * y, F(sums[2]), s[16 * n + 2 * m + 1])
-        s[16 * n + 8 + 2 * m + 1] = fma(d[2 * n + 1] * y, F(sums[3]), s[16 * n + 8 + 2 * m + 1])
-
-    return product
+@device
+def _product(n, m, a, query, d, x, y, s):  # type: ignore[no-untyped-def]
+    """Add a block to the scores of positions 2 m and 2 m + 1, whose scales are x and y, with pairs 2 n and 2 n + 1."""
+    sums = mma32(a[0], a[1], a[2], a[3], query[2 * n], query[2 * n + 1])
+    s[16 * n + 2 * m] = fma(d[2 * n] * x, F(sums[0]), s[16 * n + 2 * m])
+    s[16 * n + 8 + 2 * m] = fma(d[2 * n + 1] * x, F(sums[1]), s[16 * n + 8 + 2 * m])
+    s[16 * n + 2 * m + 1] = fma(d[2 * n] * y, F(sums[2]), s[16 * n + 2 * m + 1])
+    s[16 * n + 8 + 2 * m + 1] = fma(d[2 * n + 1] * y, F(sums[3]), s[16 * n + 8 + 2 * m + 1])
 
 
 def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceFunction]:
@@ -121,33 +117,27 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceF
     bits, own = of.bits, tile.own
     blocks, integers = tile.d_k // BLOCK, of.integer_words(tile.d_k)
     apart, query_apart, d_apart = bits * CHUNK, tile.pairs * BLOCK // 4, tile.pairs
-    loads = [_make_load(bits, m) for m in range(4)]
-    load = make_each(0, 4, lambda m: loads[m])
+    load_two = _make_load(bits)
+    load, products = make_each(4, load_two), make_each(own // 2, _product)
 
-    def make_step(m: int) -> DeviceFunction:
-        products = make_each(0, own // 2, lambda n: _make_product(m, n))
-        load_next = loads[m]
+    @device
+    def step(m, key, scale, more, words, scales, query, d, s):  # type: ignore[no-untyped-def]
+        x, y = half_to_float(scales[2 * m]), half_to_float(scales[2 * m + 1])
+        if bits == 8:
+            a = words[4 * m], words[4 * m + 2], words[4 * m + 1], words[4 * m + 3]
+        else:
+            low, high = words[2 * m], words[2 * m + 1]
+            a = (
+                minus(nibbles(low, 0), 0x08080808),
+                minus(nibbles(high, 0), 0x08080808),
+                minus(nibbles(low, 4), 0x08080808),
+                minus(nibbles(high, 4), 0x08080808),
+            )
+        products(0, m, a, query, d, x, y, s)
+        if more:
+            load_two(m, key, scale, words, scales)
 
-        @device
-        def step(key, scale, more, words, scales, query, d, s):  # type: ignore[no-untyped-def]
-            x, y = half_to_float(scales[2 * m]), half_to_float(scales[2 * m + 1])
-            if bits == 8:
-                a = words[4 * m], words[4 * m + 2], words[4 * m + 1], words[4 * m + 3]
-            else:
-                low, high = words[2 * m], words[2 * m + 1]
-                a = (
-                    minus(nibbles(low, 0), 0x08080808),
-                    minus(nibbles(high, 0), 0x08080808),
-                    minus(nibbles(low, 4), 0x08080808),
-                    minus(nibbles(high, 4), 0x08080808),
-                )
-            products(a, query, d, x, y, s)
-            if more:
-                load_next(key, scale, words, scales)
-
-        return step
-
-    steps = make_each(0, 4, make_step)
+    steps = make_each(4, step)
 
     @device
     def own_part(keys, lane):  # type: ignore[no-untyped-def]
@@ -157,7 +147,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceF
     @device
     def fetch(keys, lane, words, scales):  # type: ignore[no-untyped-def]
         key, scale = own_part(keys, lane)
-        load(key, scale, words, scales)
+        load(0, key, scale, words, scales)
 
     @device
     def score(keys, lane, words, scales, query, d, s):  # type: ignore[no-untyped-def]
@@ -174,7 +164,7 @@ def make_scores(tile: Tile, of: CacheType) -> tuple[int, DeviceFunction, DeviceF
                     b[4 * k + e] = vector[e]
                 take4(d, 16 * k, factor, 4 * k)
             # The registers of a block that has been used are free for the next one.
-            steps(key, scale, left > 0, words, scales, b, factor, s)
+            steps(0, key, scale, left > 0, words, scales, b, factor, s)
             query, d = advance(query, query_apart), advance(d, d_apart)
 
     return 16 if bits == 8 else 8, fetch, score

@@ -127,32 +127,38 @@ def take4(p, i, x, k):  # type: ignore[no-untyped-def]
         x[k + e] = bits_float(I(words[e]))
 
 
-def _make_rows(columns: int, masked: bool, first: int, n: int) -> DeviceFunction:
-    """The device function ``rows(x, y, acc)``: acc[i, j] = fma(x[i], y[j], acc[i, j]) for rows first .. first + n - 1 of
-    acc [.., columns]; ``masked``: not where x[i] is ``HIDDEN``."""
-    if n > 1:
-        low = _make_rows(columns, masked, first, n // 2)
-        high = _make_rows(columns, masked, first + n // 2, n // 2)
+def make_each(n: int, one: DeviceFunction) -> DeviceFunction:
+    """The device function that calls one(i, ...), ..., one(i + n - 1, ...) in order, without a loop; n: a power of two.
 
-        @device
-        def rows(x, y, acc):  # type: ignore[no-untyped-def]
-            low(x, y, acc)
-            high(x, y, acc)
-
-        return rows
-
-    start = first * columns
+    It calls a function for half as many twice, so that Numba compiles few functions.  NVVM inlines all calls and folds i,
+    which must be a constant.
+    """
+    if n == 1:
+        return one
+    half, further = make_each(n // 2, one), n // 2
 
     @device
-    def row(x, y, acc):  # type: ignore[no-untyped-def]
-        weight = x[first]
-        for j in range(columns):
-            total = fma(weight, y[j], acc[start + j])
-            if masked:
-                total = acc[start + j] if weight < F(0.0) else total
-            acc[start + j] = total
+    def each(i, *arguments):  # type: ignore[no-untyped-def]
+        half(i, *arguments)
+        half(i + further, *arguments)
 
-    return row
+    return each
+
+
+def _make_rows(columns: int, masked: bool, n: int) -> DeviceFunction:
+    """The device function ``rows(i, x, y, acc)``: acc[i, j] = fma(x[i], y[j], acc[i, j]) for rows i .. i + n - 1 of acc
+    [.., columns]; ``masked``: not where x[i] is ``HIDDEN``."""
+
+    @device
+    def row(i, x, y, acc):  # type: ignore[no-untyped-def]
+        weight = x[i]
+        for j in range(columns):
+            total = fma(weight, y[j], acc[i * columns + j])
+            if masked:
+                total = acc[i * columns + j] if weight < F(0.0) else total
+            acc[i * columns + j] = total
+
+    return make_each(n, row)
 
 
 def make_steps(
@@ -181,7 +187,7 @@ def make_steps(
 
         return steps
 
-    rows = _make_rows(columns, masked, 0, own)
+    rows = _make_rows(columns, masked, own)
 
     @device
     def step(a, second, b, acc):  # type: ignore[no-untyped-def]
@@ -193,7 +199,7 @@ def make_steps(
         take4(b, I(0), y, 0)
         if columns == 8:
             take4(b, I(b_apart), y, 4)
-        rows(x, y, acc)
+        rows(0, x, y, acc)
 
     return step
 
@@ -215,29 +221,14 @@ def make_sum_run(tile: Tile, masked: bool) -> DeviceFunction:
     return run
 
 
-def make_each(first: int, n: int, make: DeviceFunction) -> DeviceFunction:
-    """The device function that calls make(first), ..., make(first + n - 1), device functions, in order with its arguments,
-    without a loop."""
-    if n == 1:
-        return make(first)
-    low, high = make_each(first, n // 2, make), make_each(first + n // 2, n // 2, make)
-
-    @device
-    def both(*arguments):  # type: ignore[no-untyped-def]
-        low(*arguments)
-        high(*arguments)
-
-    return both
-
-
 def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction, DeviceFunction]:
-    """Four device functions for a thread's part of a chunk's scores, s [own, 8], from its position ``key`` on.
+    """Four device functions for a thread's part of a chunk's scores, s [own, 8], from its position ``key`` on; i is 0.
 
-    ``hide(s, places, key, window, chunk)``: set the scores of positions that a pair does not see to -inf.
-    ``weigh(s, sums, tops, lane)``: turn scores into weights exp(score - maximum); write the first steps of the tree to sums,
-    [own, 4] or, if keys are quantized, [own], and the maxima to tops.
+    ``hide(i, s, places, key, window, chunk)``: set the scores of positions that a pair does not see to -inf.
+    ``weigh(i, s, sums, tops, lane)``: turn scores into weights exp(score - maximum); write the first steps of the tree to
+    sums, [own, 4] or, if keys are quantized, [own], and the maxima to tops.
     ``total(sums, masses, lane)``: write the sums of weights, one pair or two per lane, to masses.
-    ``mark(s, places, key, window, chunk)``: set the weights of positions that a pair does not see to ``HIDDEN``.
+    ``mark(i, s, places, key, window, chunk)``: set the weights of positions that a pair does not see to ``HIDDEN``.
     places, tops, masses: pointers to the thread's first pair.  The lanes of a chunk differ in bits 1, 2, 3; lane 2 k has
     positions 4 k .. 4 k + 3 and, 32 further, four.  If keys are quantized they differ in bits 2, 3, 4; lane 4 k has every
     eighth position from k on.
@@ -246,12 +237,11 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
     first_bit, each = (2, 1) if quantized else (1, 4)
     lanes = 7 << first_bit
 
-    def make_hide(i: int, value: np.floating) -> DeviceFunction:
-        start, pair = 8 * i, i if i < 4 else i + 12
-
+    def make_hide(value: np.floating) -> DeviceFunction:
         @device
-        def hide(s, places, key, window, chunk):  # type: ignore[no-untyped-def]
-            first, last = visible(places[pair], window, chunk)
+        def hide(i, s, places, key, window, chunk):  # type: ignore[no-untyped-def]
+            start = 8 * i
+            first, last = visible(places[i if i < 4 else i + 12], window, chunk)
             for e in range(8):
                 position = I(key + (8 * e if quantized else e if e < 4 else e + 28))
                 if position < first or position >= last:
@@ -259,29 +249,25 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
 
         return hide
 
-    def make_one(i: int) -> DeviceFunction:
-        start, pair = 8 * i, i if i < 4 else i + 12
-
-        @device
-        def weigh(s, sums, tops, lane):  # type: ignore[no-untyped-def]
-            m = s[start]
-            for e in range(1, 8):
-                m = max(m, s[start + e])
-            for k in range(3):
-                m = max(m, lane_xor(m, I(1 << (first_bit + k))))
-            if lane & lanes == 0:
-                tops[pair] = m
-            for e in range(8):
-                s[start + e] = exp(s[start + e] - m)
-            if quantized:
-                low, high = s[start] + s[start + 4], s[start + 1] + s[start + 5]
-                low, high = low + (s[start + 2] + s[start + 6]), high + (s[start + 3] + s[start + 7])
-                sums[i] = low + high
-            else:
-                for e in range(4):
-                    sums[4 * i + e] = s[start + e] + s[start + 4 + e]
-
-        return weigh
+    @device
+    def weigh(i, s, sums, tops, lane):  # type: ignore[no-untyped-def]
+        start = 8 * i
+        m = s[start]
+        for e in range(1, 8):
+            m = max(m, s[start + e])
+        for k in range(3):
+            m = max(m, lane_xor(m, I(1 << (first_bit + k))))
+        if lane & lanes == 0:
+            tops[i if i < 4 else i + 12] = m
+        for e in range(8):
+            s[start + e] = exp(s[start + e] - m)
+        if quantized:
+            low, high = s[start] + s[start + 4], s[start + 1] + s[start + 5]
+            low, high = low + (s[start + 2] + s[start + 6]), high + (s[start + 3] + s[start + 7])
+            sums[i] = low + high
+        else:
+            for e in range(4):
+                sums[4 * i + e] = s[start + e] + s[start + 4 + e]
 
     @device
     def halve(sums, lane, bit, n):  # type: ignore[no-untyped-def]
@@ -309,28 +295,23 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
         elif of_lane & 1 == 0:
             masses[I(of_lane >> 1)] = mass
 
-    hide = make_each(0, own, lambda i: make_hide(i, F(-np.inf)))
-    mark = make_each(0, own, lambda i: make_hide(i, HIDDEN))
-    return hide, make_each(0, own, make_one), total, mark
+    hide, mark = make_each(own, make_hide(F(-np.inf))), make_each(own, make_hide(HIDDEN))
+    return hide, make_each(own, weigh), total, mark
 
 
 def make_join(tile: Tile) -> DeviceFunction:
-    """The device function ``join(element, o, factors, shares)``: join a chunk's weighted sums o [8, columns] to those before
-    it; factors, shares: pointers to the thread's first pair."""
+    """The device function ``join(i, element, o, factors, shares)``, i = 0: join a chunk's weighted sums o [8, columns] to
+    those before it; factors, shares: pointers to the thread's first pair."""
     columns = tile.columns
 
-    def make(i: int) -> DeviceFunction:
+    @device
+    def join(i, element, o, factors, shares):  # type: ignore[no-untyped-def]
         start, pair = i * columns, i if i < 4 else i + 12
+        a, b = factors[pair], shares[pair]
+        for j in range(columns):
+            element[start + j] = fma(element[start + j], a, b * o[start + j])
 
-        @device
-        def join(element, o, factors, shares):  # type: ignore[no-untyped-def]
-            a, b = factors[pair], shares[pair]
-            for j in range(columns):
-                element[start + j] = fma(element[start + j], a, b * o[start + j])
-
-        return join
-
-    return make_each(0, 8, make)
+    return make_each(8, join)
 
 
 @device
@@ -350,33 +331,29 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> DeviceFunction:
-    """The device function ``finish(element, totals, gate, out, task, last, head0, n_head, column)``: divide element
+    """The device function ``finish(i, element, totals, gate, out, task, last, head0, n_head, column)``, i = 0: divide element
     [8, columns] by the totals of their pairs, rotate it back if values are quantized (``rotated``), multiply it by the gates,
     and write it to out; ``task``: the number of the thread's first pair, of 0 .. last."""
     columns, d_v, quads = tile.columns, tile.d_v, tile.quads
 
-    def make(i: int) -> DeviceFunction:
+    @device
+    def finish(i, element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
         pair = i if i < 4 else i + 12
+        own, total = I(task + pair), totals[pair]
+        row = I(U(own) // U(group))
+        head = I(I(row * n_head) + I(head0 + I(own - row * group)))
+        for k in range(columns // 4):
+            d, start = I(column + 4 * quads * k), i * columns + 4 * k
+            a, b = element[start] / total, element[start + 1] / total
+            c, e = element[start + 2] / total, element[start + 3] / total
+            if rotated:
+                # All lanes, including those of pairs that do not exist.
+                a, b, c, e = rotate4(a, b, c, e)
+            if own <= last and d < d_v:
+                if gated:
+                    words = load4(gate, np.int64(head) * (2 * d_v) + (d_v + d))
+                    a, b = a * sigmoid(bits_float(I(words[0]))), b * sigmoid(bits_float(I(words[1])))
+                    c, e = c * sigmoid(bits_float(I(words[2]))), e * sigmoid(bits_float(I(words[3])))
+                store4(out, np.int64(head) * d_v + d, a, b, c, e)
 
-        @device
-        def finish(element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
-            own, total = I(task + pair), totals[pair]
-            row = I(U(own) // U(group))
-            head = I(I(row * n_head) + I(head0 + I(own - row * group)))
-            for k in range(columns // 4):
-                d, start = I(column + 4 * quads * k), i * columns + 4 * k
-                a, b = element[start] / total, element[start + 1] / total
-                c, e = element[start + 2] / total, element[start + 3] / total
-                if rotated:
-                    # All lanes, including those of pairs that do not exist.
-                    a, b, c, e = rotate4(a, b, c, e)
-                if own <= last and d < d_v:
-                    if gated:
-                        words = load4(gate, np.int64(head) * (2 * d_v) + (d_v + d))
-                        a, b = a * sigmoid(bits_float(I(words[0]))), b * sigmoid(bits_float(I(words[1])))
-                        c, e = c * sigmoid(bits_float(I(words[2]))), e * sigmoid(bits_float(I(words[3])))
-                    store4(out, np.int64(head) * d_v + d, a, b, c, e)
-
-        return finish
-
-    return make_each(0, 8, make)
+    return make_each(8, finish)

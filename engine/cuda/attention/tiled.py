@@ -383,11 +383,11 @@ def attend_tiles(
             if own_chunk <= last_chunk:
                 own_places = advance(places, pair)
                 if not whole:
-                    hide(s, own_places, first, window, own_chunk)
-                weigh(s, sums, advance(memory, I(tops_at + I(chunk_of * pairs + pair))), lane)
+                    hide(0, s, own_places, first, window, own_chunk)
+                weigh(0, s, sums, advance(memory, I(tops_at + I(chunk_of * pairs + pair))), lane)
                 total(sums, advance(memory, I(masses_at + I(chunk_of * pairs + pair))), lane)
                 if not whole:
-                    mark(s, own_places, first, window, own_chunk)
+                    mark(0, s, own_places, first, window, own_chunk)
                 keep_weights(s, memory, I(weights_at + I(I(chunk_of * CHUNK + first) * pairs)), quad)
             after = I(chunk + at_once)
             for c in range(at_once):
@@ -434,13 +434,14 @@ def attend_tiles(
                                 left, of_lane = I(left - 1), I(of_lane ^ 2 * turn)
                         here = I(slice_size - here)
                     factors = advance(memory, I(I(tops_at + c * pairs) + I(sum_pair + 4 * across)))
-                    join(element, o, factors, advance(factors, at_once * pairs))
+                    join(0, element, o, factors, advance(factors, at_once * pairs))
             chunk = after
         cuda.syncthreads()
         if thread < pairs:
             memory[I(tops_at + thread)] = mass
         cuda.syncthreads()
         totals = advance(memory, I(tops_at + I(sum_pair + 4 * across)))
-        finish(element, totals, gate, out, I(task0 + I(sum_pair + 4 * across)), last_task, head0, n_head, column)
+        task = I(task0 + I(sum_pair + 4 * across))
+        finish(0, element, totals, gate, out, task, last_task, head0, n_head, column)
 
     return attend_tiles

@@ -69,42 +69,51 @@ class Unpack:
     def make_load(self, streams: Mapping[int, DeviceFunction] | None = None) -> DeviceFunction:
         """The device function load(record, lane, words): start loading the lane's words into registers; streams: loads of 1,
         2 and 4 words to use instead of those from memory."""
-        before = [sum(n for n, _, _ in self.pieces[:k]) for k in range(len(self.pieces))]
         streams = streams or {1: stream1, 2: stream2, 4: stream4}
-        return _chain([_make_load(*piece, at, streams) for piece, at in zip(self.pieces, before, strict=True)])
+        move = {n: _make_move(n, stream) for n, stream in streams.items()}
+        return _make_load(self.pieces, 0, move)
 
 
 _SHIFTS = {"lane": 0, "row": 2, "pair": 3}
 
 
-def _chain(functions: list[DeviceFunction]) -> DeviceFunction:
-    """One function of three arguments that calls all of them."""
-    if len(functions) == 1:
-        return functions[0]
-    first, rest = functions[0], _chain(functions[1:])
+def _make_move(n: int, stream: DeviceFunction) -> DeviceFunction:
+    """The device function move(p, i, words, k): start loading n words from p[i] into words[k]."""
 
     @device
-    def both(a, b, c):  # type: ignore[no-untyped-def]
-        first(a, b, c)
-        rest(a, b, c)
+    def move(p, i, words, k):  # type: ignore[no-untyped-def]
+        loaded = stream(p, i)
+        for e in range(n):
+            words[k + e] = loaded[e]
 
-    return both
+    @device
+    def move_one(p, i, words, k):  # type: ignore[no-untyped-def]
+        words[k] = stream(p, i)
+
+    return move_one if n == 1 else move
 
 
-def _make_load(n: int, start: int, whose: str, before: int, streams: Mapping[int, DeviceFunction]) -> DeviceFunction:
-    shift, stream = _SHIFTS[whose], streams[n]
+def _make_load(
+    pieces: tuple[tuple[int, int, str], ...], before: int, move: Mapping[int, DeviceFunction]
+) -> DeviceFunction:
+    """The device function load(record, lane, words) for pieces of a record, after ``before`` words of others."""
+    (n, start, whose), *others = pieces
+    of_first, shift = move[n], _SHIFTS[whose]
+
+    @device
+    def load_last(p, lane, words):  # type: ignore[no-untyped-def]
+        of_first(p, start + n * (lane >> shift), words, before)
+
+    if not others:
+        return load_last
+    rest = _make_load(tuple(others), before + n, move)
 
     @device
     def load(p, lane, words):  # type: ignore[no-untyped-def]
-        loaded = stream(p, start + n * (lane >> shift))
-        for k in range(n):
-            words[before + k] = loaded[k]
+        of_first(p, start + n * (lane >> shift), words, before)
+        rest(p, lane, words)
 
-    @device
-    def load_one(p, lane, words):  # type: ignore[no-untyped-def]
-        words[before] = stream(p, start + (lane >> shift))
-
-    return load_one if n == 1 else load
+    return load
 
 
 # --- small pieces ----------------------------------------------------------------------------------------------

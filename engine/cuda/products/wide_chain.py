@@ -154,27 +154,27 @@ def _make_minimums(fmt: Unpack) -> DeviceFunction:
     return minimums
 
 
-def _make_quarter(parts: Parts, v: int, n: int) -> DeviceFunction:
-    """The device function ``run(x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
+def _make_quarter(parts: Parts, n: int) -> DeviceFunction:
+    """The device function ``run(v, x, low, high, h, dots)``: positions 64 v .. 64 v + 63 of a unit, weights ``low`` and
     ``high``, for n tiles, without a loop; x is the lane's, of the first tile; dots int32 [4 n].
 
     The weights stay in registers for all columns, so that products do not depend on each other.
     """
     if n > 1:
-        part, further = _make_quarter(parts, v, n // 2), n // 2
+        part, further = _make_quarter(parts, n // 2), n // 2
         middle, end = 4 * further, 4 * n
 
         @device
-        def run(x, low, high, h, dots):  # type: ignore[no-untyped-def]
-            part(x, low, high, h, dots[:middle])
-            part(advance(x, 512 * further), low, high, h, dots[middle:end])
+        def run(v, x, low, high, h, dots):  # type: ignore[no-untyped-def]
+            part(v, x, low, high, h, dots[:middle])
+            part(v, advance(x, 512 * further), low, high, h, dots[middle:end])
 
         return run
 
     multiply = parts.multiply
 
     @device
-    def run_one(x, low, high, h, dots):  # type: ignore[no-untyped-def]
+    def run_one(v, x, low, high, h, dots):  # type: ignore[no-untyped-def]
         multiply(low, high, vector4(x, 128 * v), v, h, 0, dots)
 
     return run_one
@@ -215,7 +215,7 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
     n_words, n_dots, mins, offset = fmt.words, 4 * tiles, fmt.mins, fmt.offset * 0x01010101
     minimums, end = _make_minimums(fmt), _make_end(tiles, apart)
-    run0, run1, run2, run3 = (_make_quarter(parts, v, tiles) for v in range(4))
+    run = _make_quarter(parts, tiles)
     close = _make_close(mins, 32 * stage.tiles, tiles)
     sums_at, scales_at = stage.sums_at, stage.scales_at
 
@@ -235,10 +235,10 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
         for k in range(n_dots):
             dots[k] = I(0)
         x = advance(stage, I(4 * lane))
-        run0(x, weights(words, 0), weights(words, 1), h, dots)
-        run1(x, weights(words, 2), weights(words, 3), h, dots)
-        run2(x, weights(words, 4), weights(words, 5), h, dots)
-        run3(x, weights(words, 6), weights(words, 7), h, dots)
+        run(0, x, weights(words, 0), weights(words, 1), h, dots)
+        run(1, x, weights(words, 2), weights(words, 3), h, dots)
+        run(2, x, weights(words, 4), weights(words, 5), h, dots)
+        run(3, x, weights(words, 6), weights(words, 7), h, dots)
         m = (u32(0), u32(0), u32(0), u32(0))
         if mins:
             m = minimums(h, lane)

@@ -113,9 +113,15 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
 
     In a few places Numba queries the compute capability of the current device.  The lowest supported one is sufficient,
     because atoms that differ between targets are only declared (``engine/cuda/intrinsics.py``).
+
+    By default Numba compiles a device function again for every literal that it is called with, e.g. the indices 0 to 7 of
+    the blocks of a record.  Here it is compiled once per type: NVVM inlines all calls, and folds the constants then.  The
+    instructions are the same.
     """
     from numba.cuda import compiler, dispatcher
     from numba.cuda.cudadrv import nvvm
+
+    declared = dispatcher.CUDADispatcher.get_call_template
 
     class Device:
         compute_capability = TARGETS[0]
@@ -126,9 +132,14 @@ def _without_a_device() -> Iterator[list[tuple[list[str], dict[str, Any]]]]:
         given.append((list(modules), options))
         return b""
 
+    def without_literals(self: Any, args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        unliteral = {name: types.unliteral(type_) for name, type_ in kws.items()}
+        return declared(self, tuple(map(types.unliteral, args)), unliteral)
+
     changes: list[tuple[Any, str, Any]] = [
         (compiler, "get_current_device", Device),
         (dispatcher, "get_current_device", Device),
+        (dispatcher.CUDADispatcher, "get_call_template", without_literals),
         (nvvm, "compile_ir", take),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
