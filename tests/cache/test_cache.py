@@ -35,6 +35,12 @@ def test_keys_and_values_have_their_own_types() -> None:
     assert layer.keys.shape == (2, 2, 64 * (64 + 2 * 2) // 4) and layer.values.shape == (2, 2, 64, 32)
 
 
+def test_a_layer_knows_the_sizes_of_its_rings() -> None:
+    layer = LayerShape(2, 64, 32, 0).layer(320, 64, F32, np.zeros)
+    assert layer.keys.shape == (layer.n_head_kv, layer.chunks, layer.d_k, 64) == (2, 5, 64, 64)
+    assert layer.values.shape == (layer.n_head_kv, layer.chunks, 64, layer.d_v) == (2, 5, 64, 32)
+
+
 def test_positions_follow_one_another() -> None:
     ring = cache(0, n_ctx=40)
     ring.advance(0, 32)

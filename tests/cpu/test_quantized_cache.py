@@ -2,6 +2,7 @@
 against float64, and the paths whose choice must not affect a bit."""
 
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import product
 
 import gguf
@@ -18,6 +19,7 @@ from engine.cpu import quantized_cache
 from engine.cpu.backend import Backend
 from engine.numerics import fma
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
+from tests.test_numerics import round_to_float32
 from tests.tiers import examples
 
 QUANTIZED = ("q8_0", "q4_0")
@@ -195,6 +197,24 @@ def test_blocks_against_gguf(name: str, by_position: bool, x: list[np.ndarray]) 
     most = {"q8_0": 127, "q4_0": 8}[name]
     assert np.abs(found.integers).max() <= most
     assert (np.abs(found.integers).max(axis=2) == most)[0, np.abs(rows).max(axis=1) > 1e-6].all()
+
+
+def test_q4_0_rounds_once_before_it_truncates() -> None:
+    """Values next to the borders between two integers, where one more rounding, of the product, gives the other integer."""
+    random = np.random.default_rng(5)
+    shown = 0
+    for largest in random.uniform(0.5, 4.0, 200).astype(np.float32):
+        inverse = np.float32(-8) / largest
+        x = ((random.integers(1, 16, BLOCK) - 8.5) / inverse).astype(np.float32)
+        x = np.where(random.random(BLOCK) < 0.5, x, np.nextafter(x, random.choice([-9, 9], BLOCK).astype(np.float32)))
+        x[0] = largest
+        sums = [round_to_float32(Fraction(float(v)) * Fraction(float(inverse)) + Fraction(17, 2)) for v in x]
+        expected = np.minimum(np.array(sums).astype(int), 15) - 8
+        found = np.empty(BLOCK, np.int8)
+        quantized_cache.quantize_block(x, 4, found)
+        assert np.array_equal(found, expected)
+        shown += ((x * inverse + np.float32(8.5)).astype(int) - 8 != expected)[1:].sum()
+    assert shown > 0, "no value tells one rounding from two"
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
