@@ -160,7 +160,9 @@ def floats(chunk, bits, out):  # type: ignore[no-untyped-def]
     """Convert a chunk of float32 or float16, given as words, to float32."""
     flat = out.reshape(-1)
     if bits == 32:
-        flat[:] = chunk.view(np.float32)
+        words = chunk.view(np.float32)
+        for i in range(flat.size):  # an assignment of arrays takes seconds to compile
+            flat[i] = words[i]
     else:
         halves = chunk.view(np.uint16)
         for i in range(flat.size):

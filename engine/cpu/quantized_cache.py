@@ -167,14 +167,17 @@ def integers(chunk, d, bits, by_position, out):  # type: ignore[no-untyped-def]
     for j in range(CHUNK):
         for g in range(per_row):
             run = runs[j * per_row + g if by_position else g * CHUNK + j]
+            # Slices are compiled in a third of the time that indices into out take.
             if bits == 8:
+                row = out[j, 16 * g : 16 * g + 16]
                 for i in range(16):
-                    out[j, 16 * g + i] = i8(run[i])
+                    row[i] = i8(run[i])
             else:
+                row = out[j, 32 * g : 32 * g + 32]
                 for w in range(4):
                     for i in range(4):
-                        out[j, 32 * g + 8 * w + i] = i8(i32(run[4 * w + i] & 15) - i32(8))
-                        out[j, 32 * g + 8 * w + 4 + i] = i8(i32(run[4 * w + i] >> 4) - i32(8))
+                        row[8 * w + i] = i8(i32(run[4 * w + i] & 15) - i32(8))
+                        row[8 * w + 4 + i] = i8(i32(run[4 * w + i] >> 4) - i32(8))
 
 
 @njit(cache=True, error_model="numpy")

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from greenlet import getcurrent, greenlet
-from numba import njit, types
+from numba import cuda, njit, types
 from numba.core.dispatcher import Dispatcher
 from numba.cuda.core import config
 from numba.cuda.simulator import kernel as simulator
@@ -489,33 +489,39 @@ def float_to_half(x):  # type: ignore[no-untyped-def]
 
 
 _compiled_call = Dispatcher.__call__
-_returns: dict[tuple[Register, ...], Register] = {}
+_entries: dict[tuple[Any, ...], tuple[Callable[..., Any], Callable[[Any], Register]]] = {}
 
 
-def _call(self: Register, *args: Register, **kwargs: Register) -> Register:
+def _call(self: Register, *args: Register) -> Register:
     """Call an ``@njit`` function from Python.
 
     Helpers of kernels run as Python, like the kernels.  The scalar functions stay compiled, but return NumPy scalars of the
     declared type: Numba would return Python numbers, which would be added and multiplied in float64.
     """
+    known = _entries.get((self, *map(type, args)))
+    if known:
+        entry, declared = known
+        return declared(entry(*args))
     module = self.py_func.__module__
     inside = isinstance(getcurrent(), Lane)
     if module in ("engine.numerics", __name__) or (inside and module.startswith("engine.cpu.")):
-        value = _compiled_call(self, *args, **kwargs)
+        value = _compiled_call(self, *args)
         return _declared(_return_type(self, args))(value)
-    return self.py_func(*args, **kwargs) if inside else _compiled_call(self, *args, **kwargs)
+    return self.py_func(*args) if inside else _compiled_call(self, *args)
 
 
 def _return_type(function: Register, args: tuple[Register, ...]) -> Register:
-    key = (function, *map(type, args))
-    type_ = _returns.get(key)
-    if type_ is None:
-        overloads = {entry.signature.return_type for entry in function.overloads.values()}
-        if len(overloads) > 1:
-            overloads = {function.overloads[tuple(map(function.typeof_pyval, args))].signature.return_type}
-        (type_,) = overloads
-        if all(isinstance(arg, (np.generic, float)) for arg in args):
-            _returns[key] = type_
+    """The type of the result that a compiled function has just returned.
+
+    If the types of the arguments determine its signature, the next call with such arguments takes a tenth of the time: it
+    does not ask Numba for the signature again.
+    """
+    overloads = list(function.overloads.values())
+    if len(overloads) > 1:
+        overloads = [function.overloads[tuple(map(function.typeof_pyval, args))]]
+    type_ = overloads[0].signature.return_type
+    if all(isinstance(arg, (np.generic, float)) for arg in args):
+        _entries[function, *map(type, args)] = overloads[0].entry_point, _declared(type_)
     return type_
 
 
@@ -584,7 +590,36 @@ class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
         _meet("syncwarp", None, lambda given: given)
 
 
+_kernel_call = simulator.FakeCUDAKernel.__call__
+_replaced: dict[int, tuple[dict[str, Any], list[str]]] = {}
+"""The globals of modules whose ``cuda`` is replaced until the launch ends, and the names that it has there, by the id of the
+globals."""
+
+
+def _call_kernel(self: Any, *args: Register) -> Register:
+    """Call a ``@cuda.jit`` function.
+
+    Numba replaces ``cuda`` in a device function's module at each call, which takes longer than most device functions.  Here
+    it is replaced once per launch.
+    """
+    inside = isinstance(getcurrent(), Lane)
+    if not inside:
+        try:
+            return _kernel_call(self, *args)
+        finally:
+            for names, changed in _replaced.values():
+                names.update(dict.fromkeys(changed, cuda))
+            _replaced.clear()
+    names = self.fn.__globals__
+    if id(names) not in _replaced:
+        changed = [name for name, value in names.items() if value is cuda]
+        _replaced[id(names)] = names, changed
+        names.update(dict.fromkeys(changed, simulator._get_kernel_context()))
+    return self.fn(*args)
+
+
 if config.ENABLE_CUDASIM:
+    simulator.FakeCUDAKernel.__call__ = _call_kernel
     simulator.BlockManager = Block
     simulator.FakeCUDAModule = _Module
     Dispatcher.__call__ = _call  # type: ignore[method-assign, assignment]
