@@ -34,6 +34,10 @@ COMPILERS: dict[Part, tuple[str, ...]] = {
 }
 """Distributions that compile sources to machine code; those for GPUs may not be installed."""
 
+FORM = 2
+"""A number that changes when files that earlier versions of ``engine/compile/numba_cache.py`` wrote must not be loaded.  1:
+symbols of different functions could be equal."""
+
 KEPT = 4
 """The number of folders of other versions that are kept for each part, newest first."""
 
@@ -51,7 +55,7 @@ def fingerprint(part: Part) -> str:
     Python."""
     digest = hashlib.sha256(_definitions(part).encode())
     if part == "cpu":
-        digest.update(sys.version.encode())
+        digest.update(f"{FORM} {sys.version}".encode())
     for name in COMPILERS[part]:
         try:
             digest.update(f"{name} {version(name)}\n".encode())

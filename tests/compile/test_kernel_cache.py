@@ -368,3 +368,25 @@ def test_a_changed_function_is_compiled_again(where: str, tmp_path: Path) -> Non
     numerics.write_text(text.replace("return x / (_ONE + exp(-x))", "return _ONE + x / (_ONE + exp(-x))"))
     assert run() != first
     assert not list(copy.rglob("*.nbi"))
+
+
+SYMBOL = """
+from engine.cpu import unpack
+rows = unpack._q4_k
+rows.compile("(uint8[::1], int16[::1], int64, int16[::1], float32[::1], float32[::1], int64, int64, int64, boolean)")
+print(next(iter(rows.overloads.values())).fndesc.mangled_name)
+"""
+
+
+def test_functions_of_different_processes_have_different_symbols(tmp_path: Path) -> None:
+    """Cached kernels contain functions that differ only in the number that Numba gives them.  With the same number, one that
+    another process has compiled would be called in place of the right one."""
+    environment = os.environ | {"BITMIRROR_CACHE": str(tmp_path)}
+    symbols = {
+        subprocess.run(
+            [sys.executable, "-c", SYMBOL], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(symbols) == 2
+    assert all("unpack_row" in symbol for symbol in symbols)
