@@ -457,6 +457,15 @@ FAULTS = (
         ("tests/compile/test_kernel_cache.py::test_a_constant_that_a_kernel_reads_changes_the_fingerprint",),
     ),
     Fault(
+        "symbols that two processes share",
+        "tools",
+        "engine/compile/numba_cache.py",
+        'itertools.count(int.from_bytes(os.urandom(8), "little") >> 2)',
+        "itertools.count(1)",
+        "of two cached kernels with the same symbol, the first one loaded is called for both: rows of Q4_K are read as Q5_K",
+        ("tests/compile/test_kernel_cache.py::test_functions_of_different_processes_have_different_symbols",),
+    ),
+    Fault(
         "a traceback for a mistyped path",
         "tools",
         "engine/run.py",
