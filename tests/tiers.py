@@ -1,15 +1,15 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six and a half minutes on
-    two cores with cold caches.
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Six minutes on two cores
+    with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
     values, once; all examples of hypothesis; every kernel with all its constants.  Twelve minutes on two cores.
 ``pytest --rest``
     The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``
-    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  Seven minutes on 16 cores.
+    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  Five minutes on 16 cores.
 
 The tier of a test follows from its marks (``MARKS``), on the test or on a case (:func:`few`), or from :func:`examples`.
 """
