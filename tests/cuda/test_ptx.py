@@ -63,10 +63,9 @@ TUNED = (9, 0)
 SPILLED_ELSEWHERE = 256
 """Bytes of registers that may be spilled on older targets: the kernels are designed for the registers of newer ones."""
 
-SPILLED_NEWER = 32
+SPILLED_NEWER = 16
 """Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
-its registers depends on the version of the assembler.  That of CUDA 13.0 spills 32 bytes of ``attend_tiles`` for 10.0.  This
-affects speed, not results."""
+its registers depends on the version of the assembler."""
 
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]

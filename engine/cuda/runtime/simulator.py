@@ -513,8 +513,8 @@ def _call(self: Register, *args: Register) -> Register:
 def _return_type(function: Register, args: tuple[Register, ...]) -> Register:
     """The type of the result that a compiled function has just returned.
 
-    If the types of the arguments determine its signature, the next call with such arguments takes a tenth of the time: it
-    does not ask Numba for the signature again.
+    If the types of the arguments determine its signature, it is remembered, so that the next call with such arguments does
+    not ask Numba for it.
     """
     overloads = list(function.overloads.values())
     if len(overloads) > 1:
