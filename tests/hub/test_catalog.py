@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -339,37 +338,10 @@ def test_cache_dir(platform: str, environment: dict[str, str], expected: str, mo
 # -- the hub
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:owner", "hf:owner/repo", "hf:/repo/file.gguf", "hf:owner//file.gguf"])
-def test_a_hub_name_without_a_file(name: str) -> None:
-    with pytest.raises(FetchError, match="owner/repo/file.gguf"):
-        resolve.resolve(name)
-
-
 def test_the_hub_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(FetchError, match=r"pip install 'bitmirror\[hub\]'"):
         resolve.resolve("hf:owner/repo/file.gguf")
-
-
-def test_hub_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def hf_hub_download(repository: str, name: str) -> str:
-        asked.append((repository, name))
-        if repository == "no/body":
-            raise OSError("404 Client Error.\nlong details")
-        return f"/hub/{name}"
-
-    module = types.ModuleType("huggingface_hub")
-    module.hf_hub_download = hf_hub_download  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    assert resolve.resolve("hf:a/b/c/model.gguf") == Path("/hub/c/model.gguf")
-    assert asked == [("a/b", "c/model.gguf")]
-    asked.clear()
-    assert resolve.resolve("hf:a/b/m-00002-of-00003.gguf") == Path("/hub/m-00002-of-00003.gguf")
-    assert {name for _, name in asked} == {f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)}
-    with pytest.raises(FetchError, match="404 Client Error$"):
-        resolve.resolve("hf:no/body/x.gguf")
 
 
 # -- python -m engine.models
