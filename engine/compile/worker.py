@@ -11,9 +11,11 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 START = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from engine.compile.worker import main; main()"
+    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "import bitmirror; from engine.compile.worker import main; main()"
 )
-"""The program of the worker; it first reads the folders that packages are imported from."""
+"""The program of the worker; it first reads the folders that packages are imported from.  The package ``bitmirror`` finds
+this ``engine`` even if the current folder has an ``engine.py``."""
 
 
 def main() -> None:

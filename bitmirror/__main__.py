@@ -1,0 +1,62 @@
+"""``bitmirror``: one command for all tools of the package."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+TOOLS = {
+    "run": ("engine.run", "answer a prompt, or begin a conversation"),
+    "chat": ("engine.run", "a conversation"),
+    "models": ("engine.models.__main__", "list, fetch, verify and remove named models"),
+    "bench": ("engine.bench", "measure how fast a model reads and generates"),
+    "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
+    "synthetic": ("engine.synthetic.__main__", "write a random model of a real shape"),
+    "compile": ("engine.compile.__main__", "compile a model's GPU kernels on a machine without a GPU"),
+}
+"""The module of each tool, and what it does."""
+
+
+def usage() -> str:
+    """What ``bitmirror --help`` prints."""
+    width = max(map(len, TOOLS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in TOOLS.items()]
+    return "\n".join(
+        [
+            "usage: bitmirror TOOL [flags]",
+            "",
+            *lines,
+            "",
+            "`bitmirror TOOL --help` lists the flags of a tool. `bitmirror --version` prints the version.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool that the first word names, and returns its exit status: 2 for an unknown name."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    tool, rest = (words[0], words[1:]) if words else ("--help", [])
+    if tool in TOOLS:
+        status: int = import_module(TOOLS[tool][0]).main(["--cnv", *rest] if tool == "chat" else rest)
+        return status
+    if tool == "--version":
+        return main(["run", "--version"])
+    if tool in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    print(f"error: {mistake(tool)}", file=sys.stderr)
+    return 2
+
+
+def mistake(word: str) -> str:
+    """A sentence on a first word that names no tool."""
+    if word.startswith("-"):
+        return f"{word} comes after the name of a tool, as in `bitmirror run {word} ...` (bitmirror --help lists them)"
+    near = difflib.get_close_matches(word, TOOLS, n=1)
+    if near:
+        return f"there is no tool {word!r}: did you mean `bitmirror {near[0]}`?"
+    return f"there is no tool {word!r}: to answer a prompt, write bitmirror run {word!r} (bitmirror --help lists the tools)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
