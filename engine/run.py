@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from engine.speculative.statistics import Statistics
     from engine.text.chat import ChatTemplate
 
+BARE_STOP = "\n\n\n"
+"""The default end of a bare text: two blank lines, which separate functions in Python and hardly occur in prose."""
+
+BARE_TOKENS = 256
+"""The most tokens by which a bare text is continued, by default."""
+
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
 
@@ -83,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     import engine
     from engine.cli.conversation import Answer, answer, chat
+    from engine.cli.first_model import conversation_model
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
     from engine.devices import why_no_gpu
@@ -91,7 +98,10 @@ def run(args: argparse.Namespace) -> int:
     fields = {field: options[field] for field in options.keys() & SamplingParams.__dataclass_fields__.keys()}
     SamplingParams(**fields)  # reports a value out of range before a model is loaded, which takes seconds
     with Report(args.verbose) as report:
-        path = resolve(args.model, report.progress)
+        name = args.model
+        if name is None and (args.cnv or prompt is None):
+            name = conversation_model(report)
+        path = resolve(name, report.progress)
         drafts = args.draft_model and not args.no_spec
         llm = engine.load(
             path,
@@ -118,13 +128,15 @@ def run(args: argparse.Namespace) -> int:
         report.device(llm)
         report.detail(f"{llm.path}; sampling {fields}")
 
+        limited = template is None and args.predict is None and not args.stop and not args.ignore_eos
+        if limited:
+            options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
+
         def ask(ids: Sequence[int]) -> Answer:
             return answer(llm, ids, options, report)
 
-        if template is not None and (args.cnv or prompt is None):
+        if prompt is None or args.cnv:
             return chat(llm, template, ask, report, system=args.system, first=prompt)
-        if prompt is None:
-            raise UsageError("this model has no chat template, so it needs a text to continue: give one with -p or -f")
         ids: Sequence[int] | str = prompt
         if template is not None:
             system = [{"role": "system", "content": args.system}] if args.system is not None else []
@@ -136,8 +148,22 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(as_object(llm, prompt, reply, options), ensure_ascii=False))
         elif args.logprobs:
             report.logprobs(reply.generation, lambda id: llm.detokenize([id]))
-        report.finished(llm, reply.generation, reason=reply.reason, seed=options["seed"])
+        report.finished(llm, reply.generation, ending=ending(llm, reply, options, limited))
         return EXIT_INTERRUPTED if reply.interrupted else 0
+
+
+def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) -> str:
+    """Why an answer ended, and what would have let it continue; ``limited``: by the default limits of a bare text."""
+    generation, reason = reply.generation, reply.reason
+    why = ""
+    if reason == "length" and len(generation.prompt_ids) + len(generation.ids) >= llm.n_ctx:
+        why = "the context is full: -c sets its size"
+    elif reason == "length" and limited:
+        why = f"{BARE_TOKENS} tokens, the default for a bare text: -n sets another number"
+    elif reason == "stop" and limited and llm.detokenize(generation.ids) != generation.text:
+        why = "two blank lines, the default for a bare text: -n or --stop sets another end"
+    how = "greedy" if options["temperature"] == 0 else f"seed {options['seed']}"
+    return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"
 
 
 def list_devices() -> int:

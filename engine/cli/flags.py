@@ -30,7 +30,7 @@ model has a template."""
 
 MODEL = """\
 path of a GGUF file, a name from `python -m engine.models` (fetched when needed), or
-hf:owner/repo/file.gguf; default: the bundled model"""
+hf:owner/repo:QUANT; default: the bundled model, or smollm2-135m for a conversation"""
 
 CACHE_RAM = """\
 MiB of host memory for the states of recurrent models at the ends of messages, so that a
@@ -59,6 +59,10 @@ Fewer are made, or none, where they would cost more time than they save"""
 SPEC_ACCEPT = """\
 exact: the text is the same as without drafts; ratio: another text from the same distribution;
 p-min: drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
+
+PREDICT = """\
+tokens to generate; -1 = until the context is full. Default: until the model ends its answer, and
+if it continues a bare text, until two blank lines or 256 tokens"""
 
 JSON = """\
 print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason,
@@ -160,7 +164,7 @@ def parser() -> Parser:
     many: dict[str, Any] = {"action": "append", "default": []}
 
     add = top.add_argument_group("model").add_argument
-    add("-m", "--model", metavar="MODEL", default="", help=MODEL)
+    add("-m", "--model", metavar="MODEL", help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less if memory is short")
     add("-b", "--batch-size", **n, default=0, help=BATCH_SIZE)
     types: dict[str, Any] = {"choices": CACHE_TYPES, "metavar": "TYPE"}
@@ -192,7 +196,7 @@ def parser() -> Parser:
     add("--chat-template", metavar="NAME", help=f"{', '.join(TEMPLATES)}, or a Jinja file")
 
     add = top.add_argument_group("answer").add_argument
-    add("-n", "--predict", "--n-predict", **n, default=-1, help="tokens to generate; -1 = until the context is full")
+    add("-n", "--predict", "--n-predict", **n, help=PREDICT)
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
     add("--ignore-eos", **yes, help="continue after the model's end of text")
     add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
@@ -248,7 +252,7 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         raise UsageError("there is no prompt: give one with -p TEXT, with -f FILE, or with -p - on stdin")
     for name, value, least in (
         ("-c", args.ctx_size, 0),
-        ("-n", args.predict, -2),
+        ("-n", args.predict or 0, -2),
         ("--logprobs", args.logprobs, 0),
         ("--cache-ram", args.cache_ram, -1),
     ):
@@ -283,7 +287,9 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
     for token, value in args.logit_bias:
         biases[token] = biases.get(token, 0.0) + value
     return {
-        "max_tokens": max(args.predict, -1),  # llama.cpp's -2, until the context is full, is -1 here
+        "max_tokens": -1
+        if args.predict is None
+        else max(args.predict, -1),  # llama.cpp's -2, until the context is full, is -1 here
         "temperature": max(args.temp, 0.0),
         "top_k": max(args.top_k, 0),
         "top_p": args.top_p,

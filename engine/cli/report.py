@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
 from engine.errors import DeviceError
+from engine.hub.catalog import CATALOG, model_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 STAGES = {
     "fetch": ("fetching the model", "bytes"),
     "load": ("loading", "bytes"),
-    "compile": ("compiling (kept for the next run)", "kernels"),
+    "compile": ("compiling", "kernels"),
     "prompt": ("reading the prompt", "tokens"),
 }
 
@@ -36,6 +37,12 @@ SOURCES = {
 
 PLAIN_SECONDS = 2.0
 """Seconds between the lines that report the progress of a slow stage without a terminal."""
+
+PACED = ("fetch", "prompt")
+"""The stages whose rate and time left are shown."""
+
+PACE_SECONDS = 0.5
+"""Seconds after which the rate of a stage is shown."""
 
 LIVE_SECONDS = 0.2
 """How often the line with the live rate is drawn on a terminal."""
@@ -65,6 +72,8 @@ class Report:
         self._task: TaskID | None = None
         self._status: StatusLine | None = None
         self._said = self._started = 0.0
+        #: What the stage had done when it began, what it has done now, and what there is in all.
+        self._first = self._done = self._total = 0
 
     def __enter__(self) -> Self:
         return self
@@ -98,16 +107,18 @@ class Report:
             self.close()
             self._stage = stage
             self._said = self._started = time.perf_counter()
+            self._first = done
             if self.terminal and done < total:
                 self._start_bar(stage, total)
+        self._done, self._total = done, total
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total, amount=_amount(stage, done, total))
+            self._bar.update(self._task, completed=done, total=total, amount=self._pace())
         elif not self.terminal:
             now = time.perf_counter()
             finished = done >= total and now - self._started >= PLAIN_SECONDS
             if finished or now - self._said >= PLAIN_SECONDS:
                 self._said = now
-                print(f"{_label(stage)}: {_amount(stage, done, total)}", file=self.stream, flush=True)
+                print(f"{_label(stage)}: {self._pace()}", file=self.stream, flush=True)
         if done >= total:
             self._end_stage()
 
@@ -129,6 +140,19 @@ class Report:
         )
         self._task = self._bar.add_task(_label(stage), total=total, amount=_amount(stage, 0, total))
         self._bar.start()
+
+    def _pace(self) -> str:
+        """How far the stage is; where work is even, also its rate and the time that is left."""
+        amount = _amount(self._stage, self._done, self._total)
+        seconds = time.perf_counter() - self._started
+        # Kernels differ too much in size, and the first moments say too little.
+        if self._stage not in PACED or self._done <= self._first or seconds < PACE_SECONDS:
+            return amount
+        rate = (self._done - self._first) / seconds
+        left = (self._total - self._done) / rate
+        return f"{amount}, {_rate(rate) if self._stage == 'prompt' else _speed(rate)}" + (
+            f", {_duration(left)} left" if left else ""
+        )
 
     def _end_stage(self) -> None:
         self._stage = ""
@@ -178,14 +202,14 @@ class Report:
         config = llm.config
         bits = 8 * llm.n_bytes / max(llm.n_params, 1)
         self.line(
-            f"{config.name or llm.path.stem}  {config.architecture}, {_count(llm.n_params)} parameters, "
+            f"{_name(llm)}  {config.architecture}, {_count(llm.n_params)} parameters, "
             f"{_bytes(llm.n_bytes)} ({bits:.1f} bits each)"
         )
         trained = f" (trained for {config.n_ctx_train})" if llm.n_ctx != config.n_ctx_train else ""
         where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
         if not llm.n_threads:
             where = llm.model.ops.label
-        self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.slot_bytes:
             slots = llm.model.slots
             self.line(
@@ -205,7 +229,7 @@ class Report:
             draft = llm.draft.llm
             where = "" if draft.model.ops.name == llm.model.ops.name else f", {draft.model.ops.label}"
             self.line(
-                f"drafts by {draft.config.name or draft.path.stem}, {_count(draft.n_params)} parameters, "
+                f"drafts by {_name(draft)}, {_count(draft.n_params)} parameters, "
                 f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
             )
             for note in draft.notes:
@@ -227,8 +251,8 @@ class Report:
         read = f"; it reads at {_speed(bandwidth)}" if bandwidth else ""
         self.line(f"GPU memory {_bytes(memory.allocated)} ({parts}), {_bytes(memory.free)} free{read}")
 
-    def finished(self, llm: "LLM", generation: "Generation", *, reason: str, seed: int) -> None:
-        """Prints the end report: seconds, tokens, rates, memory."""
+    def finished(self, llm: "LLM", generation: "Generation", *, ending: str) -> None:
+        """Prints the end report: seconds, tokens, rates, memory, and ``ending``, which says why the answer ended."""
         from engine.models.traffic import bytes_per_second
 
         t, ops = generation.timings, llm.model.ops
@@ -238,6 +262,8 @@ class Report:
         rows = [("load", f"{t.load_s:.2f} s")]
         if t.compile_s:
             rows.append(("compile", f"{t.compile_s:.2f} s"))
+        if (missing := len(generation.prompt_ids) - t.cache_n - t.prompt_n) > 0:
+            cached += f"  ({missing} more were not read)"
         rows.append(("prompt", f"{_tokens(t.prompt_n)}  {t.prompt_s:.3f} s  {_rate(t.prompt_per_second)}{cached}"))
         if t.predicted_n:
             rows.append(("first token", f"{t.first_token_s:.3f} s"))
@@ -250,7 +276,7 @@ class Report:
         rows.append(("answer", answer))
         if generation.speculation is not None:
             rows += _speculation(generation.speculation, t.predicted_per_second)
-        rows.append(("ended by", f"{reason}  (seed {seed})"))
+        rows.append(("ended by", ending))
         memory = [f"{_bytes(peak)} at most"] if peak is not None else []
         if on_gpu is not None:
             memory.append(f"{_bytes(on_gpu.allocated)} on the GPU")
@@ -263,6 +289,11 @@ class Report:
     def turn(self, generation: "Generation", *, reason: str, n_ctx: int) -> None:
         """Reports one answer of a conversation, on one line."""
         t = generation.timings
+        total = len(generation.prompt_ids)
+        if t.cache_n + t.prompt_n < total:
+            read = f"{_tokens(t.prompt_n)} read, {_rate(t.prompt_per_second)}"
+            self.line(f"[{read}, {total - t.cache_n - t.prompt_n} more were not, {reason}]")
+            return
         used = t.cache_n + t.prompt_n + t.predicted_n
         end = "" if reason == "stop" else f", {reason}"
         s = generation.speculation
@@ -341,7 +372,14 @@ def _terminal_size(stream: TextIO) -> os.terminal_size:
 
 
 def _label(stage: str) -> str:
-    return STAGES.get(stage, (stage, ""))[0]
+    label = STAGES.get(stage, (stage, ""))[0]
+    if stage == "compile":
+        from engine.compile.cache import places
+
+        label += (
+            " (kept for the next run)" if places("cpu").write is not None else " (no folder to keep the kernels in)"
+        )
+    return label
 
 
 def _amount(stage: str, done: int, total: int) -> str:
@@ -351,11 +389,20 @@ def _amount(stage: str, done: int, total: int) -> str:
     return f"{done} of {total} {unit}".rstrip()
 
 
+def _duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def _bytes(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def _speed(bytes_per_second: float) -> str:
+    if bytes_per_second < 1e9:
+        return f"{bytes_per_second / 1e6:.1f} MB/s"
     return f"{bytes_per_second / 1e9:.{0 if bytes_per_second >= 1e11 else 1}f} GB/s"
 
 
@@ -379,6 +426,12 @@ def _bandwidth(ops: "Ops") -> float:
         return ops.bandwidth()
     except (DeviceError, MemoryError):
         return 0.0
+
+
+def _name(llm: "LLM") -> str:
+    """A named model's name; else the name in its file, or that of the file."""
+    known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
+    return known or llm.config.name or llm.path.stem
 
 
 def _count(n: int) -> str:

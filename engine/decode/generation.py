@@ -122,7 +122,17 @@ class Generation:
         """Prefill, then one token after another, until one ends the answer."""
         llm, timings = self._llm, self.timings
         started = time.perf_counter()
-        logits, timings.cache_n = llm.prefill(self.prompt_ids, self._on_prefill)
+        starts: list[int] = []
+
+        def on_prefill(done: int, total: int) -> None:
+            # Counted while the prompt is read, because that may be interrupted.
+            starts.append(done)
+            timings.cache_n, timings.prompt_n = starts[0], done - starts[0]
+            timings.prompt_s = time.perf_counter() - started
+            if self._on_prefill:
+                self._on_prefill(done, total)
+
+        logits, timings.cache_n = llm.prefill(self.prompt_ids, on_prefill)
         begun = time.perf_counter()
         timings.prompt_n = len(self.prompt_ids) - timings.cache_n
         timings.prompt_s = begun - started
