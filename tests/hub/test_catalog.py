@@ -335,15 +335,6 @@ def test_cache_dir(platform: str, environment: dict[str, str], expected: str, mo
     assert catalog.cache_dir() == Path(expected)
 
 
-# -- the hub
-
-
-def test_the_hub_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FetchError, match=r"pip install 'bitmirror\[hub\]'"):
-        resolve.resolve("hf:owner/repo/file.gguf")
-
-
 # -- python -m engine.models
 
 

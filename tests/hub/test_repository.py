@@ -112,7 +112,6 @@ def fetched(endpoint: str, folder: Path, *names: str) -> list[str]:
 
 
 def test_files_of_the_hub(hub: str, tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub", reason="the hub needs huggingface_hub")
     answers = fetched(
         hub,
         tmp_path,
@@ -151,7 +150,6 @@ def test_files_of_the_hub(hub: str, tmp_path: Path) -> None:
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub", reason="the hub needs huggingface_hub")
     for answer in fetched("http://127.0.0.1:9", tmp_path, "hf:a/b/c.gguf", "hf:a/b"):
         assert answer.startswith("error: hf:a/b")
         assert "check the network" in answer
