@@ -68,6 +68,18 @@ def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeL
     assert fake[0].path == model_file(CATALOG["pycoder"])
 
 
+def test_a_name_in_a_file_cannot_control_the_terminal(
+    fake: list[fake_llm.FakeLLM], tmp_path: Path, capsys: Capture
+) -> None:
+    file = tmp_path / "model.gguf"
+    file.symlink_to(model_file(CATALOG["pycoder"]))
+    assert main(["-p", "x", "-m", str(file), "-md", str(file)]) == 0
+    error = capsys.readouterr().err
+    assert "\nfake \ufffd[31mmodel  fake" in f"\n{error}"
+    assert "drafts by fake \ufffd[31mmodel, " in error
+    assert "\x1b" not in error
+
+
 def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
     words = "-p x -n 3 -c 32 -t 3 --cache-type f32 -ctk q8_0 --cache-type-v q4_0 --temp 0.5 --top-k 7 --top-p 0.5 "
     words += "--min-p 0.25 --typical 0.75 -s 9 "
@@ -96,12 +108,9 @@ SPECULATION = "--draft-lookup --draft-max 9 --draft-min 2 --draft-p-min 0.25 --s
 def test_flags_of_speculation_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
     words = ["-p", "x", "-dev", "cpu", *SPECULATION.split(), "--spec-sequential-verify"]
     assert main([*words, "-md", "pycoder", "-devd", "cuda"]) == 0
-    assert (
-        "drafts by fake �[31mmodel, 0.0 M parameters, 0.0 MB, cache 1.0 MB, cuda:0 Abacus X1\n"
-        in capsys.readouterr().err
-    )
+    assert "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB, cuda:0 Abacus X1\n" in capsys.readouterr().err
     assert main([*words, "-md", "pycoder"]) == 0
-    assert "drafts by fake �[31mmodel, 0.0 M parameters, 0.0 MB, cache 1.0 MB\n" in capsys.readouterr().err
+    assert "drafts by pycoder, 0.0 M parameters, 0.0 MB, cache 1.0 MB\n" in capsys.readouterr().err
     assert main([*words, "-md", "pycoder", "--no-spec"]) == 0
     err = capsys.readouterr().err
     assert "draft" not in err and "verification" not in err
@@ -209,6 +218,42 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
     assert "ended by    length  (seed 7)" in captured.err
 
 
+def test_a_bare_text_ends_by_itself(
+    fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for words in (["-n", "40"], ["--stop", "x"], ["--ignore-eos"], ["-n", "-1"]):
+        assert main(["-p", "a", *words]) == 0
+        asked = fake[-1].asked[0]
+        assert asked["max_tokens"] == (40 if words[-1] == "40" else -1)
+        assert asked["stop"] == (["x"] if words[-1] == "x" else [])
+    assert main(["-p", "a"]) == 0
+    assert (fake[-1].asked[0]["max_tokens"], fake[-1].asked[0]["stop"]) == (256, ["\n\n\n"])
+    monkeypatch.setattr(fake_llm, "N_CTX", 400)
+    monkeypatch.setenv("FAKE_TEXT", "b" * 500)
+    capsys.readouterr()
+    assert main(["-p", "a", "-s", "3"]) == 0
+    assert (
+        "length  (256 tokens, the default for a bare text: -n sets another number; seed 3)" in capsys.readouterr().err
+    )
+    assert main(["-p", "a", "-n", "-1", "--temp", "0"]) == 0
+    assert "length  (the context is full: -c sets its size; greedy)" in capsys.readouterr().err
+    # With a template, the model ends its answer.
+    monkeypatch.setenv("FAKE_TEMPLATE", "1")
+    assert main(["-p", "a"]) == 0
+    assert (fake[-1].asked[0]["max_tokens"], fake[-1].asked[0]["stop"]) == (-1, [])
+
+
+def test_two_blank_lines_end_a_bare_text(capsys: Capture) -> None:
+    words = ["-p", "class Config:\\n    def __init__(self, name, value):", "--temp", "0"]
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out == (
+        "\n        self.name = name\n        self.value = value\n\n    def __repr__(self):\n"
+        '        return f"<{self.name} {self.value}>"'
+    )
+    assert "two blank lines, the default for a bare text" in captured.err
+
+
 def test_a_random_seed_is_named(fake: list[fake_llm.FakeLLM], capsys: Capture) -> None:
     seeds = set()
     for words in ([], ["--seed", "4294967295"], ["-s", "-1"]):
@@ -292,13 +337,6 @@ def test_a_mistake_is_one_sentence(
     stdin(monkeypatch, "")
     assert main(words) == 2
     assert hint in one_sentence(capsys.readouterr())
-
-
-@pytest.mark.usefixtures("fake")
-def test_no_template_and_no_prompt_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    stdin(monkeypatch, "", terminal=True)
-    assert main([]) == 2
-    assert "no chat template" in one_sentence(capsys.readouterr())
 
 
 @pytest.mark.usefixtures("fake")

@@ -28,7 +28,7 @@ def conversation_model(report: Report) -> str | None:
         )
         report.stream.write("Download it now? [Y/n] ")
         report.stream.flush()
-        if sys.stdin.readline().strip().lower() in ("", "y", "yes"):
+        if sys.stdin.readline().lower() in ("\n", "y\n", "yes\n"):
             try:
                 fetch(model, report.progress)
                 return NAME

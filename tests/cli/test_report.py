@@ -6,6 +6,7 @@ import time
 import pytest
 
 from engine.cli.report import Report, StatusLine, _speculation, peak_memory, printable
+from engine.compile.cache import Places
 from engine.speculative.statistics import Statistics
 
 
@@ -29,7 +30,32 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
             clock[0] += 0.0625
         for done in (0, 1):
             report.progress("load", done, 1)
-    assert stream.getvalue().splitlines() == [*(f"reading the prompt: {n} of 128 tokens" for n in (32, 64, 96, 128))]
+    assert stream.getvalue().splitlines() == [
+        "reading the prompt: 32 of 128 tokens, 16.0 tokens/s, 6 s left",
+        "reading the prompt: 64 of 128 tokens, 16.0 tokens/s, 4 s left",
+        "reading the prompt: 96 of 128 tokens, 16.0 tokens/s, 2 s left",
+        "reading the prompt: 128 of 128 tokens, 16.0 tokens/s",
+    ]
+
+
+def test_tokens_that_were_cached_do_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    stream = io.StringIO()
+    with Report(stream=stream) as report:
+        report.progress("prompt", 1000, 20_000)
+        clock[0] += 10
+        report.progress("prompt", 1050, 20_000)
+    assert stream.getvalue() == "reading the prompt: 1050 of 20000 tokens, 5.0 tokens/s, 63 min left\n"
+
+
+def test_kernels_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.compile.cache.places", lambda part: Places([], None))
+    stream = Screen()
+    with Report(stream=stream) as report:
+        report.progress("compile", 0, 2)
+    assert "kept for the next run" not in stream.getvalue()
+    assert "no folder to keep the kernels in" in stream.getvalue()
 
 
 def test_bars_leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
