@@ -32,7 +32,9 @@ def table(page: str, *header: str) -> list[list[str]]:
     """The rows of the first table of a page of the book whose header begins with these cells.  Raises UsageError if there is
     none."""
     lines = (BOOK / page).read_text(encoding="utf-8").splitlines()
-    split = [[cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else [] for line in lines]
+    split = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else [] for line in lines
+    ]
     for i, cells in enumerate(split):
         if tuple(cells[: len(header)]) == header:
             rows = split[i + 2 :]

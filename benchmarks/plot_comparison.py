@@ -91,7 +91,9 @@ def draw(facts: list[dict[str, Any]], page: "Page") -> None:
     axes = page.axes(left, top, page.width - left - 28, height)
     axes.set(xlim=(low, high), ylim=(height, 0), yticks=[])
     ticks = [percent for percent in range(-100, 1000, 5) if low <= 1 + percent / 100 <= high]
-    axes.set_xticks([1 + tick / 100 for tick in ticks], [f"{tick:+d} %".replace("-", "−") if tick else "0" for tick in ticks])
+    axes.set_xticks(
+        [1 + tick / 100 for tick in ticks], [f"{tick:+d} %".replace("-", "−") if tick else "0" for tick in ticks]
+    )
     step = (height - 14) / (len(rows) + len(facts))
     y = step / 2 + 7
     for table in facts:
@@ -100,8 +102,8 @@ def draw(facts: list[dict[str, Any]], page: "Page") -> None:
         for row in table["rows"]:
             color = MARKS.get(row["mark"], "blue")
             page.text(16, top + y + 4, SHORT.sub("", row["name"]), color)
-            axes.plot([row["low"], row["high"]], [y, y], color=page.colors[color], linewidth=2)
-            axes.plot([row["ratio"]], [y], "o", color=page.colors[color], markersize=8, markeredgewidth=0)
+            page.curve(axes, [(row["low"], y), (row["high"], y)], color, dot=0)
+            page.curve(axes, [(row["ratio"], y)], color)
             y += step
 
 
@@ -115,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from docs.figures.style import Page
 
-    page = Page(*SIZE, "both")
+    page = Page(SIZE, "both")
     draw(found, page)
     print(page.svg(TITLE, found), end="")
 

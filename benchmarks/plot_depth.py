@@ -26,7 +26,7 @@ Test = dict[str, Any]
 
 
 def lines(tests: Sequence[Test], count: str) -> list[list[Any]]:
-    """[model, [[depth, tokens per second], ...]] of each model and number of tokens, ``count`` being "n_gen" or "n_prompt"."""
+    """[model, [[depth, tokens per second], ...]] of each model and length, ``count`` being "n_gen" or "n_prompt"."""
     found: dict[tuple[str, int], list[list[float]]] = {}
     for test in tests:
         if test[count]:
@@ -67,8 +67,7 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
         axes = page.axes(66, y, 390, height)
         axes.set_yscale("log")
         for model, places in facts[count]:
-            depths, rates = zip(*places, strict=True)
-            axes.plot(depths, rates, "o-", color=page.colors[colors[model]], linewidth=2, markersize=8, markeredgewidth=0)
+            page.curve(axes, places, colors[model])
         rates = [rate for _, places in facts[count] for _, rate in places] or [100, 1000]
         axes.set_ylim(min(rates) / 1.15, max(rates) * 1.15)
         low, high = axes.get_ylim()
@@ -92,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from docs.figures.style import Page
 
-    page = Page(*SIZE, "both")
+    page = Page(SIZE, "both")
     draw(found, page)
     print(page.svg(TITLE, found), end="")
 

@@ -34,8 +34,12 @@ PRODUCTS = 1258.0
 """10^12 operations per second of an H200's int8 ``mma.sync`` with everything in registers."""
 
 NAMED_ROWS = (1, 4, 256, 2048)
-PLACES = {1: {"xytext": (-9, -3), "ha": "right"}, 256: {"xytext": (0, 18), "ha": "right"}}
-"""Where the names of rows are that would be over points of other models if they were below their own."""
+PLACES: dict[int, Any] = {
+    1: {"xytext": (-9, -3), "ha": "right"},
+    4: {"xytext": (9, -9)},
+    256: {"xytext": (0, 18), "ha": "right"},
+}
+"""Where the names of rows are that would be over lines or points of other models if they were below their own points."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,12 @@ def points(tests: Sequence[dict[str, Any]]) -> dict[str, list[tuple[int, float, 
     return {model: sorted(places) for model, places in found.items()}
 
 
-SHAPES = {"Qwen3-8B": "qwen3-8b", "Qwen3.6-27B": "qwen3.6-27b", "Qwen3.6-35B-A3B": "qwen3.6-35b-a3b", "Gemma 4 12B": "gemma4-12b"}
+SHAPES = {
+    "Qwen3-8B": "qwen3-8b",
+    "Qwen3.6-27B": "qwen3.6-27b",
+    "Qwen3.6-35B-A3B": "qwen3.6-35b-a3b",
+    "Gemma 4 12B": "gemma4-12b",
+}
 """The shapes that the tables of the book name."""
 
 
@@ -163,23 +172,26 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
     bottom = 10 ** math.floor(math.log10(min([10.0, *(y for *_, y in places)])))
     axes.set(xlim=(low, high), ylim=(bottom, 2 * peak))
     ridge = peak / bandwidth
-    axes.plot([low, ridge, high], [low * bandwidth, peak, peak], color=page.colors["muted"], linestyle=(0, (6, 4)), linewidth=2)
+    dashed = {"color": page.colors["muted"], "linestyle": (0, (6, 4)), "linewidth": 2}
+    axes.plot([low, ridge, high], [low * bandwidth, peak, peak], **dashed)
     middle = (max(low, bottom / bandwidth) * ridge) ** 0.5
-    style = {"color": page.colors["text"], "size": 13}
-    axes.annotate(f"memory, {bandwidth:g} TB/s", (middle, middle * bandwidth), (-8, 6), textcoords="offset points", ha="right", **style)
-    axes.annotate(f"int8, {peak:g}", (high, peak), (0, 6), textcoords="offset points", ha="right", **style)
+    style = {"color": page.colors["text"], "size": 13, "ha": "right", "textcoords": "offset points"}
+    axes.annotate(f"memory, {bandwidth:g} TB/s", (middle, middle * bandwidth), (-8, 6), **style)
+    axes.annotate(f"int8, {peak:g}", (high, peak), (0, 6), **style)
     named = next(iter(models), "")
     for model, each in models.items():
         color = page.colors[colors[model]]
         for wide in (False, True):
             part = [(x, y) for rows, x, y in each if (rows > STEP_ROWS) == wide]
             if part:
-                axes.plot(*zip(*part, strict=True), "o-", color=color, markersize=8, markeredgewidth=0, linewidth=1.5)
+                page.curve(axes, part, colors[model], line=1.5)
         for rows, x, y in each:
             if model == named and rows in NAMED_ROWS:
                 text = f"{rows} row{'s' * (rows > 1)}"
                 place = PLACES.get(rows, {"xytext": (0, -20), "ha": "center"})
-                axes.annotate(text, (x, y), textcoords="offset points", color=color, size=13, annotation_clip=False, **place)
+                axes.annotate(
+                    text, (x, y), textcoords="offset points", color=color, size=13, annotation_clip=False, **place
+                )
     axes.set_xticks([10.0**k for k in range(round(math.log10(low)), round(math.log10(high)) + 1)])
     axes.set_yticks([10.0**k for k in range(round(math.log10(bottom)), 4)])
     for axis in (axes.xaxis, axes.yaxis):
@@ -203,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from docs.figures.style import Page
 
-    page = Page(*SIZE, "both")
+    page = Page(SIZE, "both")
     draw(found, page)
     print(page.svg(TITLE, found), end="")
 

@@ -76,8 +76,8 @@ def draw(facts: list[dict[str, Any]], page: "Page") -> None:
         axes.set_xticks([0, 1, 2, 4, 7, 10, MOST])
         axes.axhline(1, color=page.colors["muted"], linewidth=1.5)
         for (a, top, gains), color in zip(panel["lines"], COLORS, strict=True):
-            axes.plot(range(MOST + 1), gains, color=page.colors[color], linewidth=2, clip_on=False)
-            axes.plot([top], [gains[top]], "o", color=page.colors[color], markersize=8, markeredgewidth=0, clip_on=False)
+            page.curve(axes, list(enumerate(gains)), color, dot=0)
+            page.curve(axes, [(top, gains[top])], color)
             place = {"xytext": (7, -4), "textcoords": "offset points", "annotation_clip": False}
             axes.annotate(f"{100 * a:.0f} %", (MOST, gains[-1]), color=page.colors[color], size=13, **place)
     page.text(236, page.height - 12, "drafts per pass", anchor="middle")
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from docs.figures.style import Page
 
-    page = Page(*SIZE, "both")
+    page = Page(SIZE, "both")
     draw(found, page)
     print(page.svg(TITLE, found), end="")
 

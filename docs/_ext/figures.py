@@ -34,7 +34,7 @@ class Picture(SphinxDirective):
         self.set_source_info(figure)
         for theme in ("light", "dark"):
             uri = f"images/{self.arguments[0]}-{theme}.svg"
-            figure += nodes.image(uri=uri, alt=self.options["alt"], classes=[f"only-{theme}"])
+            figure += nodes.image(uri=uri, alt=self.options["alt"], align="center", classes=[f"only-{theme}"])
         if self.content:
             caption = nodes.caption()
             # A caption is one paragraph, whose inline markup is that of the page.

@@ -47,7 +47,9 @@ def module(name: str) -> Any:
 
 def files(name: str) -> dict[str, Path]:
     """The images of a figure, by the theme that each is drawn in."""
-    themes = {theme: f"{name}-{theme}.svg" for theme in ("light", "dark")} if name in FIGURES else {"both": f"{name}.svg"}
+    themes = (
+        {theme: f"{name}-{theme}.svg" for theme in ("light", "dark")} if name in FIGURES else {"both": f"{name}.svg"}
+    )
     return {theme: IMAGES / file for theme, file in themes.items()}
 
 

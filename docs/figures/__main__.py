@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         module = figures.module(name)
         facts = module.facts()
         for theme, path in figures.files(name).items():
-            page = Page(*module.SIZE, theme)
+            page = Page(module.SIZE, theme)
             module.draw(facts, page)
             path.write_text(page.svg(module.TITLE, facts), encoding="utf-8")
             print(path.relative_to(figures.IMAGES.parent.parent))

@@ -1,4 +1,4 @@
-"""Attention in chunks: the weights of one head of the bundled model for the last token of a text, and how chunks are joined."""
+"""Attention in chunks: the weights of one head for the last token of a text, and how chunks are joined."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -55,7 +55,7 @@ def main():
 
 
 def facts() -> dict[str, Any]:
-    """For each chunk the weights relative to its own maximum, its maximum and sum, and what the chunks so far are joined to."""
+    """For each chunk its weights, its maximum m and sum l, and the maximum M and sum L of the chunks so far, joined."""
     llm = bundled.model()
     queries: list[np.ndarray] = []
 
@@ -104,7 +104,9 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
     """A row of weights for each chunk, what it is joined to, and the share of each chunk in the result."""
     n, chunks, pieces = facts["chunk"], facts["chunks"], facts["pieces"]
     page.text(LEFT, 20, f"What the last of {len(pieces)} tokens, “{pieces[-1]}”, attends to", bold=True)
-    page.text(LEFT, 38, f"layer {facts['layer']}, head {facts['head']}; weights exp(score − m) in lanes 0 to {n - 1}", "muted")
+    page.text(
+        LEFT, 38, f"layer {facts['layer']}, head {facts['head']}; weights exp(score − m) in lanes 0 to {n - 1}", "muted"
+    )
     y = 66.0
     for i, chunk in enumerate(chunks):
         color, weights = COLORS[i % len(COLORS)], chunk["weights"]
@@ -122,8 +124,8 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
             # Inside the plot, and where no larger bar or name is in the way.
             x = min(max(x, LEFT + half), LEFT + n * BAR - half)
             top = base - weights[lane] * HIGH
-            under = [other for other, w in enumerate(weights) if other != lane and abs(LEFT + (other + 0.5) * BAR - x) < half]
-            if all(base - weights[other] * HIGH > top - 1 for other in under) and all(abs(x - at) > half + w for at, w in taken):
+            near = [w for i, w in enumerate(weights) if i != lane and abs(LEFT + (i + 0.5) * BAR - x) < half]
+            if all(base - w * HIGH > top - 1 for w in near) and all(abs(x - at) > half + w for at, w in taken):
                 page.text(x, top - 4, name, "text", 12, "middle", mono=True)
                 taken.append((x, half))
         y = base + 19

@@ -40,7 +40,9 @@ def facts() -> dict[str, Any]:
         "table_end": header.tensors[-1].field_offset + 8,
         "alignment": header.alignment,
         "data": header.data_start,
-        "tensors": [[t.name, t.type.name, list(t.shape), header.data_start + t.offset, t.nbytes] for t in header.tensors],
+        "tensors": [
+            [t.name, t.type.name, list(t.shape), header.data_start + t.offset, t.nbytes] for t in header.tensors
+        ],
     }
 
 
@@ -55,7 +57,14 @@ TOP, BOTTOM = 66.0, 660.0
 
 
 def bar(
-    page: "Page", x: float, width: float, top: float, bottom: float, low: int, high: int, parts: list[tuple[int, int, str]]
+    page: "Page",
+    x: float,
+    width: float,
+    top: float,
+    bottom: float,
+    low: int,
+    high: int,
+    parts: list[tuple[int, int, str]],
 ) -> Any:
     """Bytes low .. high as a bar whose colored parts are (begin, end, color).  Returns the function from bytes to y."""
 
@@ -69,7 +78,7 @@ def bar(
 
 
 def labels(page: "Page", x: float, low: float, high: float, found: list[tuple[float, str, str]]) -> None:
-    """Texts to the right of a bar, each with a line from its place; moved apart where they would overlap.  In rising order."""
+    """Texts to the right of a bar, top to bottom, each with a line from its place; moved apart where they would overlap."""
     places = page.spread([y for y, _, _ in found], 17, low, high)
     for (y, text, color), at in zip(found, places, strict=True):
         page.line([(x, y), (x + 6, y), (x + 13, at)], "muted", 0.8)
@@ -113,7 +122,9 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
     padding = data - table_end
     found.append((bottom - 0.5, f"{padding} bytes of padding, to {data}", "muted"))
     labels(page, INSET + NARROW, top + 2, bottom + 22, found)
-    page.text(INSET + 63, bottom + 43, f"= {data // facts['alignment']} × {facts['alignment']}, the alignment", "muted", 12.5)
+    page.text(
+        INSET + 63, bottom + 43, f"= {data // facts['alignment']} × {facts['alignment']}, the alignment", "muted", 12.5
+    )
 
     # One layer.
     name, begin, end = next(span for span in spans if span[0].startswith("blk."))

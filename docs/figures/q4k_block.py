@@ -35,7 +35,9 @@ def facts() -> dict[str, Any]:
     nibbles = data[16:].reshape(4, 32)
     numbers = np.stack([nibbles & 15, nibbles >> 4], axis=1).reshape(8, 32)
     scales, minimums = np.array(pairs, np.float64).T[:, :, None]
-    assert np.allclose(weights.reshape(8, 32), factors[0] * scales * numbers - factors[1] * minimums, rtol=1e-5, atol=1e-7)
+    assert np.allclose(
+        weights.reshape(8, 32), factors[0] * scales * numbers - factors[1] * minimums, rtol=1e-5, atol=1e-7
+    )
     return {
         "tensor": TENSOR,
         "weights": entry.block,
@@ -79,7 +81,7 @@ def draw(facts: dict[str, Any], page: "Page") -> None:
         page.box(x, y, CELL, ROW, kind(i), 0.2, 0.7)
         page.text(x + CELL / 2, y + 16, f"{byte:02x}", "text", 13, "middle", mono=True)
         if i % 16 == 0:
-            page.text(LEFT - 5, y + 16, str(i), "muted", 11.5, "end")
+            page.text(LEFT - 5, y + 16, str(i), "muted", 12, "end")
     y = 54.0 + 9 * ROW + 20
     names = [("d", "red"), ("dmin", "purple"), ("scales, minimums: 16 × 6 bits", "orange"), ("256 × 4 bits", "blue")]
     for x, (name, color) in zip((0, 40, 104, 330), names, strict=True):

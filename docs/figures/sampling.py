@@ -1,4 +1,4 @@
-"""From logits to a token: what each filter leaves of the bundled model's logits after a prompt, and what the noise decides."""
+"""From logits to a token: what the filters leave of the bundled model's logits, and what the noise decides."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any

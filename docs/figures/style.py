@@ -72,10 +72,11 @@ matplotlib.rcParams.update(
 
 
 class Page:
-    """A drawing of ``width`` times ``height`` pixels in one theme; colors are names of ``THEMES``."""
+    """A drawing in one theme; colors are names of ``THEMES``."""
 
-    def __init__(self, width: int, height: int, theme: str) -> None:
-        self.width, self.height = width, height
+    def __init__(self, size: tuple[int, int], theme: str) -> None:
+        """size: width and height in pixels."""
+        self.width, self.height = width, height = size
         self.colors = THEMES[theme]
         self.figure = Figure((width / 72, height / 72), dpi=72, facecolor="none")
         FigureCanvasSVG(self.figure)
@@ -137,7 +138,9 @@ class Page:
         if arrow:
             head = "-|>,head_length=5,head_width=2.6"
             self._axes.add_patch(
-                FancyArrowPatch(points[-2], points[-1], arrowstyle=head, shrinkA=0, shrinkB=0, mutation_scale=1, **style)
+                FancyArrowPatch(
+                    points[-2], points[-1], arrowstyle=head, shrinkA=0, shrinkB=0, mutation_scale=1, **style
+                )
             )
             points = points[:-1]
         if len(points) > 1:
@@ -170,6 +173,12 @@ class Page:
             spine.set_visible(False)
         return axes
 
+    def curve(self, axes: Any, points: Sequence[Sequence[float]], color: str, line: float = 2, dot: float = 8) -> None:
+        """A line through points (x, y) of a plot, with a dot at each; line, dot: its width and their size, 0: none."""
+        xs, ys = zip(*points, strict=True)
+        style = {"linewidth": line, "marker": "o", "markersize": dot, "markeredgewidth": 0, "clip_on": False}
+        axes.plot(xs, ys, color=self.colors[color], **style)
+
     def legend(self, x: float, y: float, names: dict[str, str]) -> None:
         """Names in their colors, below one another."""
         for i, (name, color) in enumerate(names.items()):
@@ -184,5 +193,7 @@ class Page:
         self.figure.savefig(file, format="svg", transparent=True, metadata=data)
         text = re.sub(r"'DejaVu Sans Mono', monospace|'DejaVu Sans Mono'", "monospace", file.getvalue())
         text = re.sub(r"'DejaVu Sans', sans-serif|'DejaVu Sans'", "sans-serif", text)
-        text = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'width="{self.width}" height="{self.height}"', text, count=1)
+        text = re.sub(
+            r'width="[\d.]+pt" height="[\d.]+pt"', f'width="{self.width}" height="{self.height}"', text, count=1
+        )
         return re.sub(r"[ \t]+$", "", text, flags=re.M)
