@@ -122,7 +122,8 @@ class Page:
     ) -> None:
         """A rectangle, filled with ``shade`` of its color; edge: the width of its outline, 0: none."""
         rgb = matplotlib.colors.to_rgb(self.colors[color][:7])
-        style = {"facecolor": (*rgb, shade), "edgecolor": (*rgb, 1.0 if edge else 0.0), "linewidth": edge}
+        style: dict[str, Any] = {"facecolor": (*rgb, shade), "edgecolor": (*rgb, 1.0 if edge else 0.0)}
+        style |= {"linewidth": edge, "clip_on": False}
         if radius:
             shape = f"round,pad=0,rounding_size={radius}"
             self._axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=shape, **style))
@@ -134,7 +135,7 @@ class Page:
     ) -> None:
         """A line through points; arrow: with a head at its end."""
         points = list(points)
-        style: dict[str, Any] = {"color": self.colors[color], "linewidth": width}
+        style: dict[str, Any] = {"color": self.colors[color], "linewidth": width, "clip_on": False}
         if arrow:
             head = "-|>,head_length=5,head_width=2.6"
             self._axes.add_patch(
@@ -149,7 +150,9 @@ class Page:
 
     def dot(self, x: float, y: float, color: str, radius: float = 4) -> None:
         """A filled circle."""
-        self._axes.plot([x], [y], "o", markersize=2 * radius, color=self.colors[color], markeredgewidth=0)
+        self._axes.plot(
+            [x], [y], "o", markersize=2 * radius, color=self.colors[color], markeredgewidth=0, clip_on=False
+        )
 
     @staticmethod
     def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -196,4 +199,5 @@ class Page:
         text = re.sub(
             r'width="[\d.]+pt" height="[\d.]+pt"', f'width="{self.width}" height="{self.height}"', text, count=1
         )
+        text = re.sub(r' transform="rotate\(-0 [-\d. ]+\)"', "", text)
         return re.sub(r"[ \t]+$", "", text, flags=re.M)
