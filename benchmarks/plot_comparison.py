@@ -1,27 +1,35 @@
 """Plot the output of ``asv compare`` as SVG: the times of a commit relative to those of the commit before it.
 
 ``asv compare BEFORE AFTER > compared.txt`` and ``python -m benchmarks.plot_comparison compared.txt > comparison.svg``;
-``python -m benchmarks.plot_comparison docs/benchmarks.md > docs/images/comparison.svg`` draws the tables of the book.
+without a file, the tables of the book are drawn.
 """
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.svg import COLORS, Axis, dot, image, label, line
+from benchmarks.measured import BOOK
+
+if TYPE_CHECKING:
+    from docs.figures.style import Page
+
+TITLE = "Times of benchmarks after a commit, relative to those before"
+SIZE = (480, 430)
 
 SECONDS = {"ns": 1e-9, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
-TITLE = re.compile(r"^\|\s*Change\s*\|\s*Before \[\w+\] <(.+?)>\s*\|\s*After \[\w+\] <(.+?)>\s*\|")
+HEAD = re.compile(r"^\|\s*Change\s*\|\s*Before \[\w+\] <(.+?)>\s*\|\s*After \[\w+\] <(.+?)>\s*\|")
 TIME = r"([\d.]+)(?:±([\d.]+))?(ns|μs|ms|s)"
 ROW = re.compile(rf"^\|\s*([-+x!*]?)\s*\|\s*{TIME}\s*\|\s*{TIME}\s*\|[^|]*\|\s*(.+?)\s*\|$")
 
-SAME, WORSE, BETTER = COLORS[1], COLORS[4], COLORS[2]
+SHORT = re.compile(r"^[\w.]*\.")
+"""The part of the name of a benchmark that a figure leaves out: its file and class."""
 
-WIDTH, TOP, STEP = 780, 58, 22
-LEFT, RIGHT = 330, 760
+MARKS = {"+": "red", "-": "green"}
+"""Colors of benchmarks that asv marks; the others are blue."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ def tables(text: str) -> list[Table]:
     found: dict[tuple[str, str], Table] = {}
     current = None
     for each in text.splitlines():
-        if title := TITLE.match(each):
+        if title := HEAD.match(each):
             current = found.setdefault((title[1], title[2]), Table(title[1], title[2], []))
         elif current and (row := ROW.match(each)):
             mark, *times, name = row.groups()
@@ -66,51 +74,52 @@ def tables(text: str) -> list[Table]:
     return list(found.values())
 
 
-def drawn(row: Row, x: Axis, y: float) -> Iterator[str]:
-    """The SVG elements of a benchmark: its name, interval and ratio."""
-    color = {"+": WORSE, "-": BETTER}.get(row.mark, SAME)
-    yield label(LEFT - 12, y + 4, row.name, "end")
-    yield (
-        f'<line x1="{x(row.low):.1f}" y1="{y:.1f}" x2="{x(row.high):.1f}" y2="{y:.1f}" stroke="{color}" stroke-width="2"/>'
+def facts(file: str = str(BOOK / "benchmarks.md")) -> list[dict[str, Any]]:
+    """The tables in a file."""
+    return [asdict(table) for table in tables(Path(file).read_text(encoding="utf-8"))]
+
+
+def draw(facts: list[dict[str, Any]], page: "Page") -> None:
+    """A group of lines for each table, on one axis; each name is above its line."""
+    rows = [row for table in facts for row in table["rows"]]
+    low = min([0.95, *(row["low"] - 0.01 for row in rows)])
+    high = max([1.15, *(row["high"] + 0.01 for row in rows)])
+    page.text(16, 20, "Time after a commit, relative to that before")
+    page.text(16, 38, "lines span the quartiles; red: worse, green: better, says asv")
+    top, left = 58, 190
+    height = page.height - top - 30
+    axes = page.axes(left, top, page.width - left - 28, height)
+    axes.set(xlim=(low, high), ylim=(height, 0), yticks=[])
+    ticks = [percent for percent in range(-100, 1000, 5) if low <= 1 + percent / 100 <= high]
+    axes.set_xticks(
+        [1 + tick / 100 for tick in ticks], [f"{tick:+d} %".replace("-", "−") if tick else "0" for tick in ticks]
     )
-    yield dot(x(row.ratio), y, color)
-
-
-def figure(compared: Sequence[Table]) -> str:
-    """The whole image as SVG: a group of lines for each table, on one axis."""
-    rows = [row for table in compared for row in table.rows]
-    low = min([0.95, *(row.low - 0.01 for row in rows)])
-    high = max([1.15, *(row.high + 0.01 for row in rows)])
-    x = Axis(low, high, LEFT, RIGHT, log=False)
-    bottom = TOP + STEP * (len(rows) + len(compared)) + STEP / 2
-    parts = [
-        label(
-            8,
-            18,
-            "ratio of the time after to the time before; lines span the quartiles; red: worse according to asv compare",
-        )
-    ]
-    for percent in range(-100, 1000, 5):
-        at = 1 + percent / 100
-        if low <= at <= high:
-            parts.append(line(x(at), TOP - 12, x(at), bottom))
-            parts.append(label(x(at), bottom + 18, f"{percent:+d} %" if percent else "0", "middle"))
-    y = float(TOP)
-    for table in compared:
-        parts.append(label(8, y + 4, f"{table.before} → {table.after}", extra=' font-weight="bold"'))
-        y += STEP
-        for row in table.rows:
-            parts += drawn(row, x, y)
-            y += STEP
-    return image(WIDTH, round(bottom + 32), "Times of benchmarks after a commit, relative to those before", parts)
+    step = (height - 14) / (len(rows) + len(facts))
+    y = step / 2 + 7
+    for table in facts:
+        page.text(16, top + y + 4, f"{table['before']} → {table['after']}", bold=True)
+        y += step
+        for row in table["rows"]:
+            color = MARKS.get(row["mark"], "blue")
+            page.text(16, top + y + 4, SHORT.sub("", row["name"]), color)
+            page.curve(axes, [(row["low"], y), (row["high"], y)], color, dot=0)
+            page.curve(axes, [(row["ratio"], y)], color)
+            y += step
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command line: print the image."""
     parser = argparse.ArgumentParser(description="Plot the output of asv compare as SVG.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="output of asv compare, or a text that quotes it")
-    texts = [Path(file).read_text(encoding="utf-8") for file in parser.parse_args(argv).files]
-    print(figure(tables("\n".join(texts))), end="")
+    add = parser.add_argument
+    add("file", nargs="?", metavar="FILE", help="output of asv compare, or a text that quotes it; default: the book")
+    given = parser.parse_args(argv).file
+    found = facts(given) if given else facts()
+
+    from docs.figures.style import Page
+
+    page = Page(SIZE, "both")
+    draw(found, page)
+    print(page.svg(TITLE, found), end="")
 
 
 if __name__ == "__main__":

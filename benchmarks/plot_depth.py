@@ -1,82 +1,99 @@
 """Tokens per second of answers and prompts over the number of tokens in the cache, as an SVG.
 
 ``python -m engine.bench --shape qwen3-8b:Q4_K_M --device cuda -p 512 -n 128 -d 0,4096,8192,16384,32768 -r 3 -o json >
-qwen3-8b.json`` and ``python -m benchmarks.plot_depth qwen3-8b.json > docs/images/depth.svg``
+qwen3-8b.json`` and ``python -m benchmarks.plot_depth qwen3-8b.json > depth.svg``; without a file, the table of the book is
+drawn.
 
 Each length of prompt or answer is a line of its own.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.svg import Axis, colors, curve, decades, dot, image, label, legend, line, measurements
+from benchmarks.measured import measured, measurements, number, table
 
-WIDTH, HEIGHT = 780, 400
-TOP, BOTTOM = 102, 344
-PLOT = 300
-PANELS = (("n_gen", 64, "answers"), ("n_prompt", 442, "prompts"))
+if TYPE_CHECKING:
+    from docs.figures.style import Page
+
+TITLE = "Tokens per second of answers and prompts, over the depth of the context"
+SIZE = (480, 660)
+
+PANELS = (("n_gen", "answers, tokens per second"), ("n_prompt", "prompts, tokens per second"))
 
 Test = dict[str, Any]
 
 
-def lines(tests: Sequence[Test], count: str) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """(depth, tokens per second) of each model and number of tokens, ``count`` being "n_gen" or "n_prompt"."""
-    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
+def lines(tests: Sequence[Test], count: str) -> list[list[Any]]:
+    """[model, [[depth, tokens per second], ...]] of each model and length, ``count`` being "n_gen" or "n_prompt"."""
+    found: dict[tuple[str, int], list[list[float]]] = {}
     for test in tests:
         if test[count]:
-            found.setdefault((test["model"], test[count]), []).append((test["n_depth"], test["avg_ts"]))
-    return {key: sorted(places) for key, places in found.items()}
+            found.setdefault((test["model"], test[count]), []).append([test["n_depth"], test["avg_ts"]])
+    return [[model, sorted(places)] for (model, _), places in found.items()]
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, from low to high."""
-    found, power = [], low
-    while power <= high:
-        found += [step * power for step in (1, 2, 5) if step * power <= high]
-        power *= 10
-    return found
+def book() -> list[Test]:
+    """The tests of the table on depth, one model for each type of the cache."""
+    header, *rows = [["", *map(str, (0, 4096, 8192, 16384, 32768))], *table("performance.md", "Qwen3-8B, depth")]
+    tests = []
+    for name, *cells in rows:
+        kind = re.search(r"\b(f16|q8_0|q4_0)\b", name)
+        if kind:
+            what = {"answer": 128} if name.startswith("answer") else {"prompt": 2048}
+            for depth, cell in zip(header[1:], cells, strict=True):
+                tests.append(measured(f"Qwen3-8B, {kind[1]} cache", number(cell), depth=int(depth), **what))
+    return tests
 
 
-def panel(
-    tests: Sequence[Test], count: str, left: float, title: str, deepest: int, named: dict[str, str]
-) -> Iterator[str]:
-    """One half: axes, and a line for each model."""
-    found = lines(tests, count)
-    rates = [rate for places in found.values() for _, rate in places]
-    low, high = decades(rates, min(rates, default=100), max(rates, default=1000))
-    x, y = Axis(0, deepest, left, left + PLOT, log=False), Axis(low, high, BOTTOM, TOP)
-    yield label(left, TOP - 18, title, extra=' font-weight="bold"')
-    for rate in ticks(low, high):
-        yield line(left, y(rate), left + PLOT, y(rate))
-        yield label(left - 8, y(rate) + 4, f"{rate:g}", "end")
-    for k in range(5):
-        depth = deepest * k // 4
-        yield label(x(depth), BOTTOM + 18, str(depth), "middle")
-    yield label(left + PLOT / 2, BOTTOM + 40, "tokens in the cache", "middle")
-    for (model, _), places in found.items():
-        yield curve([(x(depth), y(rate)) for depth, rate in places], named[model])
-        yield from (dot(x(depth), y(rate), named[model]) for depth, rate in places)
+def facts(tests: Sequence[Test] | None = None) -> dict[str, Any]:
+    """The lines of both panels: of these tests, or of the book."""
+    tests = book() if tests is None else tests
+    return {count: lines(tests, count) for count, _ in PANELS}
 
 
-def figure(tests: Sequence[Test]) -> str:
-    """The whole image."""
-    named = colors(list(dict.fromkeys(test["model"] for test in tests)))
-    deepest = max((test["n_depth"] for test in tests), default=0) or 4
-    parts = [
-        label(8, 18, "tokens per second over the number of tokens in the cache"),
-        *legend(8, 40, WIDTH, named),
-    ]
-    for count, left, title in PANELS:
-        parts += panel(tests, count, left, title, deepest, named)
-    return image(WIDTH, HEIGHT, "Tokens per second of answers and prompts, over the depth of the context", parts)
+def draw(facts: dict[str, Any], page: "Page") -> None:
+    """One panel above the other: a line for each model."""
+    from docs.figures.style import COLORS
+
+    models = list(dict.fromkeys(model for found in facts.values() for model, _ in found))
+    colors = {model: COLORS[i % len(COLORS)] for i, model in enumerate(models)}
+    page.legend(16, 20, colors)
+    top = 26 + 19 * len(models)
+    height = (page.height - top - 144) / 2
+    for (count, title), y in zip(PANELS, (top + 24, top + 24 + height + 66), strict=True):
+        page.text(16, y - 14, title, bold=True)
+        axes = page.axes(66, y, 390, height)
+        axes.set_yscale("log")
+        for model, places in facts[count]:
+            page.curve(axes, places, colors[model])
+        rates = [rate for _, places in facts[count] for _, rate in places] or [100, 1000]
+        axes.set_ylim(min(rates) / 1.15, max(rates) * 1.15)
+        low, high = axes.get_ylim()
+        ticks = [step * 10.0**k for k in range(-2, 7) for step in (1, 2, 3, 5) if low <= step * 10.0**k <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+        axes.set_yticks([], minor=True)
+        depths = sorted({depth for found in facts.values() for _, places in found for depth, _ in places}) or [0]
+        # Depths double, so the smallest would be too close to one another.
+        shown = [depth for depth in depths if depth == 0 or depth >= depths[-1] / 4]
+        axes.set_xticks(shown, [str(depth) for depth in shown])
+    page.text(261, page.height - 10, "tokens in the cache", anchor="middle")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the image."""
     parser = argparse.ArgumentParser(description="Print a plot of rates over depth, as SVG.")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="output of python -m engine.bench -o json")
-    print(figure(measurements(parser.parse_args(argv).files)), end="")
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="output of python -m engine.bench -o json; default: the book's table")
+    files = parser.parse_args(argv).files
+    found = facts(measurements(files) if files else None)
+
+    from docs.figures.style import Page
+
+    page = Page(SIZE, "both")
+    draw(found, page)
+    print(page.svg(TITLE, found), end="")
 
 
 if __name__ == "__main__":

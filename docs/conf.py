@@ -1,5 +1,6 @@
 """How the book is built: ``sphinx-build --fail-on-warning docs build/book``."""
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,3 +16,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
 myst_heading_anchors = 3
+
+# Figures with an image for each theme.
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+extensions += ["figures"]

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import plot_comparison, plot_depth, plot_roofline, plot_speedup
-from benchmarks.svg import Axis, measurements
+from benchmarks.measured import measured, measurements, number, table
 from engine.errors import UsageError
 from engine.gguf.file import read_gguf
 from engine.models.config import ExpertsConfig
@@ -20,21 +20,23 @@ from tests.conftest import REPOSITORY
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def measured(model: str, n_prompt: int, n_gen: int, depth: int, rate: float) -> dict[str, Any]:
-    return {"model": model, "n_prompt": n_prompt, "n_gen": n_gen, "n_depth": depth, "avg_ts": rate}
+@pytest.fixture
+def _matplotlib() -> None:
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
 
 
+MIXTURE = "qwen3.6-35b-a3b-Q4_K_M"
 TESTS = [
-    *(measured("qwen3-8b Q4_K_M", rows, 0, 0, 500.0 * rows**0.5) for rows in (1, 2, 16, 2048)),
-    measured("qwen3.6-35b-a3b-Q4_K_M", 512, 0, 0, 9000.0),
-    measured("qwen3.6-35b-a3b-Q4_K_M", 512, 0, 8192, 8000.0),
-    measured("qwen3.6-35b-a3b-Q4_K_M", 0, 128, 0, 700.0),
-    measured("qwen3.6-35b-a3b-Q4_K_M", 0, 128, 8192, 650.0),
+    *(measured("qwen3-8b Q4_K_M", 500.0 * rows**0.5, prompt=rows) for rows in (1, 2, 16, 2048)),
+    measured(MIXTURE, 9000.0, prompt=512),
+    measured(MIXTURE, 8000.0, prompt=512, depth=8192),
+    measured(MIXTURE, 700.0, answer=128),
+    measured(MIXTURE, 650.0, answer=128, depth=8192),
 ]
 
 
-def drawn(image: str, kind: str) -> list[Any]:
-    return ElementTree.fromstring(image).findall(f".//{SVG}{kind}")
+def texts(image: str) -> set[str]:
+    return {text.text for text in ElementTree.fromstring(image).findall(f".//{SVG}text") if text.text}
 
 
 def test_measurements_are_arrays_or_lines(tmp_path: Path) -> None:
@@ -45,32 +47,62 @@ def test_measurements_are_arrays_or_lines(tmp_path: Path) -> None:
     assert measurements([str(array), str(lines)]) == TESTS + TESTS
 
 
-def test_axes() -> None:
-    assert Axis(1, 100, 50, 250)(10) == pytest.approx(150)
-    assert Axis(0, 4, 300, 100, log=False)(1) == 250
+def test_numbers_of_tables() -> None:
+    assert [number(cell) for cell in ("13 956 ± 9", "0.2", "1 701")] == [13956, 0.2, 1701]
+    assert table("performance.md", "Qwen3-8B, depth", "0")[0][1] == "552.2"
+    with pytest.raises(UsageError, match="has no table whose header begins with no | such"):
+        table("performance.md", "no", "such")
 
 
+@pytest.mark.usefixtures("_matplotlib")
 @pytest.mark.parametrize("plot", [plot_roofline, plot_depth])
 def test_files_become_an_image(plot: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
     file.write_text(json.dumps(TESTS))
     plot.main([str(file)])
-    names = [text.text for text in drawn(capsys.readouterr().out, "text")]
-    assert {"qwen3-8b Q4_K_M", "qwen3.6-35b-a3b-Q4_K_M"} <= set(names)
+    assert {"qwen3-8b Q4_K_M", "qwen3.6-35b-a3b-Q4_K_M"} <= texts(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("_matplotlib")
+def test_an_image_without_a_file_is_that_of_the_book(capsys: pytest.CaptureFixture[str]) -> None:
+    for plot, name in ((plot_speedup, "speedup"), (plot_comparison, "comparison")):
+        plot.main([])
+        committed = (REPOSITORY / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        assert texts(capsys.readouterr().out) == texts(committed)
 
 
 def test_every_measurement_is_a_point() -> None:
-    # In addition to those of the legend.
-    assert len(drawn(plot_roofline.figure(TESTS), "circle")) == 2 + 5
-    assert len(drawn(plot_depth.figure(TESTS), "circle")) == 2 + 8
-    assert drawn(plot_speedup.figure(0.25), "circle")
+    assert sum(len(places) for places in plot_roofline.facts(TESTS)["points"].values()) == 5
+    found = plot_depth.facts(TESTS)
+    assert found["n_gen"] == [["qwen3.6-35b-a3b-Q4_K_M", [[0, 700.0], [8192, 650.0]]]]
+    assert sum(len(places) for _, places in found["n_prompt"]) == 6
+
+
+def test_the_speedup_of_one_draft() -> None:
+    """A draft that costs nothing and is accepted with probability a: 1 + a tokens for a pass of two rows, 1.07 passes."""
+    free = plot_speedup.facts(0.25)[1]
+    for a, best, gains in free["lines"]:
+        assert gains[:2] == pytest.approx([1, (1 + a) / 1.07], abs=1e-4)
+        assert gains[best] == max(gains)
+
+
+def test_the_points_of_the_book_are_its_tables() -> None:
+    tests = plot_roofline.book()
+    rates = {(test["model"], test["n_prompt"]): test["avg_ts"] for test in tests}
+    assert len(rates) == len(tests) == 4 * 4 + 4 + 3
+    assert rates["gemma4-12b Q4_K_M", 2048] == 9064 and rates["gemma4-12b Q4_K_M", 1] == 340.53
+    assert rates["qwen3-8b Q4_K_M", 8] == pytest.approx(8 / 2082e-6)
+    assert plot_depth.facts()["n_prompt"][2] == [
+        "Qwen3-8B, q4_0 cache",
+        [[0, 15212], [4096, 9366], [8192, 6763], [16384, 4333], [32768, 2522]],
+    ]
 
 
 def test_the_operations_of_a_pass() -> None:
     """The operations and bytes of Qwen3-8B, whose matrices are easily counted, in a format with 34 bytes for 32 weights."""
     e, ff, layer = 4096, 12288, 2 * 4096 * 4096 + 2 * 1024 * 4096
     weights, head = 36 * (layer + 3 * e * ff), 151936 * e
-    ((rows, intensity, rate),) = plot_roofline.points([measured("qwen3-8b-Q8_0", 64, 0, 0, 100.0)])["qwen3-8b-Q8_0"]
+    ((rows, intensity, rate),) = plot_roofline.points([measured("qwen3-8b-Q8_0", 100.0, prompt=64)])["qwen3-8b-Q8_0"]
     assert rows == 64
     assert rate == pytest.approx(2 * (64 * weights + head) * 100 / 64 / 1e12)
     assert intensity == pytest.approx(2 * (64 * weights + head) / (34 / 32 * (weights + head)))
@@ -98,16 +130,21 @@ def test_experts_are_read_once_they_are_chosen() -> None:
     assert model.bytes_read(4096) == pytest.approx(everything)
 
 
+@pytest.mark.usefixtures("_matplotlib")
 def test_nothing_measured_is_an_empty_plot() -> None:
-    assert not drawn(plot_depth.figure([]), "circle")
-    assert len(drawn(plot_roofline.figure([]), "polyline")) == 1
+    from docs.figures.style import Page
+
+    for plot in (plot_depth, plot_roofline):
+        page = Page(plot.SIZE, "both")
+        plot.draw(plot.facts([]), page)
+        assert plot.TITLE in page.svg(plot.TITLE, [])
 
 
 def test_a_model_that_is_no_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match="not the name of a shape"):
         plot_roofline.shape_of("qwen3-8b")
     file = tmp_path / "bench.json"
-    file.write_text(json.dumps([measured("smollm", 1, 0, 0, 1.0)]))
+    file.write_text(json.dumps([measured("smollm", 1.0, prompt=1)]))
     with pytest.raises(SystemExit):
         plot_roofline.main([str(file)])
     assert "'smollm' is not the name" in capsys.readouterr().err
@@ -137,12 +174,3 @@ def test_what_asv_compares_is_drawn() -> None:
     assert (same.ratio, worse.ratio) == (pytest.approx(1.0), pytest.approx(1.1))
     assert (same.low, same.high) == (same.ratio, same.ratio)
     assert (worse.low, worse.high) == (pytest.approx(21.8 / 20.2), pytest.approx(22.2 / 19.8))
-    colors = [circle.get("fill") for circle in drawn(plot_comparison.figure([table]), "circle")]
-    assert colors == [plot_comparison.SAME, plot_comparison.WORSE]
-
-
-def test_the_comparison_of_the_book_is_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    plot_comparison.main([str(REPOSITORY / "docs" / "benchmarks.md")])
-    image = capsys.readouterr().out
-    assert image == (REPOSITORY / "docs" / "images" / "comparison.svg").read_text(encoding="utf-8")
-    assert drawn(image, "circle")

@@ -1,0 +1,213 @@
+"""Figures of the book: they are up to date, their facts are those of the files and the code, and pages show them."""
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import gguf
+import numpy as np
+import pytest
+
+from docs import figures
+from engine.gguf.file import read_gguf
+from engine.hub.resolve import resolve
+from tests.conftest import REPOSITORY
+
+NAMES = [*figures.FIGURES, *figures.PLOTS]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def facts(name: str) -> Any:
+    if name == "step":
+        pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+    return figures.module(name).facts()
+
+
+def written(path: Path) -> str:
+    """The digest that an image carries."""
+    found = re.search(r"<dc:description>facts (\w+),", path.read_text(encoding="utf-8"))
+    assert found, f"{path.name} has no digest"
+    return found[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_shows_the_facts_of_today(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # facts do not need it
+    monkeypatch.delitem(sys.modules, "docs.figures.style", raising=False)
+    today = figures.digest(facts(name))
+    for path in figures.files(name).values():
+        assert written(path) == today, f"{path.name} is out of date; run: python -m docs.figures {name}"
+
+
+def test_other_facts_have_another_digest() -> None:
+    given = {"a": [1, 2.5], "b": {"c": "x"}}
+    assert figures.digest(given) == figures.digest({"b": {"c": "x"}, "a": [1, 2.5]})
+    assert figures.digest(given) != figures.digest({"b": {"c": "x"}, "a": [1, 2.25]})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_is_text_on_the_page_and_large_enough_for_a_phone(name: str) -> None:
+    for path in figures.files(name).values():
+        root = ElementTree.parse(path).getroot()
+        width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+        assert root.find(f".//{SVG}image") is None
+        texts = root.findall(f".//{SVG}text")
+        assert len(texts) > 10
+        for text in texts:
+            style = text.get("style", "")
+            size = float(re.findall(r"([\d.]+)px", style)[0])
+            # 340 pixels is the width of a page on a phone.
+            assert size * min(1, 340 / width) > 8.4, f"{path.name}: {text.text}"
+            x, y = ([float(n) for n in re.findall(r"[-\d.]+", text.get("transform", ""))] + [0, 0])[:2]
+            x, y = float(text.get("x", x)), float(text.get("y", y))
+            wide = 0.5 * size * len(text.text or "")
+            anchor = (re.findall(r"text-anchor: (\w+)", style) or ["start"])[0]
+            left = x - {"start": 0, "middle": wide / 2, "end": wide}[anchor]
+            assert left >= -1 and left + wide <= width + 1 and 0 < y < height, f"{path.name}: {text.text}"
+
+
+def test_each_figure_is_in_a_chapter_and_each_picture_exists() -> None:
+    shown = [
+        name
+        for page in (REPOSITORY / "docs").glob("*.md")
+        for name in re.findall(r"^```\{picture\} ([\w-]+)$|\(images/([\w-]+)\.svg\)", page.read_text("utf-8"), re.M)
+    ]
+    names = {a or b for a, b in shown}
+    assert set(NAMES) <= names
+    images = {path.stem for path in figures.IMAGES.glob("*.svg")}
+    drawn = {path.stem for name in NAMES for path in figures.files(name).values()}
+    assert images - drawn == names - set(NAMES)  # those made by hand
+    assert drawn <= images
+
+
+@pytest.mark.thorough
+def test_drawing_again_gives_the_same_file() -> None:
+    pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
+    from docs.figures.style import THEMES, Page
+
+    module, found = figures.module("ring"), facts("ring")
+    images = []
+    for theme in ("light", "dark", "light"):
+        page = Page(module.SIZE, theme)
+        module.draw(found, page)
+        images.append(page.svg(module.TITLE, found))
+        assert THEMES[theme]["text"] in images[-1]
+    assert images[0] == images[2] != images[1]
+
+
+# --- facts -----------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_that_of_another_reader() -> None:
+    found, reader = facts("gguf-file"), gguf.GGUFReader(resolve(None))
+    assert [(t.name, t.data_offset, t.n_bytes) for t in reader.tensors] == [
+        (name, first, n_bytes) for name, _, _, first, n_bytes in found["tensors"]
+    ]
+    assert found["data"] == reader.data_offset and found["alignment"] == reader.alignment
+    assert found["table"] == reader.tensors[0].field.offset
+    last = reader.tensors[-1].field
+    assert found["table_end"] == last.offset + sum(part.nbytes for part in last.parts)
+    for key, _, count, first, end in found["arrays"]:
+        # The field begins with its key and two types, and the next one begins with its own key.
+        field = reader.fields[key]
+        assert field.offset < first < end <= field.offset + sum(part.nbytes for part in field.parts) + 100
+        assert len(field.data) == count
+
+
+def test_the_layer_multiplies_every_matrix_of_the_file_once() -> None:
+    found, tensors = facts("layer"), read_gguf(resolve(None)).tensors
+    multiplied = [
+        (name, rows, columns, kind) for call in found["calls"] for name, rows, columns, kind in call["matrices"]
+    ]
+    own = {
+        name.removeprefix("blk.0."): t for name, t in tensors.items() if name.startswith("blk.0.") and len(t.shape) == 2
+    }
+    assert sorted(multiplied) == sorted(
+        (name.removesuffix(".weight"), *t.shape, t.type.name) for name, t in own.items()
+    )
+    made = {0}
+    for call in found["calls"]:
+        assert set(call["in"]) <= made, "an operation reads what another one has made"
+        made |= {number for number, _ in call["out"]}
+
+
+def test_the_ring_holds_the_latest_positions() -> None:
+    found = facts("ring")
+    for ring in found["rings"]:
+        held = {
+            position + i: (slot, lane + i)
+            for slot, runs in enumerate(ring)
+            for lane, position, n in runs
+            for i in range(n)
+        }
+        n = len(ring) * 64
+        assert set(held) == set(range(max(0, found["length"] - n), found["length"]))
+        assert all(place == (j // 64 % len(ring), j % 64) for j, place in held.items())
+
+
+def test_chunks_join_to_one_softmax() -> None:
+    """The weights of all chunks and the final sums are those of a softmax over all positions."""
+    chunks = facts("chunks")["chunks"]
+    end = chunks[-1]
+    scaled = np.concatenate([np.array(chunk["weights"]) * np.exp(chunk["m"] - end["M"]) for chunk in chunks])
+    assert scaled.sum() == pytest.approx(end["L"], rel=2e-3)
+    assert end["M"] == max(chunk["m"] for chunk in chunks)
+    assert all(max(chunk["weights"]) == 1 for chunk in chunks)
+
+
+def test_probabilities_are_those_of_all_logits() -> None:
+    from docs.figures import bundled
+
+    found = facts("sampling")
+    logits, _ = bundled.model().prefill(bundled.model().tokenize(found["prompt"]))
+    p = np.sort(np.exp(logits - logits.max(), dtype=np.float64))[::-1]
+    p /= p.sum()
+    rows = found["rows"]
+    assert [row["p"] for row in rows] == pytest.approx(p[: len(rows)], abs=1e-4)
+    # Filters by their definitions: the k largest; as few as reach the mass; those near the largest.
+    params, left = found["params"], p[: found["params"]["top_k"]]
+    mass = np.cumsum(left / left.sum())
+    left = left[: int(np.searchsorted(mass, params["top_p"])) + 1]
+    left = left[left >= params["min_p"] * left[0]]
+    assert [not row["dropped"] for row in rows] == [i < left.size for i in range(len(rows))]
+
+
+def test_a_step_is_its_parts() -> None:
+    found = facts("step")
+    layers = found["n_layer"] * len(found["layer"])
+    assert found["total"] == len(found["before"]) + layers + len(found["after"]) + len(found["choice"])
+    multiplied = {name for *_, names in found["layer"] for name in names}
+    assert multiplied == {f"attn_{n}" for n in ("q", "k", "v", "output")} | {f"ffn_{n}" for n in ("gate", "up", "down")}
+
+
+# --- pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_page_shows_one_image_per_theme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("myst_parser", reason="the book is built by Sphinx with MyST")
+    from sphinx.testing.util import SphinxTestApp
+
+    monkeypatch.syspath_prepend(str(REPOSITORY / "docs" / "_ext"))
+    source = tmp_path / "source"
+    (source / "images").mkdir(parents=True)
+    for theme in ("light", "dark"):
+        (source / "images" / f"one-{theme}.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    (source / "conf.py").write_text('extensions = ["myst_parser", "figures"]\n')
+    good = "# Page\n\n```{picture} one\n:alt: What it is\n\nWith *care*.\n```\n"
+    (source / "index.md").write_text(good + "\n```{picture} one\n```\n")
+    app = SphinxTestApp("html", srcdir=source, builddir=tmp_path / "build")
+    app.build()
+    page = SimpleNamespace(html=(app.outdir / "index.html").read_text(encoding="utf-8"), said=app.warning.getvalue())
+    app.cleanup()
+    images = re.findall(r"<img[^>]*>", page.html)
+    assert [re.findall(r"one-\w+\.svg|only-\w+", image) for image in images] in (
+        [["only-light", "one-light.svg"], ["only-dark", "one-dark.svg"]],
+        [["one-light.svg", "only-light"], ["one-dark.svg", "only-dark"]],
+    )
+    assert all('alt="What it is"' in image for image in images)
+    assert "With <em>care</em>." in page.html
+    assert "a picture needs the option :alt:" in page.said
