@@ -104,11 +104,11 @@ def find_repetitions(window, limit, allowed, longest):  # type: ignore[no-untype
 
 @njit(cache=True, error_model="numpy")
 def penalty(multiplier, base, exponent):  # type: ignore[no-untyped-def]
-    """multiplier * base ** exponent as float32, at most the largest; multiplier, base >= 1 float64, exponent >= 0."""
+    """multiplier * base ** exponent as float32, at most the largest; float64 multiplier > 0 and base >= 1, exponent >= 0."""
     power = 1.0
     while exponent > 0:
         if exponent & 1:
             power = power * base
         base = base * base
         exponent >>= 1
-    return f32(min(multiplier * min(power, _LARGEST), _LARGEST))
+    return f32(min(multiplier * power, _LARGEST))
