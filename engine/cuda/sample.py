@@ -431,9 +431,7 @@ IMPLEMENTED = (
 
 def supported(params: SamplingParams) -> bool:
     """Whether the kernels of this file implement these parameters; if not, the logits are copied to the host."""
-    defaults = SamplingParams()
-    others = (f.name for f in fields(params) if f.name not in IMPLEMENTED)
-    if any(getattr(params, name) != getattr(defaults, name) for name in others):
+    if any(getattr(params, f.name) != f.default for f in fields(params) if f.name not in IMPLEMENTED):
         return False
     recent = not params.penalizes or 0 < params.repeat_last_n <= MOST_RECENT
     filters = params.greedy or (0 < params.top_k <= MOST_K and params.typical_p >= 1)
