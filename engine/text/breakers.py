@@ -41,7 +41,7 @@ def _search(tokenizer: Tokenizer, texts: tuple[str, ...]) -> Ids:
     words = [tokenizer.token_bytes(i, special=True) for i in range(tokenizer.n_vocab)]
     breaker = re.compile(b"|".join(re.escape(text.encode()) for text in texts))
     alone = [token for token, word in enumerate(words) if breaker.search(word)]
-    found = dict.fromkeys((token,) for token in alone)
+    found: dict[tuple[int, ...], None] = {(token,): None for token in alone}
     for text in texts:
         for begun, rest in _splits(tokenizer, text).items():
             heads = [token for token, word in enumerate(words) if word.endswith(begun) and text.encode() not in word]

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cpu import dry
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
+from tests.tiers import examples
 
 N_VOCAB = 12
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
@@ -80,7 +81,7 @@ tokens = st.integers(0, 3)
     breakers=st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=3),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=400, deadline=None)
+@examples(1250, 250)
 def test_dry_is_its_description(
     history: list[int],
     allowed: int,
@@ -113,7 +114,7 @@ def test_the_example_of_llama_cpp() -> None:
 
 
 @given(st.lists(st.integers(0, N_VOCAB - 1), max_size=40), st.sampled_from([{}, {"temperature": 0.0}, OFF]))
-@settings(max_examples=50, deadline=None)
+@examples(100, 20)
 def test_switched_off_it_changes_no_bit(history: list[int], options: dict[str, Any]) -> None:
     logits = random_logits(len(history))
     options = {"seed": 1} | options

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
+from tests.tiers import examples
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 
@@ -31,7 +32,7 @@ def candidates(logits: np.ndarray, position: int = 0, **options: Any) -> list[in
     st.sampled_from([0.0, 0.001, 0.02, 0.1, 0.3, 0.5]),
     st.sampled_from([{}, {"top_k": 7}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 30, "typical_p": 0.8}]),
 )
-@settings(max_examples=200, deadline=None)
+@examples(500, 100)
 def test_of_the_probable_tokens_the_least_probable_stays(
     n: int, seed: int, spread: float, threshold: float, filters: dict[str, Any]
 ) -> None:
@@ -63,12 +64,12 @@ def test_the_threshold_is_for_probabilities_before_the_temperature() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(2, 50))
-@settings(max_examples=50, deadline=None)
+@examples(100, 20)
 def test_switched_off_it_changes_no_bit(seed: int, position: int, n: int) -> None:
     logits = np.random.default_rng(n).normal(size=n).astype(np.float32)
     plain = Sampler(SamplingParams(seed=seed), n)
-    for off in ({"xtc_probability": 0.0, "xtc_threshold": 0.0}, {"xtc_probability": 1.0, "xtc_threshold": 0.6}):
-        sampler = Sampler(SamplingParams(**{"seed": seed} | off), n)
+    for probability, threshold in ((0.0, 0.0), (1.0, 0.6)):
+        sampler = Sampler(SamplingParams(xtc_probability=probability, xtc_threshold=threshold, seed=seed), n)
         assert sampler.sample(logits, position) == plain.sample(logits, position)
         for one, other in zip(sampler.candidates(logits), plain.candidates(logits), strict=True):
             assert np.array_equal(one, other)
