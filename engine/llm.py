@@ -12,7 +12,7 @@ from engine.cache.recurrent import Snapshots
 from engine.compile.jobs import Job, noted
 from engine.compile.pool import compile_all
 from engine.decode.generation import Generation
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.decode.sampler import LogitsProcessor, Sampler, SamplingParams
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
 from engine.models.base import Model, slot_bytes
@@ -23,6 +23,7 @@ from engine.speculative.loop import Speculation, follow
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
+from engine.text.breakers import BREAKERS, breaker_ids
 from engine.text.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -371,6 +372,14 @@ class LLM:
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = -1,
+        dry_sequence_breakers: Sequence[str] = BREAKERS,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        logits_processors: Sequence[LogitsProcessor] = (),
         seed: int = -1,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
@@ -386,19 +395,29 @@ class LLM:
         ignore_eos: never choose end-of-generation tokens.
         heal: remove the last token of the text, so that the answer may begin with a longer one (many models have a single
             token for "):" and the newline after it).
+        dry_sequence_breakers: texts beyond which the repetitions that DRY penalizes do not reach back.
+        logits_processors: functions ``f(ids, logits)`` that change the logits before bias and penalties, each with the result
+            of the one before.  ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is
+            a copy.  A function changes it and returns None, or returns an array float32 [n_vocab]; ``-inf`` bans a token.
+            It must be a function of its arguments: it is called at least once per token, and also for drafts, including
+            those that are rejected.
         logprobs: how many of the most probable tokens to record per token.
         on_prefill: called as ``on_prefill(done, total)``, in tokens, while the prompt is read.
         speculation: how to draft and which drafts to accept; None: the defaults, which use the draft model if one is loaded.
         The other arguments are described in ``engine.decode.sampler.SamplingParams``.
 
         Raises UsageError for an argument out of range, and ContextError for a prompt that leaves no room for an answer.
+        While the answer is generated, an exception of a logits processor is raised as it is, and UsageError if it returns
+        something else than logits.
         """
         ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
         begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
         bias = dict(logit_bias or {})
         never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if ignore_eos else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
-        given = locals() | {"logit_bias": bias}
+        # Without DRY the vocabulary is not searched for breakers.
+        breakers = breaker_ids(self.tokenizer, dry_sequence_breakers if dry_multiplier else ())
+        given = locals() | {"logit_bias": bias, "dry_breakers": breakers}
         params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
         if max_tokens < -1:
             raise UsageError(f"max_tokens must be -1 (no limit) or more, not {max_tokens}.")

@@ -44,6 +44,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/accept.py": ("tests/speculative/test_accept.py",),
             "engine/cpu/attention.py": ("tests/cpu/test_attention.py", "tests/cpu/test_quantized_cache.py"),
             "engine/cpu/delta_net.py": ("tests/cpu/test_delta_net.py",),
+            "engine/cpu/dry.py": ("tests/decode/test_dry.py",),
             "engine/cpu/embed.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
             "engine/cpu/experts.py": ("tests/cpu/test_experts.py",),
             "engine/cpu/fold.py": ("tests/cpu/test_operations.py", "tests/cpu/test_matmul.py"),
@@ -58,6 +59,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/sample.py": ("tests/decode/test_sampler.py",),
             "engine/cpu/softcap.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
             "engine/cpu/unpack.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
+            "engine/cpu/xtc.py": ("tests/decode/test_xtc.py",),
         },
     ),
     "cuda": (
@@ -157,7 +159,22 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/speculative/steps.py": ("tests/speculative/test_speculation.py", "tests/speculative/test_ratio.py"),
         },
     ),
-    "sampler": (8, {"engine/decode/sampler.py": ("tests/decode/test_sampler.py", "tests/cli/test_flags.py")}),
+    "sampler": (
+        8,
+        {
+            "engine/decode/params.py": (
+                "tests/decode/test_sampler.py",
+                "tests/decode/test_dry.py",
+                "tests/decode/test_xtc.py",
+            ),
+            "engine/decode/processors.py": ("tests/decode/test_processors.py",),
+            "engine/decode/sampler.py": (
+                "tests/decode/test_sampler.py",
+                "tests/decode/test_dry.py",
+                "tests/decode/test_xtc.py",
+            ),
+        },
+    ),
 }
 """The share of each room in a hundred mutants, and the tests of each of its files, the fastest first."""
 

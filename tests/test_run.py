@@ -84,6 +84,10 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     words = "-p x -n 3 -c 32 -t 3 --cache-type f32 -ctk q8_0 --cache-type-v q4_0 --temp 0.5 --top-k 7 --top-p 0.5 "
     words += "--min-p 0.25 --typical 0.75 -s 9 "
     words += "--repeat-penalty 1.5 --repeat-last-n 32 --presence-penalty 0.5 --frequency-penalty 0.25 --ignore-eos "
+    words += (
+        "--dry-multiplier 0.75 --dry-base 1.5 --dry-allowed-length 3 --dry-penalty-last-n 99 --xtc-probability 0.5 "
+    )
+    words += "--dry-sequence-breaker \\n --xtc-threshold 0.25 "
     words += "--logprobs 2 --stop a\\n -r b -l 5+1 -l 5+1 -l 6-inf --no-warmup --device cpu -b 96"
     assert main(words.split()) == 0
     capsys.readouterr()
@@ -97,6 +101,8 @@ def test_flags_reach_the_model(fake: list[fake_llm.FakeLLM], capsys: Capture) ->
     assert asked == {
         "prompt": "x", "max_tokens": 3, "temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "typical_p": 0.75,
         "repeat_penalty": 1.5, "repeat_last_n": 32, "presence_penalty": 0.5, "frequency_penalty": 0.25, "seed": 9,
+        "dry_multiplier": 0.75, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 99,
+        "dry_sequence_breakers": ["\n"], "xtc_probability": 0.5, "xtc_threshold": 0.25,
         "logit_bias": {5: 2.0, 6: -float("inf")}, "stop": ["a\n", "b"], "ignore_eos": True, "logprobs": 2,
         "heal": True, "speculation": SpeculationParams(),
     }  # fmt: skip

@@ -60,9 +60,14 @@ SPEC_ACCEPT = """\
 exact: the text is the same as without drafts; ratio: another text from the same distribution;
 p-min: drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
 
+
 PREDICT = """\
 tokens to generate; -1 = until the context is full. Default: until the model ends its answer, and
 if it continues a bare text, until two blank lines or 256 tokens"""
+
+DRY_SEQUENCE_BREAKER = """\
+text across which DRY does not follow repetitions; may be repeated; replaces the default, which is
+the line break, the colon, the quotation mark and the asterisk; none = no such text"""
 
 JSON = """\
 print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason,
@@ -214,6 +219,18 @@ def parser() -> Parser:
     add("--repeat-last-n", **n, default=64, help="number of recent tokens to penalize; 0 = none, -1 = all")
     add("--presence-penalty", **x, default=0.0, help="subtracted from the logits of recent tokens; 0 = off")
     add("--frequency-penalty", **x, default=0.0, help="subtracted once per occurrence of a recent token; 0 = off")
+    add("--dry-multiplier", **x, default=0.0, help="DRY: penalty for continuing a repetition; 0 = off")
+    add("--dry-base", **x, default=1.75, help="factor of that penalty for each further token of the repetition")
+    add("--dry-allowed-length", **n, default=2, help="repetitions shorter than N tokens are not penalized")
+    add("--dry-penalty-last-n", **n, default=-1, help="search for repetitions in N tokens; 0 = none, -1 = all")
+    add("--dry-sequence-breaker", **text, **many, help=DRY_SEQUENCE_BREAKER)
+    add("--xtc-probability", **x, default=0.0, help="XTC: how often the likeliest tokens are excluded; 0 = never")
+    add(
+        "--xtc-threshold",
+        **x,
+        default=0.1,
+        help="of the tokens of at least X only the least likely stays; above 0.5 = off",
+    )
     add("-l", "--logit-bias", **many, type=bias, metavar="ID+X", help="15043+1, 15043-1, 2-inf; may be repeated")
 
     add = top.add_argument_group("speculation").add_argument
@@ -300,6 +317,13 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "presence_penalty": args.presence_penalty,
         "frequency_penalty": args.frequency_penalty,
         "logit_bias": biases,
+        "dry_multiplier": args.dry_multiplier,
+        "dry_base": args.dry_base,
+        "dry_allowed_length": args.dry_allowed_length,
+        "dry_penalty_last_n": args.dry_penalty_last_n,
+        **_breakers(args),
+        "xtc_probability": args.xtc_probability,
+        "xtc_threshold": args.xtc_threshold,
         # 4294967295 is llama.cpp's other name for a random seed.
         "seed": int.from_bytes(os.urandom(4), "little") if args.seed in (-1, 2**32 - 1) else args.seed,
         "stop": [unescape(text) if args.escape else valid(text) for text in args.stop],
@@ -308,6 +332,15 @@ def generation_options(args: argparse.Namespace) -> dict[str, Any]:
         "logprobs": args.logprobs,
         "speculation": speculation_params(args),
     }
+
+
+def _breakers(args: argparse.Namespace) -> dict[str, list[str]]:
+    """The breakers of DRY, if there are flags for them: those after the last "none"."""
+    texts = args.dry_sequence_breaker
+    if not texts:
+        return {}
+    given = texts[len(texts) - texts[::-1].index("none") :] if "none" in texts else texts
+    return {"dry_sequence_breakers": [unescape(text) if args.escape else valid(text) for text in given]}
 
 
 _ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}

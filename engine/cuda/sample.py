@@ -22,6 +22,7 @@ these.  If an unusual order of the logits leaves more than 1024, the bound is ra
 """
 
 import math
+from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
@@ -421,8 +422,17 @@ def draw(groups: int, keep: bool) -> KernelCode:
 # --- the host's side -------------------------------------------------------------------------------------------
 
 
+IMPLEMENTED = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "logit_bias"),
+    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
+)
+"""The parameters that :func:`supported` examines; any other one must have its default."""
+
+
 def supported(params: SamplingParams) -> bool:
     """Whether the kernels of this file implement these parameters; if not, the logits are copied to the host."""
+    if any(getattr(params, f.name) != f.default for f in fields(params) if f.name not in IMPLEMENTED):
+        return False
     recent = not params.penalizes or 0 < params.repeat_last_n <= MOST_RECENT
     filters = params.greedy or (0 < params.top_k <= MOST_K and params.typical_p >= 1)
     return recent and filters and len(params.logit_bias) <= MOST_BIAS

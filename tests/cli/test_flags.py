@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.flags import parser, speculation_params, unescape
+from engine.cli.flags import generation_options, parser, speculation_params, unescape
 from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
 from tests.conftest import REPOSITORY
@@ -26,6 +26,8 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         "typical": 1.0,
     }
     expected |= {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    expected |= {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1}
+    expected |= {"dry_sequence_breaker": [], "xtc_probability": 0.0, "xtc_threshold": 0.1}
     expected |= {"seed": -1, "escape": True, "ignore_eos": False, "stop": [], "logit_bias": [], "cache_type": "f16"}
     expected |= {"device": "auto", "threads": 0}
     assert {name: args[name] for name in expected} == expected
@@ -48,6 +50,13 @@ def test_defaults_are_those_of_llama_cpp() -> None:
         ("-r --stop --reverse-prompt", "-", "stop", ["-"]),
         ("-l --logit-bias", "15043+1.5", "logit_bias", [(15043, 1.5)]),
         ("-l --logit-bias", "2-inf", "logit_bias", [(2, -float("inf"))]),
+        ("--dry-multiplier", "0.8", "dry_multiplier", 0.8),
+        ("--dry-base", "1.5", "dry_base", 1.5),
+        ("--dry-allowed-length", "3", "dry_allowed_length", 3),
+        ("--dry-penalty-last-n", "-1", "dry_penalty_last_n", -1),
+        ("--dry-sequence-breaker", "-x", "dry_sequence_breaker", ["-x"]),
+        ("--xtc-probability", "0.5", "xtc_probability", 0.5),
+        ("--xtc-threshold", "0.2", "xtc_threshold", 0.2),
         ("-sys --sys --system-prompt", "-s", "system", "-s"),
         ("-dev --device", "cuda:1", "device", "cuda:1"),
         ("--cache-type", "f32", "cache_type", "f32"),
@@ -113,6 +122,28 @@ def test_a_wrong_flag_is_one_sentence(words: list[str], hint: str) -> None:
         parser().parse_args(words)
     assert hint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "breakers"),
+    [
+        ([], None),  # the default of LLM.generate
+        ([r"\n"], ["\n"]),
+        (["a", r"\t", "none of it"], ["a", "\t", "none of it"]),
+        (["none"], []),
+        (["a", "none"], []),
+        (["none", "b", "c"], ["b", "c"]),
+        (["none", "b", "none", "c"], ["c"]),
+    ],
+)
+def test_breakers_replace_the_default(words: list[str], breakers: list[str] | None) -> None:
+    args = parser().parse_args([part for word in words for part in ("--dry-sequence-breaker", word)])
+    assert generation_options(args).get("dry_sequence_breakers") == breakers
+
+
+def test_breakers_without_escapes() -> None:
+    args = parser().parse_args(["--no-escape", "--dry-sequence-breaker", r"\n"])
+    assert generation_options(args)["dry_sequence_breakers"] == [r"\n"]
 
 
 def test_without_flags_an_answer_is_drafted_by_nothing_but_a_draft_model() -> None:

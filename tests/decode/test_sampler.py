@@ -567,7 +567,15 @@ def test_params_are_checked(field: str, value: Any, message: str) -> None:
 def test_defaults_are_those_of_llama_cpp() -> None:
     filters = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0}
     penalties = {"repeat_penalty": 1.0, "repeat_last_n": 64, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    expected: dict[str, Any] = filters | penalties | {"logit_bias": {}, "seed": -1}
+    dry = {
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "dry_breakers": (),
+    }
+    xtc = {"xtc_probability": 0.0, "xtc_threshold": 0.1}
+    expected: dict[str, Any] = filters | penalties | dry | xtc | {"logit_bias": {}, "logits_processors": (), "seed": -1}
     assert vars(SamplingParams()) == expected
 
 

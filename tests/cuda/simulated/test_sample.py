@@ -1,5 +1,6 @@
 """engine/cuda/sample.py in the simulator: the tokens of engine/decode/sampler.py, from blocks of 32 and 64 threads."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -281,10 +282,25 @@ def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float
         ({"repeat_last_n": 1025, "presence_penalty": 1.1}, False),
         ({"logit_bias": dict.fromkeys(range(1024), 0.5)}, True),
         ({"logit_bias": dict.fromkeys(range(1025), 0.5)}, False),
+        ({"dry_multiplier": 0.8}, False),
+        ({"dry_multiplier": 0.8, "temperature": 0}, False),
+        ({"xtc_probability": 0.5}, False),
+        ({"logits_processors": [print]}, False),
     ],
 )
 def test_supported(changes: dict[str, Any], can: bool) -> None:
     assert sample.supported(SamplingParams(**changes)) == can
+
+
+def test_a_parameter_that_is_not_listed_is_not_supported() -> None:
+    """So a new one is taken into account by the host until there is a kernel for it."""
+
+    @dataclass(frozen=True)
+    class Extended(SamplingParams):
+        novelty: float = 0.0
+
+    assert sample.supported(Extended())
+    assert not sample.supported(Extended(novelty=0.1))
 
 
 class FakeDevice:

@@ -1,0 +1,180 @@
+"""How tokens are chosen: the parameters of sampling, checked."""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.errors import UsageError
+
+LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
+"""A function that changes logits: from the token ids so far and float32 [n_vocab] to an array of the same kind, or None if it
+has changed the given one."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen; names, meanings and defaults are llama.cpp's.
+
+    temperature: divides the logits before the draw; 0 or less takes the most probable token (greedy) and ignores
+        top_k, typical_p, top_p, min_p and XTC.
+    top_k: keep the k most probable tokens; 0 or less keeps all.
+    typical_p: keep the tokens whose information content is nearest the entropy, up to this share; 1 or more: off.
+    top_p: keep the most probable tokens that together make up this share; 1 or more: off.
+    min_p: keep tokens at least this fraction as probable as the most probable one; 0 or less: off.
+    repeat_penalty: divides the positive, multiplies the other logits of recent tokens; 1: off.
+    repeat_last_n: number of last tokens that the three penalties consider; 0: none, -1: all.
+    presence_penalty: subtracted from the logit of a recent token; 0: off.
+    frequency_penalty: subtracted once for each occurrence of the token among the recent ones; 0: off.
+    logit_bias: token id -> value added to its logit; ``-inf`` bans the token.
+    dry_multiplier: DRY: the penalty on a token that would continue the shortest penalized repetition; 0: off.
+    dry_base: factor of the penalty for each further token of the repetition; at least 1.
+    dry_allowed_length: length of the shortest repetition whose continuation is penalized.
+    dry_penalty_last_n: number of last tokens in which repetitions are searched for; 0: none, -1: all.
+    dry_breakers: sequences of token ids beyond which a repetition does not reach back; a token that is a breaker by
+        itself is not penalized.
+    xtc_probability: XTC: how often tokens are excluded, 0 (never) to 1 (at every position).
+    xtc_threshold: of the tokens with at least this probability, all but the least probable are excluded; above 0.5: off.
+    logits_processors: functions that change the logits before anything else; see :data:`LogitsProcessor`.
+    seed: 0 <= seed < 2**64, or -1 for a random one from the operating system.
+
+    Raises UsageError, one sentence, for a value outside its range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_breakers: Sequence[Sequence[int]] = ()
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    logits_processors: Sequence[LogitsProcessor] = ()
+    seed: int = -1
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "logit_bias":
+                value = _checked_bias(value)
+            elif f.name == "dry_breakers":
+                value = _checked_breakers(value)
+            elif f.name == "logits_processors":
+                value = _checked_processors(value)
+            elif isinstance(f.default, int):
+                value = _checked_int(f.name, value)
+            else:
+                value = _checked_float(f.name, value)
+            object.__setattr__(self, f.name, value)
+        _require(self.top_p >= 0, "top_p", "0 or more (1 switches it off)", self.top_p)
+        _require(self.typical_p >= 0, "typical_p", "0 or more (1 switches it off)", self.typical_p)
+        _require(self.min_p <= 1, "min_p", "at most 1 (0 switches it off)", self.min_p)
+        _require(self.repeat_penalty > 0, "repeat_penalty", "above 0 (1 switches it off)", self.repeat_penalty)
+        _require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (none) or more", self.repeat_last_n)
+        _require(self.dry_multiplier >= 0, "dry_multiplier", "0 or more (0 switches it off)", self.dry_multiplier)
+        _require(self.dry_base >= 1, "dry_base", "at least 1 (dry_multiplier 0 switches DRY off)", self.dry_base)
+        _require(self.dry_allowed_length >= 0, "dry_allowed_length", "0 or more", self.dry_allowed_length)
+        _require(
+            self.dry_penalty_last_n >= -1, "dry_penalty_last_n", "-1 (all), 0 (none) or more", self.dry_penalty_last_n
+        )
+        _require(0 <= self.xtc_probability <= 1, "xtc_probability", "0 (off) to 1", self.xtc_probability)
+        _require(
+            0 <= self.xtc_threshold <= 1, "xtc_threshold", "0 to 1 (above 0.5 switches XTC off)", self.xtc_threshold
+        )
+        _require(-1 <= self.seed < 2**64, "seed", "-1 (random) or 0 to 2**64 - 1", self.seed)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is chosen, without noise."""
+        return self.temperature <= 0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether recent tokens change the logits."""
+        changes = self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return changes and self.repeat_last_n != 0
+
+    @property
+    def penalizes_repetitions(self) -> bool:
+        """Whether DRY is on."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def excludes_top_choices(self) -> bool:
+        """Whether XTC is on."""
+        return self.xtc_probability > 0 and self.xtc_threshold <= 0.5 and not self.greedy
+
+
+def _require(holds: bool, name: str, allowed: str, value: float) -> None:
+    if not holds:
+        raise UsageError(f"{name} must be {allowed}, not {value}")
+
+
+def _checked_int(name: str, value: Any) -> int:
+    if isinstance(value, bool):
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _checked_float(name: str, value: Any) -> float:
+    """A number that float32 can represent, since sampling computes in float32."""
+    if isinstance(value, (bool, str, bytes)):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(f"{name} must be a number, not {value!r}") from None
+    if not abs(number) <= float(np.finfo(np.float32).max):
+        raise UsageError(f"{name} must be a finite number, not {value!r}")
+    return number
+
+
+def _checked_bias(bias: Any) -> dict[int, float]:
+    """A checked copy, so that later changes of the caller's mapping have no effect."""
+    if not isinstance(bias, Mapping):
+        raise UsageError(f"logit_bias must map token ids to numbers, not {type(bias).__name__}")
+    checked: dict[int, float] = {}
+    for token, value in bias.items():
+        token = _checked_int("a token id in logit_bias", token)
+        _require(token >= 0, "a token id in logit_bias", "0 or more", token)
+        banned = isinstance(value, (float, np.floating)) and value == -math.inf
+        checked[token] = -math.inf if banned else _checked_float(f"logit_bias of token {token}", value)
+    return checked
+
+
+def _checked_breakers(breakers: Any) -> tuple[tuple[int, ...], ...]:
+    if isinstance(breakers, (str, bytes)) or not isinstance(breakers, Sequence):
+        raise UsageError(f"dry_breakers must be sequences of token ids, not {type(breakers).__name__}")
+    checked: dict[tuple[int, ...], None] = {}
+    for breaker in breakers:
+        if isinstance(breaker, (str, bytes)) or not isinstance(breaker, Sequence) or not breaker:
+            raise UsageError(f"a sequence in dry_breakers must have at least one token id, unlike {breaker!r}")
+        tokens = tuple(_checked_int("a token id in dry_breakers", token) for token in breaker)
+        _require(min(tokens) >= 0, "a token id in dry_breakers", "0 or more", min(tokens))
+        checked[tokens] = None
+    return tuple(checked)
+
+
+def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    if not isinstance(processors, Sequence):
+        raise UsageError(f"logits_processors must be a list of functions, not {type(processors).__name__}")
+    for processor in processors:
+        if not callable(processor):
+            raise UsageError(f"logits_processors must be a list of functions; {processor!r} is not one")
+    return tuple(processors)

@@ -1,0 +1,210 @@
+"""Logits processors: what they are given, what they may return, and that answers with them do not depend on the path."""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.decode.sampler import Sampler, SamplingParams
+from engine.errors import ModelError, UsageError
+from engine.speculative.draft_model import DraftModel
+from engine.speculative.params import SpeculationParams
+
+PROMPT = "def add(a, b):\n    "
+N_VOCAB = 6
+
+
+def sampler(*processors: Any, **options: Any) -> Sampler:
+    given: dict[str, Any] = {"temperature": 0.0, "seed": 1} | options
+    return Sampler(SamplingParams(**given, logits_processors=processors), N_VOCAB)
+
+
+def random_logits(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=N_VOCAB).astype(np.float32)
+
+
+def test_a_change_in_place_and_a_returned_array_are_the_same() -> None:
+    logits = random_logits()
+    before, history = logits.copy(), [3, 1]
+    seen: list[Any] = []
+
+    def in_place(ids: Sequence[int], x: np.ndarray) -> None:
+        seen.append(ids)
+        x[ids[-1]] += 9
+
+    def returned(ids: Sequence[int], x: np.ndarray) -> np.ndarray:
+        y = np.zeros(2 * N_VOCAB, np.float32)[::2]
+        y[:] = x
+        y[ids[-1]] += 9
+        return y
+
+    for processor in (in_place, returned):
+        assert sampler(processor).sample(logits, 2, history) == 1
+        ids, values = sampler(processor, temperature=1.0, top_k=0, top_p=1, min_p=0).candidates(logits, history)
+        assert ids.tolist() == list(range(N_VOCAB))
+        assert values.tolist() == (before + np.float32(9) * (np.arange(N_VOCAB) == 1)).tolist()
+    assert np.array_equal(logits, before)
+    assert set(seen) == {(3, 1)}
+
+
+def test_each_has_the_result_of_the_one_before_and_bias_comes_later() -> None:
+    def double(_: Sequence[int], x: np.ndarray) -> np.ndarray:
+        return x * np.float32(2)
+
+    def increment(_: Sequence[int], x: np.ndarray) -> None:
+        x += 1
+
+    given: dict[str, Any] = {"top_k": 0, "top_p": 1, "min_p": 0, "temperature": 1, "logit_bias": {0: 0.5}}
+    given |= {"repeat_penalty": 2.0, "dry_multiplier": 4.0, "dry_allowed_length": 1}
+    logits = np.full(N_VOCAB, 3, np.float32)
+    values = sampler(increment, double, **given).candidates(logits, [0, 1, 0])[1]
+    assert values.tolist() == [(8 + 0.5) / 2, 8 / 2 - 4, 8, 8, 8, 8]
+
+
+def test_an_array_that_is_kept_may_change_later() -> None:
+    kept = random_logits()
+
+    def shared(ids: Sequence[int], x: np.ndarray) -> np.ndarray:
+        return kept
+
+    def destroy(_: Sequence[int], x: np.ndarray) -> None:
+        x[:] = -5
+
+    before = kept.copy()
+    sampler(shared, destroy).sample(random_logits(2), 0)
+    assert np.array_equal(kept, before)
+
+
+def nothing_but(value: Any) -> Any:
+    def processor(ids: Sequence[int], logits: np.ndarray) -> Any:
+        return value
+
+    return processor
+
+
+WANTED = f"the logits processor processor must return None or an array float32 [{N_VOCAB}], not "
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.zeros(N_VOCAB), WANTED + f"float64 [{N_VOCAB}]"),
+        (np.zeros(N_VOCAB - 1, np.float32), WANTED + f"float32 [{N_VOCAB - 1}]"),
+        (np.zeros((1, N_VOCAB), np.float32), WANTED + f"float32 [1, {N_VOCAB}]"),
+        ([0.0] * N_VOCAB, WANTED + "list"),
+        (True, WANTED + "bool"),
+        (
+            np.array([0, math.nan, 1, 2, 3, 4], np.float32),
+            "the logits processor processor made a logit NaN; logits must be finite, or -inf to ban a token",
+        ),
+        (
+            np.array([0, math.inf, 1, 2, 3, 4], np.float32),
+            "the logits processor processor made a logit infinite; logits must be finite, or -inf to ban a token",
+        ),
+        (
+            np.full(N_VOCAB, -math.inf, np.float32),
+            "logit_bias or a logits processor bans every token that the model could choose; ban fewer",
+        ),
+    ],
+)
+def test_what_it_must_not_return(value: Any, message: str) -> None:
+    for temperature in (0.0, 1.0):
+        with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+            sampler(nothing_but(value), temperature=temperature).sample(random_logits(), 0)
+
+
+def test_a_damaged_model_is_not_its_fault() -> None:
+    calls: list[int] = []
+    logits = random_logits()
+    logits[2] = math.nan
+    with pytest.raises(ModelError, match="the model produced NaN"):
+        sampler(lambda ids, x: calls.append(1)).sample(logits, 0)
+    assert not calls
+
+
+@pytest.mark.parametrize("processors", [5, [None], ["f"], {1}])
+def test_processors_are_functions(processors: Any) -> None:
+    with pytest.raises(UsageError, match="logits_processors must be a list of functions"):
+        SamplingParams(logits_processors=processors)
+
+
+# --- answers of a model ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def llm() -> engine.LLM:
+    return engine.load(device="cpu", n_ctx=128, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def small() -> engine.LLM:
+    return engine.load("pycoder-draft", device="cpu", n_ctx=128, n_threads=1)
+
+
+@pytest.fixture
+def drafting(llm: engine.LLM, small: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> engine.LLM:
+    """The model with a draft model, which drafts from the first step on."""
+    monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)
+    monkeypatch.setattr("engine.speculative.controller.FIRST_PAUSE", 0)
+    monkeypatch.setattr(llm, "draft", DraftModel(small, llm))
+    return llm
+
+
+PLAIN = SpeculationParams(enabled=False)
+
+
+def by_ids(ids: Sequence[int], logits: np.ndarray) -> None:
+    """Bans half of the tokens, depending on every id so far."""
+    logits[(np.arange(logits.size) + sum(ids) + len(ids)) % 2 == 0] = -np.inf
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize("params", [{}, {"lookup": True}, {"sequential": True}])
+def test_drafts_do_not_show(drafting: engine.LLM, options: dict[str, Any], params: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "logits_processors": [by_ids]} | options
+    expected = drafting.complete(PROMPT, speculation=PLAIN, **given)
+    for i, token in enumerate(expected.ids):
+        assert (token + sum(expected.prompt_ids + expected.ids[:i]) + len(expected.prompt_ids) + i) % 2 == 1
+    found = drafting.complete(PROMPT, speculation=SpeculationParams(**params), **given)
+    assert found.ids == expected.ids
+    # The draft model's choices go through the function, too: else half of them would be banned.
+    assert found.speculation is not None and found.speculation.acceptance > 0.3
+
+
+def test_without_drafts_it_is_called_once_per_token(llm: engine.LLM) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def note(ids: Sequence[int], logits: np.ndarray) -> None:
+        assert logits.dtype == np.float32 and logits.shape == (llm.config.n_vocab,)
+        seen.append(tuple(ids))
+
+    answer = llm.complete(PROMPT, max_tokens=8, seed=1, ignore_eos=True, logits_processors=[note])
+    whole = tuple(answer.prompt_ids + answer.ids)
+    assert seen == [whole[: len(answer.prompt_ids) + i] for i in range(8)]
+    assert answer.ids == llm.complete(PROMPT, max_tokens=8, seed=1, ignore_eos=True).ids
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_an_exception_leaves_the_model_usable(drafting: engine.LLM, at: int) -> None:
+    class Mine(Exception):
+        pass
+
+    n_prompt = len(drafting.tokenize(PROMPT))
+
+    def fail(ids: Sequence[int], logits: np.ndarray) -> None:
+        if len(ids) >= n_prompt + at:
+            raise Mine("enough")
+
+    given: dict[str, Any] = {"max_tokens": 10, "temperature": 0}
+    expected = drafting.complete(PROMPT, speculation=PLAIN, **given).ids
+    for speculation in (PLAIN, SpeculationParams()):
+        answer = drafting.generate(PROMPT, speculation=speculation, logits_processors=[fail], **given)
+        with pytest.raises(Mine, match="enough"):
+            list(answer)
+        assert answer.ids == expected[: len(answer.ids)] and len(answer.ids) <= at
+        assert drafting.complete(PROMPT, speculation=speculation, **given).ids == expected
