@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.cli.conversation import Answer
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
-    from engine.text.chat import ChatTemplate
+    from engine.text.template.chat import ChatTemplate
 
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
@@ -182,7 +182,7 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
     if args.no_cnv:
         return None
     if args.chat_template is not None:
-        from engine.text.chat import ChatTemplate
+        from engine.text.template.chat import ChatTemplate
 
         return ChatTemplate.load(args.chat_template, llm.tokenizer)
     if llm.chat_template is None and (args.cnv or args.system is not None):

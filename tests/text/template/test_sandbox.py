@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from engine.errors import TemplateError
-from engine.text.chat import ChatTemplate
+from engine.text.template.chat import ChatTemplate
 from tests.conftest import REPOSITORY
 from tests.vocabularies import CONTROL, bpe_metadata, made
 
@@ -165,5 +165,5 @@ def test_templates_are_made_in_one_place_only() -> None:
                 called = ast.unparse(node.func)
                 if called.split(".")[-1].endswith("Environment") or called in ("jinja2.Template", "from_string"):
                     calls.append(f"{path.name}: {called}")
-    assert users == {"sandbox.py", "template_code.py"}
+    assert users == {"sandbox.py", "code.py"}
     assert calls == ["sandbox.py: TemplateEnvironment"]

@@ -4,7 +4,7 @@ A template comes with a model file, so it is an untrusted program. Jinja's ``Imm
 away from Python; it could still run forever, fill the memory, or present what a user wrote as its own text.
 So this environment sees every step of a template (an iteration, a call, an operator, an attribute, a filter, an
 output) and every value it makes, counts both, and refuses an operation before it makes something too large.
-Text of the template itself is marked (:mod:`engine.text.marked`); text from outside is not.
+Text of the template itself is marked (:mod:`engine.text.template.marked`); text from outside is not.
 """
 
 import json
@@ -21,9 +21,9 @@ from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Namespace
 
 from engine.errors import TemplateError
-from engine.text.budget import VIEWS, Budget
-from engine.text.marked import MarkedText, joined, marks_of, trusted
-from engine.text.template_code import Generation, LiteralEnvironment, TemplateGenerator
+from engine.text.template.budget import VIEWS, Budget
+from engine.text.template.code import Generation, LiteralEnvironment, TemplateGenerator
+from engine.text.template.marked import MarkedText, joined, marks_of, trusted
 
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000

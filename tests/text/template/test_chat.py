@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateError
 from engine.gguf.file import read_gguf
-from engine.text.chat import TEMPLATES, ChatTemplate
+from engine.text.template.chat import TEMPLATES, ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.vocabularies import CONTROL, USER, bpe_metadata, gguf_path, made, spm_metadata, tokenizer
 

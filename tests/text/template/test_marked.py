@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.marked import MarkedText, joined, marks_of, trusted
+from engine.text.template.marked import MarkedText, joined, marks_of, trusted
 
 # Marked characters are upper case, others are not, so that a mark in the wrong place shows.
 own = st.text("AB \n", max_size=6)
