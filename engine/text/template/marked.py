@@ -7,6 +7,7 @@ step or drops the marks. Marks can be lost, never gained, so text from outside c
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import SupportsIndex
 
 
@@ -75,21 +76,11 @@ class MarkedText(str):
         return MarkedText(text, self.marks) if self.isascii() else text
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._locate(str.split(self, sep, maxsplit), sep)
-
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._locate(str.rsplit(self, sep, maxsplit), sep)
-
-    def _locate(self, parts: list[str], sep: str | None) -> list[str]:
-        """``parts``, found again in this text from left to right, with their marks."""
-        located: list[str] = []
-        at = 0
-        for part in parts:
-            # Between parts there is exactly one separator, or only blanks, which no part begins with.
-            start = str.index(self, part, at) if sep is None else at
-            located.append(self._part(start, start + len(part)))
-            at = start + len(part) + len(sep or "")
-        return located
+        parts = str.split(self, sep, maxsplit)
+        if sep is None:
+            return parts  # blanks of any number lie between them: their places are not known, and they have no marks
+        starts = accumulate((len(part) + len(sep) for part in parts), initial=0)
+        return [self._part(start, start + len(part)) for start, part in zip(starts, parts, strict=False)]
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         if not old:

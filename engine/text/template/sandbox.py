@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial, wraps
+from string import Formatter
 from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import filters, nodes, pass_context
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Namespace
 
 from engine.errors import TemplateError
@@ -50,7 +50,7 @@ _FILTERS = """
     rejectattr reverse select selectattr sort title unique upper
 """
 _OWN_FILTERS = "escape indent join replace round safe string sum tojson trim"
-_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4}))")
+_DATE = re.compile(r"([^%]|%-?[A-DF-NP-Za-z%]){0,100}")  # no width and no prefix: a directive writes a few words
 
 
 class _Namespace(Namespace):
@@ -130,7 +130,23 @@ class TemplateEnvironment(LiteralEnvironment):
     def wrap_str_format(self, value: TemplateValue) -> Callable[..., str] | None:
         if getattr(value, "__name__", "") != "format" or not isinstance(text := getattr(value, "__self__", None), str):
             return None
-        return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
+        return lambda *args, **kwargs: self.concat(self._formatted(text, args, kwargs))
+
+    def _formatted(self, text: str, args: tuple[TemplateValue, ...], kwargs: dict[str, TemplateValue]) -> Iterator[str]:
+        """The parts of ``text.format(*args, **kwargs)``; a field is an argument as it is printed, with its marks."""
+        own = str if 0 in marks_of(text) else trusted
+        number = 0
+        for literal, field, spec, conversion in Formatter().parse(text):
+            yield own(literal)
+            if field is None:
+                continue
+            if spec or conversion or not re.fullmatch(r"\w*", field):
+                raise TemplateError("the chat template uses format() with more than plain fields: {}, {0} or {name}")
+            if field.isdecimal() or not field:
+                yield self.text(args[int(field or number)])
+                number += 1
+            else:
+                yield self.text(kwargs[field])
 
     def call(
         __self, __context: Context, __obj: TemplateValue, *args: TemplateValue, **kwargs: TemplateValue
@@ -167,10 +183,10 @@ class TemplateEnvironment(LiteralEnvironment):
             if isinstance(value, (str, list, tuple)):
                 self.budget.refuse_over(number * self.budget.size(value))
         if operator == "%" and isinstance(left, str):
-            if _WIDE_PERCENT.search(left):
-                raise TemplateError("the chat template formats a value far too wide")
-            self.budget.refuse_over(len(left) + self.budget.size(right) * left.count("%"))
-        elif isinstance(left, int) and isinstance(right, int):
+            raise TemplateError(
+                "the chat template formats text by %, which is not allowed: format() or ~ can replace it"
+            )
+        if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MAX_BITS:
                 raise TemplateError("the chat template computes with numbers that are far too large")
@@ -249,29 +265,6 @@ class TemplateEnvironment(LiteralEnvironment):
         return text.strip(*self._checked_arguments("strip", text, chars))
 
 
-class _Formatter(SandboxedFormatter):
-    """``str.format`` with Jinja's access rules, no large widths, and the marks of the text it joins."""
-
-    _env: "TemplateEnvironment"
-
-    def vformat(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> MarkedText:
-        return self._env.concat(self._parts(format_string, args, kwargs))
-
-    def _parts(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> Iterator[str]:
-        own = trusted if isinstance(format_string, MarkedText) and 0 not in format_string.marks else str
-        number = 0
-        for literal, name, spec, conversion in self.parse(format_string):
-            yield own(literal)
-            if name is None:
-                continue
-            if not name or name[0] in ".[":
-                name, number = f"{number}{name}", number + 1
-            value = self.convert_field(self.get_field(name, args, kwargs)[0], conversion)
-            if spec and re.search(r"\d{4}|{", spec):
-                raise TemplateError("the chat template formats a value far too wide, or to a width from another value")
-            yield self._env.text(value) if not spec else self.format_field(value, spec)
-
-
 def _raise_exception(message: TemplateValue) -> NoReturn:
     raise TemplateError(f"the chat template refuses these messages: {_shown(message)}")
 
@@ -284,7 +277,7 @@ def _range(*bounds: int) -> range:
 
 
 def _strftime_now(format: str) -> str:
-    if len(format) > 100 or re.search(r"%[^a-zA-Z%]*\d", format):
+    if not _DATE.fullmatch(format):
         raise TemplateError("the chat template asks for the date in an unreasonable format")
     return datetime.now().strftime(format)
 

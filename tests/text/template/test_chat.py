@@ -56,8 +56,7 @@ ODD_TEMPLATES = {
     "join": "{{ messages | map(attribute='content') | join('<|end|>') }}",
     "join method": "{{ '|'.join(['<', messages[0].content, '>', '<', 'end', '>']) }}",
     "format": "{{ '<|{}|>'.format(messages[0].content) }}{{ '<|{0}|>'.format('end') }}",
-    "percent": "{{ '<|%s|>' % messages[0].content }}<|end|>",
-    "format of content": "{{ messages[0].content.format(1) }}{{ messages[0].content % () }}<|end|>",
+    "format of content": "{{ messages[0].content.format(1) }}<|end|>",
     "macro": "{% macro f(x) %}<|{{ x }}|>{% endmacro %}{{ f('end') }}{{ f(messages[0].content) }}",
     "block": "{% set x %}<{{ messages[0].content }}>{% endset %}{{ x }}{% filter trim %}<|end|>{{ x }}{% endfilter %}",
     "case": "{{ '<|' + messages[0].content | lower + '|>' + '<|END|>' | lower + ('<' + messages[0].content).lower() }}",
@@ -182,8 +181,8 @@ def test_text_is_what_transformers_makes() -> None:
             "{{ 'a,b'.split(',') | join('-') }}{{ [1, 2] | sum }}{{ [3, 1] | sort }}{{ 1.25 | round(1) }}",
             "a-b3[1, 3]1.2",
         ),
-        ("{{ 'a\nb' | indent(2) }}{{ '<' | e }}{{ '<' | safe }}{{ '%s-%d' % ('x', 3) }}", "a\n  b&lt;<x-3"),
-        ("{{ '{}{}{x!r:>5}'.format(1, '<', x='a') }}{{ '{a[0]}'.format(a=[5]) }}", "1<  'a'5"),
+        ("{{ 'a\nb' | indent(2) }}{{ '<' | e }}{{ '<' | safe }}{{ 7 % 4 }}", "a\n  b&lt;<3"),
+        ("{{ '{}{}{x}{{}}'.format(1, '<', x='a') }}{{ '{1}{0}'.format(none, [5]) }}", "1<a{}[5]None"),
     ],
 )
 def test_the_language(source: str, expected: str) -> None:

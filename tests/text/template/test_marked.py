@@ -83,7 +83,8 @@ def test_marks_are_kept_where_the_text_is() -> None:
     text = trusted("<|im_start|>") + "user" + trusted("\n")
     assert text.marks == b"\1" * 12 + bytes(4) + b"\1"
     assert str(text) is text
-    assert marks_of(text.split("user")[0]) == b"\1" * 12
+    assert [marks_of(part) for part in text.split("user")] == [b"\1" * 12, b"\1"]
+    assert [marks_of(part) for part in text.split("_", 1)] == [b"\1" * 4, b"\1" * 7 + bytes(4) + b"\1"]
     assert marks_of(text.replace("user", trusted("x"))) == b"\1" * 14
     with pytest.raises(ValueError, match="1 marks for 2 characters"):
         MarkedText("ab", b"\1")
