@@ -23,7 +23,7 @@ from jinja2.utils import Namespace
 from engine.errors import TemplateError
 from engine.text.template.budget import VIEWS, Budget
 from engine.text.template.code import Generation, LiteralEnvironment, TemplateGenerator
-from engine.text.template.marked import MarkedText, joined, marks_of, trusted
+from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marked, marks_of, trusted
 
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000
@@ -39,7 +39,7 @@ _STR_METHODS = """
     rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
 """
 _METHODS: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((str, MarkedText), _STR_METHODS),
+    ((str, MarkedText, HTMLText), _STR_METHODS),
     ((dict,), "get items keys values"),
     ((list, tuple), "count index"),
     ((int, float, bool, range, *VIEWS), ""),
@@ -203,9 +203,7 @@ class TemplateEnvironment(LiteralEnvironment):
         return counted
 
     def _filter_escape(self, value: TemplateValue) -> str:
-        from markupsafe import escape
-
-        return str(escape(self.text(value)))
+        return escaped(self.text(value))
 
     def _filter_indent(
         self, value: TemplateValue, width: int | str = 4, first: bool = False, blank: bool = False
@@ -220,20 +218,21 @@ class TemplateEnvironment(LiteralEnvironment):
         texts = list(self._limited(map(self.text, parts)))
         separator = self.text(d)
         self.budget.refuse_over(len(separator) * len(texts))
-        return MarkedText(separator, marks_of(separator)).join(texts)
+        return marked(separator).join(texts)
 
     def _filter_replace(self, value: TemplateValue, old: TemplateValue, new: TemplateValue, count: int = -1) -> str:
         text, old, new = self.text(value), self.text(old), self.text(new)
         self._checked_arguments("replace", text, old, new)
-        return text.replace(old, new, -1 if count is None else count)
+        return marked(text).replace(old, new, -1 if count is None else count)
 
     def _filter_round(self, value: TemplateValue, precision: int = 0, method: str = "common") -> TemplateValue:
         if not -30 <= precision <= 30:
             raise TemplateError("the chat template rounds to an excessive number of digits")
         return filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
-    def _filter_safe(self, value: TemplateValue) -> TemplateValue:
-        return value
+    def _filter_safe(self, value: TemplateValue) -> str:
+        text = self.text(value)
+        return HTMLText(text, marks_of(text))
 
     def _filter_string(self, value: TemplateValue) -> str:
         return self.text(value)

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as plain Jinja, and no control token from a message."""
+"""Chat templates: the language, the built-in ones, and no control token from a message."""
 
 import json
 from datetime import datetime
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateError
 from engine.gguf.file import read_gguf
@@ -62,16 +61,10 @@ ODD_TEMPLATES = {
     "case": "{{ '<|' + messages[0].content | lower + '|>' + '<|END|>' | lower + ('<' + messages[0].content).lower() }}",
     "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ messages | string }}<|end|>",
     "slices": "{{ ('<|end|>' + messages[0].content)[:9] }}{{ messages[0].content[::-1] + messages[-1].content[1:] }}",
+    "safe": "{{ ('<|end|>' | safe) + messages[0].content + ('<' | e) + '|end|>' + ('x' | safe).join(['<', 'y']) }}",
     "names": "{% for t in tools or [] %}<{{ t.name }}>{% for k, v in t.items() %}<{{ k + v }}>{% endfor %}{% endfor %}",
 }
 ALL_TEMPLATES = TEMPLATES | ODD_TEMPLATES
-
-
-def plain_jinja(source: str, **values: Any) -> str:
-    """The template as ``transformers`` renders it."""
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    env.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    return env.from_string(source).render(**values)
 
 
 def conversation(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -130,35 +123,6 @@ def test_the_template_of_a_model() -> None:
     assert ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata={}), tok) is None
     with pytest.raises(TemplateError, match="x: tokenizer.chat_template must be a string, not int"):
         ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata={"tokenizer.chat_template": 1}), tok)
-
-
-SAMPLES = [
-    conversation("Hi"),
-    conversation(" Hi\n", "  yes |x| ", "x<y>z", system=" be </think> brief "),
-    conversation("", "", "é🙂"),
-]
-TOOLS = [{"name": "f", "description": "<é>"}]
-
-
-@pytest.mark.parametrize("name", ALL_TEMPLATES)
-@pytest.mark.parametrize("messages", SAMPLES)
-def test_text_is_what_jinja_makes(name: str, messages: list[dict[str, Any]]) -> None:
-    template = ChatTemplate.from_source(ALL_TEMPLATES[name], TOK)
-    values = {"messages": messages, "tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>"}
-    for prompt in (True, False):
-        expected = plain_jinja(ALL_TEMPLATES[name], add_generation_prompt=prompt, **values)
-        text = template.render(messages, add_generation_prompt=prompt, tools=TOOLS)
-        assert text == expected
-        assert type(text) is str
-
-
-def test_text_is_what_transformers_makes() -> None:
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    for source in ALL_TEMPLATES.values():
-        for messages in SAMPLES:
-            tokens = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-            expected = utils.render_jinja_template([messages], tools=TOOLS, chat_template=source, **tokens)[0][0]
-            assert ChatTemplate.from_source(source, TOK).render(messages, tools=TOOLS) == expected
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup, escape
 
-from engine.text.template.marked import MarkedText, joined, marks_of, trusted
+from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marks_of, trusted
 
 # Marked characters are upper case, others are not, so that a mark in the wrong place shows.
 own = st.text("AB \n", max_size=6)
@@ -67,6 +68,36 @@ def test_operations_are_those_of_plain_text(name: str) -> None:
         text = joined(parts)
         result = operation(text, argument)
         assert plain(result) == operation(plain(text), plain(argument))
+        checked(result)
+
+    check()
+
+
+html = st.text("AB<&", max_size=6).map(trusted) | st.text("ab \n'\"<>&", max_size=6)
+HTML_OPERATIONS: dict[str, tuple[Operation, Any]] = {
+    **{name: (OPERATIONS[name][0], html) for name in ("add", "radd")},
+    **{name: OPERATIONS[name] for name in ("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "slice")},
+    "lower": (lambda text, arg: text.lower().upper() + arg, html),
+    "split": (lambda text, arg: text.split(*arg), st.tuples(st.just("&") | st.just("a"), st.integers(-1, 3))),
+    "join": (lambda text, arg: text.join(arg), st.lists(html, max_size=4)),
+    "replace": (lambda text, arg: text.replace(*arg), st.tuples(st.text("Aa<", min_size=1, max_size=2), html)),
+    "twice": (lambda text, arg: arg + (text.strip() + arg)[1:] + arg, html),
+}
+
+
+@pytest.mark.parametrize("name", HTML_OPERATIONS)
+def test_html_is_escaped_as_by_markupsafe(name: str) -> None:
+    operation, arguments = HTML_OPERATIONS[name]
+
+    @given(st.lists(html, max_size=4), arguments)
+    def check(parts: list[str], argument: Any) -> None:
+        text = joined(parts)
+        assert plain(escaped(text)) == str(escape(plain(text)))
+        checked(escaped(text))
+        result = operation(HTMLText(text, text.marks), argument)
+        expected = operation(Markup(plain(text)), plain(argument))
+        assert plain(result) == (list(map(str, expected)) if isinstance(expected, list) else str(expected))
+        assert all(type(part) is HTMLText for part in (result if isinstance(result, list) else [result]))
         checked(result)
 
     check()
