@@ -325,6 +325,10 @@ def peak_memory() -> int | None:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
     try:
         import resource
     except ImportError:
