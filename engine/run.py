@@ -142,9 +142,10 @@ def run(args: argparse.Namespace) -> int:
 
 def list_devices() -> int:
     """Prints one line per device."""
+    from engine.cli.table import print_table
     from engine.devices import describe_devices
 
-    print("\n".join(describe_devices()))
+    print_table(("device", "description"), describe_devices())
     return 0
 
 

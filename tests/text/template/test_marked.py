@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup, escape
 
 from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marks_of, trusted
+from tests.tiers import examples
 
 # Marked characters are upper case, others are not, so that a mark in the wrong place shows.
 own = st.text("AB \n", max_size=6)
@@ -89,6 +90,7 @@ HTML_OPERATIONS: dict[str, tuple[Operation, Any]] = {
 def test_html_is_escaped_as_by_markupsafe(name: str) -> None:
     operation, arguments = HTML_OPERATIONS[name]
 
+    @examples(100)
     @given(st.lists(html, max_size=4), arguments)
     def check(parts: list[str], argument: Any) -> None:
         text = joined(parts)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.errors import TemplateError
 from engine.text.template.chat import ChatTemplate
 from tests.conftest import REPOSITORY
+from tests.tiers import examples
 from tests.vocabularies import CONTROL, bpe_metadata, made
 
 TOK = made(bpe_metadata([], {"<|eot_id|>": CONTROL}))
@@ -152,6 +153,7 @@ def test_hostile_templates(name: str) -> None:
 fields = st.lists(st.sampled_from(["{}", "{a}", "{b1}", "{{", "}}", "x", "\n"]), max_size=8).map("".join)
 
 
+@examples(100)
 @given(fields, st.lists(st.text("ab{}", max_size=3) | st.integers(), min_size=8, max_size=8))
 def test_format_is_that_of_python(text: str, values: list[Any]) -> None:
     source = "{{ messages[0].content.format(*values, a=values[0], b1=values[1]) }}"
