@@ -251,11 +251,10 @@ class Report:
         if generation.speculation is not None:
             rows += _speculation(generation.speculation, t.predicted_per_second)
         rows.append(("ended by", f"{reason}  (seed {seed})"))
-        memory = [f"{_bytes(peak)} at most"] if peak is not None else []
+        memory = f"{_bytes(peak)} at most"
         if on_gpu is not None:
-            memory.append(f"{_bytes(on_gpu.allocated)} on the GPU")
-        if memory:
-            rows.append(("memory", ", ".join(memory)))
+            memory += f", {_bytes(on_gpu.allocated)} on the GPU"
+        rows.append(("memory", memory))
         self.line()
         for label, value in rows:
             self.line(f"{label:<12}{value}")
@@ -315,8 +314,8 @@ class StatusLine:
             self.rows = 0
 
 
-def peak_memory() -> int | None:
-    """The peak physical memory of this process in bytes, including mapped weights; None if unknown."""
+def peak_memory() -> int:
+    """The peak physical memory of this process in bytes, including mapped weights."""
     try:
         # getrusage would inherit the peak of the process that started this one.
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
@@ -329,10 +328,8 @@ def peak_memory() -> int | None:
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
-    try:
-        import resource
-    except ImportError:
-        return None
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
