@@ -247,17 +247,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-# Heading, width (negative: left-aligned) and text of each column.
-_COLUMNS: tuple[tuple[str, int, Callable[[Result], str]], ...] = (
-    ("model", -30, lambda r: r.model),
-    ("size", 10, lambda r: _scaled(r.model_size, 1024, ("MiB", "GiB"))),
-    ("params", 10, lambda r: _scaled(r.model_n_params, 1000, ("M", "B"))),
-    ("backend", -7, lambda r: r.backend),
-    ("threads", 7, lambda r: str(r.n_threads or "")),
-    ("test", 15, lambda r: r.name),
-    ("t/s", 16, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
-    ("GB/s", 7, lambda r: f"{r.bytes_per_second / 1e9:.2f}" if r.n_gen else ""),
-    ("of memory", 9, lambda r: f"{r.bytes_per_second / r.memory_bandwidth:.0%}" if r.n_gen else ""),
+# Heading, format (alignment and width) and text of each column.
+_COLUMNS: tuple[tuple[str, str, Callable[[Result], str]], ...] = (
+    ("model", "<30", lambda r: r.model),
+    ("size", ">10", lambda r: _scaled(r.model_size, 1024, ("MiB", "GiB"))),
+    ("params", ">10", lambda r: _scaled(r.model_n_params, 1000, ("M", "B"))),
+    ("backend", "<7", lambda r: r.backend),
+    ("threads", ">7", lambda r: str(r.n_threads or "")),
+    ("test", ">15", lambda r: r.name),
+    ("t/s", ">16", lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
+    ("GB/s", ">7", lambda r: f"{r.bytes_per_second / 1e9:.2f}" if r.n_gen else ""),
+    ("of memory", ">9", lambda r: f"{r.bytes_per_second / r.memory_bandwidth:.0%}" if r.n_gen else ""),
 )
 
 
@@ -266,8 +266,8 @@ def _scaled(value: float, base: int, units: tuple[str, str]) -> str:
     return f"{value / base**power:.2f} {unit}"
 
 
-def _cell(text: str, width: int) -> str:
-    return text.ljust(-width) if width < 0 else text.rjust(width)
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def markdown(results: Iterable[Result]) -> Iterator[str]:
@@ -275,9 +275,9 @@ def markdown(results: Iterable[Result]) -> Iterator[str]:
     bandwidths: dict[str, float] = {}
     for i, result in enumerate(results):
         if i == 0:
-            yield "| " + " | ".join(_cell(name, width) for name, width, _ in _COLUMNS) + " |"
-            yield "| " + " | ".join("-" * (abs(w) - 1) + (":" if w > 0 else "-") for _, w, _ in _COLUMNS) + " |"
-        yield "| " + " | ".join(_cell(text(result), width) for _, width, text in _COLUMNS) + " |"
+            yield _row(format(name, spec) for name, spec, _ in _COLUMNS)
+            yield _row("-" * (int(spec[1:]) - 1) + (":" if spec[0] == ">" else "-") for _, spec, _ in _COLUMNS)
+        yield _row(format(text(result), spec) for _, spec, text in _COLUMNS)
         if result.n_gen:
             where = result.gpu_info or f"{cpu_name()}, threads: {result.n_threads}"
             bandwidths[where] = result.memory_bandwidth

@@ -70,24 +70,25 @@ def why_no_gpu() -> str:
     return ""
 
 
-def describe_devices() -> list[str]:
-    """One line per device of this machine; if there is no GPU, a line that says why."""
+def describe_devices() -> list[tuple[str, str]]:
+    """The name and a description of each device of this machine; without a GPU, "cuda" and the sentence that says why."""
     import numba
 
     from engine.cpu.memory import available_memory
 
     threads = numba.config.NUMBA_NUM_THREADS
-    lines = [f"cpu     {threads} thread{'s' * (threads != 1)}, {available_memory() / 1e9:.1f} GB of memory free"]
+    free = f"{available_memory() / 1e9:.1f} GB of memory free"
+    devices = [("cpu", f"{threads} thread{'s' * (threads != 1)}, {free}")]
     try:
         from engine.cuda.runtime.device import list_devices
 
         for gpu in list_devices():
             major, minor = gpu.compute_capability
             memory = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
-            lines.append(f"cuda:{gpu.index}  {gpu.name}, compute capability {major}.{minor}, {memory}")
+            devices.append((f"cuda:{gpu.index}", f"{gpu.name}, compute capability {major}.{minor}, {memory}"))
     except DeviceError as error:
-        lines.append(f"cuda    {error}")
-    return lines
+        devices.append(("cuda", str(error)))
+    return devices
 
 
 def _cpu(n_threads: int, max_rows: int) -> "Ops":

@@ -24,7 +24,7 @@ from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
 from engine.text.breakers import BREAKERS, breaker_ids
-from engine.text.chat import ChatTemplate
+from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
 MOST_SNAPSHOTS = 8

@@ -179,7 +179,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     budget = options.snapshot_bytes
     if budget is None:
         # A snapshot is useless if it makes the system swap.
-        budget = min(SNAPSHOT_BYTES, available_memory() // 8 or SNAPSHOT_BYTES)
+        budget = min(SNAPSHOT_BYTES, available_memory() // 8)
     return LLM(gguf, tokenizer, model, file.seconds + time.perf_counter() - started, notes, budget)
 
 

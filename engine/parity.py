@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
     """Load the model on both devices, compare the two and print the results.  Returns the exit status, 0 or 1."""
+    from engine.cli.table import print_table
     from engine.gguf.file import read_gguf
     from engine.hub.resolve import resolve
     from engine.limits import MOST_DRAFTS
@@ -138,8 +139,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
             both.answers(tokens)
     except Difference as difference:
         error = difference
-    for line in tally.table():
-        print(line)
+    print_table(tally.HEAD, tally.rows(), right=("layers", "values", "differing bits"), titled=True)
     if error:
         print(f"\nDIFFERENT: {error}")
         return 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.cli.conversation import Answer
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
-    from engine.text.chat import ChatTemplate
+    from engine.text.template.chat import ChatTemplate
 
 BARE_STOP = "\n\n\n"
 """The default end of a bare text: two blank lines, which separate functions in Python and hardly occur in prose."""
@@ -168,9 +168,10 @@ def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) 
 
 def list_devices() -> int:
     """Prints one line per device."""
+    from engine.cli.table import print_table
     from engine.devices import describe_devices
 
-    print("\n".join(describe_devices()))
+    print_table(("device", "description"), describe_devices())
     return 0
 
 
@@ -208,7 +209,7 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
     if args.no_cnv:
         return None
     if args.chat_template is not None:
-        from engine.text.chat import ChatTemplate
+        from engine.text.template.chat import ChatTemplate
 
         return ChatTemplate.load(args.chat_template, llm.tokenizer)
     if llm.chat_template is None and (args.cnv or args.system is not None):

@@ -121,11 +121,11 @@ FAULTS = (
     Fault(
         "marks of joined texts",
         "text",
-        "engine/text/marked.py",
+        "engine/text/template/marked.py",
         "marks_of(other) + self.marks",
         "self.marks + marks_of(other)",
         "marks move from the template's text to what people wrote",
-        ("tests/text/test_marked.py",),
+        ("tests/text/template/test_marked.py",),
     ),
     # --- scalar functions ----------------------------------------------------------------------------------------
     Fault(

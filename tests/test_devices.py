@@ -59,7 +59,7 @@ def test_without_numba_cuda() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("2 0 0\n")
-    assert "cuda    the GPU needs the package numba-cuda: install it with pip" in done.stdout
+    assert "cuda  the GPU needs the package numba-cuda: install it with pip" in done.stdout
     first = done.stderr.splitlines()[0]
     assert first.startswith(
         "error: the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]'"
@@ -179,7 +179,7 @@ def test_devices_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: Capture) ->
     use(FakeDriver(gpus=[("Abacus X1", (9, 0)), ("Abacus I", (6, 1))]), monkeypatch)
     assert main(["--list-devices"]) == 0
     _, *gpus = capsys.readouterr().out.splitlines()
-    assert gpus == describe_devices()[1:] == [
+    assert gpus == ["  ".join(words) for words in describe_devices()[1:]] == [
         "cuda:0  Abacus X1, compute capability 9.0, 8.6 of 17.2 GB free",
         "cuda:1  Abacus I, compute capability 6.1, 8.6 of 17.2 GB free",
     ]  # fmt: skip

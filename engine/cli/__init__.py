@@ -1,1 +1,1 @@
-"""What the command lines share: flags, reports, conversations."""
+"""What the command lines share: flags, conversations, reports, tables."""

@@ -19,7 +19,7 @@ from engine.errors import ContextError, EngineError
 if TYPE_CHECKING:
     from engine.decode.generation import Generation
     from engine.llm import LLM
-    from engine.text.chat import ChatTemplate
+    from engine.text.template.chat import ChatTemplate
 
 HELP = """\
 /help            this list

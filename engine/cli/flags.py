@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from engine.devices import check_batch_size, parse_device
 from engine.errors import UsageError
 from engine.speculative.params import MODES, SpeculationParams
-from engine.text.chat_templates import TEMPLATES
+from engine.text.template.builtin import TEMPLATES
 
 DESCRIPTION = """\
 Answers with a GGUF model. Only the answer goes to stdout; progress and reports go to stderr.

@@ -277,11 +277,10 @@ class Report:
         if generation.speculation is not None:
             rows += _speculation(generation.speculation, t.predicted_per_second)
         rows.append(("ended by", ending))
-        memory = [f"{_bytes(peak)} at most"] if peak is not None else []
+        memory = f"{_bytes(peak)} at most"
         if on_gpu is not None:
-            memory.append(f"{_bytes(on_gpu.allocated)} on the GPU")
-        if memory:
-            rows.append(("memory", ", ".join(memory)))
+            memory += f", {_bytes(on_gpu.allocated)} on the GPU"
+        rows.append(("memory", memory))
         self.line()
         for label, value in rows:
             self.line(f"{label:<12}{value}")
@@ -346,8 +345,8 @@ class StatusLine:
             self.rows = 0
 
 
-def peak_memory() -> int | None:
-    """The peak physical memory of this process in bytes, including mapped weights; None if unknown."""
+def peak_memory() -> int:
+    """The peak physical memory of this process in bytes, including mapped weights."""
     try:
         # getrusage would inherit the peak of the process that started this one.
         with open("/proc/self/status", encoding="ascii", errors="replace") as status:
@@ -356,10 +355,12 @@ def peak_memory() -> int | None:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    try:
-        import resource
-    except ImportError:
-        return None
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -428,7 +429,7 @@ def _bandwidth(ops: "Ops") -> float:
         return 0.0
 
 
-def _name(llm: "LLM") -> str:
+def _name(llm: "LLM | LoadedModel") -> str:
     """A named model's name; else the name in its file, or that of the file."""
     known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
     return known or llm.config.name or llm.path.stem

@@ -60,7 +60,7 @@ def _share(jobs: list[Job], tell: Progress) -> None:
     waiting = deque(pickle.dumps(pickle.dumps(job)) for job in jobs)
     done = 0
     workers: list[Worker] = []
-    memory = available_memory() // WORKER_BYTES or len(jobs)
+    memory = available_memory() // WORKER_BYTES
     try:
         with selectors.DefaultSelector() as selector:
             for _ in range(max(1, min(cores(), len(jobs), memory))):

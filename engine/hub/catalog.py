@@ -6,11 +6,12 @@ which holds a file only after its SHA-256 was found to match the one written her
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from engine.errors import FetchError
 
@@ -110,20 +111,14 @@ def named(name: str) -> Model:
 def cache_dir() -> Path:
     """The folder of fetched models: ``$BITMIRROR_CACHE``, or ``bitmirror`` in the platform's folder for caches."""
     own = os.environ.get("BITMIRROR_CACHE", "")
-    if own:
-        return Path(own).expanduser().absolute()
     try:
-        if sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Caches"
-        else:
-            # The XDG specification: a relative path is invalid here and must be ignored.
-            xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            base = xdg if xdg.is_absolute() else Path.home() / ".cache"
+        if own:
+            return Path(own).expanduser().absolute()
+        return user_cache_path("bitmirror", appauthor=False, opinion=False)
     except RuntimeError as error:
-        raise FetchError("no home directory to keep models in: set BITMIRROR_CACHE to a folder for them") from error
-    return base / "bitmirror"
+        raise FetchError(
+            "no home directory for models: set BITMIRROR_CACHE to the absolute path of a folder"
+        ) from error
 
 
 def model_file(model: Model) -> Path:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.cli.report import Report
+from engine.cli.table import print_table
 from engine.errors import EngineError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
@@ -53,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def list_models() -> None:
     """Print one line per named model: its name, place, size and description."""
-    width = max(map(len, catalog.CATALOG))
+    rows = []
     for model in catalog.CATALOG.values():
         place = "bundled" if model.bundled else "fetched" if catalog.is_present(model) else "-"
-        print(f"{model.name:<{width}}  {place:<7}  {model.n_bytes / 1e6:7.1f} MB  {model.description}")
+        rows.append((model.name, place, f"{model.n_bytes / 1e6:.1f} MB", model.description))
+    print_table(("name", "place", "size", "description"), rows, right=("size",))
 
 
 if __name__ == "__main__":

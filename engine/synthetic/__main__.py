@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.cli.table import print_table
 from engine.errors import EngineError
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape, quants, shapes
@@ -19,8 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="list shapes and quantizations")
     args = parser.parse_args(argv)
     if args.list or not args.shape:
-        for name, shape in shapes().items():
-            print(f"{name:25} {shape.architecture:17} {shape.n_params / 1e6:8.1f} M parameters")
+        rows = [
+            (name, shape.architecture, f"{shape.n_params / 1e6:.1f} M parameters") for name, shape in shapes().items()
+        ]
+        print_table(("shape", "architecture", "size"), rows, right=("size",))
         print("quantizations:", " ".join(quants()))
         return 0
     try:

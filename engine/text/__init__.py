@@ -1,1 +1,1 @@
-"""Text: vocabularies, tokenizers, and chat templates in their sandbox."""
+"""Text: vocabularies and tokenizers."""

@@ -53,14 +53,9 @@ class Tally:
         line.bits += bits
         self.values += values
 
-    def table(self) -> Iterator[str]:
-        """The lines of the table, with aligned columns."""
-        rows = [self.HEAD]
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The cells of each line, in the order of ``HEAD``."""
         for (operation, tensors, kernel, _), line in self._lines.items():
             layers = next(iter(line.layers)) if self._verbose or "-" in line.layers else str(len(line.layers))
             words = (operation, tensors, kernel, ", ".join(line.compared), ", ".join(line.shapes))
-            rows.append((*words, layers, str(line.values), str(line.bits)))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(self.HEAD))]
-        for row in rows:
-            cells = (t.rjust(w) if i >= 5 else t.ljust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True)))
-            yield "  ".join(cells).rstrip()
+            yield (*words, layers, str(line.values), str(line.bits))

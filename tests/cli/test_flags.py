@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 def test_defaults_are_those_of_llama_cpp() -> None:
     args = vars(parser().parse_args([]))
     expected: dict[str, object] = {
-        "predict": -1,
+        "predict": None,
         "ctx_size": 0,
         "temp": 0.8,
         "top_k": 40,

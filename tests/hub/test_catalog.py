@@ -313,26 +313,41 @@ def test_verify_and_remove(cache: Path, tiny: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("platform", "environment", "expected"),
+    ("environment", "expected"),
     [
-        ("linux", {}, "/home/u/.cache/bitmirror"),
-        ("linux", {"XDG_CACHE_HOME": "/var/x"}, "/var/x/bitmirror"),
-        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/u/.cache/bitmirror"),
-        ("darwin", {"XDG_CACHE_HOME": "/var/x"}, "/home/u/Library/Caches/bitmirror"),
-        ("win32", {"LOCALAPPDATA": "/data/local"}, "/data/local/bitmirror"),
-        ("win32", {}, "/home/u/AppData/Local/bitmirror"),
-        ("linux", {"BITMIRROR_CACHE": "/mnt/models", "XDG_CACHE_HOME": "/var/x"}, "/mnt/models"),
+        ({}, "/home/u/.cache/bitmirror"),
+        ({"XDG_CACHE_HOME": "/var/x"}, "/var/x/bitmirror"),
+        ({"XDG_CACHE_HOME": "relative"}, "/home/u/.cache/bitmirror"),
+        ({"XDG_CACHE_HOME": ""}, "/home/u/.cache/bitmirror"),
+        ({"BITMIRROR_CACHE": "/mnt/models", "XDG_CACHE_HOME": "/var/x"}, "/mnt/models"),
+        ({"BITMIRROR_CACHE": "~/models"}, "/home/u/models"),
     ],
 )
-@pytest.mark.skipif(os.name == "nt", reason="POSIX paths")
-def test_cache_dir(platform: str, environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BITMIRROR_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+@pytest.mark.skipif(sys.platform != "linux", reason="the places of Linux")
+def test_cache_dir(environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BITMIRROR_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/u")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", platform)
     assert catalog.cache_dir() == Path(expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a home directory has other sources")
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pwd
+
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("BITMIRROR_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(FetchError, match="no home directory for models: set BITMIRROR_CACHE"):
+        catalog.cache_dir()
+    monkeypatch.setenv("BITMIRROR_CACHE", "~/models")
+    with pytest.raises(FetchError, match="no home directory"):
+        catalog.cache_dir()
 
 
 # -- python -m engine.models

@@ -16,7 +16,7 @@ from engine.cli.conversation import Conversation
 from engine.errors import ContextError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
-from engine.text.chat import ChatTemplate
+from engine.text.template.chat import ChatTemplate
 from tests.tiers import examples
 
 SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup, escape
 
-from engine.text.marked import MarkedText, joined, marks_of, trusted
+from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marks_of, trusted
+from tests.tiers import examples
 
 # Marked characters are upper case, others are not, so that a mark in the wrong place shows.
 own = st.text("AB \n", max_size=6)
@@ -72,6 +74,37 @@ def test_operations_are_those_of_plain_text(name: str) -> None:
     check()
 
 
+html = st.text("AB<&", max_size=6).map(trusted) | st.text("ab \n'\"<>&", max_size=6)
+HTML_OPERATIONS: dict[str, tuple[Operation, Any]] = {
+    **{name: (OPERATIONS[name][0], html) for name in ("add", "radd")},
+    **{name: OPERATIONS[name] for name in ("strip", "lstrip", "rstrip", "removeprefix", "removesuffix", "slice")},
+    "lower": (lambda text, arg: text.lower().upper() + arg, html),
+    "split": (lambda text, arg: text.split(*arg), st.tuples(st.just("&") | st.just("a"), st.integers(-1, 3))),
+    "join": (lambda text, arg: text.join(arg), st.lists(html, max_size=4)),
+    "replace": (lambda text, arg: text.replace(*arg), st.tuples(st.text("Aa<", min_size=1, max_size=2), html)),
+    "twice": (lambda text, arg: arg + (text.strip() + arg)[1:] + arg, html),
+}
+
+
+@pytest.mark.parametrize("name", HTML_OPERATIONS)
+def test_html_is_escaped_as_by_markupsafe(name: str) -> None:
+    operation, arguments = HTML_OPERATIONS[name]
+
+    @examples(100)
+    @given(st.lists(html, max_size=4), arguments)
+    def check(parts: list[str], argument: Any) -> None:
+        text = joined(parts)
+        assert plain(escaped(text)) == str(escape(plain(text)))
+        checked(escaped(text))
+        result = operation(HTMLText(text, text.marks), argument)
+        expected = operation(Markup(plain(text)), plain(argument))
+        assert plain(result) == (list(map(str, expected)) if isinstance(expected, list) else str(expected))
+        assert all(type(part) is HTMLText for part in (result if isinstance(result, list) else [result]))
+        checked(result)
+
+    check()
+
+
 @given(st.lists(strings, max_size=4))
 def test_lower_and_upper_keep_marks_of_ascii_only(parts: list[str]) -> None:
     text = joined(parts)
@@ -83,7 +116,8 @@ def test_marks_are_kept_where_the_text_is() -> None:
     text = trusted("<|im_start|>") + "user" + trusted("\n")
     assert text.marks == b"\1" * 12 + bytes(4) + b"\1"
     assert str(text) is text
-    assert marks_of(text.split("user")[0]) == b"\1" * 12
+    assert [marks_of(part) for part in text.split("user")] == [b"\1" * 12, b"\1"]
+    assert [marks_of(part) for part in text.split("_", 1)] == [b"\1" * 4, b"\1" * 7 + bytes(4) + b"\1"]
     assert marks_of(text.replace("user", trusted("x"))) == b"\1" * 14
     with pytest.raises(ValueError, match="1 marks for 2 characters"):
         MarkedText("ab", b"\1")

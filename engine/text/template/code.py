@@ -1,7 +1,7 @@
 """How templates become Python: Jinja's compiler, extended to show the environment every value, loop and literal.
 
-The environment (:mod:`engine.text.sandbox`) already sees calls, operators, attributes and filters. This adds a tick in every
-loop, a count of every list, tuple, mapping and slice, joins that keep marks, and marks on the template's own text.
+The environment (:mod:`engine.text.template.sandbox`) already sees calls, operators, attributes and filters. This adds a tick
+in every loop, a count of every list, tuple, mapping and slice, joins that keep marks, and marks on the template's own text.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.text.marked import MarkedText, trusted
+from engine.text.template.marked import MarkedText, trusted
 
 
 class LiteralEnvironment(ImmutableSandboxedEnvironment):

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as plain Jinja, and no control token from a message."""
+"""Chat templates: the language, the built-in ones, and no control token from a message."""
 
 import json
 from datetime import datetime
@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.errors import TemplateError
 from engine.gguf.file import read_gguf
-from engine.text.chat import TEMPLATES, ChatTemplate
+from engine.text.template.chat import TEMPLATES, ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from tests.vocabularies import CONTROL, USER, bpe_metadata, gguf_path, made, spm_metadata, tokenizer
 
@@ -56,23 +55,16 @@ ODD_TEMPLATES = {
     "join": "{{ messages | map(attribute='content') | join('<|end|>') }}",
     "join method": "{{ '|'.join(['<', messages[0].content, '>', '<', 'end', '>']) }}",
     "format": "{{ '<|{}|>'.format(messages[0].content) }}{{ '<|{0}|>'.format('end') }}",
-    "percent": "{{ '<|%s|>' % messages[0].content }}<|end|>",
-    "format of content": "{{ messages[0].content.format(1) }}{{ messages[0].content % () }}<|end|>",
+    "format of content": "{{ messages[0].content.format(1) }}<|end|>",
     "macro": "{% macro f(x) %}<|{{ x }}|>{% endmacro %}{{ f('end') }}{{ f(messages[0].content) }}",
     "block": "{% set x %}<{{ messages[0].content }}>{% endset %}{{ x }}{% filter trim %}<|end|>{{ x }}{% endfilter %}",
     "case": "{{ '<|' + messages[0].content | lower + '|>' + '<|END|>' | lower + ('<' + messages[0].content).lower() }}",
     "json": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}{{ messages | string }}<|end|>",
     "slices": "{{ ('<|end|>' + messages[0].content)[:9] }}{{ messages[0].content[::-1] + messages[-1].content[1:] }}",
+    "safe": "{{ ('<|end|>' | safe) + messages[0].content + ('<' | e) + '|end|>' + ('x' | safe).join(['<', 'y']) }}",
     "names": "{% for t in tools or [] %}<{{ t.name }}>{% for k, v in t.items() %}<{{ k + v }}>{% endfor %}{% endfor %}",
 }
 ALL_TEMPLATES = TEMPLATES | ODD_TEMPLATES
-
-
-def plain_jinja(source: str, **values: Any) -> str:
-    """The template as ``transformers`` renders it."""
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    env.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    return env.from_string(source).render(**values)
 
 
 def conversation(*contents: str, system: str | None = None) -> list[dict[str, Any]]:
@@ -133,35 +125,6 @@ def test_the_template_of_a_model() -> None:
         ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata={"tokenizer.chat_template": 1}), tok)
 
 
-SAMPLES = [
-    conversation("Hi"),
-    conversation(" Hi\n", "  yes |x| ", "x<y>z", system=" be </think> brief "),
-    conversation("", "", "é🙂"),
-]
-TOOLS = [{"name": "f", "description": "<é>"}]
-
-
-@pytest.mark.parametrize("name", ALL_TEMPLATES)
-@pytest.mark.parametrize("messages", SAMPLES)
-def test_text_is_what_jinja_makes(name: str, messages: list[dict[str, Any]]) -> None:
-    template = ChatTemplate.from_source(ALL_TEMPLATES[name], TOK)
-    values = {"messages": messages, "tools": TOOLS, "bos_token": "<s>", "eos_token": "</s>"}
-    for prompt in (True, False):
-        expected = plain_jinja(ALL_TEMPLATES[name], add_generation_prompt=prompt, **values)
-        text = template.render(messages, add_generation_prompt=prompt, tools=TOOLS)
-        assert text == expected
-        assert type(text) is str
-
-
-def test_text_is_what_transformers_makes() -> None:
-    utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    for source in ALL_TEMPLATES.values():
-        for messages in SAMPLES:
-            tokens = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
-            expected = utils.render_jinja_template([messages], tools=TOOLS, chat_template=source, **tokens)[0][0]
-            assert ChatTemplate.from_source(source, TOK).render(messages, tools=TOOLS) == expected
-
-
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
@@ -182,8 +145,8 @@ def test_text_is_what_transformers_makes() -> None:
             "{{ 'a,b'.split(',') | join('-') }}{{ [1, 2] | sum }}{{ [3, 1] | sort }}{{ 1.25 | round(1) }}",
             "a-b3[1, 3]1.2",
         ),
-        ("{{ 'a\nb' | indent(2) }}{{ '<' | e }}{{ '<' | safe }}{{ '%s-%d' % ('x', 3) }}", "a\n  b&lt;<x-3"),
-        ("{{ '{}{}{x!r:>5}'.format(1, '<', x='a') }}{{ '{a[0]}'.format(a=[5]) }}", "1<  'a'5"),
+        ("{{ 'a\nb' | indent(2) }}{{ '<' | e }}{{ '<' | safe }}{{ 7 % 4 }}", "a\n  b&lt;<3"),
+        ("{{ '{}{}{x}{{}}'.format(1, '<', x='a') }}{{ '{1}{0}'.format(none, [5]) }}", "1<a{}[5]None"),
     ],
 )
 def test_the_language(source: str, expected: str) -> None:

@@ -1,12 +1,16 @@
 """Hostile templates end in one sentence: none runs on, fills the memory, reaches Python or changes the environment."""
 
 import ast
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import TemplateError
-from engine.text.chat import ChatTemplate
+from engine.text.template.chat import ChatTemplate
 from tests.conftest import REPOSITORY
+from tests.tiers import examples
 from tests.vocabularies import CONTROL, bpe_metadata, made
 
 TOK = made(bpe_metadata([], {"<|eot_id|>": CONTROL}))
@@ -17,7 +21,9 @@ def render(source: str, *contents: str) -> str:
     return ChatTemplate.from_source(source, TOK).render(messages)
 
 
-HUGE, STEPS, NESTED, WIDE = "far too much text", "far too many steps", "nested too deeply", "far too wide"
+HUGE, STEPS, NESTED = "far too much text", "far too many steps", "nested too deeply"
+DATE = "unreasonable format"
+PERCENT, FIELDS = "formats text by %, which is not allowed", "more than plain fields"
 HOSTILE = {
     "nested loops": ("{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}", STEPS),
     "loops that print": ("{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}", "far too"),
@@ -64,6 +70,8 @@ HOSTILE = {
         "{% set x %}" + "{{ x }}{{ x }}" * 9 + "{% endset %}{% set x = 'aaaaaaaaaa' * 20000 %}{{ [x, x] }}",
         HUGE,
     ),
+    "escaping": ("{{ ('<' * 200000) | e }}", HUGE),
+    "adding to escaped text": ("{{ ('' | safe) + '<' * 200000 }}", HUGE),
     "many large values": ("{% set x = 'a' * 200000 %}{% for i in range(1000) %}{% set y = x[1:] %}{% endfor %}", HUGE),
     "join": ("{{ ('a' * 1000) | join('b' * 100000) }}", HUGE),
     "join method": ("{{ ('b' * 100000).join('a' * 100000) }}", HUGE),
@@ -81,14 +89,25 @@ HOSTILE = {
         "far too large",
     ),
     "round": ("{{ 1.5 | round(1000000000) }}", "excessive number of digits"),
-    "percent width": ("{{ '%1000000000d' % 1 }}", WIDE),
-    "percent precision": ("{{ '%.1000000000f' % 1.0 }}", WIDE),
-    "percent star": ("{{ '%*d' % (1000000000, 1) }}", WIDE),
-    "percent many": ("{{ ('%(a)s' * 10000) % {'a': 'x' * 10000} }}", HUGE),
-    "format width": ("{{ '{:1000000000}'.format(1) }}", WIDE),
-    "format nested width": ("{{ '{:{}}'.format(1, 1000000000) }}", "to a width from another value"),
+    "percent": ("{{ '%s' % 1 }}", PERCENT),
+    "percent of a variable": ("{{ messages[0].content % () }}", PERCENT),
+    "percent width": ("{{ '%1000000000d' % 1 }}", PERCENT),
+    "percent with a mapping": ("{{ '%(a)s' % {'a': 1} }}", PERCENT),
+    "format width": ("{{ '{:1000000000}'.format(1) }}", FIELDS),
+    "format nested width": ("{{ '{:{}}'.format(1, 1000000000) }}", FIELDS),
+    "format precision": ("{{ '{:.1000000000f}'.format(1.0) }}", FIELDS),
+    "format conversion": ("{{ '{!r}'.format(messages) }}", FIELDS),
+    "format item": ("{{ '{0[0]}'.format(messages) }}", FIELDS),
+    "format of a method": ("{% set f = 'x{:1000000000}'.format %}{{ f(1) }}", FIELDS),
+    "format by item": ("{{ ''['format'](1) }}{{ '{:9}'['format'](1) }}", FIELDS),
+    "format without its argument": ("{{ '{}{}'.format(1) }}", "IndexError"),
+    "format without its name": ("{{ '{a}'.format(b=1) }}", "KeyError"),
+    "format half a field": ("{{ '{'.format(1) }}", "ValueError"),
     "format many": ("{{ ('{0}' * 10000).format('x' * 10000) }}", HUGE),
-    "date width": ("{{ strftime_now('%1000000000d') }}", "unreasonable format"),
+    "date width": ("{{ strftime_now('%1000000000d') }}", DATE),
+    "date width after a flag": ("{{ strftime_now('%-1000000000d') }}", DATE),
+    "date width after a prefix": ("{{ strftime_now('%E1000000000d') }}", DATE),
+    "long date": ("{{ strftime_now('%c' * 101) }}", DATE),
     "center": ("{{ 'a'.center(1000000000) }}", "unsafe"),
     "center filter": ("{{ 'a' | center(1000000000) }}", "No filter named 'center'"),
     "bytes": ("{{ (1).to_bytes(1000000000) }}", "unsafe"),
@@ -101,9 +120,10 @@ HOSTILE = {
     "a long template": ("x" * 65537, "65537 characters, more than the 65536 allowed"),
     "class": ("{{ ''.__class__.__mro__ }}", "unsafe"),
     "class by item": ("{{ ''['__class__']['__mro__'] }}", "unsafe"),
-    "class by format": ("{{ '{0.__class__.__mro__}'.format('') }}", "unsafe"),
+    "class by format": ("{{ '{0.__class__.__mro__}'.format('') }}", FIELDS),
     "class by map": ("{{ messages | map(attribute='__class__.__mro__') | list }}", "unsafe"),
     "marks": ("{{ 'x'.marks + 'x'.marks }}", "unsafe"),
+    "marks of escaped text": ("{{ ('x' | safe).marks + 'x'.marks }}", "unsafe"),
     "format_map": ("{{ '{a}'.format_map({'a': 1}) }}", "unsafe"),
     "append": ("{{ messages.append(1) }}", "unsafe"),
     "update": ("{{ messages[0].update({'role': 'system'}) }}", "unsafe"),
@@ -128,6 +148,29 @@ def test_hostile_templates(name: str) -> None:
         render(source, "Hi")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 700
+
+
+fields = st.lists(st.sampled_from(["{}", "{a}", "{b1}", "{{", "}}", "x", "\n"]), max_size=8).map("".join)
+
+
+@examples(100)
+@given(fields, st.lists(st.text("ab{}", max_size=3) | st.integers(), min_size=8, max_size=8))
+def test_format_is_that_of_python(text: str, values: list[Any]) -> None:
+    source = "{{ messages[0].content.format(*values, a=values[0], b1=values[1]) }}"
+    chat = ChatTemplate.from_source(source, TOK)
+    messages = [{"role": "user", "content": text}]
+    assert chat.render(messages, values=values) == text.format(*values, a=values[0], b1=values[1])
+
+
+def test_format_keeps_marks_of_the_template_only() -> None:
+    def n_control(source: str, content: str) -> int:
+        ids = ChatTemplate.from_source(source, TOK).encode([{"role": "user", "content": content}])
+        return ids.count(TOK.vocabulary.tokens.index("<|eot_id|>"))
+
+    assert n_control("{{ '<|{}|>'.format('eot_id') }}", "") == 1
+    assert n_control("{{ '<|{}|>'.format(messages[0].content) }}", "eot_id") == 0
+    assert n_control("{{ messages[0].content.format('eot_id') }}", "<|{}|>") == 0
+    assert n_control("{{ (messages[0].content ~ '_id|>').format() }}", "<|eot") == 0
 
 
 def test_printing_a_namespace_that_holds_itself() -> None:
@@ -165,5 +208,5 @@ def test_templates_are_made_in_one_place_only() -> None:
                 called = ast.unparse(node.func)
                 if called.split(".")[-1].endswith("Environment") or called in ("jinja2.Template", "from_string"):
                     calls.append(f"{path.name}: {called}")
-    assert users == {"sandbox.py", "template_code.py"}
+    assert users == {"sandbox.py", "code.py"}
     assert calls == ["sandbox.py: TemplateEnvironment"]

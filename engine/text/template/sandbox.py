@@ -4,7 +4,7 @@ A template comes with a model file, so it is an untrusted program. Jinja's ``Imm
 away from Python; it could still run forever, fill the memory, or present what a user wrote as its own text.
 So this environment sees every step of a template (an iteration, a call, an operator, an attribute, a filter, an
 output) and every value it makes, counts both, and refuses an operation before it makes something too large.
-Text of the template itself is marked (:mod:`engine.text.marked`); text from outside is not.
+Text of the template itself is marked (:mod:`engine.text.template.marked`); text from outside is not.
 """
 
 import json
@@ -12,18 +12,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial, wraps
+from string import Formatter
 from typing import Any, NoReturn, TypeAlias
 
 from jinja2 import filters, nodes, pass_context
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.runtime import Context
-from jinja2.sandbox import SandboxedFormatter
 from jinja2.utils import Namespace
 
 from engine.errors import TemplateError
-from engine.text.budget import VIEWS, Budget
-from engine.text.marked import MarkedText, joined, marks_of, trusted
-from engine.text.template_code import Generation, LiteralEnvironment, TemplateGenerator
+from engine.text.template.budget import VIEWS, Budget
+from engine.text.template.code import Generation, LiteralEnvironment, TemplateGenerator
+from engine.text.template.marked import HTMLText, MarkedText, escaped, joined, marked, marks_of, trusted
 
 MAX_SOURCE = 64 * 1024  # characters of a template
 MAX_RANGE = 10_000
@@ -39,7 +39,7 @@ _STR_METHODS = """
     rindex rpartition rsplit rstrip split splitlines startswith strip swapcase title upper
 """
 _METHODS: tuple[tuple[tuple[type, ...], str], ...] = (
-    ((str, MarkedText), _STR_METHODS),
+    ((str, MarkedText, HTMLText), _STR_METHODS),
     ((dict,), "get items keys values"),
     ((list, tuple), "count index"),
     ((int, float, bool, range, *VIEWS), ""),
@@ -50,7 +50,7 @@ _FILTERS = """
     rejectattr reverse select selectattr sort title unique upper
 """
 _OWN_FILTERS = "escape indent join replace round safe string sum tojson trim"
-_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4}))")
+_DATE = re.compile(r"([^%]|%-?[A-DF-NP-Za-z%]){0,100}")  # no width and no prefix: a directive writes a few words
 
 
 class _Namespace(Namespace):
@@ -130,7 +130,23 @@ class TemplateEnvironment(LiteralEnvironment):
     def wrap_str_format(self, value: TemplateValue) -> Callable[..., str] | None:
         if getattr(value, "__name__", "") != "format" or not isinstance(text := getattr(value, "__self__", None), str):
             return None
-        return lambda *args, **kwargs: _Formatter(self).vformat(text, args, kwargs)
+        return lambda *args, **kwargs: self.concat(self._formatted(text, args, kwargs))
+
+    def _formatted(self, text: str, args: tuple[TemplateValue, ...], kwargs: dict[str, TemplateValue]) -> Iterator[str]:
+        """The parts of ``text.format(*args, **kwargs)``; a field is an argument as it is printed, with its marks."""
+        own = str if 0 in marks_of(text) else trusted
+        number = 0
+        for literal, field, spec, conversion in Formatter().parse(text):
+            yield own(literal)
+            if field is None:
+                continue
+            if spec or conversion or not re.fullmatch(r"\w*", field):
+                raise TemplateError("the chat template uses format() with more than plain fields: {}, {0} or {name}")
+            if field.isdecimal() or not field:
+                yield self.text(args[int(field or number)])
+                number += 1
+            else:
+                yield self.text(kwargs[field])
 
     def call(
         __self, __context: Context, __obj: TemplateValue, *args: TemplateValue, **kwargs: TemplateValue
@@ -167,10 +183,10 @@ class TemplateEnvironment(LiteralEnvironment):
             if isinstance(value, (str, list, tuple)):
                 self.budget.refuse_over(number * self.budget.size(value))
         if operator == "%" and isinstance(left, str):
-            if _WIDE_PERCENT.search(left):
-                raise TemplateError("the chat template formats a value far too wide")
-            self.budget.refuse_over(len(left) + self.budget.size(right) * left.count("%"))
-        elif isinstance(left, int) and isinstance(right, int):
+            raise TemplateError(
+                "the chat template formats text by %, which is not allowed: format() or ~ can replace it"
+            )
+        if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MAX_BITS:
                 raise TemplateError("the chat template computes with numbers that are far too large")
@@ -187,9 +203,7 @@ class TemplateEnvironment(LiteralEnvironment):
         return counted
 
     def _filter_escape(self, value: TemplateValue) -> str:
-        from markupsafe import escape
-
-        return str(escape(self.text(value)))
+        return escaped(self.text(value))
 
     def _filter_indent(
         self, value: TemplateValue, width: int | str = 4, first: bool = False, blank: bool = False
@@ -204,20 +218,21 @@ class TemplateEnvironment(LiteralEnvironment):
         texts = list(self._limited(map(self.text, parts)))
         separator = self.text(d)
         self.budget.refuse_over(len(separator) * len(texts))
-        return MarkedText(separator, marks_of(separator)).join(texts)
+        return marked(separator).join(texts)
 
     def _filter_replace(self, value: TemplateValue, old: TemplateValue, new: TemplateValue, count: int = -1) -> str:
         text, old, new = self.text(value), self.text(old), self.text(new)
         self._checked_arguments("replace", text, old, new)
-        return text.replace(old, new, -1 if count is None else count)
+        return marked(text).replace(old, new, -1 if count is None else count)
 
     def _filter_round(self, value: TemplateValue, precision: int = 0, method: str = "common") -> TemplateValue:
         if not -30 <= precision <= 30:
             raise TemplateError("the chat template rounds to an excessive number of digits")
         return filters.do_round(value, precision, method)  # type: ignore[arg-type]
 
-    def _filter_safe(self, value: TemplateValue) -> TemplateValue:
-        return value
+    def _filter_safe(self, value: TemplateValue) -> str:
+        text = self.text(value)
+        return HTMLText(text, marks_of(text))
 
     def _filter_string(self, value: TemplateValue) -> str:
         return self.text(value)
@@ -249,29 +264,6 @@ class TemplateEnvironment(LiteralEnvironment):
         return text.strip(*self._checked_arguments("strip", text, chars))
 
 
-class _Formatter(SandboxedFormatter):
-    """``str.format`` with Jinja's access rules, no large widths, and the marks of the text it joins."""
-
-    _env: "TemplateEnvironment"
-
-    def vformat(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> MarkedText:
-        return self._env.concat(self._parts(format_string, args, kwargs))
-
-    def _parts(self, format_string: str, args: TemplateValue, kwargs: TemplateValue) -> Iterator[str]:
-        own = trusted if isinstance(format_string, MarkedText) and 0 not in format_string.marks else str
-        number = 0
-        for literal, name, spec, conversion in self.parse(format_string):
-            yield own(literal)
-            if name is None:
-                continue
-            if not name or name[0] in ".[":
-                name, number = f"{number}{name}", number + 1
-            value = self.convert_field(self.get_field(name, args, kwargs)[0], conversion)
-            if spec and re.search(r"\d{4}|{", spec):
-                raise TemplateError("the chat template formats a value far too wide, or to a width from another value")
-            yield self._env.text(value) if not spec else self.format_field(value, spec)
-
-
 def _raise_exception(message: TemplateValue) -> NoReturn:
     raise TemplateError(f"the chat template refuses these messages: {_shown(message)}")
 
@@ -284,7 +276,7 @@ def _range(*bounds: int) -> range:
 
 
 def _strftime_now(format: str) -> str:
-    if len(format) > 100 or re.search(r"%[^a-zA-Z%]*\d", format):
+    if not _DATE.fullmatch(format):
         raise TemplateError("the chat template asks for the date in an unreasonable format")
     return datetime.now().strftime(format)
 

@@ -1,6 +1,6 @@
 """Chat templates: from messages to the text, and the token ids, that a model was trained to answer.
 
-The template language and its limits are in :mod:`engine.text.sandbox`; it is loaded when a template is first used.
+The template language and its limits are in :mod:`engine.text.template.sandbox`; it is loaded when a template is first used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
-from engine.text.chat_templates import TEMPLATES
-from engine.text.marked import MarkedText, trusted
+from engine.text.template.builtin import TEMPLATES
+from engine.text.template.marked import MarkedText, trusted
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Metadata
 
 if TYPE_CHECKING:
-    from engine.text.sandbox import Template
+    from engine.text.template.sandbox import Template
 
 __all__ = ["TEMPLATES", "ChatTemplate", "Message"]
 
@@ -78,7 +78,7 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> "Template":
-        from engine.text.sandbox import Template
+        from engine.text.template.sandbox import Template
 
         return Template(self.source)
 

@@ -1,0 +1,1 @@
+"""Chat templates: from messages to token ids, through a sandbox that limits what a template can do."""
