@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.decode.generation import Generation
     from engine.llm import LLM
     from engine.ops import Ops
+    from engine.speculative.source import LoadedModel
     from engine.speculative.statistics import Statistics
 
 STAGES = {
@@ -429,7 +430,7 @@ def _bandwidth(ops: "Ops") -> float:
         return 0.0
 
 
-def _name(llm: "LLM | LoadedModel") -> str:
+def _name(llm: "LoadedModel") -> str:
     """A named model's name; else the name in its file, or that of the file."""
     known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
     return known or llm.config.name or llm.path.stem
