@@ -13,7 +13,7 @@ project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-extensions = ["myst_parser", "mathml"]
+extensions = ["myst_parser", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"

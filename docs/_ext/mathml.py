@@ -16,7 +16,9 @@ def mathml(latex: str, display: str) -> str:
     converter does not know."""
     # The converter knows align*, of which aligned is the form within a formula.
     element = convert(re.sub(r"\{aligned\}", "{align*}", latex), display=display)
-    unknown = re.search(r">[^<]*(\\[A-Za-z]+)", element)
+    # Underscores are escaped in the text of a formula; the converter copies it as it is.
+    element = element.replace(r"\_", "_")
+    unknown = re.search(r">[^<]*(\\\S*)[^<]*<", element)
     if unknown:
         raise ValueError(f"{unknown[1]} is unknown")
     # A function is an identifier: as an operator it would be followed by a space.
