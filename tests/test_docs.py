@@ -215,6 +215,41 @@ def test_there_are_command_lines() -> None:
     assert named >= {"run", "bench", "compile", "models", "parity", "synthetic"}
 
 
+# --- messages --------------------------------------------------------------------------------------------------
+
+
+MARKS = " :;,.()"
+
+
+def texts() -> Iterator[str]:
+    """The texts in the source, with a line break in the place of each value that is put into one."""
+    for path in (REPOSITORY / "engine").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\n" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_are_those_of_the_source() -> None:
+    """Every part of a message in troubleshooting.md, between values ("…"), is in a text of the source."""
+    page = DOCS / "troubleshooting.md"
+    source = "\n\n".join(texts())
+    quoted = [line for block in blocks(page) if block.info == "text" for line in block.body.splitlines()]
+    parts = [part.strip(MARKS) for line in quoted for part in re.sub("^(error|note): ", "", line).split("…")]
+    words = [part for part in parts if len(part) > 3]
+    assert len(words) > 50
+
+    def is_there(part: str) -> bool:
+        """Whether the source contains it, or both halves of it: a value may be a text of the source, too."""
+        halves = [(part[:at].strip(MARKS), part[at:].strip(MARKS)) for at, c in enumerate(part) if c == " "]
+        return part in source or any(a in source and b in source for a, b in halves if min(len(a), len(b)) > 2)
+
+    missing = [part for part in words if not is_there(part)]
+    assert not missing, missing
+
+
 # --- examples --------------------------------------------------------------------------------------------------
 
 
