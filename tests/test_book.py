@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from docs.screenshots import BROWSERS, THEMES, build, find_browser, run_browser
+from docs.screenshots import BROWSERS, DOCS, THEMES, build, find_browser, run_browser
 
 WIDTHS = (1280, 390)
 
@@ -58,6 +59,23 @@ all();
 """
 
 
+FORMULA = re.compile(r"^\$\$\n(.*?)^\$\$$", re.M | re.S)
+
+
+def test_formulas_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("latex2mathml", reason="formulas need the extra docs")
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    mathml = import_module("mathml").mathml
+    pages = [page.read_text(encoding="utf-8") for page in DOCS.glob("*.md")]
+    formulas = [formula.strip() for page in pages for formula in FORMULA.findall(page)]
+    assert len(formulas) > 20
+    for formula in formulas:
+        element = ElementTree.fromstring(mathml(formula, "block"))
+        assert str(element.get("alttext")).split() == formula.split()
+    with pytest.raises(ValueError, match=r"nonsense is unknown"):
+        mathml(r"a + \nonsense{b}", "inline")
+
+
 @pytest.fixture(scope="module")
 def browser() -> str:
     found = find_browser()
@@ -76,7 +94,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(browser: str, book: Path) -> Iterator[dict[str, list[dict[str, Any]]]]:
+def measured(browser: str, book: Path) -> dict[str, list[dict[str, Any]]]:
     """By theme, what a browser says about every page at every width."""
     names = sorted(path.name for path in book.glob("*.html"))
     wrapper = book / "measure.html"
@@ -90,7 +108,7 @@ def measured(browser: str, book: Path) -> Iterator[dict[str, list[dict[str, Any]
         found[theme] = json.loads(unescape(result[1]))
         assert len(found[theme]) == len(names) * len(WIDTHS)
     wrapper.unlink()
-    yield found
+    return found
 
 
 @pytest.mark.thorough

@@ -18,7 +18,7 @@ def mathml(latex: str, display: str) -> str:
     element = convert(re.sub(r"\{aligned\}", "{align*}", latex), display=display)
     # Underscores are escaped in the text of a formula; the converter copies it as it is.
     element = element.replace(r"\_", "_")
-    unknown = re.search(r">[^<]*(\\\S*)[^<]*<", element)
+    unknown = re.search(r">[^<]*?(\\[^<\s]*)", element)
     if unknown:
         raise ValueError(f"{unknown[1]} is unknown")
     # A function is an identifier: as an operator it would be followed by a space.
