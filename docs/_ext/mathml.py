@@ -23,6 +23,12 @@ def mathml(latex: str, display: str) -> str:
         raise ValueError(f"{unknown[1]} is unknown")
     # A function is an identifier: as an operator it would be followed by a space.
     element = re.sub(r"<mo>([a-z][A-Za-z]+)</mo>", r"<mi>\1</mi>", element)
+    # A prime that is raised once more, as a superscript, is too small and too high in most fonts.
+    element = re.sub(
+        r"<msup>(<m[ion]>[^<]*</m[ion]>)<mi>&#x02032;</mi></msup>",
+        r'<mrow>\1<mo lspace="0" rspace="0">′</mo></mrow>',
+        element,
+    )
     source = latex.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return element.replace("<math ", f'<math alttext="{source}" ', 1)
 
