@@ -20,7 +20,7 @@ SIZE = (480, 640)
 
 ROWS = (1, 2, 4, 8, 16)
 PASS = (1.0, 1.07, 1.10, 1.13, 1.49)
-"""v: seconds of a pass of several rows, relative to one row: Qwen3-8B in Q4_K_M on an H200 (docs/performance.md)."""
+"""v: seconds of a pass of several rows, relative to one row: Qwen3-8B in Q4_K_M on an H200 (docs/notebook.md)."""
 
 DRAFT = 0.25
 """c of the first panel: a draft model whose pass takes a quarter of the target's, like Qwen3-0.6B's."""

@@ -4,17 +4,24 @@ import sys
 import tomllib
 from pathlib import Path
 
-_package = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+_package = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
 html_copy_source = False
+html_math_renderer = "mathml"
+myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 
 # Figures with an image for each theme.

@@ -111,11 +111,16 @@ def test_structure_lists_every_module() -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words of every ``python -m engine...`` of a page: in shell blocks, and in code spans within text."""
+    """The words of every ``bitmirror TOOL ...`` of a page, without the first: in shell blocks, and in code spans within text.
+
+    ``python -m engine.TOOL`` is another way to write it.
+    """
     text = page.read_text(encoding="utf-8")
     shell = [block.body.replace("\\\n", " ") for block in blocks(page) if block.info in SHELLS]
     lines = [line.removeprefix("$ ") for body in shell for line in body.splitlines()]
-    lines += re.findall(r"`(python -m engine[^`\n]*)`", FENCE.sub("", text))
+    # A code span may continue on the next line.
+    spans = re.findall(r"`((?:bitmirror|python\s+-m\s+engine\.)[^`]*)`", FENCE.sub("", text))
+    lines += [" ".join(span.split()) for span in spans]
     for line in lines:
         line = re.sub(r"\s[0-9](?=>)", " ", line)  # the 2 of 2>
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -124,7 +129,9 @@ def commands(page: Path) -> Iterator[list[str]]:
         for word in [*lexer, ";"]:
             if word[0] in ";|&<>":
                 if command[:2] == ["python", "-m"] and command[2].startswith("engine."):
-                    yield command[2:]
+                    yield [command[2].removeprefix("engine."), *command[3:]]
+                elif command[:1] == ["bitmirror"] and len(command) > 1:
+                    yield command[1:]
                 # What follows a redirection is a file, not a command.
                 command = ["to"] if word[0] in "<>" else []
             elif command or "=" not in word:
@@ -139,13 +146,16 @@ def test_a_command_line_parses(
     page: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run: dict[str, Callable[[list[str]], None]] = {
-        "engine.run": check_run,
-        "engine.bench": check_bench,
-        "engine.compile": check_compile,
-        "engine.parity": check_parity,
-        "engine.models": lambda args: check_models(args, monkeypatch),
-        "engine.synthetic": lambda args: check_synthetic(args, monkeypatch),
+        "run": check_run,
+        "chat": lambda args: check_run(["--cnv", *args]),
+        "bench": check_bench,
+        "compile": check_compile,
+        "parity": check_parity,
+        "models": lambda args: check_models(args, monkeypatch),
+        "synthetic": lambda args: check_synthetic(args, monkeypatch),
     }
+    if words[0] in ("-h", "--help", "--version"):
+        return
     assert words[0] in run, f"{page.name} names a command that does not exist"
     run[words[0]](words[1:])
 
@@ -202,7 +212,42 @@ def check_synthetic(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_command_lines() -> None:
     named = {words[0] for _, words in COMMANDS}
-    assert named == {f"engine.{tool}" for tool in ("run", "bench", "compile", "models", "parity", "synthetic")}
+    assert named >= {"run", "bench", "compile", "models", "parity", "synthetic"}
+
+
+# --- messages --------------------------------------------------------------------------------------------------
+
+
+MARKS = " :;,.()"
+
+
+def texts() -> Iterator[str]:
+    """The texts in the source, with a line break in the place of each value that is put into one."""
+    for path in (REPOSITORY / "engine").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\n" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_are_those_of_the_source() -> None:
+    """Every part of a message in troubleshooting.md, between values ("…"), is in a text of the source."""
+    page = DOCS / "troubleshooting.md"
+    source = "\n\n".join(texts())
+    quoted = [line for block in blocks(page) if block.info == "text" for line in block.body.splitlines()]
+    parts = [part.strip(MARKS) for line in quoted for part in re.sub("^(error|note): ", "", line).split("…")]
+    words = [part for part in parts if len(part) > 3]
+    assert len(words) > 50
+
+    def is_there(part: str) -> bool:
+        """Whether the source contains it, or both halves of it: a value may be a text of the source, too."""
+        halves = [(part[:at].strip(MARKS), part[at:].strip(MARKS)) for at, c in enumerate(part) if c == " "]
+        return part in source or any(a in source and b in source for a, b in halves if min(len(a), len(b)) > 2)
+
+    missing = [part for part in words if not is_there(part)]
+    assert not missing, missing
 
 
 # --- examples --------------------------------------------------------------------------------------------------
