@@ -348,8 +348,8 @@ _OUTPUTS = {"csv": comma_separated, "json": as_json, "jsonl": json_lines, "md": 
 
 USAGE = """\
 %(prog)s [-m MODEL] [-p N,...] [-n N,...] [-d N,...] [flags]    a model
-       %(prog)s --shape qwen3-8b:Q4_K_M [flags]                        a random model of that size
-       %(prog)s [-m MODEL] -o json > results.json                      for another program"""
+       %(prog)s --shape qwen3-8b:Q4_K_M [flags]                        a random model
+       %(prog)s [-m MODEL] -o json > results.json                      for a program"""
 
 DESCRIPTION = """\
 Measures how fast a model reads a prompt (pp) and generates (tg), in the manner of llama-bench.
@@ -396,7 +396,7 @@ def parser(prog: str = "bitmirror bench") -> Parser:
     add("--no-warmup", action="store_true", help="no run before those that are measured")
 
     group = top.add_argument_group("other")
-    kind = {"type": Choice(tuple(_OUTPUTS)), "metavar": "FORMAT"}
+    kind: dict[str, Any] = {"type": Choice(tuple(_OUTPUTS)), "metavar": "FORMAT"}
     group.add_argument("-o", "--output", **kind, default="md", help=f"{listed(_OUTPUTS)}: the format of the results")
     shared.add_other(group)
     return top
@@ -415,17 +415,20 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
     """Name and file of a random model ``NAME:QUANT``; the file is removed at the end unless ``keep`` is set."""
     name, quant = parse_shape(shape)
     folder = catalog.cache_dir() / "synthetic"
-    if keep:
-        path = folder / f"{name}-{quant}.gguf"
-        yield f"{name} {quant}", path if path.exists() else make_model(path, name, quant)
+    kept = folder / f"{name}-{quant}.gguf"
+    if keep and kept.exists():
+        yield f"{name} {quant}", kept
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=folder)
+        temporary = None if keep else tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise UsageError(
             f"No random model can be written to {folder}: {error.strerror}; set BITMIRROR_CACHE to another folder."
         ) from None
+    if temporary is None:
+        yield f"{name} {quant}", make_model(kept, name, quant)
+        return
     with temporary as directory:
         yield f"{name} {quant}", make_model(Path(directory) / f"{name}-{quant}.gguf", name, quant)
 

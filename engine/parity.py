@@ -103,17 +103,20 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         open_device(args.device)  # so that a missing GPU is reported before a model is read
+    except DeviceError as error:
+        raise DeviceError(f"bitmirror parity needs a GPU: {without_cpu(error)}") from error
+    try:
         with Report(args.verbose) as report:
             return compare(args, load, report)
     except DeviceError as error:
-        raise DeviceError(without_cpu(str(error))) from error
+        raise DeviceError(without_cpu(error)) from error
 
 
-def without_cpu(sentence: str) -> str:
-    """The sentence of a DeviceError without its advice to use the CPU, which a comparison of both cannot follow."""
-    sentence = sentence.replace(" (see --list-devices), or cpu", "")
-    reason, advised = re.subn(r"[;,] (?:or )?(?:use )?--device cpu\.?$", "", sentence)
-    return f"{reason}; bitmirror parity compares the CPU with a GPU" if advised else reason
+def without_cpu(error: DeviceError) -> str:
+    """The sentence of an error without its advice to use the CPU, which a comparison with a GPU cannot follow."""
+    sentence = str(error).replace(" (see --list-devices), or cpu", "")
+    sentence = sentence.replace(", a smaller model, or --device", " or a smaller model, or --device")
+    return re.sub(r"[;,] (?:or )?(?:use )?--device cpu\.?$", "", sentence)
 
 
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:

@@ -18,7 +18,7 @@ from engine.text.chat_templates import TEMPLATES
 USAGE = """\
 %(prog)s [-m MODEL] ["PROMPT" | -p TEXT | -f FILE] [flags]    one answer
        %(prog)s [-m MODEL] --cnv [flags]                             a conversation
-       COMMAND | %(prog)s [-m MODEL] [flags]                         what is piped is the prompt"""
+       COMMAND | %(prog)s [-m MODEL] [flags]                         the prompt is piped"""
 
 DESCRIPTION = """\
 Answers with a GGUF model. Only the answer goes to stdout; progress and reports go to stderr.
@@ -194,6 +194,8 @@ def settle(args: argparse.Namespace) -> None:
         raise UsageError(f"{' and '.join(given)} are both given: give the prompt once")
     if args.words is not None:
         args.prompt = args.words
+    if args.single_turn:
+        args.cnv = False
     if args.system_prompt_file is not None:
         if args.system is not None:
             raise UsageError("--sys and --system-prompt-file are both given: give only one of them")

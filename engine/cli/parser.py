@@ -57,13 +57,8 @@ class Parser(argparse.ArgumentParser):
         finish: Callable[[argparse.Namespace], None] | None = None,
         **options: Any,
     ) -> None:
-        options = {
-            "formatter_class": Document,
-            "allow_abbrev": False,
-            "add_help": False,
-            "exit_on_error": False,
-        } | options
-        super().__init__(prog, **options)
+        style: dict[str, Any] = {"formatter_class": Document, "allow_abbrev": False, "add_help": False}
+        super().__init__(prog, exit_on_error=False, **style, **options)
         self.foreign = foreign
         self.positional = positional
         self.finish = finish
@@ -72,7 +67,13 @@ class Parser(argparse.ArgumentParser):
         """Number of positional arguments."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (--help lists every flag)")
+        missing = message.removeprefix("the following arguments are required: ")
+        problem = message if missing == message else f"{self.prog} needs {missing}"
+        raise UsageError(f"{problem} (--help lists every flag)")
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints the help; unlike argparse's, it does not hide that the reader has left."""
+        print(self.format_help(), end="", file=file)
 
     def add_positional(self, name: str, group: Any = None, **options: Any) -> None:
         """Adds an optional positional argument, which the help shows in ``group``."""
@@ -160,20 +161,29 @@ def add_help(parser: argparse.ArgumentParser | Any) -> None:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The one name that a typing error turns into ``word``; None if there is none, or more than one."""
+    """The one name that ``word`` may have been meant to be; None if there is none, or more than one.
+
+    It has another number of dashes, begins with the word, or differs from it by a typing error.
+    """
+    names = sorted(set(names), key=len, reverse=True)
     bare = word.lstrip("-")
-    by_distance: dict[int, set[str]] = {}
+    for name in names:
+        if name.lstrip("-") == bare:
+            return name
+    # In short flags every letter counts: -ngl is not -n.
+    if not word.startswith("--") or len(bare) < 3:
+        return None
+    begun = [name for name in names if name.startswith(word)]
+    if begun:
+        return begun[0] if len(begun) == 1 else None
+    by_distance: dict[int, list[str]] = {}
     for name in names:
         other = name.lstrip("-")
-        # In short names every letter counts: -ngl is not -n.  A wrong number of dashes is an error of its own.
-        limit = 0 if min(len(bare), len(other)) < 4 else 1 if len(other) < 8 else 2
         distance = _distance(bare, other)
-        if distance <= limit:
-            by_distance.setdefault(distance, set()).add(name)
-    best = by_distance[min(by_distance)] if by_distance else set()
-    if len(best) == 2 and len({name.lstrip("-") for name in best}) == 1:
-        return max(best, key=len)
-    return best.pop() if len(best) == 1 else None
+        if len(other) >= 3 and distance <= (1 if len(other) < 8 else 2):
+            by_distance.setdefault(distance, []).append(name)
+    best = by_distance[min(by_distance)] if by_distance else []
+    return best[0] if len(best) == 1 else None
 
 
 def _distance(a: str, b: str) -> int:
@@ -231,8 +241,8 @@ class Number:
     @property
     def range(self) -> str:
         """The range in words."""
-        least = f"{self.least:.15g}" if self.least is not None else ""
-        most = f"{self.most:.15g}" if self.most is not None else ""
+        least = str(self.least) if self.least is not None else ""
+        most = str(self.most) if self.most is not None else ""
         if self.above:
             return f"above {least}" + (f" and at most {most}" if most else "")
         return f"{least} to {most}" if least and most else f"{least} or more" if least else f"at most {most}"

@@ -124,7 +124,7 @@ def add_batch_size(group: Group, text: str = BATCH_SIZE) -> None:
 
 def add_context(group: Group, text: str) -> None:
     """Adds -c."""
-    group.add_argument("-c", "--ctx-size", metavar="N", type=whole(0, note="0 chooses it"), default=0, help=text)
+    group.add_argument("-c", "--ctx-size", metavar="N", type=whole(0), default=0, help=text)
 
 
 def add_cache_types(group: Group, *, separate: bool = True) -> None:

@@ -11,9 +11,9 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape, quants, shapes
 
 USAGE = """\
-%(prog)s --list                                     the shapes and quantizations there are
-       %(prog)s --shape qwen3-8b:Q4_K_M                    write that model into this folder
-       %(prog)s --shape qwen3-8b:Q4_K_M -o model.gguf      write it to this file"""
+%(prog)s --list                                    the shapes there are
+       %(prog)s --shape qwen3-8b:Q4_K_M                   write a model to this folder
+       %(prog)s --shape qwen3-8b:Q4_K_M -o model.gguf     write it to this file"""
 
 DESCRIPTION = """\
 Writes a GGUF file with random weights and the sizes of a well-known model, for tests and
