@@ -139,7 +139,9 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         ids = np.random.default_rng(args.seed).integers(0, n_vocab, args.n_prompt).tolist()
     needed = len(ids) + args.n_gen
     if args.ctx_size and args.ctx_size < needed:
-        raise UsageError(f"{len(ids)} tokens of prompt and {args.n_gen} more need a context of {needed} (-c)")
+        raise UsageError(
+            f"-c must be 0 or at least {needed}, for {len(ids)} + {args.n_gen} tokens, not {args.ctx_size}"
+        )
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or needed,
         "cache_type": args.cache_type,
@@ -154,7 +156,8 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     config = cpu.config
     size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
     print(f"{path.name}: {config.architecture}, {size}")
-    print(f"CPU, {cpu.n_threads} threads, and {gpu.model.ops.label}\n", flush=True)
+    threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
+    print(f"CPU, {threads}, and {gpu.model.ops.label}\n", flush=True)
 
     tally = Tally(args.verbose)
     both = Comparison(cpu, gpu, ids, args.seed, tally)

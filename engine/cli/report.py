@@ -147,7 +147,7 @@ class Report:
             self._said = self._started = now
         elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
             self._said = now
-            text = f"{len(generation.ids)} tokens  {_rate(generation.timings.predicted_per_second)}"
+            text = f"{_tokens(len(generation.ids))}  {_rate(generation.timings.predicted_per_second)}"
             if not self.terminal:
                 print(f"answering: {text}", file=self.stream, flush=True)
                 return
@@ -185,7 +185,7 @@ class Report:
         where = f"{llm.n_threads} thread{'s' * (llm.n_threads != 1)}"
         if not llm.n_threads:
             where = llm.model.ops.label
-        self.line(f"context {llm.n_ctx} tokens{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
+        self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.slot_bytes:
             slots = llm.model.slots
             self.line(

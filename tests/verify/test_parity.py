@@ -85,7 +85,7 @@ def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert "/no/such/model.gguf" in sentence(capsys)
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
     assert parity.main(["-c", "100"]) == 2
-    assert sentence(capsys) == "error: 200 tokens of prompt and 200 more need a context of 400 (-c)"
+    assert sentence(capsys) == "error: -c must be 0 or at least 400, for 200 + 200 tokens, not 100"
 
 
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 40, 135, 136, 137, 200, 1000])
