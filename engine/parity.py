@@ -72,7 +72,7 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     seed = "seed of the prompt's tokens and of sampling"
     add("-s", "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help=seed)
 
-    shared.add_other(top.add_argument_group("other"))
+    shared.add_other(top.add_argument_group("other"), "print a line per layer, and show the traceback of an error")
     return top
 
 

@@ -107,7 +107,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
     """The text of PROMPT, -p, -f or stdin; None if there is none, and a conversation may begin.  Raises UsageError."""
     if args.prompt is not None and args.prompt != "-":
         return unescape(args.prompt) if args.escape else valid(args.prompt)
-    terminal = sys.stdin is not None and sys.stdin.isatty()
+    terminal = sys.stdin.isatty()
     name = args.file or args.prompt
     if name is None:
         if args.cnv or (terminal and not args.single_turn):
@@ -121,7 +121,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
     else:
         if terminal:
             print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
-        text = read_text(name, "prompt") if sys.stdin is not None else ""
+        text = read_text(name, "prompt")
     if not text:
         raise UsageError("there is no prompt: write one in quotes, give one with -p or -f, or write it to stdin")
     return text

@@ -56,7 +56,7 @@ def _status(parser: Callable[[], Parser], run: Run, words: list[str], memory: st
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as end:  # --help, or a signal
-        return end.code if isinstance(end.code, int) else 0
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BrokenPipeError:
         raise
     except EngineError as error:
@@ -75,6 +75,9 @@ def _status(parser: Callable[[], Parser], run: Run, words: list[str], memory: st
 
 def program(main: Callable[[], int]) -> None:
     """Runs ``main`` as the program of this process and exits with its status; a request to end (SIGTERM) cleans up first."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the process that started this one
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # the terminal and temporary files are restored
     sys.exit(main())
 

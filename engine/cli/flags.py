@@ -179,7 +179,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
 
     group = top.add_argument_group("other")
     group.add_argument("--version", **yes, help="print the version and exit")
-    shared.add_other(group)
+    shared.add_other(group, "print more, and show the traceback of an error")
     return top
 
 

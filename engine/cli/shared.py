@@ -145,7 +145,7 @@ def add_draft_model(group: Group, text: str) -> None:
     group.add_argument("--no-mtp", action="store_true", help=text)
 
 
-def add_other(group: Group) -> None:
-    """Adds --verbose and --help."""
-    group.add_argument("-v", "--verbose", action="store_true", help="print more, and show the traceback of an error")
+def add_other(group: Group, verbose: str = "show the traceback of an error") -> None:
+    """Adds --verbose, which does what ``verbose`` says, and --help."""
+    group.add_argument("-v", "--verbose", action="store_true", help=verbose)
     add_help(group)

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
     target = Target(args.target, args.multiprocessors)
     started = time.perf_counter()
-    with Report(args.verbose) as report:
+    with Report() as report:
         path = resolve(args.model, report.progress)
         draft = resolve(args.draft_model, report.progress) if args.draft_model else None
         if args.output:

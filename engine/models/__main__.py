@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.command == "list":
         list_models()
     elif args.command == "fetch":
-        with Report(args.verbose) as report:
+        with Report() as report:
             path = resolve(args.name, report.progress)
         print(path)
     elif args.command == "verify":

@@ -166,6 +166,17 @@ def test_a_reader_of_results_that_leaves() -> None:
 
 
 @posix
+@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(streams: str) -> None:
+    command = f"'{sys.executable}' -m engine.run {streams}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: there is no prompt") or "2>&-" in streams
+
+
+@posix
 def test_a_reader_of_errors_that_leaves() -> None:
     assert leave("-m", "engine.run", "--nope", errors=True)[0] == 141
 
