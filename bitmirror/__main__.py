@@ -4,6 +4,11 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
+
+from engine.cli import entry
+from engine.cli.parser import Parser
+from engine.errors import UsageError
 
 TOOLS = {
     "run": ("engine.run", "answer a prompt, or begin a conversation"),
@@ -37,15 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     tool, rest = (words[0], words[1:]) if words else ("--help", [])
     if tool in TOOLS:
-        status: int = import_module(TOOLS[tool][0]).main(["--cnv", *rest] if tool == "chat" else rest)
+        module = import_module(TOOLS[tool][0])
+        status: int = module.main(["--cnv", *rest], "bitmirror chat") if tool == "chat" else module.main(rest)
         return status
     if tool == "--version":
         return main(["run", "--version"])
-    if tool in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    print(f"error: {mistake(tool)}", file=sys.stderr)
-    return 2
+    return entry.main(lambda: Parser("bitmirror"), lambda args: explain(tool), [])
+
+
+def explain(tool: str) -> int:
+    """Prints the usage; raises UsageError if ``tool`` is neither a request for it nor a tool."""
+    if tool not in ("-h", "--help", "help"):
+        raise UsageError(mistake(tool))
+    print(usage())
+    return 0
 
 
 def mistake(word: str) -> str:
@@ -58,5 +68,10 @@ def mistake(word: str) -> str:
     return f"there is no tool {word!r}: to answer a prompt, write bitmirror run {word!r} (bitmirror --help lists the tools)"
 
 
+def program() -> NoReturn:
+    """The entry point of the installed command: exits with the status of the tool."""
+    entry.program(main)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -1,4 +1,4 @@
-"""``python -m engine.bench``: how fast a model reads a prompt and generates, in the manner of llama-bench.
+"""``bitmirror bench``: how fast a model reads a prompt and generates, in the manner of llama-bench.
 
 One row per test: ``pp512`` reads a prompt of 512 random tokens, ``tg128`` generates 128 tokens one at a time, and
 ``@ d4096`` does so after 4096 tokens that are already in the cache.  Each test runs ``-r`` times after a warm-up, and
@@ -14,7 +14,6 @@ import io
 import json
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cli.flags import CACHE_TYPES, Parser
+from engine.cli import entry, llama_cpp, shared
+from engine.cli.parser import Choice, Numbers, Parser, listed, whole
 from engine.cli.report import Report
-from engine.devices import check_batch_size, parse_device
-from engine.errors import EngineError, UsageError
+from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
 from engine.synthetic.model import make_model
@@ -50,7 +49,8 @@ class Result:
     model_n_params: int
     backend: str
     n_threads: int
-    cache_type: str
+    type_k: str
+    type_v: str
     n_prompt: int
     n_gen: int
     n_depth: int
@@ -90,7 +90,7 @@ class Result:
         return self.bytes_per_token * self.avg_ts
 
     def fields(self) -> dict[str, Any]:
-        """The fields of csv and json, with llama-bench's names where it has them; times in ns, rates per second."""
+        """The fields of a result, with llama-bench's names where it has them; times in ns, rates per second."""
         return {
             "cpu_info": cpu_name(),
             "gpu_info": self.gpu_info,
@@ -99,7 +99,8 @@ class Result:
             "model_size": self.model_size,
             "model_n_params": self.model_n_params,
             "n_threads": self.n_threads,
-            "cache_type": self.cache_type,
+            "type_k": self.type_k,
+            "type_v": self.type_v,
             "n_prompt": self.n_prompt,
             "n_gen": self.n_gen,
             "n_depth": self.n_depth,
@@ -196,13 +197,15 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             n_threads=n_threads,
             batch_size=args.batch_size,
             cache_type=args.cache_type,
+            cache_type_k=args.cache_type_k,
+            cache_type_v=args.cache_type_v,
             mtp=False,  # only plain steps are measured
             progress=report.progress,
         )
         llm.compile(report.progress)
         report.close()
         if llm.n_ctx < n_ctx:
-            raise UsageError(f"{name} takes {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d.")
+            raise UsageError(f"{name} takes {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d")
         ops = llm.model.ops
         weights = llm.n_bytes_read
         for p, g, d in tests:
@@ -215,7 +218,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 model_n_params=llm.n_params,
                 backend=ops.name,
                 n_threads=llm.n_threads,
-                cache_type=args.cache_type,
+                type_k=args.cache_type_k or args.cache_type,
+                type_v=args.cache_type_v or args.cache_type,
                 n_prompt=p,
                 n_gen=g,
                 n_depth=d,
@@ -300,57 +304,110 @@ def comma_separated(results: Iterable[Result]) -> Iterator[str]:
         yield text.getvalue()
 
 
+def with_samples(result: Result) -> dict[str, Any]:
+    """The fields of a test, and ``samples_ns`` and ``samples_ts`` of its runs."""
+    return result.fields() | {"samples_ns": result.samples_ns, "samples_ts": result.samples_ts}
+
+
 def as_json(results: Iterable[Result]) -> Iterator[str]:
-    """One array with an object per test; ``samples_ns`` and ``samples_ts`` hold the runs."""
-    yield json.dumps([r.fields() | {"samples_ns": r.samples_ns, "samples_ts": r.samples_ts} for r in results], indent=2)
+    """One array with an object per test."""
+    yield json.dumps([with_samples(result) for result in results], indent=2)
 
 
-_OUTPUTS = {"md": markdown, "csv": comma_separated, "json": as_json}
+def json_lines(results: Iterable[Result]) -> Iterator[str]:
+    """One line with an object per test, as soon as it is done."""
+    for result in results:
+        yield json.dumps(with_samples(result))
+
+
+SQL_TABLE = "bitmirror_bench"
+"""The table that ``-o sql`` fills."""
+
+_SQL_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL"}
+
+
+def as_sql(results: Iterable[Result]) -> Iterator[str]:
+    """SQL that creates a table, unless it exists, and inserts one row per test as soon as it is done."""
+    for i, result in enumerate(results):
+        fields = result.fields()
+        if i == 0:
+            columns = ",\n".join(f"  {name} {_SQL_TYPES[type(value)]}" for name, value in fields.items())
+            yield f"CREATE TABLE IF NOT EXISTS {SQL_TABLE} (\n{columns}\n);\n"
+        values = ", ".join(_literal(value) for value in fields.values())
+        yield f"INSERT INTO {SQL_TABLE} ({', '.join(fields)}) VALUES ({values});"
+
+
+def _literal(value: str | int | float) -> str:
+    """A value as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
+
+
+_OUTPUTS = {"csv": comma_separated, "json": as_json, "jsonl": json_lines, "md": markdown, "sql": as_sql}
 
 # --- command line ----------------------------------------------------------------------------------------------
 
+USAGE = """\
+%(prog)s [-m MODEL] [-p N,...] [-n N,...] [-d N,...] [flags]    a model
+       %(prog)s --shape qwen3-8b:Q4_K_M [flags]                        a random model
+       %(prog)s [-m MODEL] -o json > results.json                      for a program"""
 
-def _numbers(least: int) -> Callable[[str], list[int]]:
-    def numbers(text: str) -> list[int]:
-        try:
-            values = [int(part) for part in text.split(",")]
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 128,512") from None
-        if min(values) < least:
-            raise argparse.ArgumentTypeError(f"{min(values)} is less than {least}")
-        return values
+DESCRIPTION = """\
+Measures how fast a model reads a prompt (pp) and generates (tg), in the manner of llama-bench.
+Numbers with commas are lists: every combination is measured. One row per test goes to stdout."""
 
-    return numbers
+EPILOG = """\
+Exit status: 0 measured, 2 user error (one sentence on stderr says what to do), 130 interrupted by
+Ctrl-C, 1 a bug. `bitmirror synthetic --list` lists the shapes of random models."""
+
+DEVICE = """\
+cpu, cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none"""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m engine.bench",
-        allow_abbrev=False,
-        description="Measure how fast a model reads a prompt (pp) and generates (tg).",
-        epilog="Lists are separated by commas, and every combination is measured. Shapes: python -m engine.synthetic.",
+def parser(prog: str = "bitmirror bench") -> Parser:
+    """The command line as an argparse parser."""
+    top = Parser(
+        prog,
+        usage=USAGE,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        foreign=llama_cpp.BENCH,
+        positional="name the model with -m",
+        finish=settle,
     )
-    add = parser.add_argument
-    add("-m", "--model", action="append", default=[], metavar="MODEL", help="path or name; default: the bundled model")
-    add("--shape", action="append", default=[], metavar="NAME:QUANT", help="a random model, e.g. qwen3-8b:Q4_K_M")
+    numbers: dict[str, Any] = {"metavar": "N,...", "type": Numbers()}
+
+    group = top.add_argument_group("model")
+    shared.add_model(group, repeated=True)
+    add = group.add_argument
+    shape = "a random model of that shape and quantization; may be repeated"
+    add("--shape", action="append", default=[], metavar="NAME:QUANT", help=shape)
     add("--keep", action="store_true", help="keep the files of random models in the cache, and reuse them")
-    add("-p", "--n-prompt", type=_numbers(0), default=[512], metavar="N", help="prompt tokens, 0: none (512)")
-    add("-n", "--n-gen", type=_numbers(0), default=[128], metavar="N", help="generated tokens, 0: none (128)")
-    add("-d", "--n-depth", type=_numbers(0), default=[0], metavar="N", help="tokens already in the cache (0)")
-    add("-r", "--repetitions", type=int, default=5, metavar="N", help="runs of each test (5)")
-    add("-t", "--threads", type=_numbers(0), default=[0], metavar="N", help="CPU threads, 0: all cores (0)")
-    add("-b", "--batch-size", type=int, default=0, metavar="N", help="prompt tokens per pass, 0: device default (0)")
-    add(
-        "-ct",
-        "--cache-type",
-        choices=CACHE_TYPES,
-        default="f16",
-        help="type of keys and values (f16)",
-    )
-    add("-dev", "--device", default="auto", metavar="NAME", help="auto, cpu, cuda, cuda:1 and so on (auto)")
-    add("--no-warmup", action="store_true", help="no warm-up run")
-    add("-o", "--output", choices=tuple(_OUTPUTS), default="md", help="output format (md)")
-    return parser
+    shared.add_batch_size(group, "tokens of a prompt read per pass; 0 = the default of the device")
+    shared.add_cache_types(group)
+    shared.add_threads(group, several=True)
+    shared.add_device(group, DEVICE)
+    shared.add_gpu_layers(group)
+
+    add = top.add_argument_group("tests").add_argument
+    add("-p", "--n-prompt", **numbers, default=[512], help="tokens of a prompt; 0 = no such test")
+    add("-n", "--n-gen", **numbers, default=[128], help="tokens to generate; 0 = no such test")
+    add("-d", "--n-depth", **numbers, default=[0], help="tokens already in the cache")
+    add("-r", "--repetitions", type=whole(1), default=5, metavar="N", help="runs of each test")
+    add("--no-warmup", action="store_true", help="no run before those that are measured")
+
+    group = top.add_argument_group("other")
+    kind: dict[str, Any] = {"type": Choice(tuple(_OUTPUTS)), "metavar": "FORMAT"}
+    group.add_argument("-o", "--output", **kind, default="md", help=f"{listed(_OUTPUTS)}: the format of the results")
+    shared.add_other(group)
+    return top
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
+    shared.settle_model(args)
+    shared.settle_device(args)
+    if not any(args.n_prompt + args.n_gen):
+        raise UsageError("there is nothing to measure: give -p or -n a number above 0")
 
 
 @contextmanager
@@ -358,50 +415,46 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
     """Name and file of a random model ``NAME:QUANT``; the file is removed at the end unless ``keep`` is set."""
     name, quant = parse_shape(shape)
     folder = catalog.cache_dir() / "synthetic"
-    if keep:
-        path = folder / f"{name}-{quant}.gguf"
-        yield f"{name} {quant}", path if path.exists() else make_model(path, name, quant)
+    kept = folder / f"{name}-{quant}.gguf"
+    if keep and kept.exists():
+        yield f"{name} {quant}", kept
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=folder)
+        temporary = None if keep else tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise UsageError(
             f"No random model can be written to {folder}: {error.strerror}; set BITMIRROR_CACHE to another folder."
         ) from None
+    if temporary is None:
+        yield f"{name} {quant}", make_model(kept, name, quant)
+        return
     with temporary as directory:
         yield f"{name} {quant}", make_model(Path(directory) / f"{name}-{quant}.gguf", name, quant)
 
 
 def results_of(args: argparse.Namespace) -> Iterator[Result]:
     """The tests of every requested model, in order; of the bundled model if none is requested."""
-    for model in args.model or ([] if args.shape else [""]):
+    for model in args.model or ([] if args.shape else [None]):
         path = resolve(model, Report().progress)
+        shared.check_gpu_layers(args, path)
         yield from run_tests(args, path.stem, path)
     for shape in args.shape:
         with random_model(shape, args.keep) as (name, path):
             yield from run_tests(args, name, path)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: returns 0, 2 for user errors, with one sentence on stderr, or 130 when interrupted."""
-    try:
-        args = _parser().parse_args(argv)
-        if args.repetitions < 1:
-            raise UsageError(f"-r must be at least 1, not {args.repetitions}.")
-        if not any(args.n_prompt + args.n_gen):
-            raise UsageError("There is nothing to measure: give -p or -n a number above 0.")
-        check_batch_size(args.batch_size)
-        parse_device(args.device)
-        for line in _OUTPUTS[args.output](results_of(args)):
-            print(line, flush=True)
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+def run(args: argparse.Namespace) -> int:
+    """Measures what the flags request and prints the results.  Returns the exit status.  Raises EngineError."""
+    for line in _OUTPUTS[args.output](results_of(args)):
+        print(line, flush=True)
     return 0
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
+    return entry.main(parser, run, argv, memory="lower -p, -n or -d, or choose a smaller model")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.program(main)

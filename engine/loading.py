@@ -105,7 +105,7 @@ def load(
     if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
-            "leave out --device-draft."
+            "leave out its device (--device-draft, device_draft)."
         )
     beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
     options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside)
@@ -240,7 +240,8 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
         rows = max(STEP_ROWS, rows // 2)
     if free and size(positions, rows) > free:
         needed = f"{size(positions, rows) / 2**20:.0f} MiB"
-        smaller = f"a smaller context (-c){' or batch (-b)' if options.batched and rows > STEP_ROWS else ''}"
+        batch = " or batch (-b, batch_size)" if options.batched and rows > STEP_ROWS else ""
+        smaller = f"a smaller context (-c, n_ctx){batch}"
         if n_ctx:
             raise ContextError(
                 f"a context of {n_ctx} needs {needed} and {free / 2**20:.0f} MiB are free; choose {smaller}."

@@ -1,4 +1,4 @@
-"""``python -m engine.parity MODEL``: does this model give the same bits on the GPU as on the CPU?
+"""``bitmirror parity MODEL``: does this model give the same bits on the GPU as on the CPU?
 
 The tool counts the bits that differ, in three comparisons:
 
@@ -10,16 +10,16 @@ The tool counts the bits that differ, in three comparisons:
 """
 
 import argparse
-import sys
-import traceback
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cli.flags import CACHE_TYPES, Document, Parser, whole
-from engine.devices import check_batch_size, parse_device
-from engine.errors import EngineError, UsageError
+from engine.cli import entry, shared
+from engine.cli.parser import Parser, filled, whole
+from engine.devices import parse_device
+from engine.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from engine.cli.report import Report
@@ -30,34 +30,63 @@ Runs a model on the CPU and on a GPU and compares every bit: of each kernel's ou
 logits of a prompt and of greedy tokens, of the key-value cache, of passes of 1 to 16 rows and of
 the largest passes that read a prompt."""
 
+USAGE = """\
+%(prog)s [MODEL] [flags]                          all kernels and whole passes
+       %(prog)s MODEL --text "def add(a, b):" [flags]    with this prompt, not random tokens
+       %(prog)s MODEL -p 16 -n 0 [flags]                 a short prompt and no answer"""
+
 EPILOG = """\
-Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values),
-2 user error (one sentence on stderr says what to do)."""
+Exit status: 0 all bits equal, 1 some differ (the first kernel is named, with both values) or a bug,
+2 user error (one sentence on stderr says what to do), 130 interrupted by Ctrl-C."""
 
 
-def parser() -> Parser:
-    """The parser of the command line."""
+def parser(prog: str = "bitmirror parity") -> Parser:
+    """The command line as an argparse parser."""
     top = Parser(
-        prog="python -m engine.parity",
-        usage="python -m engine.parity [-m] MODEL [flags]",
+        prog,
+        usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=Document,
-        allow_abbrev=False,
+        positional="there is one MODEL",
+        finish=settle,
     )
-    add = top.add_argument
-    add("-m", "--model", default="", metavar="MODEL", help="path or name; default: the bundled model")
-    add("-p", "--n-prompt", type=whole, default=200, metavar="N", help="number of random tokens of the prompt")
-    add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
+    group = top.add_argument_group("model")
+    top.add_positional(
+        "name",
+        metavar="MODEL",
+        type=filled("leave it out for the bundled model"),
+        help="the model, as with -m",
+        group=group,
+    )
+    shared.add_model(group)
+    shared.add_context(group, "context in tokens; 0 = as many as needed")
+    shared.add_batch_size(group, "rows of the largest pass; 0 = as many as the GPU takes")
+    shared.add_cache_types(group, separate=False)
+    shared.add_threads(group)
+    shared.add_device(group, "the GPU: cuda, cuda:1 and so on", default="cuda")
+
+    add = top.add_argument_group("comparison").add_argument
+    add("-p", "--n-prompt", type=whole(1), default=200, metavar="N", help="number of random tokens of the prompt")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")
-    add("-c", "--ctx-size", type=whole, default=0, metavar="N", help="size of the context, 0: as needed")
-    add("-b", "--batch-size", type=whole, default=0, metavar="N", help="rows of the largest pass, 0: the GPU's own")
-    add("-ct", "--cache-type", choices=CACHE_TYPES, default="f16", help="type of keys and values")
-    add("-s", "--seed", type=whole, default=0, metavar="N", help="seed of the prompt's tokens and of sampling")
-    add("-t", "--threads", type=whole, default=0, metavar="N", help="CPU threads, 0: all cores")
-    add("--device", default="cuda", metavar="DEVICE", help="the GPU: cuda, cuda:1 and so on")
-    add("-v", "--verbose", action="store_true", help="a line per layer, and the traceback of an error")
+    add("-n", "--n-gen", type=whole(0), default=200, metavar="N", help="number of greedy tokens")
+    seed = "seed of the prompt's tokens and of sampling"
+    add("-s", "--seed", type=whole(0, 2**64 - 1), default=0, metavar="N", help=seed)
+
+    shared.add_other(top.add_argument_group("other"), "print a line per layer, and show the traceback of an error")
     return top
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
+    if args.name is not None:
+        if args.model is not None:
+            raise UsageError("MODEL and -m are both given: give only one of them")
+        args.model = args.name
+    shared.settle_model(args)
+    index = parse_device(args.device)
+    if index is None:
+        raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}")
+    args.device = f"cuda:{index}"
 
 
 # --- command line ----------------------------------------------------------------------------------------------
@@ -66,22 +95,28 @@ def parser() -> Parser:
 def run(args: argparse.Namespace) -> int:
     """Run the comparison that the flags describe.  Returns 0 if all bits are equal, else 1.  Raises EngineError for an error
     that the user can correct."""
-    if args.n_prompt < 1 or args.n_gen < 0:
-        raise UsageError(f"-p must be at least 1 and -n at least 0, not {args.n_prompt} and {args.n_gen}.")
-    check_batch_size(args.batch_size)
-    index = parse_device(args.device)
-    if index is None:
-        raise UsageError(f"--device is the GPU to compare with the CPU, such as cuda or cuda:1, not {args.device!r}.")
-    args.device = f"cuda:{index}"
     import engine
 
     load = engine.load  # before any kernel is imported: this chooses the folder of compiled kernels
     from engine.cli.report import Report
     from engine.devices import open_device
 
-    open_device(args.device)  # so that a missing GPU is reported before a model is read
-    with Report(args.verbose) as report:
-        return compare(args, load, report)
+    try:
+        open_device(args.device)  # so that a missing GPU is reported before a model is read
+    except DeviceError as error:
+        raise DeviceError(f"bitmirror parity needs a GPU: {without_cpu(error)}") from error
+    try:
+        with Report(args.verbose) as report:
+            return compare(args, load, report)
+    except DeviceError as error:
+        raise DeviceError(without_cpu(error)) from error
+
+
+def without_cpu(error: DeviceError) -> str:
+    """The sentence of an error without its advice to use the CPU, which a comparison with a GPU cannot follow."""
+    sentence = str(error).replace(" (see --list-devices), or cpu", "")
+    sentence = sentence.replace(", a smaller model, or --device", " or a smaller model, or --device")
+    return re.sub(r"[;,] (?:or )?(?:use )?--device cpu\.?$", "", sentence)
 
 
 def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Report") -> int:
@@ -105,7 +140,9 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
         ids = np.random.default_rng(args.seed).integers(0, n_vocab, args.n_prompt).tolist()
     needed = len(ids) + args.n_gen
     if args.ctx_size and args.ctx_size < needed:
-        raise UsageError(f"{len(ids)} tokens of prompt and {args.n_gen} more need a context of {needed} (-c).")
+        raise UsageError(
+            f"-c must be 0 or at least {needed}, for {len(ids)} + {args.n_gen} tokens, not {args.ctx_size}"
+        )
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or needed,
         "cache_type": args.cache_type,
@@ -114,13 +151,14 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     }
     gpu = load(path, device=args.device, batch_size=args.batch_size, **options)
     # Equal batch sizes: both devices can run the same passes.
-    cpu = load(path, device="cpu", n_threads=max(args.threads, 0), batch_size=gpu.batch_size, **options)
+    cpu = load(path, device="cpu", n_threads=args.threads, batch_size=gpu.batch_size, **options)
     for llm in (gpu, cpu):
         llm.compile(report.progress)
     config = cpu.config
     size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
     print(f"{path.name}: {config.architecture}, {size}")
-    print(f"CPU, {cpu.n_threads} threads, and {gpu.model.ops.label}\n", flush=True)
+    threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
+    print(f"CPU, {threads}, and {gpu.model.ops.label}\n", flush=True)
 
     tally = Tally(args.verbose)
     both = Comparison(cpu, gpu, ids, args.seed, tally)
@@ -148,24 +186,9 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status; every expected failure is one sentence on stderr."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "-m")
-    try:
-        return run(parser().parse_args(words))
-    except KeyboardInterrupt:
-        return 130
-    except EngineError as error:
-        if {"-v", "--verbose"} & set(words):
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-    except MemoryError:
-        print("error: not enough memory: choose fewer tokens (-p, -n) or a smaller model.", file=sys.stderr)
-    except OSError as error:
-        print(f"error: {error.filename or ''} {error.strerror or error}".replace("  ", " "), file=sys.stderr)
-    return 2
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
+    return entry.main(parser, run, argv, memory="choose fewer tokens (-p, -n) or a smaller model")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.program(main)

@@ -1,19 +1,17 @@
-"""``python -m engine.run``: the command line."""
+"""``bitmirror run``: the command line."""
 
 import argparse
-import io
 import json
 import math
-import os
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.flags import check, generation_options, parser, unescape, valid
-from engine.errors import EngineError, UsageError
+from engine.cli import entry
+from engine.cli.entry import EXIT_INTERRUPTED
+from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
+from engine.cli.shared import check_gpu_layers
+from engine.errors import UsageError
 
 if TYPE_CHECKING:
     from engine.cli.conversation import Answer
@@ -27,53 +25,13 @@ BARE_STOP = "\n\n\n"
 BARE_TOKENS = 256
 """The most tokens by which a bare text is continued, by default."""
 
-EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 
+def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr.
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    verbose = bool({"-v", "--verbose"} & set(words))
-    try:
-        status = run(parser().parse_args(words))
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader has closed the pipe
-        abandon_stdout()
-        return EXIT_BROKEN_PIPE
-    except EngineError as error:
-        return fail(str(error), EXIT_USAGE, verbose)
-    except MemoryError:
-        return fail("not enough memory: choose a smaller context with -c, or a smaller model", EXIT_USAGE, verbose)
-    except ImportError as error:
-        return fail(f"a package is missing ({error}): install this one again with pip", EXIT_USAGE, verbose)
-    except OSError as error:
-        abandon_stdout()
-        named = f"{error.filename}: " if error.filename else ""
-        return fail(f"{named}{error.strerror or error}", EXIT_USAGE, verbose)
-    except Exception as error:
-        what = f"this is a bug ({type(error).__name__}: {error})"
-        return fail(f"{what}; please run it again with --verbose and report what it prints", EXIT_BUG, verbose)
-
-
-def abandon_stdout() -> None:
-    """Redirects stdout, which the interpreter flushes once more at exit, to a place where that cannot fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def fail(sentence: str, status: int, verbose: bool) -> int:
-    """Prints why a run ends, and returns its exit status."""
-    from engine.cli.report import printable
-
-    if verbose:
-        traceback.print_exc()
-    print(f"error: {printable(sentence)}", file=sys.stderr)
-    return status
+    prog: the command as the help names it.
+    """
+    return entry.main(lambda: parser(prog), run, argv)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if args.version:
         print(f"bitmirror {version()}")
         return 0
-    use_utf8()
     if args.list_devices:
         return list_devices()
     prompt, options = read_prompt(args), generation_options(args)
@@ -102,12 +59,13 @@ def run(args: argparse.Namespace) -> int:
         if name is None and (args.cnv or prompt is None):
             name = conversation_model(report)
         path = resolve(name, report.progress)
+        check_gpu_layers(args, path)
         drafts = args.draft_model and not args.no_spec
         llm = engine.load(
             path,
             device=args.device,
             n_ctx=args.ctx_size,
-            n_threads=max(args.threads, 0),
+            n_threads=args.threads,
             batch_size=args.batch_size,
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
@@ -175,33 +133,28 @@ def list_devices() -> int:
     return 0
 
 
-def use_utf8() -> None:
-    """Makes pipes and files carry UTF-8 whatever the locale is; a terminal keeps its encoding but never fails."""
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding=stream.encoding if stream.isatty() else "utf-8", errors="replace")
-
-
 def read_prompt(args: argparse.Namespace) -> str | None:
-    """The text of -p, -f or stdin; None if no prompt is given. Raises UsageError."""
-    if args.prompt is not None and args.file is not None:
-        raise UsageError("-p and -f are both given: give only one of them")
+    """The text of PROMPT, -p, -f or stdin; None if there is none, and a conversation may begin.  Raises UsageError."""
     if args.prompt is not None and args.prompt != "-":
         return unescape(args.prompt) if args.escape else valid(args.prompt)
+    terminal = sys.stdin.isatty()
     name = args.file or args.prompt
     if name is None:
-        return None
-    if name == "-" and sys.stdin.isatty():
-        print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-    except OSError as error:
-        raise UsageError(f"the prompt cannot be read from {name}: {error.strerror}") from error
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt in {name} is not UTF-8 text (byte {error.start} begins no character)") from error
-    return text.removesuffix("\n")
+        if args.cnv or (terminal and not args.single_turn):
+            return None
+        name = "-"
+    if name != "-":
+        return read_text(name, "prompt")
+    if terminal and args.single_turn:
+        print("> ", end="", file=sys.stderr, flush=True)
+        text = sys.stdin.readline().removesuffix("\n")
+    else:
+        if terminal:
+            print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
+        text = read_text(name, "prompt")
+    if not text:
+        raise UsageError("there is no prompt: write one in quotes, give one with -p or -f, or write it to stdin")
+    return text
 
 
 def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | None":
@@ -299,5 +252,4 @@ def version() -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the terminal and the cache are cleaned up at exit
-    sys.exit(main())
+    entry.program(main)

@@ -8,7 +8,6 @@ With a draft model or lookup it says that drafts came in threes and that two of 
 
 import builtins
 import os
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -204,7 +203,8 @@ def load(path: Path, *, progress: Callable[[str, int, int], None] | None = None,
 
 
 if __name__ == "__main__":
+    from engine.cli.entry import program
     from engine.run import main
 
     vars(engine)["load"] = load
-    sys.exit(main())
+    program(main)

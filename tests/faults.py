@@ -504,7 +504,7 @@ FAULTS = (
     Fault(
         "a traceback for a mistyped path",
         "tools",
-        "engine/run.py",
+        "engine/cli/entry.py",
         "    if verbose:\n        traceback.print_exc()",
         "    if not verbose:\n        traceback.print_exc()",
         "a user reads twenty lines of Python in place of one sentence",

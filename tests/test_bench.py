@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import math
+import sqlite3
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ RESULT = Result(
     model_n_params=8_190_735_360,
     backend="cpu",
     n_threads=2,
-    cache_type="f16",
+    type_k="f16",
+    type_v="q8_0",
     n_prompt=0,
     n_gen=128,
     n_depth=4096,
@@ -130,18 +133,51 @@ def test_csv_and_json_hold_the_same() -> None:
         assert entry.pop("samples_ns") == list(RESULT.samples_ns)
         assert entry.pop("samples_ts") == pytest.approx(RESULT.samples_ts)
         assert row == {key: str(value) for key, value in entry.items()}
-    assert list(bench.markdown([])) == []
+    for lines in (bench.markdown, bench.comma_separated, bench.json_lines, bench.as_sql):
+        assert list(lines([])) == []
     assert json.loads("".join(bench.as_json([]))) == []
+
+
+QUOTED = replace(RESULT, model='it\'s a \\ model\nof "two" lines; DROP TABLE x', n_depth=0, samples_ns=(7000,))
+
+
+def test_json_lines_hold_what_json_holds() -> None:
+    lines = list(bench.json_lines([RESULT, QUOTED]))
+    assert all("\n" not in line for line in lines)
+    assert [json.loads(line) for line in lines] == json.loads("".join(bench.as_json([RESULT, QUOTED])))
+
+
+def test_sql_fills_a_table() -> None:
+    """Read by SQLite: the values and the types of the fields; a second file adds to the same table."""
+    database = sqlite3.connect(":memory:")
+    database.row_factory = sqlite3.Row
+    for _ in range(2):
+        database.executescript("\n".join(bench.as_sql([RESULT, QUOTED])))
+    rows = [dict(row) for row in database.execute(f"SELECT * FROM {bench.SQL_TABLE}")]
+    assert rows == 2 * [RESULT.fields(), QUOTED.fields()]
+    for row in rows:
+        assert {name: type(value) for name, value in row.items()} == {k: type(v) for k, v in RESULT.fields().items()}
+    query = f"SELECT test FROM {bench.SQL_TABLE} WHERE avg_ts > 1e6 AND type_v = 'q8_0'"
+    assert [row["test"] for row in database.execute(query)] == ["tg128", "tg128"]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "md", "sql"])
+def test_a_result_is_printed_when_it_is_done(form: str) -> None:
+    def results() -> Iterator[Result]:
+        yield RESULT
+        pytest.fail("the next test began before the result of this one was printed")
+
+    assert "qwen3-8b Q4_K_M" in next(line for line in bench._OUTPUTS[form](results()) if "qwen3" in line)
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["-p", "0", "-n", "0"], "nothing to measure"),
-        (["-r", "0"], "at least 1"),
+        (["-r", "0"], "-r must be 1 or more, not 0"),
         (["-p", "many"], "whole numbers"),
-        (["-d", "-1"], "less than 0"),
-        (["-o", "xml"], "choose from"),
+        (["-d", "-1"], "-d must be 0 or more, not -1"),
+        (["-o", "xml"], "must be csv, json, jsonl, md or sql, not 'xml'"),
         (["--shape", "qwen9"], "qwen3-8b"),
         (["--shape", "qwen3-8b:Q9"], "Q4_K_M"),
         (["-m", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
@@ -149,6 +185,10 @@ def test_csv_and_json_hold_the_same() -> None:
         (["-t", "100000", "--device", "cpu"], "threads"),
         (["--device", "abacus"], "abacus"),
         (["--device", "cuda:9999"], "cpu"),
+        (["-ngl", "0", "--device", "cuda"], "-ngl 0"),
+        (["-ngl", "5"], "would divide the 6 layers"),
+        (["-ctk", "q5_1"], "-ctk must be f32, f16, q8_0 or q4_0, not 'q5_1'"),
+        (["-m", ""], "-m is empty"),
         (["-d", "100000000"], "context"),
     ],
 )
@@ -193,7 +233,7 @@ def test_a_random_model_from_end_to_end(
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
     monkeypatch.setattr(Backend, "bandwidth", lambda ops: 1e9)
     argv = ["--shape", "tiny-gemma3:Q8_0", "-p", "24", "-n", "3", "-d", "0,40", "-r", "2", "-t", "1,2", "-dev", "cpu"]
-    results = run_json(argv, capsys)
+    results = run_json([*argv, "-ctk", "f32"], capsys)
     assert [(r["n_threads"], r["test"]) for r in results] == [
         (threads, test) for threads in (1, 2) for test in ("pp24", "pp24 @ d40", "tg3", "tg3 @ d40")
     ]
@@ -202,6 +242,7 @@ def test_a_random_model_from_end_to_end(
         assert min(r["samples_ns"]) > 0
         assert r["model"] == "tiny-gemma3 Q8_0"
         assert (r["backend"], r["gpu_info"]) == ("cpu", "")
+        assert (r["type_k"], r["type_v"]) == ("f32", "f16")
         assert r["memory_bandwidth"] == 1e9
         assert r["model_n_params"] == synthetic.shapes()["tiny-gemma3"].n_params
     assert list((tmp_path / "synthetic").iterdir()) == []  # removed

@@ -186,7 +186,7 @@ def check_run(args: list[str]) -> None:
 
 
 def check_bench(args: list[str]) -> None:
-    parsed = bench._parser().parse_args(args)
+    parsed = bench.parser().parse_args(args)
     for model in parsed.model:
         check_model(model)
     for shape in parsed.shape:
@@ -194,8 +194,7 @@ def check_bench(args: list[str]) -> None:
 
 
 def check_parity(args: list[str]) -> None:
-    named = bool(args) and not args[0].startswith("-")
-    check_model(parity.parser().parse_args(["-m", *args] if named else args).model)
+    check_model(parity.parser().parse_args(args).model)
 
 
 def check_models(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,18 @@ def test_a_prompt_from_a_file_or_stdin(
         assert main(words) == 0
         capsys.readouterr()
         assert fake[-1].asked[0]["prompt"] == "é\\n\n"  # no escapes in a file, and one line break is dropped
+    # Without a prompt, what is piped is the prompt.
+    for words in ([], ["--no-cnv"], ["--single-turn"]):
+        stdin(monkeypatch, file.read_bytes())
+        assert main(words) == 0
+        capsys.readouterr()
+        assert fake[-1].asked[0]["prompt"] == "é\\n\n"
+    # A positional prompt is the same as -p; it may begin with a dash after two dashes.
+    stdin(monkeypatch, "not read")
+    for words in (["a\\tb", "-n", "3"], ["-n", "3", "a\\tb"], ["-n", "3", "--", "a\\tb"], ["-p", "a\\tb"]):
+        assert main(words) == 0
+        capsys.readouterr()
+        assert fake[-1].asked[0]["prompt"] == "a\tb"
     assert main(["-p", "a\\nb", "--no-escape", "--stop", "\\n"]) == 0
     assert (fake[-1].asked[0]["prompt"], fake[-1].asked[0]["stop"]) == ("a\\nb", ["\\n"])
 
@@ -313,27 +325,30 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--no-cnv", "--sys", "y"], "--sys"),
         (["-p", "x", "--cnv"], "--cnv needs a chat template"),
         (["-p", "x", "--sys", "y"], "--sys needs a chat template"),
-        (["-p", "x", "-c", "-1"], "-c -1 is too small"),
+        (["-p", "x", "-c", "-1"], "-c must be 0 or more, not -1"),
         (["-p", "x", "--device", "abacus"], "device 'abacus' is unknown"),
         (["-p", "x", "-dev", "cuda:one"], "device 'cuda:one' is unknown"),
-        (["-p", "x", "-n", "-3"], "-n -3 is too small"),
-        (["-p", "x", "-b", "-1"], "the batch size must be 1 to 4096, or 0 for the device's default, not -1"),
-        (["-p", "x", "--batch-size", "4097"], "the batch size must be 1 to 4096"),
-        (["-p", "x", "--logprobs", "-3"], "--logprobs -3 is too small"),
-        (["-p", "x", "--top-p", "-1"], "top_p"),
+        (["-p", "x", "-n", "-3"], "-n must be -2 or more, not -3"),
+        (["-p", "x", "-b", "-1"], "-b must be 0 to 4096, not -1"),
+        (["-p", "x", "--batch-size", "4097"], "-b must be 0 to 4096, not 4097"),
+        (["-p", "x", "--logprobs", "-3"], "--logprobs must be 0 or more, not -3"),
+        (["-p", "x", "--top-p", "-1"], "--top-p must be 0 to 1, not -1"),
         (["-p", "x", "-devd", "cpu"], "give one with --draft-model"),
         (["-p", "x", "-md", "pycoder", "-devd", "abacus"], "device 'abacus' is unknown"),
         (["-p", "x", "-md", "no-such-model"], "smollm2-135m"),
-        (["-p", "x", "--draft-max", "16"], "draft_max must be 1 to 15"),
-        (["-p", "x", "--draft-max", "-1"], "draft_max must be 1 to 15"),
+        (["-p", "x", "--draft-max", "16"], "--draft-max must be 0 to 15, not 16"),
+        (["-p", "x", "--draft-max", "-1"], "--draft-max must be 0 to 15, not -1"),
         (["-p", "x", "--draft-max", "3", "--draft-min", "4"], "draft_min must be between 0 and draft_max"),
-        (["-p", "x", "--draft-p-min", "1.5"], "draft_p_min must be between 0 and 1"),
-        (["-p", "x", "--spec-p-min", "-0.5"], "accept_p_min must be between 0 and 1"),
-        (["-p", "x", "--repeat-penalty", "0"], "repeat_penalty"),
-        (["-p", "x", "-s", "-5"], "seed"),
+        (["-p", "x", "--draft-p-min", "1.5"], "--draft-p-min must be 0 to 1, not 1.5"),
+        (["-p", "x", "--spec-p-min", "-0.5"], "--spec-p-min must be 0 to 1, not -0.5"),
+        (["-p", "x", "--repeat-penalty", "0"], "--repeat-penalty must be above 0"),
+        (["-p", "x", "-s", "-5"], "-s must be -1 to 18446744073709551615, not -5"),
         (["-p", "x" * 64], "the prompt has 64 tokens"),
         (["-p", "\\xff"], "UTF-8"),
+        (["-p", "x", "-ngl", "3"], "would divide the 6 layers"),
         ([], "there is no prompt"),
+        (["-p", "-"], "there is no prompt"),
+        (["--single-turn"], "there is no prompt"),
         (["--no-cnv"], "there is no prompt"),
     ],
 )
@@ -423,6 +438,21 @@ def test_a_conversation(
     assert main(["--cnv"]) == 0
     assert "talk.json exists" in capsys.readouterr().err
     assert json.loads((tmp_path / "talk.json").read_text(encoding="utf-8")) == messages
+
+
+def test_a_single_turn(
+    chatty: list[fake_llm.FakeLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """On a terminal one message is asked for; the system prompt may come from a file."""
+    system = tmp_path / "system"
+    system.write_text("be kind\n")
+    stdin(monkeypatch, "hello\nnever\n", terminal=True)
+    assert main(["-st", "--cnv", "-n", "4", "-sysf", str(system)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "SYST"
+    assert captured.err.startswith("> ")
+    (asked,) = chatty[0].asked
+    assert asked["prompt"] == "system: be kind\nuser: hello\nassistant: "
 
 
 def test_a_conversation_after_a_prompt(

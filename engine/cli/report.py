@@ -172,7 +172,7 @@ class Report:
             self._said = self._started = now
         elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
             self._said = now
-            text = f"{len(generation.ids)} tokens  {_rate(generation.timings.predicted_per_second)}"
+            text = f"{_tokens(len(generation.ids))}  {_rate(generation.timings.predicted_per_second)}"
             if not self.terminal:
                 print(f"answering: {text}", file=self.stream, flush=True)
                 return

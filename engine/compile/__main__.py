@@ -1,85 +1,73 @@
-"""``python -m engine.compile``: compile a model's GPU kernels to machine code on a machine without a GPU."""
+"""``bitmirror compile``: compile a model's GPU kernels to machine code on a machine without a GPU."""
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.cli.flags import BATCH_SIZE, CACHE_TYPES, MODEL, Document, Parser, whole
-from engine.errors import DeviceError, EngineError, UsageError
+from engine.cli import entry, shared
+from engine.cli.parser import Parser, filled, whole
+from engine.errors import DeviceError, UsageError
+
+USAGE = """\
+%(prog)s [-m MODEL] --target sm_90 [flags]              into the cache folder
+       %(prog)s [-m MODEL] --target sm_90 -o FOLDER [flags]    for another machine
+       BITMIRROR_CACHE=FOLDER bitmirror run [-m MODEL] [flags]          on that machine"""
 
 DESCRIPTION = """\
-Compile the GPU kernels that a model needs. The machine needs no GPU. The kernels are stored where
-python -m engine.run looks for them. The folder works on any machine with the same version of this
+Compiles the GPU kernels that a model needs. The machine needs no GPU. The kernels are stored where
+`bitmirror run` looks for them. The folder works on any machine with the same version of this
 package and of the compilers, with any version of Python."""
 
 EPILOG = """\
 example:
-  python -m engine.compile -m model.gguf --target sm_90 -o /image/cache
-  BITMIRROR_CACHE=/image/cache python -m engine.run -m model.gguf -p "def add(a, b):"      # on the GPU"""
+  bitmirror compile -m model.gguf --target sm_90 -o /image/cache
+  BITMIRROR_CACHE=/image/cache bitmirror run -m model.gguf -p "def add(a, b):"      # on the GPU
+
+Exit status: 0 compiled, 2 user error (one sentence on stderr says what to do), 130 interrupted by
+Ctrl-C, 1 a bug."""
 
 
-def parser() -> Parser:
+def parser(prog: str = "bitmirror compile") -> Parser:
     """The command line as an argparse parser."""
     top = Parser(
-        prog="python -m engine.compile",
-        usage="python -m engine.compile [-m MODEL] --target sm_90 [-o FOLDER] [flags]",
+        prog,
+        usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=Document,
-        allow_abbrev=False,
+        positional="name the model with -m",
+        finish=shared.settle_model,
     )
-    add = top.add_argument
-    add("-m", "--model", metavar="MODEL", default="", help=MODEL)
-    add("--target", metavar="SM", default="", help="compute capability of the GPU: sm_90 for an H100 or H200")
-    add(
-        "-o",
-        "--output",
-        metavar="FOLDER",
-        default="",
-        help="folder to write, for BITMIRROR_CACHE on the other machine; default: the cache folder of this machine",
-    )
+    group = top.add_argument_group("model")
+    shared.add_model(group)
+    shared.add_context(group, "context in tokens; 0 = as trained")
+    shared.add_batch_size(group, "tokens of a prompt read per pass; 0 = the default of the GPU")
+    shared.add_cache_types(group)
+    shared.add_draft_model(group, "model that drafts for this one, named as for -m")
+
+    add = top.add_argument_group("GPU").add_argument
+    target = "compute capability of the GPU: sm_90 for an H100 or H200"
+    add("--target", metavar="SM", type=filled("sm_90 is an H100 or H200"), help=target)
     add(
         "--multiprocessors",
         metavar="N",
-        type=whole,
+        type=whole(0),
         default=0,
         help="number of multiprocessors of the GPU; 0 = that of the usual GPU with this compute capability",
     )
-    add("-c", "--ctx-size", metavar="N", type=whole, default=0, help="context in tokens; 0 = as trained")
-    add("-b", "--batch-size", metavar="N", type=whole, default=0, help=BATCH_SIZE)
-    types = {"choices": CACHE_TYPES, "metavar": "TYPE"}
-    add("--cache-type", **types, default="f16", help="type of the key-value cache")  # type: ignore[arg-type]
-    add("-ctk", "--cache-type-k", **types, help="type of the keys, if different")  # type: ignore[arg-type]
-    add("-ctv", "--cache-type-v", **types, help="type of the values, if different")  # type: ignore[arg-type]
-    add("-md", "--draft-model", metavar="MODEL", default="", help="model that drafts for this one")
-    add("--no-mtp", action="store_true", help="do not use the model's own layer for drafting")
+
+    group = top.add_argument_group("other")
+    folder = "folder to write, for BITMIRROR_CACHE on the other machine; default: the cache folder of this machine"
+    group.add_argument("-o", "--output", metavar="FOLDER", type=filled("name a folder"), help=folder)
+    shared.add_other(group)
     return top
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit status; every expected failure is one sentence on stderr."""
-    try:
-        return run(parser().parse_args(argv))
-    except KeyboardInterrupt:
-        return 130
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        print(f"error: {named}{error.strerror or error}", file=sys.stderr)
-        return 2
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile the missing kernels and print the folder they are in.  Returns the exit status.  Raises EngineError."""
     if not args.target:
-        raise UsageError("choose a GPU with --target: sm_90 for an H100 or H200, sm_80 for an A100.")
-    if args.multiprocessors < 0:
-        raise UsageError(f"--multiprocessors must be 0 or more, not {args.multiprocessors}.")
+        raise UsageError("choose a GPU with --target: sm_90 for an H100 or H200, sm_80 for an A100")
     try:
         from engine.compile.target import Target
     except ImportError:
@@ -136,5 +124,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
+    return entry.main(parser, run, argv)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.program(main)

@@ -1,55 +1,60 @@
-"""``python -m engine.models``: lists, fetches, verifies and removes the named models."""
+"""``bitmirror models``: lists, fetches, verifies and removes the named models."""
 
-import sys
+import argparse
 from collections.abc import Sequence
 
+from engine.cli import entry, shared
+from engine.cli.parser import Parser
 from engine.cli.report import Report
 from engine.cli.table import print_table
-from engine.errors import EngineError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
 
 USAGE = """\
-usage: python -m engine.models [list]          list the named models and where they are
-       python -m engine.models fetch NAME      download one now (python -m engine.run -m NAME does so when needed)
-       python -m engine.models verify NAME     read the whole file and compare its SHA-256
-       python -m engine.models remove NAME     delete a downloaded model
+%(prog)s                  list the named models and where they are
+       %(prog)s fetch NAME       download one now; bitmirror run -m NAME does so when needed
+       %(prog)s verify NAME      read the whole file and compare its SHA-256"""
 
-NAME is a name from the list; fetch also accepts hf:owner/repo/file.gguf. Downloaded models are stored in the user's
-cache folder, or in the folder that BITMIRROR_CACHE names."""
+DESCRIPTION = """\
+Lists, downloads, verifies and removes the models that have a name.
+
+NAME is a name from the list; fetch also accepts hf:owner/repo/file.gguf. Downloaded models are
+stored in the user's cache folder, or in the folder that BITMIRROR_CACHE names."""
+
+EPILOG = """\
+Exit status: 0 done, 2 user error (one sentence on stderr says what to do), 130 interrupted by
+Ctrl-C, 1 a bug."""
+
+COMMANDS = (
+    ("list", "", "list the named models and where they are (the default)"),
+    ("fetch", "NAME", "download a model unless it is there, and print the path of its file"),
+    ("verify", "NAME", "read the whole file of a model and compare its SHA-256"),
+    ("remove", "NAME", "delete a downloaded model"),
+)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; every expected failure is one sentence on stderr."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    command, names = (words[0], words[1:]) if words else ("list", [])
-    if command in ("-h", "--help", "help"):
-        print(USAGE)
-        return 0
-    try:
-        if command == "list" and not names:
-            list_models()
-            return 0
-        if command not in ("fetch", "verify", "remove") or len(names) != 1:
-            print(f"error: {' '.join(words)!r} is not a command\n{USAGE}", file=sys.stderr)
-            return 2
-        if command == "fetch":
-            with Report() as report:
-                path = resolve(names[0], report.progress)
-            print(path)
-        elif command == "verify":
-            print(f"{catalog.verify(catalog.named(names[0]))}: the SHA-256 matches")
-        else:
-            model = catalog.named(names[0])
-            print(
-                f"removed {catalog.model_file(model)}" if catalog.remove(model) else f"{model.name} is not downloaded"
-            )
-        return 0
-    except EngineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+def parser(prog: str = "bitmirror models") -> Parser:
+    """The command line as an argparse parser."""
+    top = Parser(prog, usage=USAGE, description=DESCRIPTION, epilog=EPILOG)
+    top.add_commands("list", COMMANDS)
+    shared.add_other(top.add_argument_group("other"))
+    return top
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs one command and returns its exit status; raises EngineError."""
+    if args.command == "list":
+        list_models()
+    elif args.command == "fetch":
+        with Report() as report:
+            path = resolve(args.name, report.progress)
+        print(path)
+    elif args.command == "verify":
+        print(f"{catalog.verify(catalog.named(args.name))}: the SHA-256 matches")
+    else:
+        model = catalog.named(args.name)
+        print(f"removed {catalog.model_file(model)}" if catalog.remove(model) else f"{model.name} is not downloaded")
+    return 0
 
 
 def list_models() -> None:
@@ -61,5 +66,10 @@ def list_models() -> None:
     print_table(("name", "place", "size", "description"), rows, right=("size",))
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr."""
+    return entry.main(parser, run, argv)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.program(main)

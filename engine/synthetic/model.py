@@ -1,7 +1,7 @@
 """Random models of real shapes: every tensor of the architecture in the requested format, without training.
 
 Speed does not depend on the values of the weights, so a benchmark needs only their shapes and formats; tests need small
-models with awkward ones.  ``python -m engine.synthetic --shape qwen3-8b:Q4_K_M`` writes such a GGUF file at the speed
+models with awkward ones.  ``bitmirror synthetic --shape qwen3-8b:Q4_K_M`` writes such a GGUF file at the speed
 of the disk: every matrix is cut from a buffer of random blocks, so memory use stays at a few buffers whatever the size
 of the file, and the same seed gives the same bytes.
 
@@ -277,8 +277,9 @@ def add_delta_net(writer: gguf.GGUFWriter, net: DeltaNetConfig, recurrent: Seque
 def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed: int = 0) -> Path:
     """Write a random model of a named shape (or of a Shape) to ``path`` and return it; the same seed gives the same bytes.
 
-    Raises UsageError if there is no such shape or quantization, if the disk has too little room, or if ``path`` cannot
-    be written.
+    The file appears when it is complete; until then a file with the suffix ``.part`` is next to it.
+    Raises UsageError if there is no such shape or quantization, if the folder of ``path`` does not exist or its disk has too
+    little room, or if ``path`` cannot be written.
     """
     name = shape if isinstance(shape, str) else shape.architecture
     if isinstance(shape, str):
@@ -287,6 +288,10 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     elif quant not in quants():
         raise UsageError(f"There is no quantization {quant!r}; use one of {', '.join(quants())}.")
     path = Path(path)
+    if not path.parent.is_dir():
+        raise UsageError(f"There is no folder {path.parent}; create it, or choose another path.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is not a file that can be replaced; choose another path.")
     writer = gguf.GGUFWriter(None, shape.architecture)
     _add_metadata(writer, name, shape, quant)
     kinds: dict[str, T] = {}
@@ -299,9 +304,8 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
         packed = (*size[:-1], FORMATS[kind].row_bytes(size[-1]))
         writer.add_tensor_info(tensor, packed, np.dtype(np.uint8), math.prod(packed), raw_dtype=kind)
     total = sum(info.nbytes for info in writer.tensors[0].values())
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # other processes may write the same model
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
         if free < total * 1.01:
             raise UsageError(

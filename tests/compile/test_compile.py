@@ -305,7 +305,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
         ([], "choose a GPU with --target"),
         (["--target", "sm_12"], "target 'sm_12' is unknown; use sm_75,"),
         (["--target", "sm_90", "-m", "nothing"], "there is no model 'nothing'"),
-        (["--target", "sm_90", "-c", "many"], "'many' is not a whole number"),
+        (["--target", "sm_90", "-c", "many"], "-c must be a whole number, not 'many'"),
         (["--target", "sm_90", "-o", "/dev/null/x"], "/dev/null/x: Not a directory"),
         (["--target", "sm_90", "--multiprocessors", "-2"], "--multiprocessors must be 0 or more, not -2"),
         (["--output-folder", "x"], "unknown flag --output-folder"),

@@ -198,7 +198,7 @@ def test_every_quantization_makes_a_readable_file(quant: str, shape_name: str, t
     made = read_gguf(path, check_tensors=True)
     shape = shapes()[shape_name]
     assert {n: s for n, (_, s) in layout(made).items()} == dict(shape.tensors())
-    assert not path.with_name("m.gguf.part").exists()
+    assert list(tmp_path.iterdir()) == [path]
     for name, tensor in made.tensors.items():
         if len(tensor.shape) > 1:
             values = weights(made, name).astype(np.float64).reshape(-1, tensor.shape[-1])
@@ -356,8 +356,9 @@ def test_a_full_disk_is_seen_before_writing(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "sub" / "m.gguf"
+    path = tmp_path / "m.gguf"
     assert command.main(["--shape", "tiny-gemma3:Q8_0", "-o", str(path), "--seed", "3"]) == 0
+    assert list(tmp_path.iterdir()) == [path]
     assert path.name in capsys.readouterr().out
     assert read_gguf(path).metadata["general.name"] == "Random tiny-gemma3 Q8_0"
     assert command.main(["--list"]) == 0
@@ -365,8 +366,34 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert command.main(["--shape", "nothing"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     (tmp_path / "file").write_text("")
-    assert command.main(["--shape", "tiny-llama", "-o", str(tmp_path / "file" / "m.gguf")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    for place, says in (
+        ("file/m.gguf", "There is no folder"),
+        ("no/m.gguf", "There is no folder"),
+        (".", "is not a file"),
+    ):
+        assert command.main(["--shape", "tiny-llama", "-o", str(tmp_path / place)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_a_file_is_complete_or_not_there(
+    error: type[BaseException] | OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_model(tmp_path / "m.gguf", "tiny-llama", "Q4_0")
+    before = path.read_bytes()
+
+    def stop(part: Path, *rest: object) -> None:
+        assert part.parent == path.parent and part.stat().st_size > 0
+        part.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(synthetic, "_write_data", stop)
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else UsageError):
+        make_model(path, "tiny-llama", "Q8_0")
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
 
 
 def test_formats_of_gemma4() -> None:

@@ -25,15 +25,17 @@ def sentence(capsys: Capture) -> str:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["-p", "0"], "-p must be at least 1"),
-        (["-n", "-1"], "-n at least 0"),
-        (["-p", "many"], "'many' is not a whole number"),
+        (["-p", "0"], "-p must be 1 or more, not 0"),
+        (["-n", "-1"], "-n must be 0 or more, not -1"),
+        (["-p", "many"], "-p must be a whole number, not 'many'"),
         (["--device", "cpu"], "--device is the GPU to compare with the CPU"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
         (["--sed", "1"], "did you mean --seed?"),
         (["a.gguf", "b.gguf"], "unexpected argument 'b.gguf'"),
-        (["-ct", "f8"], "invalid choice: 'f8'"),
-        (["-b", "4097"], "the batch size must be 1 to 4096"),
+        (["a.gguf", "-m", "b.gguf"], "MODEL and -m are both given"),
+        (["-s", "-1"], "-s must be 0 to 18446744073709551615, not -1"),
+        (["-ct", "f8"], "-ct must be f32, f16, q8_0 or q4_0, not 'f8'"),
+        (["-b", "4097"], "-b must be 0 to 4096, not 4097"),
     ],
 )
 def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
@@ -42,13 +44,39 @@ def test_bad_flags(words: list[str], says: str, capsys: Capture) -> None:
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The sentence says what is missing, and does not advise to use the CPU."""
+
     def missing(index: int, *given: Any) -> Any:
-        raise DeviceError(f"there is no cuda:{index}.")
+        raise DeviceError("no NVIDIA driver was found on this machine; install one, or use --device cpu.")
 
     monkeypatch.setattr(devices, "_gpu", missing)
     for words in ([], ["--device", "auto"], ["no.gguf", "-p", "5"]):
         assert parity.main(words) == 2
-        assert sentence(capsys) == "error: there is no cuda:0."
+        assert sentence(capsys) == (
+            "error: bitmirror parity needs a GPU: no NVIDIA driver was found on this machine; install one"
+        )
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        (
+            "the NVIDIA driver sees no GPU on this machine; use --device cpu.",
+            "the NVIDIA driver sees no GPU on this machine",
+        ),
+        ("install it with pip, or use --device cpu.", "install it with pip"),
+        (
+            "there is no cuda:3 on this machine; use cuda:0 (see --list-devices), or cpu.",
+            "there is no cuda:3 on this machine; use cuda:0.",
+        ),
+        (
+            "choose a smaller context (-c), a smaller model, or --device cpu.",
+            "choose a smaller context (-c) or a smaller model",
+        ),
+    ],
+)
+def test_advice_fits_a_comparison(message: str, advice: str) -> None:
+    assert parity.without_cpu(DeviceError(message)) == advice
 
 
 def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -57,7 +85,7 @@ def test_bad_models(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert "/no/such/model.gguf" in sentence(capsys)
     pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
     assert parity.main(["-c", "100"]) == 2
-    assert sentence(capsys) == "error: 200 tokens of prompt and 200 more need a context of 400 (-c)."
+    assert sentence(capsys) == "error: -c must be 0 or at least 400, for 200 + 200 tokens, not 100"
 
 
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 40, 135, 136, 137, 200, 1000])

@@ -1,0 +1,151 @@
+"""The flags that several command lines have: each is defined once, with one help text and one range."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from engine.cli.parser import Choice, Numbers, add_help, filled, whole
+from engine.devices import MOST_BATCH, parse_device
+from engine.errors import UsageError
+
+MODEL = """\
+path of a GGUF file, a name from `bitmirror models` (fetched when needed), or
+hf:owner/repo:Q4_K_M; default: the bundled model"""
+
+HF_REPO = """\
+a model on Hugging Face: owner/repo, and after a colon its quantization, as in owner/repo:Q4_K_M"""
+
+GPU_LAYERS = """\
+0 = run on the CPU; all, auto or at least as many layers as the model has = run on the device of
+--device; layers cannot be divided"""
+
+CACHE_TYPE = """\
+type of the key-value cache: f32, f16, q8_0 or q4_0"""
+
+BATCH_SIZE = """\
+tokens of a prompt read per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU;
+the answer is the same"""
+
+CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0")
+"""The names in ``engine/cache/types.py``, repeated here because importing it is slow and a wrong command line needs none."""
+
+Group = argparse._ArgumentGroup
+"""What ``add_argument_group`` returns."""
+
+
+def add_model(group: Group, *, repeated: bool = False) -> None:
+    """Adds -m and -hf; with ``repeated``, -m may be given several times and ``args.model`` is a list.
+
+    ``settle_model`` combines them into ``args.model``.
+    """
+    name: dict[str, Any] = {"metavar": "MODEL", "type": filled("leave it out for the bundled model"), "help": MODEL}
+    many: dict[str, Any] = {"action": "append", "default": []} if repeated else {}
+    group.add_argument("-m", "--model", **name, **many)
+    repo = filled("write it as owner/repo:Q4_K_M")
+    group.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", type=repo, help=HF_REPO)
+    file = filled("name a .gguf file of the repository")
+    group.add_argument(
+        "-hff", "--hf-file", metavar="FILE", type=file, help="the file of -hf, instead of a quantization"
+    )
+
+
+def settle_model(args: argparse.Namespace) -> None:
+    """Sets ``args.model`` to the model that -hf and -hff name, if they are given.  Raises UsageError."""
+    if args.hf_repo is None:
+        if args.hf_file is not None:
+            raise UsageError("-hff is a file of a repository: name the repository with -hf")
+        return
+    if args.model:
+        raise UsageError("-m and -hf are both given: give only one of them")
+    repo = args.hf_repo.removeprefix("hf:")
+    model = f"hf:{repo.partition(':')[0]}/{args.hf_file}" if args.hf_file is not None else f"hf:{repo}"
+    args.model = [model] if isinstance(args.model, list) else model
+
+
+def add_threads(group: Group, *, several: bool = False) -> None:
+    """Adds -t; with ``several``, a list of numbers."""
+    if several:
+        group.add_argument(
+            "-t", "--threads", metavar="N,...", type=Numbers(), default=[0], help="CPU threads; 0 = every core"
+        )
+        return
+    number = whole(0, note="0 uses every core")
+    group.add_argument("-t", "--threads", metavar="N", type=number, default=0, help="CPU threads; 0 = every core")
+
+
+def add_device(group: Group, text: str, default: str = "auto") -> None:
+    """Adds --device."""
+    group.add_argument("-dev", "--device", metavar="NAME", default=default, help=text)
+
+
+def add_gpu_layers(group: Group) -> None:
+    """Adds -ngl; ``settle_device`` and ``check_gpu_layers`` obey it."""
+    group.add_argument("-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", type=_layers, help=GPU_LAYERS)
+
+
+def _layers(text: str) -> int | None:
+    if text in ("all", "auto", "-1"):
+        return None
+    try:
+        return int(whole(0)(text))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be 0, all, auto or a number of layers, not {text!r}") from None
+
+
+def settle_device(args: argparse.Namespace) -> None:
+    """Selects the CPU if -ngl is 0.  Raises UsageError for a device that does not exist by name, or that -ngl contradicts."""
+    gpu = parse_device(args.device) is not None
+    if args.gpu_layers == 0:
+        if gpu and args.device != "auto":
+            raise UsageError(f"-ngl 0 runs the model on the CPU and --device on {args.device}: give only one of them")
+        args.device = "cpu"
+
+
+def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
+    """Refuses an -ngl between 0 and the number of layers of the model at ``path``; raises UsageError."""
+    if not args.gpu_layers:
+        return
+    from engine.gguf.file import read_gguf
+    from engine.models.read_config import read_config
+
+    layers = read_config(read_gguf(path)).n_layer
+    if args.gpu_layers < layers:
+        raise UsageError(
+            f"-ngl {args.gpu_layers} would divide the {layers} layers of {path.name} between devices, which is not possible: "
+            "-ngl 0 runs all on the CPU, -ngl all on the GPU"
+        )
+
+
+def add_batch_size(group: Group, text: str = BATCH_SIZE) -> None:
+    """Adds -b."""
+    note = "0 leaves the choice to the device"
+    group.add_argument("-b", "--batch-size", metavar="N", type=whole(0, MOST_BATCH, note), default=0, help=text)
+
+
+def add_context(group: Group, text: str) -> None:
+    """Adds -c."""
+    group.add_argument("-c", "--ctx-size", metavar="N", type=whole(0), default=0, help=text)
+
+
+def add_cache_types(group: Group, *, separate: bool = True) -> None:
+    """Adds --cache-type and, if ``separate``, the types of keys and of values."""
+    kind: dict[str, Any] = {"type": Choice(CACHE_TYPES), "metavar": "TYPE"}
+    group.add_argument("-ct", "--cache-type", **kind, default="f16", help=CACHE_TYPE)
+    if separate:
+        group.add_argument("-ctk", "--cache-type-k", **kind, help="type of the keys, if different")
+        group.add_argument("-ctv", "--cache-type-v", **kind, help="type of the values, if different")
+
+
+def add_draft_model(group: Group, text: str) -> None:
+    """Adds -md and --no-mtp."""
+    name = filled("leave it out to draft without another model")
+    names = ("-md", "--draft-model", "--model-draft")
+    group.add_argument(*names, metavar="MODEL", type=name, dest="draft_model", help=text)
+    text = "do not draft with the model's own layer for it, if there is one (multi-token prediction)"
+    group.add_argument("--no-mtp", action="store_true", help=text)
+
+
+def add_other(group: Group, verbose: str = "show the traceback of an error") -> None:
+    """Adds --verbose, which does what ``verbose`` says, and --help."""
+    group.add_argument("-v", "--verbose", action="store_true", help=verbose)
+    add_help(group)
