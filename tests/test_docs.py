@@ -226,7 +226,7 @@ def texts() -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
-                yield "".join(part.value if isinstance(part, ast.Constant) else "\n" for part in node.values)
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
 
