@@ -375,7 +375,7 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
 
 def results_of(args: argparse.Namespace) -> Iterator[Result]:
     """The tests of every requested model, in order; of the bundled model if none is requested."""
-    for model in args.model or ([] if args.shape else [""]):
+    for model in args.model or ([] if args.shape else [None]):
         path = resolve(model, Report().progress)
         yield from run_tests(args, path.stem, path)
     for shape in args.shape:

@@ -46,7 +46,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = top.add_argument
-    add("-m", "--model", default="", metavar="MODEL", help="path or name; default: the bundled model")
+    add("-m", "--model", default=None, metavar="MODEL", help="path or name; default: the bundled model")
     add("-p", "--n-prompt", type=whole, default=200, metavar="N", help="number of random tokens of the prompt")
     add("-n", "--n-gen", type=whole, default=200, metavar="N", help="greedy tokens")
     add("--text", metavar="TEXT", help="read this text instead of random tokens")

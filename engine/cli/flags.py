@@ -160,7 +160,7 @@ def parser() -> Parser:
     many: dict[str, Any] = {"action": "append", "default": []}
 
     add = top.add_argument_group("model").add_argument
-    add("-m", "--model", metavar="MODEL", default="", help=MODEL)
+    add("-m", "--model", metavar="MODEL", default=None, help=MODEL)
     add("-c", "--ctx-size", **n, default=0, help="context in tokens; 0 = as trained, less if memory is short")
     add("-b", "--batch-size", **n, default=0, help=BATCH_SIZE)
     types: dict[str, Any] = {"choices": CACHE_TYPES, "metavar": "TYPE"}

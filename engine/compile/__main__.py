@@ -32,7 +32,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = top.add_argument
-    add("-m", "--model", metavar="MODEL", default="", help=MODEL)
+    add("-m", "--model", metavar="MODEL", default=None, help=MODEL)
     add("--target", metavar="SM", default="", help="compute capability of the GPU: sm_90 for an H100 or H200")
     add(
         "-o",
