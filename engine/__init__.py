@@ -67,14 +67,15 @@ _HOMES = {
 } | {name: "errors" for name in __all__ if name.endswith("Error")}
 
 
-def __getattr__(name: str) -> Any:
-    """Names of the API, imported on first use: ``--help`` must not wait for a compiler to load."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'engine' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-    return getattr(import_module(f"engine.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Names of the API, imported on first use: ``--help`` must not wait for a compiler to load."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'engine' has no attribute {name!r}")
+        from importlib import import_module
 
+        return getattr(import_module(f"engine.{_HOMES[name]}"), name)
 
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__

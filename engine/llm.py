@@ -275,10 +275,12 @@ class LLM(Context):
         --------
         >>> import engine
         >>> llm = engine.load(n_ctx=256)
-        >>> for piece in llm.generate("for i in range(", max_tokens=5, temperature=0):
-        ...     print(piece, end="|")
-        1|0|):|
-        |    |
+        >>> for piece in llm.generate("for i in range(", max_tokens=4, temperature=0):
+        ...     print(repr(piece))
+        '1'
+        ','
+        ' '
+        '1'
         """
         self.check_open()
         ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
@@ -331,7 +333,6 @@ class LLM(Context):
         ids.pop()
         return text
 
-    @in_turn
     def complete(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Generation:
         """Continue a text or a sequence of token ids, and wait for the whole answer.
 
@@ -362,7 +363,8 @@ class LLM(Context):
         >>> llm.complete("def add(a, b):\\n    return", max_tokens=40, temperature=0, stop="\\n").text
         ' a + b'
         """
-        return _finished(self.generate(prompt, **options))
+        with self.lock:
+            return _finished(self.generate(prompt, **options))
 
     def chat(
         self,
@@ -414,8 +416,9 @@ class LLM(Context):
         >>> messages = [{"role": "user", "content": "def add(a, b):"}]
         >>> answer = llm.chat(messages, chat_template="chatml", max_tokens=8, temperature=0)
         >>> messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "x = 1"}]
-        >>> llm.chat(messages, chat_template="chatml", max_tokens=8, temperature=0).timings.cache_n >
-        len(answer.prompt_ids) True
+        >>> again = llm.chat(messages, chat_template="chatml", max_tokens=8, temperature=0)
+        >>> again.timings.cache_n > len(answer.prompt_ids)
+        True
         """
         self.check_open()
         template = self._template(chat_template)

@@ -125,7 +125,7 @@ def load(
     >>> import engine
     >>> with engine.load(n_ctx=256) as llm:
     ...     print(llm.complete("import ", max_tokens=1, temperature=0).text)
-    os
+    queue
     """
     numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size, "draft_max": draft_max}
     for name, value in (numbers | ({} if snapshot_bytes is None else {"snapshot_bytes": snapshot_bytes})).items():

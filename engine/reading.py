@@ -115,7 +115,7 @@ class Reader:
         >>> rows.shape
         (6, 8192)
         >>> llm.detokenize([rows[-1].argmax()])
-        '\\n   '
+        ' '
         """
         tokens = self._checked(ids)
         self.reset()

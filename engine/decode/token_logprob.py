@@ -27,8 +27,8 @@ class TokenLogprob:
     >>> answer = llm.complete("def add(a, b):\\n    return", max_tokens=1, temperature=0, logprobs=2)
     >>> for likely in answer.logprobs[0].top:
     ...     print(repr(likely.text), round(likely.logprob, 2))
-    ' a' -0.44
-    ' b' -3.02
+    ' a' -0.48
+    ' b' -2.86
     """
 
     id: int
