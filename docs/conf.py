@@ -1,5 +1,6 @@
 """How the book is built: ``sphinx-build --fail-on-warning docs build/book``."""
 
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,3 +16,11 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
 myst_heading_anchors = 3
+
+# The Python reference is made of docstrings.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+extensions += ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings name the types
+napoleon_google_docstring = False
+napoleon_use_ivar = True

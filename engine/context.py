@@ -97,10 +97,11 @@ class Context(Reader):
                     if self._user is not mine:
                         break  # something else has used this model in between
             finally:
-                # If another thread uses the model now, it has closed the stream, or does so before its first pass.
+                # If another thread uses the model now, it has ended the steps in flight, or does so before its first pass.
                 if self.lock.acquire(blocking=False):
                     try:
-                        stream.close()
+                        if self._running is stream:
+                            self._interrupt()
                         if self._user is mine and self.cache.can_truncate(len(self._cached)):
                             self.cache.truncate(len(self._cached))
                     finally:
