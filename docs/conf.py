@@ -13,7 +13,7 @@ project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-extensions = ["myst_parser", "mathml", "quotations"]
+extensions = ["myst_parser", "figures", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"
@@ -24,6 +24,10 @@ html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 
-# Figures with an image for each theme.
-sys.path.insert(0, str(Path(__file__).parent / "_ext"))
-extensions += ["figures"]
+# The Python reference is made of docstrings.
+sys.path.insert(0, str(HERE.parent))
+extensions += ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings name the types
+napoleon_google_docstring = False
+napoleon_use_ivar = True

@@ -1,27 +1,81 @@
 """bitmirror: an LLM inference engine that gives the same bits on every path.
 
 >>> import engine
->>> llm = engine.load()                                     # the model that ships with the package
->>> print(llm.complete("def add(a, b):", max_tokens=8, temperature=0).text)  # doctest: +SKIP
+>>> llm = engine.load(n_ctx=256)                            # the model that ships with the package
+>>> llm.complete("def add(a, b):\\n    return", max_tokens=3, temperature=0).text
+' a + b'
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.decode.generation import Generation
+    from engine.decode.params import SamplingParams
     from engine.decode.timings import Timings
+    from engine.decode.token_logprob import TokenLogprob
+    from engine.errors import (
+        ContextError,
+        DeviceError,
+        EngineError,
+        FetchError,
+        GGUFError,
+        ModelError,
+        TemplateError,
+        TokenizerError,
+        UsageError,
+    )
     from engine.llm import LLM
     from engine.loading import load
+    from engine.options import Options
+    from engine.speculative.params import SpeculationParams
+    from engine.text.template.chat import ChatTemplate
+    from engine.version import __version__
 
-__all__ = ["LLM", "Generation", "Timings", "load"]
+__all__ = [
+    "LLM",
+    "ChatTemplate",
+    "ContextError",
+    "DeviceError",
+    "EngineError",
+    "FetchError",
+    "GGUFError",
+    "Generation",
+    "ModelError",
+    "Options",
+    "SamplingParams",
+    "SpeculationParams",
+    "TemplateError",
+    "Timings",
+    "TokenLogprob",
+    "TokenizerError",
+    "UsageError",
+    "__version__",
+    "load",
+]
 
-_HOMES = {"LLM": "llm", "load": "loading", "Generation": "decode.generation", "Timings": "decode.timings"}
+_HOMES = {
+    "LLM": "llm",
+    "load": "loading",
+    "Generation": "decode.generation",
+    "SamplingParams": "decode.params",
+    "Timings": "decode.timings",
+    "TokenLogprob": "decode.token_logprob",
+    "Options": "options",
+    "SpeculationParams": "speculative.params",
+    "ChatTemplate": "text.template.chat",
+    "__version__": "version",
+} | {name: "errors" for name in __all__ if name.endswith("Error")}
 
 
-def __getattr__(name: str) -> Any:
-    """Names of the API, imported on first use: ``--help`` must not wait for a compiler to load."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'engine' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # type checkers would accept any name
 
-    return getattr(import_module(f"engine.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        """Names of the API, imported on first use: ``--help`` must not wait for a compiler to load."""
+        if name not in _HOMES:
+            raise AttributeError(f"module 'engine' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"engine.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return __all__

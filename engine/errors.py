@@ -10,8 +10,16 @@ class EngineError(Exception):
 class GGUFError(EngineError):
     """A GGUF file that violates the format or requests something impossible.
 
-    ``path`` is the file, ``field`` the header field, metadata key or tensor, ``offset`` the byte position in the file
-    (None if a rule spans several places), ``problem`` what is wrong there.
+    Attributes
+    ----------
+    path : Path
+        The file.
+    field : str
+        The header field, metadata key or tensor.
+    offset : int or None
+        The byte position in the file; None if a rule spans several places.
+    problem : str
+        What is wrong there.
     """
 
     def __init__(self, path: Path | str, field: str, offset: int | None, problem: str) -> None:

@@ -1,54 +1,79 @@
-"""The Python API: compute logits and generate text.  ``engine/loading.py`` opens a model."""
+"""The Python interface: from text to text.  ``engine/loading.py`` opens a model, ``engine/context.py`` runs it."""
 
-import logging
+import os
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
 
-from engine.cache.recurrent import Snapshots
-from engine.compile.jobs import Job, noted
 from engine.compile.pool import compile_all
+from engine.context import Context
 from engine.decode.generation import Generation
 from engine.decode.sampler import LogitsProcessor, Sampler, SamplingParams
-from engine.errors import ContextError, UsageError
+from engine.errors import ContextError, TemplateError, UsageError
 from engine.gguf.file import GGUF
-from engine.models.base import Model, slot_bytes
+from engine.locking import in_turn
+from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops import Progress
+from engine.options import Options, checked_messages, described, stop_texts, token_ids, whole
 from engine.speculative.draft_model import DraftModel
-from engine.speculative.loop import Speculation, follow
+from engine.speculative.loop import Speculation
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
-from engine.speculative.steps import HostSteps, Steps
 from engine.text.breakers import BREAKERS, breaker_ids
-from engine.text.template.chat import ChatTemplate
+from engine.text.template.chat import ChatTemplate, Message
 from engine.text.tokenizer import Tokenizer
 
-MOST_SNAPSHOTS = 8
-"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
 
-MOST_LOGITS = 128
-"""Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
+class LLM(Context):
+    """A loaded model with one key-value cache. :func:`engine.load` opens one.
 
-CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
-"""Ways to choose tokens whose kernels are compiled ahead.  The host needs them on every device: it chooses the first token of
-an answer from the logits of the prompt."""
+    Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a certain time.
 
-log = logging.getLogger(__name__)
+    Threads can share a model: they use it in turns. :meth:`complete` and :meth:`chat` keep it until the answer is
+    finished, so the answers of several threads follow one another. A :class:`Generation` that is iterated over takes
+    a turn for each piece of text and can be left waiting; when other answers were computed in between, the tokens
+    that they replaced in the cache are read again. Either way each answer has the same bits as it has alone.
+    ``on_prefill`` is called during a turn, so it must not wait for another thread that uses the model.
 
-
-class LLM:
-    """A loaded model with one key-value cache.  It is not thread-safe.
-
-    Attributes: ``config``, ``tokenizer``, ``chat_template`` (None if the file has none), ``path``, ``n_ctx``, ``batch_size``
-    (rows of a pass that reads a prompt), ``n_threads``, ``n_params``, ``n_bytes`` (bytes of weights), ``n_bytes_read``
-    (bytes of weights that one token reads), ``cache_bytes`` (bytes of a full cache), ``load_seconds``, ``compile_seconds``,
-    ``model`` (the forward pass), ``cache``, ``draft`` (None without a draft model or a layer that drafts), ``notes``
-    (sentences about requests that could not be met), ``snapshots`` (states along the text, for recurrent models) and
-    ``reread`` (a sentence if tokens of the latest prompt that had been read before had to be read again; else None).
+    Attributes
+    ----------
+    path : Path
+        File of the model; of the first part if there are several.
+    config : ModelConfig
+        Description of the model: ``architecture``, ``name``, ``n_layer``, ``n_vocab`` and so on.
+    tokenizer : Tokenizer
+        Converts between text and token ids.
+    chat_template : ChatTemplate or None
+        Chat template of the file, if it has one.
+    n_ctx : int
+        Positions of the context.
+    batch_size : int
+        Most tokens of a prompt that are read in one pass.
+    n_threads : int
+        CPU threads that compute; 0 on a GPU.
+    n_params, n_bytes : int
+        Number of parameters, and bytes of weights.
+    n_bytes_read : int
+        Bytes of weights that one generated token reads.
+    cache_bytes : int
+        Bytes of the cache.
+    n_cached : int
+        Tokens in the cache.
+    load_seconds, compile_seconds : float
+        Seconds that loading and the latest call of :meth:`compile` took.
+    draft : object or None
+        Draft model, or the part of the model that drafts, if there is one.
+    notes : list of str
+        Sentences about requests that could not be met.
+    reread : str or None
+        A sentence if tokens of the latest prompt that had been read before had to be read again; else None.
+    closed : bool
+        Whether :meth:`close` was called.
     """
 
     def __init__(
@@ -60,14 +85,9 @@ class LLM:
         notes: Sequence[str] = (),
         snapshot_bytes: int = 0,
     ) -> None:
+        super().__init__(model, tokenizer, snapshot_bytes)
         self.path = gguf.path
-        self.config = model.config
-        self.tokenizer = tokenizer
         self.chat_template = ChatTemplate.from_gguf(gguf, tokenizer)
-        self.model = model
-        self.cache = model.cache
-        self.n_ctx = model.cache.n_ctx
-        self.batch_size = min(model.ops.max_rows, self.n_ctx)
         self.n_threads = model.ops.n_threads
         self.n_params = sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in gguf.tensors.values())
         self.n_bytes = gguf.n_bytes
@@ -76,37 +96,109 @@ class LLM:
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
         self.notes = list(notes)
-        self.draft: DraftModel | MTPDraft | None = MTPDraft(self) if model.mtp is not None else None
-        #: Bytes of the states of recurrent layers after one token; 0 if the model has none.
-        self.slot_bytes = slot_bytes(self.config)
-        self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
-        self.reread: str | None = None
-        self._cached: list[int] = []
-        self._user: object = None
-        #: The steps that may still be in flight.
-        self._running: Steps | None = None
+        if model.mtp is not None:
+            self.draft = MTPDraft(self)
+        self._label = model.ops.label
+
+    def __repr__(self) -> str:
+        config = self.config
+        name = f"{config.name or self.path.name!r} ({config.architecture}, {self.n_params / 1e6:.1f} M parameters)"
+        if self.closed:
+            return f"<LLM {name}, closed>"
+        return f"<LLM {name} on {self._label}, {self.n_cached} of {self.n_ctx} tokens in the cache>"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a model cannot be pickled or copied: send its path to the other process and open it there with engine.load()."
+        )
+
+    # --- opening and closing -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # --- text and tokens ---------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, special: bool = True) -> list[int]:
-        """The token ids of ``text``.
+        """The token ids of a text.
 
-        special: add the tokens that the model expects at the beginning and end, and recognize control tokens in the text.
+        Parameters
+        ----------
+        text : str
+            Text to convert.
+        special : bool
+            Add the tokens that the model expects at the beginning and end, and recognize control tokens in the text.
+            Use False for text that others wrote.
+
+        Returns
+        -------
+        list of int
+            Token ids.
+
+        Raises
+        ------
+        UsageError
+            If ``text`` is not a text, or if the model is closed.
         """
+        self.check_open()
+        if not isinstance(text, str):
+            raise UsageError(f"only a text can be converted to token ids, not {described(text)}.")
         return self.tokenizer.encode(text, add_special=special, parse_special=special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids; control tokens have none.  Raises TokenizerError for an id outside the vocabulary."""
-        return self.tokenizer.decode(ids)
+        """The text of token ids.
 
-    # --- the forward pass --------------------------------------------------------------------------------------
+        Parameters
+        ----------
+        ids : sequence of int
+            Token ids.
 
-    def compile(self, progress: Progress | None = None) -> float:
-        """Compile every missing kernel of this model and of its draft model, with one process per core; returns the time in
-        seconds, close to 0 if none is missing.
+        Returns
+        -------
+        str
+            Their text. Control tokens have none; bytes that form no character become U+FFFD.
 
-        progress: called as ``progress("compile", done, total)``; it counts the kernels that were missing.
+        Raises
+        ------
+        TokenizerError
+            If an id is outside the vocabulary.
+        UsageError
+            If ``ids`` are not whole numbers, or if the model is closed.
         """
+        self.check_open()
+        return self.tokenizer.decode(token_ids(ids))
+
+    # --- kernels -----------------------------------------------------------------------------------------------
+
+    @in_turn
+    def compile(self, progress: Progress | None = None) -> float:
+        """Compile every missing kernel of this model and of its draft model, with one process per core.
+
+        Without it, kernels are compiled one by one when they are first used. Compiled kernels are kept on disk.
+        Clears the cache.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called as ``progress("compile", done, total)``. It counts the kernels that were missing.
+
+        Returns
+        -------
+        float
+            Seconds, close to 0 if no kernel is missing.
+
+        Raises
+        ------
+        UsageError
+            If the model is closed.
+        """
+        self.check_open()
         started = time.perf_counter()
         compile_all(self.jobs(), progress)
         self.warm_up()
@@ -115,247 +207,7 @@ class LLM:
         self.compile_seconds = time.perf_counter() - started
         return self.compile_seconds
 
-    def jobs(self) -> list[Job]:
-        """The compile jobs of every kernel that this model and its draft model use."""
-        self.reset()
-        jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
-        with noted(jobs):
-            for params in CHOICES:
-                Sampler(params, self.config.n_vocab).warm_up()
-        if isinstance(self.draft, DraftModel):
-            jobs.update(dict.fromkeys(self.draft.llm.jobs()))
-        return list(jobs)
-
-    def warm_up(self) -> None:
-        """Load every kernel by running a pass of one token; the sampler's only if tokens are chosen on the host.  Clears the
-        cache."""
-        self.reset()
-        try:
-            self.model.ops.warm_up(self.model)
-        finally:
-            self.reset()
-        for params in CHOICES:
-            if not self.model.ops.can_sample(params):
-                Sampler(params, self.config.n_vocab).warm_up()
-
-    def reset(self) -> None:
-        """Forget all cached tokens."""
-        self._interrupt()
-        self._cached = []
-        self._user = None
-        self.cache.truncate(0)
-        self.snapshots.forget(0)
-
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits after each token of ``ids``: float32 [len(ids), n_vocab].  Raises ContextError if they do not fit into the
-        context."""
-        tokens = self._checked(ids)
-        self.reset()
-        rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
-        most = min(self.batch_size, MOST_LOGITS)
-        for first in range(0, tokens.size, most):
-            batch = tokens[first : first + most]
-            rows[first : first + batch.size] = self._forward(batch, batch.size)
-        return rows
-
-    def prefill(
-        self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
-    ) -> tuple[np.ndarray, int]:
-        """Make the cache hold exactly ``ids``.  Returns the logits after the last one, float32 [n_vocab], and the number of
-        tokens that the cache already held.
-
-        on_prefill: called as ``on_prefill(done, total)``, in tokens.
-        Raises ContextError if the tokens do not fit into the context.
-        """
-        logits, kept = self._read(ids, 1, on_prefill)
-        return logits[0], kept
-
-    def read(self, ids: Sequence[int]) -> None:
-        """Make the cache hold exactly ``ids``, without computing logits.  Raises ContextError if they do not fit into the
-        context."""
-        self._read(ids, 0, None)
-
-    def _read(
-        self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
-    ) -> tuple[np.ndarray, int]:
-        tokens = self._checked(ids)
-        self.reread = None
-        kept = self._rewind(tokens)
-        logits = np.empty((0, 0), np.float32)
-        stops = self._stops(tokens, kept)
-        first = kept
-        if first in stops:
-            self.snapshots.add(self.model.save())
-        while first < tokens.size:
-            if on_prefill:
-                on_prefill(first, tokens.size)
-            stop = min((stop for stop in stops if stop > first), default=tokens.size)
-            end = first + self.model.ops.next_rows(stop - first)
-            logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
-            first = end
-            if first in stops:
-                self.snapshots.add(self.model.save())
-        if on_prefill:
-            on_prefill(tokens.size, tokens.size)
-        return logits, kept
-
-    def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
-        """The numbers of tokens after which to take a snapshot: at the ends of the first and the latest messages, and before
-        the last token, because that is read again if the prompt is repeated."""
-        if not self.slot_bytes or self.snapshots.budget < self.slot_bytes:
-            return set()
-        ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
-        ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()
-        return {*ends[:1], *ends[-MOST_SNAPSHOTS + 2 :], tokens.size - 1} - {0, *self.snapshots.lengths}
-
-    def step(self, token: int) -> np.ndarray:
-        """Append one token to the cache and return the logits after it: float32 [n_vocab]."""
-        return self._forward(self._checked([token]), 1)[0]
-
-    def extend(self, ids: list[int]) -> np.ndarray:
-        """Logits after ``ids``, float32 [n_vocab]: by ``step`` if the cache holds all but the last token, else (after
-        something else has used this model) by ``prefill``."""
-        return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
-
-    def decode(
-        self,
-        ids: Sequence[int],
-        sampler: Sampler,
-        count: int,
-        speculation: Speculation | None = None,
-        with_logits: bool = False,
-    ) -> Generator[tuple[int, np.ndarray], None, None]:
-        """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].  Without
-        ``with_logits``, the logits may be empty.
-
-        Steps in flight whose tokens are never requested are rolled back.
-        """
-        params = speculation.params if speculation is not None else SpeculationParams()
-        history = list(ids)
-        while count > 0:
-            self._settle()
-            if self._cached != history[:-1]:
-                self.read(history[:-1])
-            self._user = mine = object()
-            if with_logits or params.sequential or not self.can_sample(sampler):
-                steps: Steps = HostSteps(self.model, sampler, params)
-            else:
-                steps = self.model.ops.steps(self.model, sampler, params)
-            stream = follow(steps, history, count, speculation)
-            self._running = steps
-            try:
-                for token, logits in stream:
-                    self._cached.append(history[-1])
-                    history.append(token)
-                    count -= 1
-                    yield token, logits
-                    if self._user is not mine:
-                        break  # something else has used this model in between
-            finally:
-                stream.close()
-                if self._user is mine and self.cache.can_truncate(len(self._cached)):
-                    self.cache.truncate(len(self._cached))
-
-    def can_sample(self, sampler: Sampler) -> bool:
-        """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the device."""
-        return self.model.ops.can_sample(sampler.params)
-
-    @property
-    def n_cached(self) -> int:
-        """The number of tokens in the cache."""
-        return len(self._cached)
-
-    def used_by(self, user: object) -> bool:
-        """Whether nothing else has used this model since it was lent to ``user``."""
-        return self._user is user
-
-    def lend(self, user: object) -> None:
-        """Let ``user`` start passes on the device by itself; it reports what they have read with ``keep``."""
-        self._settle()
-        self._user = user
-
-    def keep(self, tokens: Sequence[int], count: int) -> None:
-        """Note that passes of a borrower have read ``count`` tokens after those in the cache, and that ``tokens``, the first
-        of them, stay."""
-        self.cache.advance(len(self._cached), count)
-        self._cached.extend(tokens)
-        self.cache.truncate(len(self._cached))
-
-    def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
-        self._settle()
-        first = len(self._cached)
-        self._user = None
-        positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        logits = self.model.forward(tokens, positions, n_logits)
-        self._cached.extend(tokens.tolist())
-        return logits
-
-    def _checked(self, ids: Sequence[int]) -> np.ndarray:
-        tokens = np.asarray(ids if len(ids) else np.zeros(0, np.int64))
-        if tokens.dtype.kind not in "iu":
-            raise UsageError("token ids must be integers; give a text to tokenize() first.")
-        if tokens.ndim != 1 or tokens.size == 0:
-            raise UsageError("the prompt has no tokens; give some text.")
-        if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:
-            raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
-        if tokens.size > self.n_ctx:
-            raise ContextError(
-                f"the prompt has {tokens.size} tokens and the context {self.n_ctx}; "
-                "shorten the prompt or choose a larger context (-c)."
-            )
-        return tokens.astype(np.int32)
-
-    def _interrupt(self) -> None:
-        """Wait for the steps in flight, which still write, before anything else uses the cache."""
-        if self._running is not None:
-            running, self._running = self._running, None
-            running.end()
-
-    def _settle(self) -> None:
-        """Make the length of the cache match its contents: an interrupted pass has claimed positions that it did not fill."""
-        self._interrupt()
-        if self.cache.length == len(self._cached):
-            return
-        if self.cache.can_truncate(len(self._cached)):
-            self.cache.truncate(len(self._cached))
-            return
-        self.read(self._cached)
-
-    def _rewind(self, tokens: np.ndarray) -> int:
-        """Rewind the cache to a prefix of ``tokens`` and return its length, which is less than the number of tokens: at
-        least one is left to read."""
-        self._interrupt()
-        cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
-        differs = np.flatnonzero(cached != tokens[: cached.size])
-        common = int(differs[0]) if differs.size else cached.size
-        kept = common
-        if self.cache.can_truncate(common):
-            self.cache.truncate(common)
-        elif (snapshot := self.snapshots.best(common)) is not None:
-            kept = snapshot.length
-            self.model.restore(snapshot)
-        else:
-            kept = 0
-            self.cache.truncate(0)
-        if kept < common:
-            self.reread = self._why(tokens, common, kept)
-            log.info("%s", self.reread)
-        del self._cached[kept:]
-        self._user = None
-        self.snapshots.forget(kept)
-        return kept
-
-    def _why(self, tokens: np.ndarray, common: int, kept: int) -> str:
-        """A sentence on why tokens that were read before are read again."""
-        again = f"{common - kept} tokens are read again"
-        if common >= len(self._cached):
-            return f"{again}: the model's state after them was not kept"
-        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
-        if common == tokens.size - 1 and was == now:
-            return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
-        return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"
-
-    # --- generation --------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -381,37 +233,79 @@ class LLM:
         xtc_threshold: float = 0.1,
         logits_processors: Sequence[LogitsProcessor] = (),
         seed: int = -1,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         heal: bool = False,
         logprobs: int = 0,
         on_prefill: Callable[[int, int], None] | None = None,
         speculation: SpeculationParams | None = None,
     ) -> Generation:
-        """Continue a text or a sequence of token ids.  Iterate over the result to get the text in pieces.
+        """Begin an answer that continues a text or a sequence of token ids.
 
-        max_tokens: the most tokens to generate; -1: until the model stops or the context is full.
-        stop: texts that end the answer; they are not part of it.
-        ignore_eos: never choose end-of-generation tokens.
-        heal: remove the last token of the text, so that the answer may begin with a longer one (many models have a single
-            token for "):" and the newline after it).
-        dry_sequence_breakers: texts beyond which the repetitions that DRY penalizes do not reach back.
-        logits_processors: functions ``f(ids, logits)`` that change the logits before bias and penalties, each with the result
-            of the one before.  ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is
-            a copy.  A function changes it and returns None, or returns an array float32 [n_vocab]; ``-inf`` bans a token.
-            It must be a function of its arguments: it is called at least once per token, and also for drafts, including
-            those that are rejected.
-        logprobs: how many of the most probable tokens to record per token.
-        on_prefill: called as ``on_prefill(done, total)``, in tokens, while the prompt is read.
-        speculation: how to draft and which drafts to accept; None: the defaults, which use the draft model if one is loaded.
-        The other arguments are described in ``engine.decode.sampler.SamplingParams``.
+        Parameters
+        ----------
+        prompt : str or sequence of int
+            Text or token ids to continue.
+        max_tokens : int
+            The most tokens to generate; -1: until the model stops or the context is full.
+        temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty
+            How tokens are chosen: fields of :class:`engine.SamplingParams`, which describes them.
+        logit_bias : mapping of int to float, optional
+            Token id -> value added to its logit; ``-inf`` bans the token.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, xtc_probability, xtc_threshold
+            DRY and XTC: fields of :class:`engine.SamplingParams`, too.
+        dry_sequence_breakers : sequence of str
+            Texts beyond which the repetitions that DRY penalizes do not reach back.
+        logits_processors : sequence of callable
+            Functions ``f(ids, logits)`` that change the logits before bias and penalties, each with the result of the one
+            before. ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is a copy.
+            A function changes it and returns None, or returns an array float32 [n_vocab]; ``-inf`` bans a token. It must
+            be a function of its arguments: it is called at least once per token, and also for drafts, including those
+            that are rejected. Its exceptions are raised while the answer is generated, as they are.
+        seed : int
+            0 to 2**64 - 1, or -1 for a random one. The same seed gives the same text.
+        stop : str or sequence of str
+            Texts that end the answer. They are not part of it.
+        ignore_eos : bool
+            Never choose end-of-generation tokens.
+        heal : bool
+            Remove the last token of a text, so that the answer may begin with a longer one (many models have a single
+            token for "):" and the newline after it). Has no effect on token ids.
+        logprobs : int
+            How many of the most probable tokens to record per token; 0 records nothing.
+        on_prefill : callable, optional
+            Called as ``on_prefill(done, total)``, in tokens, while the prompt is read.
+        speculation : SpeculationParams, optional
+            How to draft and which drafts to accept. By default the draft model is used if one is loaded.
 
-        Raises UsageError for an argument out of range, and ContextError for a prompt that leaves no room for an answer.
-        While the answer is generated, an exception of a logits processor is raised as it is, and UsageError if it returns
-        something else than logits.
+        Returns
+        -------
+        Generation
+            The answer. Iterate over it to compute it and to get its text in pieces.
+
+        Raises
+        ------
+        UsageError
+            If an argument is out of range or of a wrong type, or if the model is closed.
+        ContextError
+            If the prompt leaves no room for an answer.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> for piece in llm.generate("for i in range(", max_tokens=4, temperature=0):
+        ...     print(repr(piece))
+        '1'
+        ','
+        ' '
+        '1'
         """
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+        self.check_open()
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
         begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
+        if not isinstance(logit_bias, Mapping | None):
+            raise UsageError(f"logit_bias must map token ids to numbers, not {described(logit_bias)}.")
         bias = dict(logit_bias or {})
         never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if ignore_eos else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
@@ -419,9 +313,9 @@ class LLM:
         breakers = breaker_ids(self.tokenizer, dry_sequence_breakers if dry_multiplier else ())
         given = locals() | {"logit_bias": bias, "dry_breakers": breakers}
         params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
-        if max_tokens < -1:
+        if whole("max_tokens", max_tokens) < -1:
             raise UsageError(f"max_tokens must be -1 (no limit) or more, not {max_tokens}.")
-        if not 0 <= logprobs <= self.config.n_vocab:
+        if not 0 <= whole("logprobs", logprobs) <= self.config.n_vocab:
             raise UsageError(f"logprobs must be between 0 and {self.config.n_vocab}, not {logprobs}.")
         self._checked(ids)
         if len(ids) >= self.n_ctx and max_tokens != 0:
@@ -435,7 +329,7 @@ class LLM:
             ids,
             sampler,
             max_tokens=max_tokens,
-            stop=stop,
+            stop=stop_texts(stop),
             ignore_eos=ignore_eos,
             top_logprobs=logprobs,
             begins_with=begins_with,
@@ -445,6 +339,8 @@ class LLM:
 
     def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:
         """The draft sources of one answer; None if there are none."""
+        if not isinstance(params, SpeculationParams):
+            raise UsageError(f"speculation must be SpeculationParams, not {described(params)}.")
         if not params.enabled or (self.draft is None and not params.lookup):
             return None
         return Speculation(params, sampler, self.draft, self.n_bytes_read)
@@ -458,10 +354,120 @@ class LLM:
         ids.pop()
         return text
 
-    def complete(self, prompt: str | Sequence[int], **options: Any) -> Generation:
-        """Run ``generate`` with these arguments to its end and return the finished answer.  Raises UsageError for an argument
-        out of range, and ContextError for a prompt that leaves no room for an answer."""
-        generation = self.generate(prompt, **options)
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> Generation:
+        """Continue a text or a sequence of token ids, and wait for the whole answer.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+            Text or token ids to continue.
+        **options
+            Keyword arguments of :meth:`generate`, such as ``max_tokens``, ``temperature``, ``seed``, ``stop`` and
+            ``logprobs``.
+
+        Returns
+        -------
+        Generation
+            The finished answer.
+
+        Raises
+        ------
+        UsageError
+            If an argument is out of range or of a wrong type, or if the model is closed.
+        ContextError
+            If the prompt leaves no room for an answer.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> llm.complete("def add(a, b):\\n    return", max_tokens=40, temperature=0, stop="\\n").text
+        ' a + b'
+        """
+        with self.lock:
+            return _finished(self.generate(prompt, **options))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: bool = False,
+        chat_template: str | os.PathLike[str] | ChatTemplate | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """Answer a conversation.
+
+        The answer depends on the arguments only, not on earlier calls. Messages that the cache still holds from
+        earlier calls are not read again.
+
+        Parameters
+        ----------
+        messages : sequence of mapping
+            The conversation so far: mappings with ``role`` ("system", "user" or "assistant") and ``content``.
+            Whatever a message contains, its text never becomes a control token.
+        stream : bool
+            Return at once an answer to iterate over, rather than the finished one.
+        chat_template : str, path or ChatTemplate, optional
+            Name of a built-in template, path of a Jinja file, or a template. By default the model's own is used.
+        chat_template_kwargs : mapping, optional
+            Further values for the template, such as ``tools`` or ``enable_thinking``.
+        **options
+            Keyword arguments of :meth:`generate`, such as ``max_tokens``, ``temperature``, ``seed``, ``stop`` and
+            ``logprobs``.
+
+        Returns
+        -------
+        Generation
+            The answer.
+
+        Raises
+        ------
+        UsageError
+            If ``messages`` or another argument is out of range or of a wrong type, or if the model is closed.
+        TemplateError
+            If the model has no chat template, or if the template is broken or refuses the messages.
+        ContextError
+            If the conversation leaves no room for an answer.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> messages = [{"role": "user", "content": "def add(a, b):"}]
+        >>> answer = llm.chat(messages, chat_template="chatml", max_tokens=8, temperature=0)
+        >>> messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "x = 1"}]
+        >>> again = llm.chat(messages, chat_template="chatml", max_tokens=8, temperature=0)
+        >>> again.timings.cache_n > len(answer.prompt_ids)
+        True
+        """
+        self.check_open()
+        template = self._template(chat_template)
+        ids = template.encode(checked_messages(messages), **chat_template_kwargs or {})
+        generation = self.generate(ids, **options)
+        if stream:
+            return generation
+        with self.lock:
+            return _finished(generation)
+
+    def _template(self, given: object) -> ChatTemplate:
+        """The chat template to use: the given one, or else the model's own."""
+        if isinstance(given, ChatTemplate):
+            return given
+        if isinstance(given, (str, os.PathLike)):
+            return ChatTemplate.load(os.fspath(given), self.tokenizer)
+        if given is not None:
+            raise UsageError(f"chat_template must be a name, a path or a ChatTemplate, not {described(given)}.")
+        if self.chat_template is None:
+            raise TemplateError("this model has no chat template; give one with chat_template, or use complete().")
+        return self.chat_template
+
+
+def _finished(generation: Generation) -> Generation:
+    """An answer after its last piece."""
+    try:
         for _ in generation:
             pass
-        return generation
+    finally:
+        generation.close()
+    return generation

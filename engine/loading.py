@@ -26,6 +26,7 @@ from engine.models.families import build, without_mtp
 from engine.models.gemma4_config import read_gemma4
 from engine.models.read_config import read_config
 from engine.ops import Ops, Progress
+from engine.options import described, whole
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX
@@ -61,31 +62,76 @@ def load(
 ) -> LLM:
     """Open a model.
 
-    path_or_name: a GGUF file, ``hf:owner/repo/file.gguf``, a name that ``python -m engine.models`` lists, or None for the
+    Parameters
+    ----------
+    path_or_name : str or path, optional
+        A GGUF file, ``hf:owner/repo/file.gguf``, or the name of a model that ``bitmirror models`` lists. By default the
         model that ships with the package.
-    device: "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU.  The answer is
-        the same, bit for bit.  A ``Target`` (``engine/compile/target.py``) is a GPU that kernels can only be compiled for.
-    n_ctx: positions of the context; 0: the model's trained context, or what fits into half of the free memory.
-    n_threads: CPU threads; 0: one per core.  The answer does not depend on it.
-    batch_size: tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
-        context leaves too little memory.  The answer does not depend on it.  A GPU of compute capability 7.5 reads 16.
-    cache_type: element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".
-    cache_type_k, cache_type_v: element types of keys and of values; None: ``cache_type``.
-    check_tensors: also check every block scale, and refuse files with scales that are not finite or implausibly large.
-    draft_model: a smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant);
-        specified like ``path_or_name``.
-    device_draft: the device of the draft model; None: the device of the model.
-    mtp: whether a model that has a layer for drafting (multi-token prediction) uses it.  A draft model takes precedence.
-    draft_max: the most drafts of a pass that recurrent models must be able to roll back.  They keep a state for each, as far
-        as memory allows.  0: the default.
-    snapshot_bytes: host memory, in bytes, for states of recurrent models at the ends of messages, so that a conversation can
-        be continued from there; None: up to 2 GiB, less if memory is short; 0: none.
-    progress: called as ``progress(stage, done, total)``; stage "load" counts bytes, "compile" kernels.
+    device : str
+        "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. The answer is
+        the same, bit for bit. (A ``Target`` of ``engine/compile/target.py`` is a GPU that kernels can only be compiled
+        for.)
+    n_ctx : int
+        Positions of the context; 0: the model's trained context, or what fits into half of the free memory.
+    n_threads : int
+        CPU threads; 0: one per core. The answer does not depend on it.
+    batch_size : int
+        Tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
+        context leaves too little memory. The answer does not depend on it. A GPU of compute capability 7.5 reads 16.
+    cache_type : str
+        Element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".
+    cache_type_k, cache_type_v : str, optional
+        Element types of keys and of values; by default ``cache_type``.
+    check_tensors : bool
+        Also check every block scale, and refuse files with scales that are not finite or implausibly large.
+    draft_model : str or path, optional
+        A smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant): a file or
+        a name, like ``path_or_name``.
+    device_draft : str, optional
+        Device of the draft model; by default the device of the model.
+    mtp : bool
+        Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
+    draft_max : int
+        The most drafts of a pass that recurrent models must be able to roll back. They keep a state for each, as far as
+        memory allows. 0: the default.
+    snapshot_bytes : int, optional
+        Host memory, in bytes, for states of recurrent models at the ends of messages, so that a conversation can be
+        continued from there; 0: none. By default up to 2 GiB, less if memory is short.
+    progress : callable, optional
+        Called as ``progress(stage, done, total)``; stage "fetch" and "load" count bytes, "compile" kernels.
 
-    Raises a subclass of ``engine.errors.EngineError`` whose text is one sentence: GGUFError for a damaged file, ModelError
-    for a model that this engine cannot run, FetchError if a download fails, ContextError if the context does not fit into
-    memory, DeviceError for a device that cannot be used, UsageError for an argument out of range.
+    Returns
+    -------
+    LLM
+        The model. It can be used in a ``with`` statement, which closes it.
+
+    Raises
+    ------
+    GGUFError
+        If the file is damaged.
+    ModelError
+        If the file is sound, but this engine cannot run its model.
+    FetchError
+        If there is no such model, or if it cannot be downloaded.
+    ContextError
+        If the context does not fit into memory.
+    DeviceError
+        If the device cannot be used.
+    UsageError
+        If an argument is out of range or of a wrong type.
+
+    Examples
+    --------
+    >>> import engine
+    >>> with engine.load(n_ctx=256) as llm:
+    ...     print(llm.complete("import ", max_tokens=1, temperature=0).text)
+    queue
     """
+    numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size, "draft_max": draft_max}
+    for name, value in (numbers | ({} if snapshot_bytes is None else {"snapshot_bytes": snapshot_bytes})).items():
+        whole(name, value)
+    if not isinstance(device, str) and not hasattr(device, "compute_capability"):
+        raise UsageError(f"a device is given by its name, such as cpu or cuda:1, not {described(device)}.")
     types = Types(find_cache_type(cache_type_k or cache_type), find_cache_type(cache_type_v or cache_type))
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")

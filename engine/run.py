@@ -37,7 +37,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
 def run(args: argparse.Namespace) -> int:
     """Does what the flags request, from loading the model to the report; raises EngineError."""
     if args.version:
-        print(f"bitmirror {version()}")
+        import engine
+
+        print(f"bitmirror {engine.__version__}")
         return 0
     if args.list_devices:
         return list_devices()
@@ -105,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(as_object(llm, prompt, reply, options), ensure_ascii=False))
         elif args.logprobs:
-            report.logprobs(reply.generation, lambda id: llm.detokenize([id]))
+            report.logprobs(reply.generation)
         report.finished(llm, reply.generation, ending=ending(llm, reply, options, limited))
         return EXIT_INTERRUPTED if reply.interrupted else 0
 
@@ -194,9 +196,10 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
     if options["logprobs"]:
         result["logprobs"] = [
             {
-                "id": int(entry["id"]),
-                "logprob": finite(entry["logprob"]),
-                "top": [[int(id), finite(value)] for id, value in entry["top"]],
+                "id": entry.id,
+                "text": entry.text,
+                "logprob": finite(entry.logprob),
+                "top": [{"id": t.id, "text": t.text, "logprob": finite(t.logprob)} for t in entry.top],
             }
             for entry in generation.logprobs
         ]
@@ -238,17 +241,6 @@ def speculation_object(s: "Statistics") -> dict[str, Any]:
 def finite(value: float) -> float | None:
     """The value as JSON can represent it: None if it is not finite."""
     return float(value) if math.isfinite(value) else None
-
-
-def version() -> str:
-    """The version of the installed distribution."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("bitmirror")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import engine
 from engine import errors
+from engine.decode.token_logprob import TokenLogprob
 from engine.errors import ContextError
 from engine.gguf.file import read_gguf
 from engine.models.traffic import weight_bytes_per_token
@@ -61,7 +62,7 @@ class Generation:
     def __init__(self, llm: "FakeLLM", prompt_ids: list[int], options: dict[str, Any]) -> None:
         self.prompt_ids, self.text = prompt_ids, ""
         self.ids: list[int] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.timings = Timings(prompt_n=len(prompt_ids))
         self.closed = False
@@ -101,8 +102,8 @@ class Generation:
             self.timings.predicted_n += 1
             self.timings.predicted_s = time.perf_counter() - started
             if logprobs:
-                top = [(ord(source[i]), -0.5), (0, -float("inf"))][:logprobs]
-                self.logprobs.append({"id": ord(source[i]), "logprob": -0.5, "top": top})
+                top = (TokenLogprob(ord(source[i]), source[i], -0.5), TokenLogprob(0, "\0", -float("inf")))
+                self.logprobs.append(TokenLogprob(ord(source[i]), source[i], -0.5, top[:logprobs]))
             if i == 0 and (begun := os.environ.get("FAKE_BEGUN")):
                 Path(begun).touch()
             yield source[i]

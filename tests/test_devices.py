@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+import engine
 from engine import devices
 from engine.devices import describe_devices, open_device, parse_device, why_no_gpu
 from engine.errors import DeviceError, UsageError
@@ -198,3 +200,33 @@ def test_other_errors_are_not_hidden_by_auto(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(devices, "_gpu", lambda *given: (_ for _ in ()).throw(DeviceError("none.")))
     with pytest.raises(DeviceError):
         open_device("cuda")
+
+
+@dataclass
+class CountingDriver(FakeDriver):
+    """Also records which memory is allocated: address -> bytes."""
+
+    allocated: dict[int, int] = field(default_factory=dict)
+
+    def cuMemAlloc(self, n_bytes: int) -> Any:
+        status, address = super().cuMemAlloc(n_bytes)
+        self.allocated[address] = n_bytes
+        return status, address
+
+    def cuMemFree(self, address: int) -> Any:
+        del self.allocated[int(address)]
+        return (Result.CUDA_SUCCESS,)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_closing_a_model_frees_its_memory_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.cuda.runtime.device import Device
+
+    driver = CountingDriver()
+    use(driver, monkeypatch)
+    monkeypatch.setattr(Device, "launch", lambda *_: None)  # of the kernel that repacks weights
+    with engine.load("pycoder-draft", n_ctx=64, device="cuda", draft_model="pycoder-draft") as llm:
+        assert sum(driver.allocated.values()) > 2 * llm.n_bytes
+    assert driver.allocated == {}
+    with pytest.raises(UsageError, match="closed"):
+        llm.generate("x")

@@ -207,7 +207,14 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
         "text": "Å",
         "finish_reason": "length",
         "seed": 7,
-        "logprobs": [{"id": 0xC5, "logprob": -0.5, "top": [[0xC5, -0.5], [0, None]]}],
+        "logprobs": [
+            {
+                "id": 0xC5,
+                "text": "Å",
+                "logprob": -0.5,
+                "top": [{"id": 0xC5, "text": "Å", "logprob": -0.5}, {"id": 0, "text": "\0", "logprob": None}],
+            }
+        ],
     }
     assert timings["device"] == "cpu"
     assert timings["device_memory_bytes"] is None
@@ -709,7 +716,7 @@ def test_the_bundled_model_answers() -> None:
     for word in ("load", "prompt", "tokens/s", "first token", "memory"):
         assert word in done.stderr
         assert word == "load" or word not in done.stdout
-    llm = engine.load("")
+    llm = engine.load()
     expected = llm.complete(FIBONACCI, max_tokens=24, temperature=0.0, heal=True)
     assert done.stdout == expected.text
     assert (
@@ -729,7 +736,7 @@ def test_json_of_the_bundled_model(tmp_path: Path) -> None:
     first, second = run(*words), run(*words)
     assert first.returncode == 0, first.stderr
     result = json.loads(first.stdout)
-    llm = engine.load("")
+    llm = engine.load()
     assert result["prompt"] == FIBONACCI
     assert result["prompt_ids"] == llm.tokenize(FIBONACCI)[:-1]
     assert FIBONACCI + result["text"] == llm.detokenize(result["prompt_ids"] + result["ids"])
@@ -737,11 +744,12 @@ def test_json_of_the_bundled_model(tmp_path: Path) -> None:
     assert result["seed"] == 5
     assert len(result["ids"]) == len(result["logprobs"]) == result["timings"]["predicted_n"] == 12
     for id, entry in zip(result["ids"], result["logprobs"], strict=True):
-        values = [value for _, value in entry["top"]]
+        values = [likely["logprob"] for likely in entry["top"]]
         assert entry["id"] == id
         assert len(values) == 3
         assert values == sorted(values, reverse=True)
         assert entry["logprob"] <= values[0] <= 0
+        assert entry["text"] == llm.tokenizer.token_bytes(id).decode(errors="replace")
     again = json.loads(second.stdout)
     del result["timings"], again["timings"]
     assert result == again  # the same seed, the same text

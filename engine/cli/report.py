@@ -7,7 +7,6 @@ line at the bottom of the screen; anywhere else the same facts are a few plain l
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, TextIO
 
 from engine.errors import DeviceError
@@ -56,9 +55,6 @@ _CONTROLS = {c: "\ufffd" for c in (*range(0x20), *range(0x7F, 0xA0)) if c not in
 def printable(text: str) -> str:
     """Text from a model or a file without the control characters that could change or fake what a terminal shows."""
     return text.translate(_CONTROLS)
-
-
-TokenText = Callable[[int], str]
 
 
 class Report:
@@ -303,12 +299,12 @@ class Report:
             f"context {used} of {n_ctx}{end}]"
         )
 
-    def logprobs(self, generation: "Generation", token_text: "TokenText") -> None:
+    def logprobs(self, generation: "Generation") -> None:
         """Prints one line per generated token: its log-probability (natural), then the most likely tokens in its place."""
         self.line()
         for entry in generation.logprobs:
-            top = "  ".join(f"{token_text(id)!r} {value:.4f}" for id, value in entry["top"])
-            self.line(f"{entry['logprob']:9.4f}  {token_text(entry['id'])!r:<16} {top}")
+            top = "  ".join(f"{likely.text!r} {likely.logprob:.4f}" for likely in entry.top)
+            self.line(f"{entry.logprob:9.4f}  {entry.text!r:<16} {top}")
 
 
 class StatusLine:

@@ -1,21 +1,30 @@
 """One answer during its generation: an iterator of text that also records tokens, probabilities and timings."""
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Protocol
 
 import numpy as np
 
 from engine.decode.sampler import Sampler, logprobs
 from engine.decode.timings import Timings
+from engine.decode.token_logprob import TokenLogprob
+from engine.locking import in_turn
 from engine.speculative.loop import Speculation
+from engine.speculative.statistics import Statistics
 from engine.text.tokenizer import Tokenizer
+
+BEGINNING = 40
+"""Characters of an answer that its ``repr`` shows."""
 
 
 class AnsweringModel(Protocol):
     """The interface of a loaded model that an answer uses; ``engine.llm.LLM`` implements it."""
 
     tokenizer: Tokenizer
+    lock: "threading.RLock"
     n_ctx: int
     load_seconds: float
     compile_seconds: float
@@ -23,8 +32,8 @@ class AnsweringModel(Protocol):
     def prefill(
         self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
     ) -> tuple[np.ndarray, int]:
-        """Make the cache hold exactly ``ids``.  Returns the logits after the last one, float32 [n_vocab], and the number of
-        tokens that the cache already held."""
+        """Make the cache hold exactly ``ids``. Returns the logits after the last one, float32 [n_vocab], and the number
+        of tokens that the cache already held."""
 
     def decode(
         self,
@@ -38,14 +47,44 @@ class AnsweringModel(Protocol):
 
 
 class Generation:
-    """One answer.  Iterate over it to get the text in pieces.  ``ids``, ``text``, ``logprobs``, ``finish_reason`` and
-    ``timings`` are valid at any time.
+    """One answer, from :meth:`LLM.generate`, :meth:`LLM.complete` or :meth:`LLM.chat`.
 
-    ``finish_reason`` is "stop" (end-of-generation token or stop text), "length" (``max_tokens`` or the context), or None
-    while the answer is generated or if it was closed early.  ``ids`` contains the tokens whose text was produced, without
-    the end-of-generation token.  ``begins_with`` is text that the first token must begin with: the last token of the prompt,
-    removed so that a longer token may replace it (token healing); it is not part of the answer.  ``speculation`` counts
-    accepted drafts, if there are any.
+    Iterate over it to get the text in pieces while it is generated. Each piece is computed when it is requested. The
+    attributes can be read at any time. A finished answer can be copied and pickled.
+
+    Attributes
+    ----------
+    text : str
+        The text so far, without the prompt.
+    ids : list of int
+        Tokens whose text was produced so far, without the end-of-generation token.
+    prompt_ids : list of int
+        Tokens of the prompt.
+    finish_reason : str or None
+        "stop" (an end-of-generation token or a stop text) or "length" (``max_tokens`` or the context). None while the
+        answer is generated, and if it was closed early.
+    seed : int
+        The seed in use, also if it was chosen at random. The same seed gives the same text.
+    logprobs : list of TokenLogprob
+        One entry per token of ``ids`` if ``logprobs`` was given, else empty.
+    timings : Timings
+        Seconds and counts.
+    speculation : Statistics or None
+        Counts of drafts, if there is a source of drafts.
+
+    Examples
+    --------
+    >>> import engine
+    >>> llm = engine.load(n_ctx=256)
+    >>> answer = llm.generate("def add(a, b):\\n    return", max_tokens=4, temperature=0)
+    >>> for piece in answer:
+    ...     print(repr(piece))
+    ' a'
+    ' +'
+    ' b'
+    '\\n\\n'
+    >>> answer
+    <Generation: 4 tokens, ended by 'length', ' a + b\\n\\n'>
     """
 
     def __init__(
@@ -65,11 +104,12 @@ class Generation:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
         self.text = ""
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.seed = sampler.seed
-        self.speculation = speculation.statistics if speculation is not None else None
+        self.speculation: Statistics | None = speculation.statistics if speculation is not None else None
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
+        self.lock = llm.lock
         self._llm = llm
         self._sampler = sampler
         self._max_tokens = max_tokens
@@ -84,11 +124,40 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         return self
 
+    @in_turn
     def __next__(self) -> str:
         return next(self._pieces)
 
+    @in_turn
     def close(self) -> None:
-        """End the answer early: no further token is computed."""
+        """End the answer early: no further token is computed. Does nothing if the answer has ended."""
+        self._pieces.close()
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended, for whatever reason: no further text follows."""
+        return getgeneratorstate(self._pieces) == GEN_CLOSED
+
+    def __repr__(self) -> str:
+        if self.done:
+            end = f"ended by {self.finish_reason!r}" if self.finish_reason else "closed early"
+        else:
+            end = "in progress"
+        beginning = self.text if len(self.text) <= BEGINNING else self.text[: BEGINNING - 1] + "…"
+        return f"<Generation: {len(self.ids)} token{'s' * (len(self.ids) != 1)}, {end}, {beginning!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self.done:
+            raise TypeError(
+                "an answer in progress cannot be pickled or copied, because it uses its model: "
+                "wait for its end, or send its text or ids."
+            )
+        return {name: value for name, value in vars(self).items() if name != "lock" and not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.lock = threading.RLock()
+        self._pieces = _nothing()
         self._pieces.close()
 
     def _run(self) -> Generator[str, None, None]:
@@ -157,7 +226,7 @@ class Generation:
                     return
                 self.ids.append(token)
                 if self._top_logprobs:
-                    self.logprobs.append(_logprob_entry(logits, token, self._top_logprobs))
+                    self.logprobs.append(self._logprob(logits, token))
                 yield token
                 history.append(token)
             self.finish_reason = "length"
@@ -172,16 +241,24 @@ class Generation:
         kept[allowed] = logits[allowed]
         return kept
 
+    def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
+        found = logprobs(logits, [token], self._top_logprobs)
+        tokenizer = self._llm.tokenizer
 
-def _logprob_entry(logits: np.ndarray, token: int, n: int) -> dict[str, Any]:
-    found = logprobs(logits, [token], n)
-    top = [(int(i), float(v)) for i, v in zip(found.top_ids, found.top_values, strict=True)]
-    return {"id": token, "logprob": float(found.values[0]), "top": top}
+        def entry(id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, top)
+
+        top = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
+        return entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in top))
+
+
+def _nothing() -> Generator[str, None, None]:
+    yield from ()
 
 
 def _find_stop(text: str, stops: Sequence[str]) -> tuple[int | None, int]:
-    """The index at which the first stop text begins (None if there is none), and the length of the part of ``text`` that can
-    be shown: all except an end that may become a stop text."""
+    """The index at which the first stop text begins (None if there is none), and the length of the part of ``text``
+    that can be shown: all except an end that may become a stop text."""
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if found:
         return min(found), 0

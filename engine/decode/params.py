@@ -20,29 +20,53 @@ has changed the given one."""
 class SamplingParams:
     """How tokens are chosen; names, meanings and defaults are llama.cpp's.
 
-    temperature: divides the logits before the draw; 0 or less takes the most probable token (greedy) and ignores
-        top_k, typical_p, top_p, min_p and XTC.
-    top_k: keep the k most probable tokens; 0 or less keeps all.
-    typical_p: keep the tokens whose information content is nearest the entropy, up to this share; 1 or more: off.
-    top_p: keep the most probable tokens that together make up this share; 1 or more: off.
-    min_p: keep tokens at least this fraction as probable as the most probable one; 0 or less: off.
-    repeat_penalty: divides the positive, multiplies the other logits of recent tokens; 1: off.
-    repeat_last_n: number of last tokens that the three penalties consider; 0: none, -1: all.
-    presence_penalty: subtracted from the logit of a recent token; 0: off.
-    frequency_penalty: subtracted once for each occurrence of the token among the recent ones; 0: off.
-    logit_bias: token id -> value added to its logit; ``-inf`` bans the token.
-    dry_multiplier: DRY: the penalty on a token that would continue the shortest penalized repetition; 0: off.
-    dry_base: factor of the penalty for each further token of the repetition; at least 1.
-    dry_allowed_length: length of the shortest repetition whose continuation is penalized.
-    dry_penalty_last_n: number of last tokens in which repetitions are searched for; 0: none, -1: all.
-    dry_breakers: sequences of token ids beyond which a repetition does not reach back; a token that is a breaker by
-        itself is not penalized.
-    xtc_probability: XTC: how often tokens are excluded, 0 (never) to 1 (at every position).
-    xtc_threshold: of the tokens with at least this probability, all but the least probable are excluded; above 0.5: off.
-    logits_processors: functions that change the logits before anything else; see :data:`LogitsProcessor`.
-    seed: 0 <= seed < 2**64, or -1 for a random one from the operating system.
+    Parameters
+    ----------
+    temperature : float
+        Divides the logits before the draw; 0 or less takes the most probable token (greedy) and ignores top_k, typical_p,
+        top_p, min_p and XTC.
+    top_k : int
+        Keep the k most probable tokens; 0 or less keeps all.
+    top_p : float
+        Keep the most probable tokens that together make up this share; 1 or more: off.
+    min_p : float
+        Keep tokens at least this fraction as probable as the most probable one; 0 or less: off.
+    typical_p : float
+        Keep the tokens whose information content is nearest the entropy, up to this share; 1 or more: off.
+    repeat_penalty : float
+        Divides the positive, multiplies the other logits of recent tokens; 1: off.
+    repeat_last_n : int
+        Number of last tokens that the three penalties consider; 0: none, -1: all.
+    presence_penalty : float
+        Subtracted from the logit of a recent token; 0: off.
+    frequency_penalty : float
+        Subtracted once for each occurrence of the token among the recent ones; 0: off.
+    logit_bias : mapping of int to float
+        Token id -> value added to its logit; ``-inf`` bans the token.
+    dry_multiplier : float
+        DRY: the penalty on a token that would continue the shortest penalized repetition; 0: off.
+    dry_base : float
+        Factor of the penalty for each further token of the repetition; at least 1.
+    dry_allowed_length : int
+        Length of the shortest repetition whose continuation is penalized.
+    dry_penalty_last_n : int
+        Number of last tokens in which repetitions are searched for; 0: none, -1: all.
+    dry_breakers : sequence of sequences of int
+        Token ids beyond which a repetition does not reach back; a token that is a breaker by itself is not penalized.
+    xtc_probability : float
+        XTC: how often tokens are excluded, 0 (never) to 1 (at every position).
+    xtc_threshold : float
+        Of the tokens with at least this probability, all but the least probable are excluded; above 0.5: off.
+    logits_processors : sequence of callable
+        Functions that change the logits before anything else: ``f(ids, logits)`` gets the token ids so far and float32
+        [n_vocab], and returns an array of the same kind, or None if it has changed the given one.
+    seed : int
+        0 <= seed < 2**64, or -1 for a random one from the operating system.
 
-    Raises UsageError, one sentence, for a value outside its range.
+    Raises
+    ------
+    UsageError
+        If a value is outside its range.
     """
 
     temperature: float = 0.8

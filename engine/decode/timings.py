@@ -7,9 +7,22 @@ from dataclasses import dataclass
 class Timings:
     """Seconds and counts of one answer.
 
-    ``prompt_n`` tokens were computed in ``prompt_s``, after ``cache_n`` tokens that the cache still held; ``predicted_n``
-    tokens were generated in ``predicted_s``, counted from the end of the prompt; ``first_token_s`` is from the call to the
-    first token.  ``load_s`` and ``compile_s`` are the model's.
+    Attributes
+    ----------
+    load_s, compile_s : float
+        Seconds that loading and compiling the model took.
+    cache_n : int
+        Tokens of the prompt that the cache still held.
+    prompt_n : int
+        Tokens of the prompt that were read.
+    prompt_s : float
+        Seconds that reading them took.
+    predicted_n : int
+        Tokens generated, with the end-of-generation token.
+    predicted_s : float
+        Seconds from the end of the prompt to the latest token.
+    first_token_s : float
+        Seconds from the beginning of the prompt to the first token.
     """
 
     load_s: float = 0.0
@@ -23,10 +36,10 @@ class Timings:
 
     @property
     def prompt_per_second(self) -> float:
-        """Prompt tokens per second."""
+        """Tokens of the prompt read per second; 0.0 if the time was not measured."""
         return self.prompt_n / self.prompt_s if self.prompt_s else 0.0
 
     @property
     def predicted_per_second(self) -> float:
-        """Generated tokens per second."""
+        """Tokens generated per second; 0.0 if the time was not measured."""
         return self.predicted_n / self.predicted_s if self.predicted_s else 0.0

@@ -3,20 +3,26 @@
 import os
 from pathlib import Path
 
-from engine.errors import FetchError
+from engine.errors import FetchError, UsageError
 from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, model_file
 
 
 def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | None = None) -> Path:
     """The model file for the value of ``-m``; a named model is fetched if it is not present.
 
-    ``None`` and ``""`` are the bundled model; otherwise a name of the catalog, ``hf:owner/repo:QUANT``,
-    ``hf:owner/repo/file.gguf``, or a path. A file that happens to have a name of the catalog is given as ``./name``. Raises
-    FetchError.
+    ``None`` is the bundled model; otherwise a name of the catalog, ``hf:owner/repo:QUANT``, ``hf:owner/repo/file.gguf``, or
+    a path. A file that happens to have a name of the catalog is given as ``./name``. Raises FetchError, and UsageError for
+    anything that can be neither a name nor a path.
     """
-    text = os.fspath(name_or_path) if name_or_path is not None else ""
-    if text == "" or text in CATALOG:
-        model = CATALOG[text or DEFAULT]
+    text = DEFAULT if name_or_path is None else name_or_path
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    if not isinstance(text, str) or not text:
+        raise UsageError(
+            f"a model is given by its name or the path of its file, not {text!r:.40}; without either, it is the bundled one."
+        )
+    if text in CATALOG:
+        model = CATALOG[text]
         return model_file(model) if is_present(model) else fetch(model, progress)
     if text.startswith("hf:"):
         from engine.hub.repository import fetch_hub  # here: most runs fetch nothing

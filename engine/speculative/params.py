@@ -17,18 +17,40 @@ DRAFT_MAX = {"model": 4, "mtp": 4, "assistant": 4, "lookup": 7}
 class SpeculationParams:
     """Options of speculative decoding.  Whether there is a draft model, or a layer that drafts, depends on the loaded model.
 
-    enabled: False: no drafts, whatever sources there are.
-    lookup: also propose what followed the last occurrence of the latest tokens in prompt and answer.
-    draft_max: most drafts per pass, 1 to 15; 0: as many as usually pay off, see :data:`DRAFT_MAX`.
-    draft_min: a pass with fewer drafts than this is not worthwhile, and reads the certain token alone.
-    draft_p_min: drafting stops at a token whose probability, among its ten likeliest, is below this.
-    accept: "exact": a draft is kept if it is the token that the target's own sampler chooses there, so that the text is the
-        same as without drafts; "ratio": by probability (Leviathan et al. 2023), which preserves the distribution, not the
-        text; "p-min": if the target gives it at least ``accept_p_min``, which changes the distribution.
-    accept_p_min: see ``accept``.
-    sequential: read the certain token and the drafts one by one instead of in one pass: slow, for debugging.
+    Parameters
+    ----------
+    enabled : bool
+        False: no drafts, whatever sources there are.
+    lookup : bool
+        Also propose what followed the last occurrence of the latest tokens in prompt and answer.
+    draft_max : int
+        Most drafts per pass, 1 to 15; 0: as many as usually pay off, 4 of a model or 7 of lookup.
+    draft_min : int
+        A pass with fewer drafts than this is not worthwhile, and reads the certain token alone.
+    draft_p_min : float
+        Drafting stops at a token whose probability, among its ten likeliest, is below this.
+    accept : str
+        "exact": a draft is kept if it is the token that the target's own sampler chooses there, so that the text is the same
+        as without drafts. "ratio": by probability (Leviathan et al. 2023), which preserves the distribution, not the text.
+        "p-min": if the target gives it at least ``accept_p_min``, which changes the distribution.
+    accept_p_min : float
+        The least probability of a draft that "p-min" accepts.
+    sequential : bool
+        Read the certain token and the drafts one by one instead of in one pass: slow, for debugging.
 
-    Raises UsageError, one sentence, for a value outside its range.
+    Raises
+    ------
+    UsageError
+        If a value is outside its range.
+
+    Examples
+    --------
+    >>> import engine
+    >>> llm = engine.load(n_ctx=256)
+    >>> drafts = engine.SpeculationParams(lookup=True)
+    >>> answer = llm.complete("x = 1\\n" * 8, max_tokens=24, temperature=0, speculation=drafts)
+    >>> answer.speculation.accepted > 0
+    True
     """
 
     enabled: bool = True

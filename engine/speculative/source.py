@@ -40,6 +40,9 @@ class LoadedModel(Protocol):
     def reset(self) -> None:
         """Forget all cached tokens."""
 
+    def close(self) -> None:
+        """Free the memory of the model."""
+
     @property
     def n_cached(self) -> int:
         """The number of tokens in the cache."""

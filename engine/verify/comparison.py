@@ -14,7 +14,8 @@ from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.sample import DeviceSampler, edits
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.limits import STEP_ROWS
-from engine.llm import LLM, MOST_LOGITS
+from engine.llm import LLM
+from engine.reading import MOST_LOGITS
 from engine.speculative.params import SpeculationParams
 from engine.verify.graph import first_of_graph
 from engine.verify.layout import cached, remembered
@@ -202,7 +203,7 @@ class Comparison:
         """Compare the answers of ``LLM.generate``, with and without drafts looked up in the answer itself."""
         found = self.gpu.complete(self.ids, max_tokens=len(tokens), ignore_eos=True, **GREEDY).ids
         self._tokens("answer of LLM.generate", "greedy", list(tokens), found)
-        options = {"max_tokens": min(len(tokens), MOST_SAMPLED), "ignore_eos": True, "seed": self.seed}
+        options: dict[str, Any] = {"max_tokens": min(len(tokens), MOST_SAMPLED), "ignore_eos": True, "seed": self.seed}
         for how, changes in (("with noise", NOISY), ("with penalties", PENALIZED)):
             both = [llm.complete(self.ids, **options, **changes).ids for llm in (self.cpu, self.gpu)]
             self._tokens("answer of LLM.generate", how, *both)

@@ -912,7 +912,12 @@ def same_with_an_assistant(cpu: engine.LLM, on_gpu: engine.LLM, n_prompts: int) 
     kept = 0
     for seed, prompt in enumerate(PROMPTS[:n_prompts]):
         for temperature in (0.0, 0.8):
-            options = {"max_tokens": 40, "temperature": temperature, "seed": seed, "ignore_eos": seed % 2 == 0}
+            options: dict[str, Any] = {
+                "max_tokens": 40,
+                "temperature": temperature,
+                "seed": seed,
+                "ignore_eos": seed % 2 == 0,
+            }
             expected = cpu.complete(prompt, speculation=SpeculationParams(enabled=False), **options)
             for params in (
                 SpeculationParams(draft_max=3),

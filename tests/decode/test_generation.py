@@ -155,11 +155,12 @@ def test_logprobs_are_those_of_the_logits(llm: engine.LLM) -> None:
     rows = llm.logits(answer.prompt_ids + answer.ids)[len(answer.prompt_ids) - 1 : -1].astype(np.float64)
     rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
     for entry, token, row in zip(answer.logprobs, answer.ids, rows, strict=True):
-        assert entry["id"] == token
-        assert abs(entry["logprob"] - row[token]) < 1e-5
+        assert entry.id == token
+        assert abs(entry.logprob - row[token]) < 1e-5
         best = np.argsort(-row, kind="stable")[:4]
-        assert [i for i, _ in entry["top"]] == best.tolist()
-        assert np.allclose([v for _, v in entry["top"]], row[best], atol=1e-5)
+        assert [likely.id for likely in entry.top] == best.tolist()
+        assert np.allclose([likely.logprob for likely in entry.top], row[best], atol=1e-5)
+        assert [likely.text for likely in (entry, *entry.top)] == [llm.detokenize([i]) for i in (token, *best.tolist())]
 
 
 def test_healing_lets_the_last_token_grow(llm: engine.LLM) -> None:

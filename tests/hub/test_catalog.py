@@ -11,10 +11,11 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.errors import FetchError
+from engine.errors import FetchError, UsageError
 from engine.hub import catalog, fetch, resolve
 from engine.hub.catalog import CATALOG, Model, Part
 from tests.conftest import model_path
@@ -100,9 +101,15 @@ def copied(index: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_and_the_default_name_are_the_bundled_model() -> None:
-    paths = {resolve.resolve(""), resolve.resolve(None), resolve.resolve("pycoder")}
+    paths = {resolve.resolve(None), resolve.resolve("pycoder")}
     assert len(paths) == 1
     assert paths.pop().read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.parametrize("name", ["", 5, b"pycoder", Path("")])
+def test_what_is_neither_a_name_nor_a_path_is_refused(name: Any) -> None:
+    with pytest.raises((UsageError, FetchError), match=r"^[^\n]+$"):
+        resolve.resolve(name)
 
 
 @pytest.mark.parametrize("name", ["pycoder", "pycoder-draft"])

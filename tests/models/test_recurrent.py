@@ -153,7 +153,7 @@ def test_prompts_that_share_a_beginning(llm: engine.LLM) -> None:
 def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCaptureFixture) -> None:
     llm.reset()
     llm.prefill(list(range(5, 60)))
-    with caplog.at_level("INFO", logger="engine.llm"):
+    with caplog.at_level("INFO", logger="engine.reading"):
         llm.prefill([*range(5, 30), 70, *range(31, 60)])
     assert llm.reread is not None and llm.reread in caplog.text
     was, now = (repr(llm.tokenizer.decode([i])) for i in (30, 70))

@@ -30,10 +30,21 @@ ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function
 
 
 class ChatTemplate:
-    """How a model expects a conversation to be written; ``source`` is Jinja, run as in ``transformers``.
+    """How a model expects a conversation to be written, in Jinja, run as in ``transformers``.
 
     Everything in messages, tools and further values is plain text: whatever it contains, no character of it becomes part
     of a control token. Control tokens come from the template's own text, ``bos_token`` and the like, and role names.
+
+    :meth:`load` and :meth:`from_source` make templates; ``LLM.chat_template`` is the one of a model's file.
+
+    Attributes
+    ----------
+    source : str
+        The Jinja source.
+    tokenizer : Tokenizer
+        The tokenizer of the model.
+    origin : str
+        What error messages call the template.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer, origin: str = "the chat template") -> None:
@@ -54,14 +65,50 @@ class ChatTemplate:
 
     @classmethod
     def from_source(cls, source: str, tokenizer: Tokenizer) -> "ChatTemplate":
-        """A template given as text; raises TemplateError if it cannot be compiled."""
+        """A template given as text.
+
+        Parameters
+        ----------
+        source : str
+            Jinja source.
+        tokenizer : Tokenizer
+            Tokenizer of the model: ``LLM.tokenizer``.
+
+        Returns
+        -------
+        ChatTemplate
+            The template.
+
+        Raises
+        ------
+        TemplateError
+            If the source is too large or cannot be compiled.
+        """
         template = cls(source, tokenizer)
         template.compile()
         return template
 
     @classmethod
     def load(cls, name_or_path: str, tokenizer: Tokenizer) -> "ChatTemplate":
-        """A built-in template by its name (one of ``TEMPLATES``), or one in a file; raises TemplateError."""
+        """A built-in template, or one in a file.
+
+        Parameters
+        ----------
+        name_or_path : str
+            The name of a built-in template, such as "chatml", or the path of a Jinja file.
+        tokenizer : Tokenizer
+            Tokenizer of the model: ``LLM.tokenizer``.
+
+        Returns
+        -------
+        ChatTemplate
+            The template.
+
+        Raises
+        ------
+        TemplateError
+            If there is no such template, or if it cannot be compiled.
+        """
         if name_or_path in TEMPLATES:
             return cls.from_source(TEMPLATES[name_or_path], tokenizer)
         try:
@@ -83,10 +130,37 @@ class ChatTemplate:
         return Template(self.source)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The conversation as one text, for reading; use :meth:`encode` to feed a model.
+        """The conversation as one text, for reading. Use :meth:`encode` to get tokens for a model.
 
-        ``messages`` are mappings with at least ``role`` and ``content``. ``extra`` goes to the template (``tools``,
-        ``enable_thinking``, …). Raises TemplateError for messages the template refuses, or a template that is broken.
+        Parameters
+        ----------
+        messages : sequence of mapping
+            Mappings with at least ``role`` and ``content``.
+        add_generation_prompt : bool
+            End with the beginning of an answer.
+        **extra
+            Further values for the template, such as ``tools`` or ``enable_thinking``.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Raises
+        ------
+        TemplateError
+            If the template is broken, or refuses the messages.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> template = engine.ChatTemplate.load("chatml", llm.tokenizer)
+        >>> print(template.render([{"role": "user", "content": "Hello"}]))
+        <|im_start|>user
+        Hello<|im_end|>
+        <|im_start|>assistant
+        <BLANKLINE>
         """
         return str.__str__(self._render(messages, add_generation_prompt, extra))
 
@@ -100,9 +174,27 @@ class ChatTemplate:
     ) -> list[int]:
         """The token ids of the conversation, with the model's begin token once if the model uses it.
 
-        messages, add_generation_prompt, extra and the errors are those of :meth:`render`.
-        known: a text and the ids it stands for, such as an earlier prompt and its answer.  If the conversation begins with
-        it, it keeps those ids: a model may have written its answer in other tokens than its tokenizer would choose.
+        Parameters
+        ----------
+        messages : sequence of mapping
+            Mappings with at least ``role`` and ``content``.
+        add_generation_prompt : bool
+            End with the beginning of an answer.
+        known : tuple of str and sequence of int, optional
+            A text and the ids it stands for, such as an earlier prompt and its answer. If the conversation begins with it,
+            it keeps those ids: a model may have written its answer in other tokens than its tokenizer would choose.
+        **extra
+            Further values for the template, such as ``tools`` or ``enable_thinking``.
+
+        Returns
+        -------
+        list of int
+            Token ids.
+
+        Raises
+        ------
+        TemplateError
+            If the template is broken, or refuses the messages.
         """
         text = self._render(messages, add_generation_prompt, extra)
         tokenizer = self.tokenizer

@@ -1,0 +1,201 @@
+"""A model and its drafts: compiling, generating tokens, saving what was read, closing."""
+
+import gc
+import os
+from collections.abc import Callable, Generator, Sequence
+from typing import cast
+
+import numpy as np
+
+from engine import state
+from engine.cache.kv import KVCache
+from engine.compile.jobs import Job, noted
+from engine.decode.sampler import Sampler, SamplingParams
+from engine.locking import in_turn, step_in_turn
+from engine.models.base import Model
+from engine.reading import Closed, Reader
+from engine.speculative.draft_model import DraftModel
+from engine.speculative.loop import Speculation, follow
+from engine.speculative.mtp import MTPDraft
+from engine.speculative.params import SpeculationParams
+from engine.speculative.steps import HostSteps, Steps
+from engine.text.tokenizer import Tokenizer
+
+CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
+"""Ways to choose tokens whose kernels are compiled ahead.  The host needs them on every device: it chooses the first token of
+an answer from the logits of the prompt."""
+
+
+class Context(Reader):
+    """A model that reads and generates tokens, with the source of its drafts. Threads use it in turns: each method and
+    each generated token holds ``lock``."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
+        super().__init__(model, tokenizer, snapshot_bytes)
+        self.draft: DraftModel | MTPDraft | None = None
+
+    # --- kernels -----------------------------------------------------------------------------------------------
+
+    @in_turn
+    def jobs(self) -> list[Job]:
+        """The compile jobs of every kernel that this model and its draft model use."""
+        self.reset()
+        jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
+        with noted(jobs):
+            for params in CHOICES:
+                Sampler(params, self.config.n_vocab).warm_up()
+        if isinstance(self.draft, DraftModel):
+            jobs.update(dict.fromkeys(self.draft.llm.jobs()))
+        return list(jobs)
+
+    @in_turn
+    def warm_up(self) -> None:
+        """Load every kernel by running a pass of one token; the sampler's only if tokens are chosen on the host. Clears
+        the cache."""
+        self.reset()
+        try:
+            self.model.ops.warm_up(self.model)
+        finally:
+            self.reset()
+        for params in CHOICES:
+            if not self.model.ops.can_sample(params):
+                Sampler(params, self.config.n_vocab).warm_up()
+
+    # --- generation --------------------------------------------------------------------------------------------
+
+    @step_in_turn
+    def decode(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        count: int,
+        speculation: Speculation | None = None,
+        with_logits: bool = False,
+    ) -> Generator[tuple[int, np.ndarray], None, None]:
+        """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].
+        Without ``with_logits``, the logits may be empty.
+
+        Steps in flight whose tokens are never requested are rolled back.
+        """
+        params = speculation.params if speculation is not None else SpeculationParams()
+        history = list(ids)
+        while count > 0:
+            self._settle()
+            if self._cached != history[:-1]:
+                self.read(history[:-1])
+            self._user = mine = object()
+            on_host = with_logits or params.sequential or not self.can_sample(sampler)
+            # Only the stream holds the steps, so that their memory is free once it is closed.
+            stream = follow(self._steps(sampler, params, on_host), history, count, speculation)
+            self._running = stream
+            try:
+                for token, logits in stream:
+                    self._cached.append(history[-1])
+                    history.append(token)
+                    count -= 1
+                    yield token, logits
+                    if self._user is not mine:
+                        break  # something else has used this model in between
+            finally:
+                # If another thread uses the model now, it has ended the steps in flight, or does so before its first pass.
+                if self.lock.acquire(blocking=False):
+                    try:
+                        if self._running is stream:
+                            self._interrupt()
+                        if self._user is mine and self.cache.can_truncate(len(self._cached)):
+                            self.cache.truncate(len(self._cached))
+                    finally:
+                        self.lock.release()
+
+    def _steps(self, sampler: Sampler, params: SpeculationParams, on_host: bool) -> Steps:
+        return HostSteps(self.model, sampler, params) if on_host else self.model.ops.steps(self.model, sampler, params)
+
+    def can_sample(self, sampler: Sampler) -> bool:
+        """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
+        device."""
+        return self.model.ops.can_sample(sampler.params)
+
+    # --- saved states ------------------------------------------------------------------------------------------
+
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Save the tokens in the cache, with what answers that continue them depend on, as JSON.
+
+        The file holds token ids, not keys and values, so it is small. It identifies the model (its name, size,
+        metadata and tensors) and the types of the cache. An existing file is replaced only when the new one is
+        complete.
+
+        Parameters
+        ----------
+        path : str or path
+            File to write.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be written, or if the model is closed.
+        """
+        with self.lock:
+            self.check_open()
+            ids, wanted = list(self._cached), state.identity(self.model.gguf, self.config, self.cache)
+        state.write(path, ids, wanted, self.n_ctx)
+
+    def load_state(
+        self, path: str | os.PathLike[str], on_prefill: Callable[[int, int], None] | None = None
+    ) -> list[int]:
+        """Read the tokens of a saved state into the cache, so that answers to prompts that begin with them start at
+        once.
+
+        Parameters
+        ----------
+        path : str or path
+            File that :meth:`save_state` wrote. The device, the number of threads, the batch size and the draft model
+            may differ from those of the saving model.
+        on_prefill : callable, optional
+            Called as ``on_prefill(done, total)``, in tokens, while they are read.
+
+        Returns
+        -------
+        list of int
+            The token ids that the cache now holds. A prompt that begins with them continues the state, with the same
+            bits.
+
+        Raises
+        ------
+        UsageError
+            If the file cannot be read or is damaged, if it is a state of another model or another type of cache, or
+            if the model is closed. The cache keeps its contents.
+        ContextError
+            If the tokens do not fit into the context.
+        """
+        with self.lock:
+            self.check_open()
+            wanted = state.identity(self.model.gguf, self.config, self.cache)
+            ids = state.read(path, wanted, self.n_ctx, self.config.n_vocab)
+            if ids:
+                self.prefill(ids, on_prefill)
+            else:
+                self.reset()
+        return ids
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the cache, the weights, the memory of a GPU, and the draft model.
+
+        Waits until other threads have finished their turn. Any later use of the model, or of an unfinished answer,
+        raises UsageError. Closing a model twice does nothing.
+        """
+        with self.lock:
+            if self.closed:
+                return
+            draft, self.draft = self.draft, None
+            try:
+                self._forget()
+            finally:
+                self._running = None
+                self.model = cast(Model, Closed())
+                self.cache = cast(KVCache, Closed())
+                if isinstance(draft, DraftModel):
+                    draft.llm.close()
+            del draft
+        gc.collect()  # recorded passes refer to their model, and it refers to them

@@ -1,0 +1,114 @@
+"""The options of an answer, and checks of what users give."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
+
+from engine.decode.params import LogitsProcessor
+from engine.errors import UsageError
+from engine.speculative.params import SpeculationParams
+from engine.text.template.chat import Message
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+OnPrefill = Callable[[int, int], None]
+"""Called as ``on_prefill(done, total)``, in tokens, while a prompt is read."""
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of :meth:`LLM.generate`, which :meth:`LLM.complete` and :meth:`LLM.chat` also accept.
+
+    All of them are optional. Use it to annotate functions that pass options on:
+
+    >>> from typing import Unpack
+    >>> import engine
+    >>> def shout(llm: engine.LLM, prompt: str, **options: Unpack[engine.Options]) -> str:
+    ...     return llm.complete(prompt, **options).text.upper()
+    """
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    xtc_probability: float
+    xtc_threshold: float
+    logits_processors: Sequence[LogitsProcessor]
+    seed: int
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    heal: bool
+    logprobs: int
+    on_prefill: OnPrefill | None
+    speculation: SpeculationParams | None
+
+
+def token_ids(prompt: object) -> list[int]:
+    """Token ids as plain integers.  Raises UsageError for anything else."""
+    if not isinstance(prompt, (bytes, bytearray, Mapping)):
+        try:
+            # True is 1 to operator.index, but not to people.
+            return [_not_bool(i) for i in prompt]  # type: ignore[attr-defined]
+        except TypeError:
+            pass
+    raise UsageError(f"a prompt must be a text or a sequence of token ids (whole numbers), not {described(prompt)}.")
+
+
+def _not_bool(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)  # type: ignore[arg-type]
+
+
+def whole(name: str, value: object) -> int:
+    """``value`` as an integer.  Raises UsageError if it is not a whole number."""
+    try:
+        return _not_bool(value)
+    except TypeError:
+        raise UsageError(f"{name} must be a whole number, not {described(value)}.") from None
+
+
+def stop_texts(stop: object) -> list[str]:
+    """One text or several as a list.  Raises UsageError for anything else."""
+    if isinstance(stop, str):
+        return [stop]
+    if isinstance(stop, Sequence) and all(isinstance(text, str) for text in stop):
+        return list(stop)
+    raise UsageError(f"stop must be a text or a sequence of texts, not {described(stop)}.")
+
+
+def checked_messages(messages: object) -> Sequence[Message]:
+    """The messages of a conversation.  Raises UsageError unless they are a sequence of mappings that have a role."""
+    advice = 'give a list such as [{"role": "user", "content": "Hello"}]'
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise UsageError(f"messages must be a sequence of mappings, not {described(messages)}; {advice}.")
+    if not messages:
+        raise UsageError(f"there are no messages to answer; {advice}.")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise UsageError(f"message {i} must be a mapping, not {described(message)}; {advice}.")
+        if not isinstance(message.get("role"), str) or "content" not in message:
+            raise UsageError(f"message {i} needs a role, which is a text, and a content; {advice}.")
+    return messages
+
+
+def described(value: object) -> str:
+    """A value as an error message shows it: short values themselves, otherwise their type."""
+    if value is None or isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        kinds = sorted({type(item).__name__ for item in value})
+        return f"a {type(value).__name__} of {' and '.join(kinds)}" if kinds else f"an empty {type(value).__name__}"
+    return type(value).__name__

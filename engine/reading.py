@@ -1,0 +1,329 @@
+"""Reading: from tokens to logits, with a cache of what was read before."""
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from engine.cache.recurrent import Snapshots
+from engine.errors import ContextError, UsageError
+from engine.locking import in_turn
+from engine.models.base import Model, slot_bytes
+from engine.text.tokenizer import Tokenizer
+
+MOST_SNAPSHOTS = 8
+"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
+
+MOST_LOGITS = 128
+"""Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
+
+CLOSED = "this model is closed; open it again with engine.load()."
+
+log = logging.getLogger(__name__)
+
+
+class Closed:
+    """Takes the place of the parts of a closed model: any use of it raises UsageError."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UsageError(CLOSED)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise UsageError(CLOSED)
+
+
+class Reader:
+    """A model with one cache, which reads tokens into it.
+
+    The cache is an optimization: each method is given a whole text, keeps what the cache already holds of it, and reads
+    the rest. Threads use the model in turns: each method holds ``lock``.
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
+        self.lock = threading.RLock()
+        self.config = model.config
+        self.tokenizer = tokenizer
+        self.model = model
+        self.cache = model.cache
+        self.n_ctx = model.cache.n_ctx
+        self.batch_size = min(model.ops.max_rows, self.n_ctx)
+        #: Bytes of the states of recurrent layers after one token; 0 if the model has none.
+        self.slot_bytes = slot_bytes(self.config)
+        self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
+        self.reread: str | None = None
+        self._cached: list[int] = []
+        self._user: object = None
+        #: The tokens that were generated last: their steps may still be in flight.
+        self._running: Generator[Any, None, None] | None = None
+
+    # --- the forward pass --------------------------------------------------------------------------------------
+
+    @in_turn
+    def reset(self) -> None:
+        """Forget all tokens in the cache, so that the next prompt is read from its beginning.
+
+        Answers do not depend on it, only the time that they take.
+
+        Raises
+        ------
+        UsageError
+            If the model is closed.
+        """
+        self._forget()
+        self.cache.truncate(0)
+
+    def _forget(self) -> None:
+        self._interrupt()
+        self._cached = []
+        self._user = None
+        self.snapshots.forget(0)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the model has been closed."""
+        return isinstance(self.model, Closed)
+
+    @in_turn
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each token of a text. Afterwards, the cache holds the text.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            Token ids, at least one.
+
+        Returns
+        -------
+        ndarray
+            float32 [len(ids), n_vocab]. Row i scores the tokens that may follow ``ids[: i + 1]``.
+
+        Raises
+        ------
+        UsageError
+            If ``ids`` are not token ids of this model, or if the model is closed.
+        ContextError
+            If they do not fit into the context.
+
+        Examples
+        --------
+        >>> import engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> ids = llm.tokenize("def add(a, b):")
+        >>> rows = llm.logits(ids)
+        >>> rows.shape
+        (6, 8192)
+        >>> llm.detokenize([rows[-1].argmax()])
+        ' '
+        """
+        tokens = self._checked(ids)
+        self.reset()
+        rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
+        most = min(self.batch_size, MOST_LOGITS)
+        for first in range(0, tokens.size, most):
+            batch = tokens[first : first + most]
+            rows[first : first + batch.size] = self._forward(batch, batch.size)
+        return rows
+
+    @in_turn
+    def prefill(
+        self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
+    ) -> tuple[np.ndarray, int]:
+        """Make the cache hold exactly the tokens of a text. Tokens at its beginning that the cache holds are not read again.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            Token ids, at least one.
+        on_prefill : callable, optional
+            Called as ``on_prefill(done, total)``, in tokens.
+
+        Returns
+        -------
+        logits : ndarray
+            Logits after the last token, float32 [n_vocab].
+        kept : int
+            Number of tokens that the cache already held.
+
+        Raises
+        ------
+        UsageError
+            If ``ids`` are not token ids of this model, or if the model is closed.
+        ContextError
+            If they do not fit into the context.
+        """
+        logits, kept = self._read(ids, 1, on_prefill)
+        return logits[0], kept
+
+    @in_turn
+    def read(self, ids: Sequence[int]) -> None:
+        """Make the cache hold exactly ``ids``, without computing logits. Raises ContextError if they do not fit into
+        the context."""
+        self._read(ids, 0, None)
+
+    def _read(
+        self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
+    ) -> tuple[np.ndarray, int]:
+        tokens = self._checked(ids)
+        self.reread = None
+        kept = self._rewind(tokens)
+        logits = np.empty((0, 0), np.float32)
+        stops = self._stops(tokens, kept)
+        first = kept
+        if first in stops:
+            self.snapshots.add(self.model.save())
+        while first < tokens.size:
+            if on_prefill:
+                on_prefill(first, tokens.size)
+            stop = min((stop for stop in stops if stop > first), default=tokens.size)
+            end = first + self.model.ops.next_rows(stop - first)
+            logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
+            first = end
+            if first in stops:
+                self.snapshots.add(self.model.save())
+        if on_prefill:
+            on_prefill(tokens.size, tokens.size)
+        return logits, kept
+
+    def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
+        """The numbers of tokens after which to take a snapshot: at the ends of the first and the latest messages, and
+        before the last token, because that is read again if the prompt is repeated."""
+        if not self.slot_bytes or self.snapshots.budget < self.slot_bytes:
+            return set()
+        ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
+        ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()
+        return {*ends[:1], *ends[-MOST_SNAPSHOTS + 2 :], tokens.size - 1} - {0, *self.snapshots.lengths}
+
+    @in_turn
+    def step(self, token: int) -> np.ndarray:
+        """Append one token to those in the cache.
+
+        Parameters
+        ----------
+        token : int
+            Token id.
+
+        Returns
+        -------
+        ndarray
+            Logits after the token, float32 [n_vocab].
+
+        Raises
+        ------
+        UsageError
+            If ``token`` is not a token id of this model, or if the model is closed.
+        ContextError
+            If the context is full.
+        """
+        return self._forward(self._checked([token]), 1)[0]
+
+    @in_turn
+    def extend(self, ids: list[int]) -> np.ndarray:
+        """Logits after ``ids``, float32 [n_vocab]: by ``step`` if the cache holds all but the last token, else (after
+        something else has used this model) by ``prefill``."""
+        return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
+
+    @property
+    def n_cached(self) -> int:
+        """The number of tokens in the cache."""
+        return len(self._cached)
+
+    def used_by(self, user: object) -> bool:
+        """Whether nothing else has used this model since it was lent to ``user``."""
+        return self._user is user
+
+    @in_turn
+    def lend(self, user: object) -> None:
+        """Let ``user`` start passes on the device by itself; it reports what they have read with ``keep``."""
+        self._settle()
+        self._user = user
+
+    @in_turn
+    def keep(self, tokens: Sequence[int], count: int) -> None:
+        """Note that passes of a borrower have read ``count`` tokens after those in the cache, and that ``tokens``, the
+        first of them, stay."""
+        self.cache.advance(len(self._cached), count)
+        self._cached.extend(tokens)
+        self.cache.truncate(len(self._cached))
+
+    def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
+        self._settle()
+        first = len(self._cached)
+        self._user = None
+        positions = np.arange(first, first + tokens.size, dtype=np.int32)
+        logits = self.model.forward(tokens, positions, n_logits)
+        self._cached.extend(tokens.tolist())
+        return logits
+
+    def check_open(self) -> None:
+        """Raise UsageError if the model has been closed."""
+        if self.closed:
+            raise UsageError(CLOSED)
+
+    def _checked(self, ids: Sequence[int]) -> np.ndarray:
+        self.check_open()
+        tokens = np.asarray(ids if not hasattr(ids, "__len__") or len(ids) else np.zeros(0, np.int64))
+        if tokens.dtype.kind not in "iu":
+            raise UsageError("token ids must be integers; give a text to tokenize() first.")
+        if tokens.ndim != 1 or tokens.size == 0:
+            raise UsageError("the prompt has no tokens; give some text.")
+        if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:
+            raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
+        if tokens.size > self.n_ctx:
+            raise ContextError(
+                f"the prompt has {tokens.size} tokens and the context {self.n_ctx}; "
+                "shorten the prompt or choose a larger context (-c)."
+            )
+        return tokens.astype(np.int32)
+
+    def _interrupt(self) -> None:
+        """Wait for the steps in flight, which still write, before anything else uses the cache."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            running.close()
+
+    def _settle(self) -> None:
+        """Make the length of the cache match its contents: an interrupted pass has claimed positions that it did not
+        fill."""
+        self._interrupt()
+        if self.cache.length == len(self._cached):
+            return
+        if self.cache.can_truncate(len(self._cached)):
+            self.cache.truncate(len(self._cached))
+            return
+        self.read(self._cached)
+
+    def _rewind(self, tokens: np.ndarray) -> int:
+        """Rewind the cache to a prefix of ``tokens`` and return its length, which is less than the number of tokens: at
+        least one is left to read."""
+        self._interrupt()
+        cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
+        differs = np.flatnonzero(cached != tokens[: cached.size])
+        common = int(differs[0]) if differs.size else cached.size
+        kept = common
+        if self.cache.can_truncate(common):
+            self.cache.truncate(common)
+        elif (snapshot := self.snapshots.best(common)) is not None:
+            kept = snapshot.length
+            self.model.restore(snapshot)
+        else:
+            kept = 0
+            self.cache.truncate(0)
+        if kept < common:
+            self.reread = self._why(tokens, common, kept)
+            log.info("%s", self.reread)
+        del self._cached[kept:]
+        self._user = None
+        self.snapshots.forget(kept)
+        return kept
+
+    def _why(self, tokens: np.ndarray, common: int, kept: int) -> str:
+        """A sentence on why tokens that were read before are read again."""
+        again = f"{common - kept} tokens are read again"
+        if common >= len(self._cached):
+            return f"{again}: the model's state after them was not kept"
+        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
+        if common == tokens.size - 1 and was == now:
+            return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
+        return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"
