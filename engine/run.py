@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from engine.cli.flags import check, generation_options, parser, unescape, valid
 from engine.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from engine.cli.conversation import Answer
+    from engine.cli.answer import Answer
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
     from engine.text.chat import ChatTemplate
@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     check(args, prompt)
 
     import engine
-    from engine.cli.conversation import Answer, answer, chat
+    from engine.cli.answer import Answer, answer
+    from engine.cli.chat import chat
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
     from engine.devices import why_no_gpu
@@ -118,11 +119,11 @@ def run(args: argparse.Namespace) -> int:
         report.device(llm)
         report.detail(f"{llm.path}; sampling {fields}")
 
-        def ask(ids: Sequence[int]) -> Answer:
-            return answer(llm, ids, options, report)
+        def ask(asked: Sequence[int] | str, given: Mapping[str, Any]) -> Answer:
+            return answer(llm, asked, given, report, echo=asked if isinstance(asked, str) else "")
 
         if template is not None and (args.cnv or prompt is None):
-            return chat(llm, template, ask, report, system=args.system, first=prompt)
+            return chat(llm, template, ask, report, options, system=args.system, first=prompt)
         if prompt is None:
             raise UsageError("this model has no chat template, so it needs a text to continue: give one with -p or -f")
         ids: Sequence[int] | str = prompt
