@@ -165,10 +165,7 @@ class Session:
             what = "there are no earlier messages to drop" if n == 0 else "dropping the earlier messages is not enough"
             raise ContextError(f"{why}, and {what}: /clear starts a new conversation") from error
         self.report.line(why)
-        kept = "the first message and its answer" + (
-            " and the system prompt" if conversation.system is not None else ""
-        )
-        if not self._reader.confirm(f"drop the oldest {2 * n} messages, but not {kept}, and go on?"):
+        if not self._reader.confirm(f"drop the {2 * n} oldest messages after the first exchange, and go on?"):
             raise ContextError("nothing was dropped: /clear starts a new conversation") from error
         conversation.drop(2 * n)
         self.report.line(f"{2 * n} messages were dropped")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.test_run import Terminal, posix
 
-PROMPT = "> "
+PROMPT = "\x1b[0m>"
+"""The prompt, as prompt_toolkit writes it."""
 
 
 def talk(*words: str, **environment: str) -> Terminal:
@@ -120,7 +121,7 @@ def test_keys_typed_before_a_question_do_not_answer_it() -> None:
         terminal.wait_for("context ")
         terminal.wait_for(PROMPT)
     terminal.type("third, which does not fit any more\r")
-    terminal.wait_for("drop the oldest 2 messages, but not the first message and its answer, and go on? [y/n]")
+    terminal.wait_for("drop the 2 oldest messages after the first exchange, and go on? [y/n]")
     time.sleep(0.1)
     terminal.type("?y")
     terminal.wait_for("2 messages were dropped")
