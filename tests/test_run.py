@@ -711,10 +711,10 @@ def test_a_chat_model_answers_through_its_template() -> None:
 @posix
 def test_a_real_conversation_on_a_terminal() -> None:
     terminal = Terminal(["-m", str(model_path("smollm2-135m")), "-n", "8", "--temp", "0"], real=True)
-    terminal.wait_for("> ")
+    terminal.wait_for("\x1b[0m>")
     for _ in range(2):
-        terminal.type("Say hello.\n")
+        terminal.type("Say hello.\r")
         terminal.wait_for("context")
-        terminal.wait_for("> ")
-    terminal.type("/quit\n")
+        terminal.wait_for("\x1b[0m>")
+    terminal.type("/quit\r")
     assert terminal.finish()[0] == 0

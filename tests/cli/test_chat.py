@@ -13,11 +13,13 @@ import engine
 from engine.cli import chat as chat_module
 from engine.cli.answer import Answer, answer
 from engine.cli.chat import chat
+from engine.cli.commands import COMMANDS
 from engine.cli.flags import generation_options, parser
 from engine.cli.report import Report
 from engine.hub.catalog import CATALOG, model_file
 from engine.text.chat import ChatTemplate
 from tests import fake_llm
+from tests.conftest import REPOSITORY
 from tests.fake_llm import FakeLLM, FakeTemplate
 
 Capture = pytest.CaptureFixture[str]
@@ -369,8 +371,6 @@ def test_without_a_template_each_text_is_continued(talk: Callable[..., Talk], ll
 # -- the engine itself
 
 
-WILD = ("-n", "12", "--temp", "2", "--top-k", "0", "--top-p", "1", "--min-p", "0", "--ignore-eos")
-
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -381,6 +381,8 @@ def test_earlier_turns_are_not_read_again(monkeypatch: pytest.MonkeyPatch, capsy
     """After /regen and /undo, as after any answer, only what is new is read, though the ids of answers are the model's."""
     model = engine.load("pycoder-draft", device="cpu", n_threads=1, n_ctx=512)
     template = ChatTemplate.from_source(CHATML, model.tokenizer)
+    # Letters, which the tokenizer would have joined.
+    letters = [f"-l={id}+99" for letter in "inter" for id in model.tokenize(letter, special=False)]
     typed = (
         "def f(a):",
         "class A:",
@@ -392,7 +394,9 @@ def test_earlier_turns_are_not_read_again(monkeypatch: pytest.MonkeyPatch, capsy
         "x = 1",
         "/tokens",
     )
-    talk = Talk(model, Script(*typed), monkeypatch, *WILD, template=template)
+    talk = Talk(
+        model, Script(*typed), monkeypatch, "-n", "12", "--temp", "9", "--ignore-eos", *letters, template=template
+    )
     first, second, other, third, fourth = (reply.generation for reply in talk.replies)
     for before, after in ((first, second), (first, third)):
         begun = before.prompt_ids + before.ids
@@ -410,3 +414,9 @@ def test_earlier_turns_are_not_read_again(monkeypatch: pytest.MonkeyPatch, capsy
     assert counts[0] < len(third.prompt_ids + third.ids) + end
     assert re.search(r"^ +\d+  user +import re$", err, re.M)
     assert re.search(r"^ +\d+  system +Write Python\.$", err, re.M)
+
+
+def test_the_book_lists_every_command() -> None:
+    text = (REPOSITORY / "docs" / "command-line.md").read_text(encoding="utf-8")
+    listed = {match[1] for match in re.finditer(r"^\| `/([a-z]+)", text, re.M)}
+    assert listed == {*COMMANDS}

@@ -1,8 +1,13 @@
 """A chat on a pseudo-terminal: keys, pastes, what is typed during an answer, and the history between runs."""
 
+import os
+import re
 import stat
-import time
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.test_run import Terminal, posix
 
@@ -10,7 +15,7 @@ PROMPT = "\x1b[0m>"
 """The prompt, as prompt_toolkit writes it."""
 
 
-def talk(*words: str, **environment: str) -> Terminal:
+def talk(*words: str, **environment: Any) -> Terminal:
     """A chat with the fake model, at its first prompt."""
     terminal = Terminal([*words], FAKE_TEMPLATE="1", **environment)
     terminal.wait_for("/help lists")
@@ -19,15 +24,25 @@ def talk(*words: str, **environment: str) -> Terminal:
 
 
 @posix
-def test_ctrl_c_and_ctrl_d() -> None:
-    terminal = talk(FAKE_DELAY="0.02", FAKE_TEXT="abcdefghij" * 20)
-    terminal.type("hello\r")
-    terminal.wait_for("abc")
-    terminal.type("\x03")
+def test_two_chats(tmp_path: Path) -> None:
+    """Pastes, typing during an answer, Ctrl-C, and, in the second chat, the history, a message that fails and a question."""
+    state = {"XDG_STATE_HOME": str(tmp_path), "FAKE_TEXT": "0123456789" * 5}
+    terminal = talk("-c", "900", FAKE_DELAY="0.02", **state)
+    terminal.type("\x1b[200~first line\nsecond line\x1b[201~ and more\r")
+    terminal.wait_for("0123")
+    os.write(terminal.fd, b"\x1b[200~next\nlines\x1b[201~\rrest")
+    terminal.wait_for("context ")  # the report of the first answer
+    assert "next" not in terminal.seen and "rest" not in terminal.seen
+    terminal.wait_for("lines")  # it ended with Enter, so it was sent
+    terminal.wait_for("0123")
+    os.write(terminal.fd, b"\x03")
     terminal.wait_for("interrupted]")
-    terminal.wait_for(PROMPT)
-    terminal.type("half a line\x03/help\r")  # the line is cleared, so it does not come before the command
-    terminal.wait_for("Ctrl-C ends an answer")
+    terminal.wait_for("rest")  # it waits to be sent
+    terminal.type("\x03")
+    terminal.type("one\x1b\rtwo\\\rthree\r")
+    terminal.wait_for("0123")
+    os.write(terminal.fd, b"\x03")
+    terminal.wait_for("interrupted]")
     terminal.wait_for(PROMPT)
     terminal.type("\x03")
     terminal.wait_for("Ctrl-D or /quit ends the chat")
@@ -36,53 +51,67 @@ def test_ctrl_c_and_ctrl_d() -> None:
     status, text = terminal.finish()
     assert status == 130
     assert "Traceback" not in text
-    terminal = talk()
-    terminal.type("\x04")
-    assert terminal.finish()[0] == 0
 
-
-@posix
-def test_a_paste_is_one_message_and_history_lasts(tmp_path: Path) -> None:
-    terminal = talk("-c", "400", XDG_STATE_HOME=str(tmp_path))
-    terminal.type("\x1b[200~first line\nsecond line\x1b[201~ and more\r")
-    terminal.wait_for("FIRST LINE\r\nSECOND LINE AND MORE")
-    terminal.wait_for(PROMPT)
-    terminal.type("one\x1b\rtwo\\\rthree\r")
-    terminal.wait_for("ONE\r\nTWO\r\nTHREE")
-    terminal.wait_for(PROMPT)
-    terminal.type("\x04")
-    assert terminal.finish()[0] == 0
     history = tmp_path / "bitmirror" / "history"
+    kept = re.sub(r"\n# .*\n", "\n", history.read_text())
+    assert kept == "\n+first line\n+second line and more\n\n+next\n+lines\n\n+one\n+two\n+three\n"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
 
-    terminal = talk("-c", "400", XDG_STATE_HOME=str(tmp_path))
-    terminal.type("\x12first\r\r")  # Ctrl-R finds the first message
-    terminal.wait_for("FIRST LINE\r\nSECOND LINE AND MORE")
-    terminal.wait_for(PROMPT)
-    terminal.type("/quit\r")
-    assert terminal.finish()[0] == 0
-
-
-@posix
-def test_what_is_typed_during_an_answer_waits() -> None:
-    answer = "the answer goes on and on, "
-    terminal = talk("-c", "400", FAKE_DELAY="0.02", FAKE_TEXT=answer * 4)
-    terminal.type("hello\r")
-    terminal.wait_for("the answer")
-    terminal.type("\x1b[200~next\nlines\x1b[201~\rrest")
-    terminal.wait_for("context ")  # the report of the first answer
-    written = terminal.seen
-    assert "next" not in written and "rest" not in written
-    terminal.wait_for("next")
-    terminal.wait_for("lines")
-    terminal.wait_for("the answer")  # the line that ended with Enter was sent ...
+    state["FAKE_TEXT"] = "0123456789"
+    terminal = talk("-c", "100", FAKE_DELAY="0.01", **state)
+    terminal.type("\x12first")
+    terminal.wait_for("second line and more")
+    terminal.type("\r\r")
     terminal.wait_for("context ")
-    terminal.wait_for("rest")  # ... and the other waits to be
+    terminal.wait_for(PROMPT)
+    terminal.type("y" * 70 + "\r")
+    terminal.wait_for("error: the prompt has")
+    terminal.wait_for("y" * 70)
+    terminal.type("\x7f" * 67 + "\r")
+    terminal.wait_for("context ")
+    terminal.wait_for(PROMPT)
+    terminal.type("this does not fit\r")
+    terminal.wait_for("drop the 2 oldest messages after the first exchange, and go on? [y/n]")
+    terminal.type("?y")
+    terminal.wait_for("2 messages were dropped")
+    terminal.wait_for("context ")
+    terminal.wait_for(PROMPT)
+    terminal.type("/se")
+    terminal.wait_for("show all settings or one")  # the menu
     terminal.type("\x03\x04")
     assert terminal.finish()[0] == 0
 
 
+@posix
+def test_a_terminal_is_quiet_and_then_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pty
+    import termios
+
+    from engine.cli.keyboard import quiet
+
+    outer, inner = pty.openpty()
+    with os.fdopen(inner) as stdin, os.fdopen(outer, "wb", buffering=0) as keys:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        before = termios.tcgetattr(inner)
+
+        def fail() -> None:
+            with quiet():
+                flags = termios.tcgetattr(inner)[3]
+                assert not flags & (termios.ECHO | termios.ICANON)
+                assert flags & termios.ISIG
+                with quiet():
+                    keys.write(b"no line")
+                assert termios.tcgetattr(inner)[3] == flags
+                assert os.read(inner, 100) == b"no line"
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert termios.tcgetattr(inner) == before
+
+
+@pytest.mark.thorough
 @posix
 def test_the_terminal_is_given_back_after_an_error() -> None:
     import termios
@@ -92,42 +121,3 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
     terminal.wait_for("this is a bug")
     assert termios.tcgetattr(terminal.fd) == before
     assert terminal.finish()[0] == 1
-
-
-@posix
-def test_a_message_that_failed_is_edited() -> None:
-    terminal = talk("-c", "60")
-    terminal.type("x" * 30 + "\r")
-    terminal.wait_for("note: the answer has filled the context")
-    terminal.wait_for(PROMPT)
-    terminal.type("/clear\r")
-    terminal.wait_for("a new conversation")
-    terminal.wait_for(PROMPT)
-    terminal.type("y" * 70 + "\r")
-    terminal.wait_for("error: the prompt has")
-    terminal.wait_for("y" * 70)
-    terminal.type("\x7f" * 67 + "\r")
-    terminal.wait_for("YYY")
-    terminal.wait_for(PROMPT)
-    terminal.type("\x04")
-    assert terminal.finish()[0] == 0
-
-
-@posix
-def test_keys_typed_before_a_question_do_not_answer_it() -> None:
-    terminal = talk("-c", "100", FAKE_DELAY="0.02", FAKE_TEXT="0123456789")
-    for message in ("first", "second"):
-        terminal.type(message + "\r")
-        terminal.wait_for("context ")
-        terminal.wait_for(PROMPT)
-    terminal.type("third, which does not fit any more\r")
-    terminal.wait_for("drop the 2 oldest messages after the first exchange, and go on? [y/n]")
-    time.sleep(0.1)
-    terminal.type("?y")
-    terminal.wait_for("2 messages were dropped")
-    terminal.wait_for("0123")
-    terminal.type("yes")  # waits for the prompt, and a question that comes first is not answered by it
-    terminal.wait_for("context ")
-    terminal.wait_for("yes")
-    terminal.type("\x03\x04")
-    assert terminal.finish()[0] == 0
