@@ -46,7 +46,7 @@ def chat(
     with reader.away():
         if first is not None:
             with reader.away():
-                turn(session, first, None)
+                turn(session, first, first, None)
         return loop(session, reader)
 
 
@@ -79,19 +79,20 @@ def loop(session: Session, reader: Reader) -> int:
             return 0
         with reader.away():
             try:
-                turn(session, typed, commands.parse(typed))
+                turn(session, typed, commands.message_of(typed), commands.parse(typed))
             except commands.Quit:
                 return 0
 
 
-def turn(session: Session, typed: str, command: tuple[str, str] | None) -> None:
-    """Obeys a command, or sends a message; what goes wrong is one sentence, and the message becomes the draft."""
+def turn(session: Session, typed: str, message: str, command: tuple[str, str] | None) -> None:
+    """Obeys a command, or sends a message; what goes wrong is one sentence, and the text of a message as it was typed becomes
+    the draft."""
     answered = False
     try:
         if command is not None:
             commands.obey(session, *command)
-        elif typed.strip():
-            session.send(commands.message_of(typed))
+        elif message.strip():
+            session.send(message)
         answered = True
     except EngineError as error:
         session.report.line(f"error: {error}")

@@ -87,10 +87,11 @@ def _set(session: Session, argument: str) -> None:
     names = [settings.find(name)] if name else [*settings.actions()]
     if text:
         session.settings = session.settings.parsed(names[0], text)
-    width = max(map(len, names))
-    for each in names:
-        meaning = "" if name else f"  {settings.meaning(each)}"
-        session.report.line(f"{each:<{width}}  {session.settings.shown(each):<8}{meaning}".rstrip())
+    values = [session.settings.shown(each) for each in names]
+    widths = max(map(len, names)), max(map(len, values))
+    for each, value in zip(names, values, strict=True):
+        meaning = "" if name else settings.meaning(each)
+        session.report.line(f"{each:<{widths[0]}}  {value:<{widths[1]}}  {meaning}".rstrip())
     if not name and session.template is not None:
         _system(session, "")
 

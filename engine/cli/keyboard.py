@@ -1,5 +1,6 @@
 """Reading messages from a keyboard: editing, history, completion, and what is typed while an answer is written."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -123,9 +124,12 @@ def quiet() -> Iterator[None]:
     # Ctrl-C must not throw away what was typed.
     silent[3] = silent[3] & ~(termios.ECHO | termios.ICANON) | termios.ISIG | termios.NOFLSH
     termios.tcsetattr(fd, termios.TCSANOW, silent)
+    # A shell sets its own modes after Ctrl-Z.
+    other = signal.signal(signal.SIGCONT, lambda *_: termios.tcsetattr(fd, termios.TCSANOW, silent))
     try:
         yield
     finally:
+        signal.signal(signal.SIGCONT, other)
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 

@@ -111,8 +111,10 @@ def test_ctrl_c_twice_leaves(talk: Callable[..., Talk], capsys: Capture) -> None
 
 def test_slashes(talk: Callable[..., Talk], llm: FakeLLM, capsys: Capture) -> None:
     script = Script("//set is a command", "/etc/passwd is a path", "/celar", "/clear the table", "//", "/?", "/help")
-    talk(script)
-    assert [prompt.split("user: ")[-1] for prompt in asked(llm)] == [
+    llm.n_ctx = 400
+    talk(script, first="//as it is")
+    assert asked(llm)[0] == "user: //as it is\nassistant: "
+    assert [prompt.split("user: ")[-1] for prompt in asked(llm)[1:]] == [
         "/set is a command\nassistant: ", "/etc/passwd is a path\nassistant: ", "/\nassistant: ",
     ]  # fmt: skip
     err = capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -23,31 +24,38 @@ def talk(*words: str, **environment: Any) -> Terminal:
     return terminal
 
 
+def press(terminal: Terminal, keys: str) -> None:
+    """Types at once: what is not read yet waits."""
+    os.write(terminal.fd, keys.encode())
+
+
 @posix
 def test_two_chats(tmp_path: Path) -> None:
     """Pastes, typing during an answer, Ctrl-C, and, in the second chat, the history, a message that fails and a question."""
-    state = {"XDG_STATE_HOME": str(tmp_path), "FAKE_TEXT": "0123456789" * 5}
-    terminal = talk("-c", "900", FAKE_DELAY="0.02", **state)
-    terminal.type("\x1b[200~first line\nsecond line\x1b[201~ and more\r")
+    state = {"XDG_STATE_HOME": str(tmp_path), "FAKE_TEXT": "0123456789" * 50}
+    terminal = talk("-c", "4000", FAKE_DELAY="0.01", **state)
+    press(terminal, "\x1b[200~first line\nsecond line\x1b[201~ and more\r")
     terminal.wait_for("0123")
-    os.write(terminal.fd, b"\x1b[200~next\nlines\x1b[201~\rrest")
-    terminal.wait_for("context ")  # the report of the first answer
-    assert "next" not in terminal.seen and "rest" not in terminal.seen
+    press(terminal, "\x1b[200~next\nlines\x1b[201~\rrest")
+    terminal.wait_for("34567")
+    press(terminal, "\x03")
+    terminal.wait_for("interrupted]")
+    answered = terminal.seen[: terminal.seen.index("interrupted]")]
+    assert "next" not in answered and "rest" not in answered
     terminal.wait_for("lines")  # it ended with Enter, so it was sent
     terminal.wait_for("0123")
-    os.write(terminal.fd, b"\x03")
+    press(terminal, "\x03")
     terminal.wait_for("interrupted]")
     terminal.wait_for("rest")  # it waits to be sent
-    terminal.type("\x03")
-    terminal.type("one\x1b\rtwo\\\rthree\r")
+    press(terminal, "\x03one\x1b\rtwo\\\rthree\r")
     terminal.wait_for("0123")
-    os.write(terminal.fd, b"\x03")
+    press(terminal, "\x03")
     terminal.wait_for("interrupted]")
     terminal.wait_for(PROMPT)
-    terminal.type("\x03")
+    press(terminal, "\x03")
     terminal.wait_for("Ctrl-D or /quit ends the chat")
     terminal.wait_for(PROMPT)
-    terminal.type("\x03")
+    press(terminal, "\x03")
     status, text = terminal.finish()
     assert status == 130
     assert "Traceback" not in text
@@ -59,27 +67,27 @@ def test_two_chats(tmp_path: Path) -> None:
     assert stat.S_IMODE(history.parent.stat().st_mode) == 0o700
 
     state["FAKE_TEXT"] = "0123456789"
-    terminal = talk("-c", "100", FAKE_DELAY="0.01", **state)
-    terminal.type("\x12first")
+    terminal = talk("-c", "100", **state)
+    terminal.type("\x12first")  # once the history is there
     terminal.wait_for("second line and more")
-    terminal.type("\r\r")
+    press(terminal, "\r\r")
     terminal.wait_for("context ")
     terminal.wait_for(PROMPT)
-    terminal.type("y" * 70 + "\r")
+    press(terminal, "y" * 70 + "\r")
     terminal.wait_for("error: the prompt has")
     terminal.wait_for("y" * 70)
-    terminal.type("\x7f" * 67 + "\r")
+    press(terminal, "\x7f" * 67 + "\r")
     terminal.wait_for("context ")
     terminal.wait_for(PROMPT)
-    terminal.type("this does not fit\r")
+    press(terminal, "this does not fit\r")
     terminal.wait_for("drop the 2 oldest messages after the first exchange, and go on? [y/n]")
-    terminal.type("?y")
+    press(terminal, "?y")
     terminal.wait_for("2 messages were dropped")
     terminal.wait_for("context ")
     terminal.wait_for(PROMPT)
-    terminal.type("/se")
+    press(terminal, "/se")
     terminal.wait_for("show all settings or one")  # the menu
-    terminal.type("\x03\x04")
+    press(terminal, "\x03\x04")
     assert terminal.finish()[0] == 0
 
 
@@ -104,6 +112,9 @@ def test_a_terminal_is_quiet_and_then_as_it_was(monkeypatch: pytest.MonkeyPatch)
                     keys.write(b"no line")
                 assert termios.tcgetattr(inner)[3] == flags
                 assert os.read(inner, 100) == b"no line"
+                termios.tcsetattr(inner, termios.TCSANOW, before)  # as a shell does after Ctrl-Z
+                os.kill(os.getpid(), signal.SIGCONT)
+                assert termios.tcgetattr(inner)[3] == flags
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
