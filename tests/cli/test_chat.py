@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +162,15 @@ def test_ctrl_c_before_the_first_token_takes_the_message_back(
     assert script.drafts == ["", "", "two", ""]
     assert asked(llm)[-1] == "user: one\nassistant: fine\nuser: three\nassistant: "
     assert "interrupted\n" in capsys.readouterr().err
+
+
+def test_a_pipe_needs_no_keyboard() -> None:
+    code = (
+        "import sys; from engine.cli import chat; from engine.cli.report import Report\n"
+        "assert not chat.open_reader(Report()).interactive\n"
+        "assert not {'prompt_toolkit', 'asyncio', 'platformdirs'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stdin=subprocess.DEVNULL, check=True)
 
 
 # -- commands that change the conversation
