@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import entry
@@ -14,7 +14,7 @@ from engine.cli.shared import check_gpu_layers
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine.cli.conversation import Answer
+    from engine.cli.answer import Answer
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
     from engine.text.template.chat import ChatTemplate
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     check(args, prompt)
 
     import engine
-    from engine.cli.conversation import Answer, answer, chat
+    from engine.cli.answer import Answer, answer
+    from engine.cli.chat import chat
     from engine.cli.first_model import conversation_model
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
@@ -92,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
         if limited:
             options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
 
-        def ask(ids: Sequence[int]) -> Answer:
-            return answer(llm, ids, options, report)
+        def ask(asked: Sequence[int] | str, given: Mapping[str, Any]) -> Answer:
+            return answer(llm, asked, given, report, echo=asked if isinstance(asked, str) else "")
 
         if prompt is None or args.cnv:
-            return chat(llm, template, ask, report, system=args.system, first=prompt)
+            return chat(llm, template, ask, report, options, system=args.system, first=prompt)
         ids: Sequence[int] | str = prompt
         if template is not None:
             system = [{"role": "system", "content": args.system}] if args.system is not None else []
@@ -167,9 +168,8 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
         from engine.text.template.chat import ChatTemplate
 
         return ChatTemplate.load(args.chat_template, llm.tokenizer)
-    if llm.chat_template is None and (args.cnv or args.system is not None):
-        flag = "--cnv" if args.cnv else "--sys"
-        raise UsageError(f"{flag} needs a chat template and this model has none: give one with --chat-template")
+    if llm.chat_template is None and args.system is not None:
+        raise UsageError("--sys needs a chat template and this model has none: give one with --chat-template")
     return llm.chat_template
 
 

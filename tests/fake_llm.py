@@ -170,6 +170,9 @@ class FakeLLM:
         self.compiled = True
         return 0.5
 
+    def tokenize(self, text: str, special: bool = True) -> list[int]:
+        return [ord(c) for c in text]
+
     def detokenize(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
 

@@ -1,0 +1,106 @@
+"""A chat: messages and commands, one after another, until the user leaves."""
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.cli import commands
+from engine.cli.lines import Lines, Reader
+from engine.cli.report import Report
+from engine.cli.session import Ask, Session
+from engine.cli.settings import Settings
+from engine.errors import EngineError
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.text.template.chat import ChatTemplate
+
+INTERRUPTED = 130
+
+
+def chat(
+    llm: "LLM",
+    template: "ChatTemplate | None",
+    ask: Ask,
+    report: Report,
+    options: Mapping[str, Any],
+    *,
+    system: str | None = None,
+    first: str | None = None,
+) -> int:
+    """Runs a chat until /quit, the end of stdin, or Ctrl-C twice at the prompt, and returns the exit status.
+
+    template: None to continue each text as it is. ask: answers token ids, or a bare text if there is no template, with the
+    given keyword arguments of ``LLM.generate``, and shows the answer. options: those arguments at the beginning; commands
+    change them. system: the system prompt. first: the first message, never a command.
+
+    An error that a message causes (too long, refused by the template) is printed as one sentence, and the message is taken
+    back; on a terminal it can then be edited.
+    """
+    reader = open_reader(report)
+    session = Session(llm, template, ask, report, reader, Settings(options), system)
+    if template is None:
+        report.line("there is no chat template: each text you enter is continued by itself, as it is")
+    if reader.interactive:
+        report.line("/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat")
+    with reader.away():
+        if first is not None:
+            with reader.away():
+                turn(session, first, first, None)
+        return loop(session, reader)
+
+
+def open_reader(report: Report) -> Reader:
+    """The keyboard, or stdin line by line if it is not a terminal or there is no screen to write on."""
+    if not (sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())):
+        return Lines(report)
+    from engine.cli.history import open_history
+    from engine.cli.keyboard import Keyboard
+
+    return Keyboard(report, open_history(report), commands.completions)
+
+
+def loop(session: Session, reader: Reader) -> int:
+    """Reads and obeys or sends until the chat ends; returns the exit status."""
+    leaving = False
+    while True:
+        default, session.draft = session.draft, ""
+        try:
+            typed = reader.read(default)
+        except KeyboardInterrupt:
+            if leaving or not reader.interactive:
+                session.report.line()
+                return INTERRUPTED
+            leaving = True
+            session.report.line("Ctrl-D or /quit ends the chat, and so does Ctrl-C now")
+            continue
+        leaving = False
+        if typed is None:
+            return 0
+        with reader.away():
+            try:
+                turn(session, typed, commands.message_of(typed), commands.parse(typed))
+            except commands.Quit:
+                return 0
+
+
+def turn(session: Session, typed: str, message: str, command: tuple[str, str] | None) -> None:
+    """Obeys a command, or sends a message; what goes wrong is one sentence, and the text of a message as it was typed becomes
+    the draft."""
+    answered = False
+    try:
+        if command is not None:
+            commands.obey(session, *command)
+        elif message.strip():
+            session.send(message)
+        answered = True
+    except EngineError as error:
+        session.report.line(f"error: {error}")
+    except MemoryError:
+        session.report.line(
+            "error: not enough memory for this message: shorten it, or choose a smaller context with -c"
+        )
+    except KeyboardInterrupt:
+        session.report.line("interrupted")
+    if not answered and command is None:
+        session.draft = typed

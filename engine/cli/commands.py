@@ -1,0 +1,185 @@
+"""The commands of a chat, which begin with a slash."""
+
+import difflib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from engine.cli import saved, settings
+from engine.cli.session import Session
+from engine.errors import UsageError
+
+KEYS = """\
+Enter sends the message; Alt-Enter begins a new line, and so does Enter after \\ or within triple quotes.
+A message that begins with // is sent with one slash.
+Ctrl-C ends an answer, or clears the message; Ctrl-R searches earlier messages; Ctrl-D ends the chat."""
+
+PREVIEW = 50
+"""Characters of a message that /tokens shows."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it does, and what may follow it ("" if nothing may)."""
+
+    argument: str
+    meaning: str
+    run: Callable[[Session, str], None]
+    needs_template: bool = False
+
+
+class Quit(Exception):
+    """The chat ends."""
+
+
+def parse(typed: str) -> tuple[str, str] | None:
+    """The name of a command and what follows it; None for a message."""
+    match = re.fullmatch(r"/(\?|[a-z]+)(?:\s+(.*))?", typed.strip(), re.DOTALL)
+    return (match[1], (match[2] or "").strip()) if match else None
+
+
+def message_of(typed: str) -> str:
+    """The message that a typed text stands for: of two slashes at its beginning, one is sent."""
+    return typed[1:] if typed.startswith("//") else typed
+
+
+def obey(session: Session, name: str, argument: str) -> None:
+    """Runs a command; raises UsageError, other errors of the engine, or Quit."""
+    name = ALIASES.get(name, name)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists them"
+        raise UsageError(f"there is no command /{name}: {hint} (// begins a message with a slash)")
+    command = COMMANDS[name]
+    if argument and not command.argument:
+        raise UsageError(f"/{name} is a command that nothing follows (// begins a message with a slash)")
+    if command.needs_template and session.template is None:
+        raise UsageError(f"/{name} is for conversations, and without a chat template each text stands alone")
+    command.run(session, argument)
+
+
+def completions(text: str) -> Iterator[tuple[str, str, str]]:
+    """What may be meant by the beginning of a command: the part to replace, its replacement, and its meaning."""
+    if match := re.fullmatch(r"/([a-z]*)", text):
+        yield from ((match[1], name, each.meaning) for name, each in COMMANDS.items() if name.startswith(match[1]))
+    elif match := re.fullmatch(r"/set\s+([\w-]*)", text):
+        names = {name: settings.meaning(name) for name in settings.actions()} | {"system": COMMANDS["system"].meaning}
+        yield from ((match[1], name, what) for name, what in names.items() if name.startswith(match[1]))
+
+
+def _help(session: Session, argument: str) -> None:
+    for name, command in COMMANDS.items():
+        session.report.line(f"{f'/{name} {command.argument}':<20} {command.meaning}")
+    for line in KEYS.splitlines():
+        session.report.line(line)
+
+
+def _set(session: Session, argument: str) -> None:
+    name, text = (*argument.split(None, 1), "", "")[:2]
+    if name == "system":
+        if session.template is None:
+            raise UsageError(
+                "the system prompt is for conversations, and without a chat template each text stands alone"
+            )
+        _system(session, text)
+        return
+    names = [settings.find(name)] if name else [*settings.actions()]
+    if text:
+        session.settings = session.settings.parsed(names[0], text)
+    values = [session.settings.shown(each) for each in names]
+    widths = max(map(len, names)), max(map(len, values))
+    for each, value in zip(names, values, strict=True):
+        meaning = "" if name else settings.meaning(each)
+        session.report.line(f"{each:<{widths[0]}}  {value:<{widths[1]}}  {meaning}".rstrip())
+    if not name and session.template is not None:
+        _system(session, "")
+
+
+def _system(session: Session, argument: str) -> None:
+    conversation = session.conversation
+    if argument:
+        conversation.system = None if argument == "-" else argument
+    if conversation.system is None:
+        session.report.line("no system prompt")
+    else:
+        session.report.line(f"system prompt: {conversation.system}")
+
+
+def _regen(session: Session, argument: str) -> None:
+    session.regenerate()
+
+
+def _undo(session: Session, argument: str) -> None:
+    session.undo()
+    session.report.line("the last message and its answer were removed")
+
+
+def _clear(session: Session, argument: str) -> None:
+    session.conversation.clear()
+    session.file = None
+    session.report.line("a new conversation")
+
+
+def _tokens(session: Session, argument: str) -> None:
+    conversation, llm, template = session.conversation, session.llm, session.template
+    if template is None or not conversation.messages:
+        used = 0
+    else:
+        text = template.render(conversation.messages, add_generation_prompt=False)
+        used = len(template.encode(conversation.messages, add_generation_prompt=False, known=conversation.known(text)))
+    report = session.report
+    report.line(f"context: {used} of {llm.n_ctx} tokens used, {max(llm.n_ctx - used, 0)} free")
+    counts = [len(llm.tokenize(message["content"], special=False)) for message in conversation.messages]
+    for message, count in zip(conversation.messages, counts, strict=True):
+        line = " ".join(message["content"].split())
+        preview = line if len(line) <= PREVIEW else line[:PREVIEW] + "…"
+        report.line(f"{count:>7}  {message['role']:<9}  {preview}")
+    if used > sum(counts):
+        report.line(f"{used - sum(counts):>7}  around the messages, from the chat template")
+
+
+def _save(session: Session, argument: str) -> None:
+    name = argument or (str(session.file) if session.file is not None else time.strftime("chat-%Y%m%d-%H%M%S.json"))
+    path = saved.path_of(name)
+    messages = session.conversation.messages
+    saved.write(path, messages, session.settings.as_json(), replace=path in session.files)
+    session.file = path
+    session.files.add(path)
+    session.report.line(f"{len(messages)} messages and the settings were saved to {path}")
+
+
+def _load(session: Session, argument: str) -> None:
+    if not argument:
+        raise UsageError("/load needs the name of a file that /save wrote")
+    path = saved.path_of(argument)
+    system, turns, values = saved.read(path)
+    try:
+        session.settings = session.settings.from_json(values)
+    except UsageError as error:
+        raise UsageError(f"{path} is not a conversation: {error}") from error
+    session.conversation.replace(system, turns)
+    session.file = path
+    session.files.add(path)
+    session.report.line(f"{len(session.conversation.messages)} messages were loaded from {path}")
+
+
+def _quit(session: Session, argument: str) -> None:
+    raise Quit
+
+
+COMMANDS = {
+    "help": Command("", "list the commands; /? does the same", _help),
+    "set": Command("[NAME [VALUE]]", "show all settings or one, or change one", _set),
+    "system": Command("[TEXT]", "show or change the system prompt; - removes it", _system, True),
+    "regen": Command("", "discard the last answer and generate another one, with the next seed", _regen),
+    "undo": Command("", "remove the last message and its answer, and edit the message", _undo),
+    "clear": Command("", "forget the conversation, but not the system prompt", _clear, True),
+    "tokens": Command("", "count the tokens of the context and of each message", _tokens, True),
+    "save": Command("[FILE]", "write the conversation and the settings to a JSON file", _save, True),
+    "load": Command("FILE", "continue a conversation that was saved", _load, True),
+    "quit": Command("", "end the chat; Ctrl-D does the same", _quit),
+}
+"""Every command by its name, in the order in which /help lists them."""
+
+ALIASES = {"?": "help", "exit": "quit", "bye": "quit"}

@@ -1,0 +1,147 @@
+"""The settings of a conversation: the options of its answers that can be changed while it lasts."""
+
+import argparse
+import difflib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from engine.cli.flags import parser, unescape, valid
+from engine.decode.sampler import SamplingParams
+from engine.errors import UsageError
+
+FLAGS = {"max_tokens": "--predict"}
+"""The flags of settings that have another name."""
+
+NAMES = ("max_tokens", *(field.name for field in fields(SamplingParams)), "stop", "ignore_eos")
+
+WORDS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+
+
+@cache
+def actions() -> dict[str, argparse.Action]:
+    """The flag of each setting: its help, and the type that checks its value."""
+    flags = parser()._option_string_actions
+    named = {name: FLAGS.get(name, f"--{name.replace('_', '-')}") for name in NAMES}
+    return {name: flags[flag] for name, flag in named.items() if flag in flags}
+
+
+def meaning(name: str) -> str:
+    """What a setting does."""
+    return actions()[name].help or ""
+
+
+def find(name: str) -> str:
+    """The setting that a user names, by its own name or as its flag is named; raises UsageError."""
+    plain = name.lower().replace("-", "_")
+    if plain in actions():
+        return plain
+    names = {
+        option.lstrip("-").replace("-", "_"): name for name, flag in actions().items() for option in flag.option_strings
+    }
+    if len(plain) > 1 and plain in names:
+        return names[plain]
+    near = [each for each in actions() if each.startswith(plain)] or difflib.get_close_matches(plain, actions(), n=1)
+    hint = f"did you mean {' or '.join(near)}?" if near else "/set lists them"
+    raise UsageError(f"there is no setting {name}: {hint}")
+
+
+class Settings:
+    """The keyword arguments of ``LLM.generate`` for the next answers; it never changes."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = dict(options)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.options[name]
+
+    def changed(self, values: Mapping[str, Any]) -> "Settings":
+        """Settings with other values; raises UsageError for one that is out of range."""
+        options = self.options | dict(values)
+        params = SamplingParams(**{field.name: options[field.name] for field in fields(SamplingParams)})
+        options |= {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
+        most = options["max_tokens"]
+        if not isinstance(most, int) or isinstance(most, bool) or most < -1:
+            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number from 0 on, not {most!r}")
+        if not isinstance(options["stop"], list) or not all(isinstance(text, str) for text in options["stop"]):
+            raise UsageError(f"stop must be a list of texts, not {options['stop']!r}")
+        options["stop"] = [valid(text) for text in options["stop"] if text]
+        if not isinstance(options["ignore_eos"], bool):
+            raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r}")
+        return Settings(options)
+
+    def parsed(self, name: str, text: str) -> "Settings":
+        """Settings with one changed, as a user writes it; raises UsageError. ``-`` empties a list."""
+        action = actions()[name]
+        try:
+            if isinstance(action, argparse._AppendAction):
+                value: Any = self._list(action, [] if text == "-" else _words(text))
+            elif action.nargs == 0:
+                value = WORDS[text.lower()]
+            else:
+                value = _value(action, text)
+        except KeyError:
+            raise UsageError(f"{name} is on or off, not {text!r}") from None
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            raise UsageError(f"{name}: {error}") from error
+        return self.changed({name: value})
+
+    def shown(self, name: str) -> str:
+        """The value as a user would write it."""
+        value = self.options[name]
+        if isinstance(value, Mapping):
+            return " ".join(_pairs(value)) or "none"
+        if isinstance(value, (list, tuple)):
+            return " ".join(json.dumps(text, ensure_ascii=False) for text in value) or "none"
+        return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+    def as_json(self) -> dict[str, Any]:
+        """The values as JSON can hold them: biases as their flag writes them."""
+        values = {name: self.options[name] for name in actions()}
+        return {name: _pairs(value) if isinstance(value, Mapping) else value for name, value in values.items()}
+
+    def from_json(self, values: Any) -> "Settings":
+        """Settings with the values that ``as_json`` gave; raises UsageError for anything else."""
+        if not isinstance(values, dict):
+            raise UsageError("the settings must be an object of names and values")
+        read = {}
+        for name, value in values.items():
+            if name not in actions():
+                raise UsageError(f"there is no setting {name!r}")
+            read[name] = value
+            if isinstance(self.options[name], Mapping):
+                if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+                    raise UsageError(f"{name} must be a list of texts, not {value!r}")
+                try:
+                    read[name] = self._list(actions()[name], value)
+                except argparse.ArgumentTypeError as error:
+                    raise UsageError(f"{name}: {error}") from error
+        return self.changed(read)
+
+    def _list(self, action: argparse.Action, words: list[str]) -> Any:
+        if action.type is None:
+            return [unescape(word) for word in words]
+        return dict(_value(action, word) for word in words)
+
+
+def _value(action: argparse.Action, text: str) -> Any:
+    return action.type(text) if callable(action.type) else text
+
+
+def _words(text: str) -> list[str]:
+    """Words separated by spaces; double quotes hold a word with spaces together, as on the command line."""
+    words = shlex.shlex(text, posix=True)
+    words.whitespace_split = True
+    words.escape = words.commenters = ""
+    words.quotes = '"'
+    try:
+        return list(words)
+    except ValueError:
+        raise UsageError(f"a double quote is missing in {text}") from None
+
+
+def _pairs(bias: Mapping[int, float]) -> list[str]:
+    return [f"{token}{value:+}" for token, value in bias.items()]
