@@ -330,7 +330,6 @@ def one_sentence(captured: Any) -> str:
         (["-p", "x", "--cnv", "--no-cnv"], "mutually exclusive"),
         (["-p", "x", "--cnv", "--json"], "mutually exclusive"),
         (["-p", "x", "--no-cnv", "--sys", "y"], "--sys"),
-        (["-p", "x", "--cnv"], "--cnv needs a chat template"),
         (["-p", "x", "--sys", "y"], "--sys needs a chat template"),
         (["-p", "x", "-c", "-1"], "-c must be 0 or more, not -1"),
         (["-p", "x", "--device", "abacus"], "device 'abacus' is unknown"),

@@ -10,13 +10,22 @@ from functools import cache
 from typing import Any
 
 from engine.cli.flags import parser, unescape, valid
-from engine.decode.sampler import SamplingParams
+from engine.decode.params import SamplingParams
 from engine.errors import UsageError
+from engine.text.breakers import BREAKERS
 
-FLAGS = {"max_tokens": "--predict"}
+FLAGS = {"max_tokens": "--predict", "dry_sequence_breakers": "--dry-sequence-breaker"}
 """The flags of settings that have another name."""
 
-NAMES = ("max_tokens", *(field.name for field in fields(SamplingParams)), "stop", "ignore_eos")
+PARAMS = tuple(
+    field.name for field in fields(SamplingParams) if field.name not in ("dry_breakers", "logits_processors")
+)
+"""The parameters of sampling that can be written as text."""
+
+TEXTS = ("dry_sequence_breakers", "stop")
+"""The settings that are lists of texts."""
+
+NAMES = ("max_tokens", *PARAMS, *TEXTS, "ignore_eos")
 
 WORDS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
@@ -53,7 +62,7 @@ class Settings:
     """The keyword arguments of ``LLM.generate`` for the next answers; it never changes."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = dict(options)
+        self.options = {"dry_sequence_breakers": list(BREAKERS)} | dict(options)
 
     def __getitem__(self, name: str) -> Any:
         return self.options[name]
@@ -61,14 +70,15 @@ class Settings:
     def changed(self, values: Mapping[str, Any]) -> "Settings":
         """Settings with other values; raises UsageError for one that is out of range."""
         options = self.options | dict(values)
-        params = SamplingParams(**{field.name: options[field.name] for field in fields(SamplingParams)})
-        options |= {field.name: getattr(params, field.name) for field in fields(SamplingParams)}
+        params = SamplingParams(**{name: options[name] for name in PARAMS})
+        options |= {name: getattr(params, name) for name in PARAMS}
         most = options["max_tokens"]
         if not isinstance(most, int) or isinstance(most, bool) or most < -1:
             raise UsageError(f"max_tokens must be -1 (no limit) or a whole number from 0 on, not {most!r}")
-        if not isinstance(options["stop"], list) or not all(isinstance(text, str) for text in options["stop"]):
-            raise UsageError(f"stop must be a list of texts, not {options['stop']!r}")
-        options["stop"] = [valid(text) for text in options["stop"] if text]
+        for name in TEXTS:
+            if not isinstance(options[name], list) or not all(isinstance(text, str) for text in options[name]):
+                raise UsageError(f"{name} must be a list of texts, not {options[name]!r}")
+            options[name] = [valid(text) for text in options[name] if text]
         if not isinstance(options["ignore_eos"], bool):
             raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r}")
         return Settings(options)
@@ -86,7 +96,7 @@ class Settings:
         except KeyError:
             raise UsageError(f"{name} is on or off, not {text!r}") from None
         except (argparse.ArgumentTypeError, ValueError) as error:
-            raise UsageError(f"{name}: {error}") from error
+            raise UsageError(f"{name} {error}") from error
         return self.changed({name: value})
 
     def shown(self, name: str) -> str:
@@ -118,7 +128,7 @@ class Settings:
                 try:
                     read[name] = self._list(actions()[name], value)
                 except argparse.ArgumentTypeError as error:
-                    raise UsageError(f"{name}: {error}") from error
+                    raise UsageError(f"{name} {error}") from error
         return self.changed(read)
 
     def _list(self, action: argparse.Action, words: list[str]) -> Any:

@@ -14,7 +14,10 @@ DEFAULTS = Settings(generation_options(parser().parse_args(["-s", "7"])))
 
 
 def test_every_sampling_parameter_is_a_setting() -> None:
-    assert {field.name for field in fields(SamplingParams)} <= actions().keys()
+    missing = {field.name for field in fields(SamplingParams)} - actions().keys()
+    # Breakers are texts here, and a function cannot be typed.
+    assert missing == {"dry_breakers", "logits_processors"}
+    assert "dry_sequence_breakers" in actions()
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,9 @@ def test_every_sampling_parameter_is_a_setting() -> None:
         ("stop", '"a b" \\n "c\\td" don\'t', ["a b", "\n", "c\td", "don't"]),
         ("logit_bias", "5+1 6-inf 7-2.5e-3", {5: 1.0, 6: -float("inf"), 7: -0.0025}),
         ("logit_bias", "-", {}),
+        ("dry_multiplier", "0.8", 0.8),
+        ("dry_sequence_breakers", '"\\n" "a b"', ["\n", "a b"]),
+        ("dry_sequence_breakers", "-", []),
         ("ignore_eos", "on", True),
         ("ignore_eos", "FALSE", False),
     ],
