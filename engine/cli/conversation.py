@@ -19,7 +19,8 @@ class Conversation:
     def __init__(self, system: str | None = None) -> None:
         self.system = system
         self.turns: list[Message] = []
-        self._asked: tuple[str, list[int]] = "", []
+        #: The text of the latest prompt.
+        self._asked = ""
         #: The latest prompt and its answer, as text and as ids, and the characters and ids up to the end of each answer.
         self._text = ""
         self._ids: list[int] = []
@@ -37,8 +38,7 @@ class Conversation:
     def replace(self, system: str | None, turns: list[Message]) -> None:
         """Makes it another conversation."""
         self.system, self.turns = system, turns
-        self._asked = "", []
-        self._text, self._ids, self._ends = "", [], []
+        self._asked, self._text, self._ids, self._ends = "", "", [], []
 
     def add(self, role: str, content: str) -> None:
         """Appends one message."""
@@ -46,10 +46,8 @@ class Conversation:
 
     def prompt(self, template: "ChatTemplate") -> list[int]:
         """The token ids to answer; earlier prompts and answers keep the ids they had, so that they need not be read again."""
-        text = template.render(self.messages)
-        if text != self._asked[0]:  # else another answer is wanted
-            self._asked = text, template.encode(self.messages, known=self.known(text))
-        return list(self._asked[1])
+        self._asked = template.render(self.messages)
+        return template.encode(self.messages, known=self.known(self._asked))
 
     def known(self, text: str) -> tuple[str, list[int]] | None:
         """The longest part of prompts and answers so far that ``text`` begins with, and the ids it had."""
@@ -64,7 +62,7 @@ class Conversation:
         text: what the ids of the answer stand for. begun: the part of the answer that the prompt ended with.
         """
         self.add("assistant", begun + generation.text)
-        asked = self._asked[0] + begun
+        asked = self._asked + begun
         ends = [end for end in self._ends if asked.startswith(self._text[: end[0]])]
         self._text, self._ids = asked + text, [*generation.prompt_ids, *generation.ids]
         # A stop text is cut off, and an incomplete character is not shown: then the ids hold more than the conversation.

@@ -36,6 +36,8 @@ def test_two_chats(tmp_path: Path) -> None:
     terminal = talk("-c", "4000", FAKE_DELAY="0.01", **state)
     press(terminal, "\x1b[200~first line\nsecond line\x1b[201~ and more\r")
     terminal.wait_for("0123")
+    before = terminal.seen[: terminal.seen.index("0123")]
+    assert before.rindex("\x1b[?2004h") > before.rindex("\x1b[?2004l")  # pastes are marked
     press(terminal, "\x1b[200~next\nlines\x1b[201~\rrest")
     terminal.wait_for("34567")
     press(terminal, "\x03")

@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.input.base import PipeInput
+from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.output import DummyOutput
 
 from engine.cli import history
@@ -52,15 +54,33 @@ def test_messages(typed: str, message: str, keyboard: Keyboard, keys: PipeInput)
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
-    [("/cl|\t", "/clear"), ("|\x1b[A", "later"), ("|\x1b[A\x1b[A", "earlier"), ("|\x12earl\r", "earlier")],
+    ("first", "typed", "message"),
+    [
+        ("/cl", "\t", "/clear"),
+        ("", "\x1b[A", "later"),
+        ("", "\x1b[A\x1b[A", "earlier"),
+        ("", "\x12earl\r", "earlier"),
+    ],
 )
-def test_keys_that_look_something_up(typed: str, message: str, keyboard: Keyboard, keys: PipeInput) -> None:
-    """Completions and the history are loaded while the prompt waits."""
-    timers = [threading.Timer(0.1 * i, keys.send_text, [text]) for i, text in enumerate([*typed.split("|"), "\r"])]
-    for timer in timers:
-        timer.start()
+def test_keys_that_look_something_up(first: str, typed: str, message: str, keyboard: Keyboard, keys: PipeInput) -> None:
+    """Completions and the history are loaded while the prompt waits, so a key comes when what it needs is there."""
+    buffer = keyboard._session.default_buffer
+
+    def ready() -> bool:
+        return buffer.complete_state is not None if first else len(buffer._working_lines) == 3
+
+    def press() -> None:
+        for condition, text in ((ready, typed), (lambda: buffer.text == message, "\r")):
+            end = time.monotonic() + 30
+            while not condition() and time.monotonic() < end:
+                time.sleep(0.005)
+            keys.send_text(text)
+
+    keys.send_text(first)
+    thread = threading.Thread(target=press)
+    thread.start()
     assert keyboard.read() == message
+    thread.join()
 
 
 def test_leaving(keyboard: Keyboard, keys: PipeInput) -> None:
@@ -82,12 +102,20 @@ def test_a_draft_is_edited_unless_something_was_typed_meanwhile(keyboard: Keyboa
 @pytest.mark.parametrize(
     ("typed", "answer"), [("y", True), ("Y", True), ("?\r n", False), ("\x03", False), ("\x04", False)]
 )
-def test_questions(typed: str, answer: bool, keyboard: Keyboard, keys: PipeInput) -> None:
+def test_questions(
+    typed: str, answer: bool, keyboard: Keyboard, keys: PipeInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = keyboard._typed
+
+    def asked() -> list[KeyPress]:
+        waiting = before()
+        keys.send_text(typed)
+        return waiting
+
     keys.send_text("yes\r")  # too early
-    timer = threading.Timer(0.1, keys.send_text, [typed])
-    timer.start()
+    monkeypatch.setattr(keyboard, "_typed", asked)
     assert keyboard.confirm("more?") is answer
-    timer.join()
+    monkeypatch.undo()
     assert keyboard.read() == "yes"
 
 
