@@ -132,7 +132,7 @@ def book() -> list[dict[str, Any]]:
     for shape, *cells in table("performance.md", "shape", *(f"pp{rows}" for rows in sizes)):
         tests += [passed(shape, rows, number(cell)) for rows, cell in zip(sizes, cells, strict=True)]
     few = (1, 2, 4, 8)
-    micros = table("performance.md", "rows per pass", *map(str, few))[0][1:]
+    micros = table("notebook.md", "rows per pass", *map(str, few))[0][1:]
     tests += [passed("Qwen3-8B", rows, 1e6 * rows / number(cell)) for rows, cell in zip(few, micros, strict=True)]
     for shape, test, rate, *_ in table("performance.md", "shape", "test"):
         if shape in SHAPES and test == "tg128":

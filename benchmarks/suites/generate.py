@@ -20,7 +20,7 @@ class Prompt:
 
     @once
     def setup(self) -> None:
-        self.llm = engine.load("", n_threads=1)
+        self.llm = engine.load(None, n_threads=1)
         self.llm.compile()
         self.tokens = np.random.default_rng(0).integers(0, self.llm.config.n_vocab, N_PROMPT, dtype=np.int32)
         self.time_prompt()
@@ -38,7 +38,7 @@ class Generation:
 
     @once
     def setup(self, depth: int) -> None:
-        self.llm = engine.load("", n_threads=1)
+        self.llm = engine.load(None, n_threads=1)
         self.llm.compile()
         tokens = np.random.default_rng(0).integers(0, self.llm.config.n_vocab, depth + N_GEN, dtype=np.int32)
         read_prompt(self.llm, tokens[:depth])
@@ -55,7 +55,7 @@ class Complete:
 
     @once
     def setup(self) -> None:
-        self.llm = engine.load("", n_threads=1)
+        self.llm = engine.load(None, n_threads=1)
         self.llm.compile()
         self.time_complete()
 

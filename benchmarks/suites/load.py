@@ -36,10 +36,10 @@ class Load:
     """
 
     def time_load(self) -> None:
-        engine.load("")
+        engine.load(None)
 
     def peakmem_load(self) -> None:
-        engine.load("")
+        engine.load(None)
 
     def peakmem_imports(self) -> None:
         pass

@@ -85,7 +85,8 @@ def hub() -> Iterator[str]:
 
 
 PROGRAM = """
-import json, sys
+import json, sys, time
+time.sleep = lambda seconds: None  # the client waits longer and longer between its tries
 from engine.errors import FetchError
 from engine.hub.resolve import resolve
 for name in sys.argv[1:]:
