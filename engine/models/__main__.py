@@ -18,7 +18,7 @@ USAGE = """\
 DESCRIPTION = """\
 Lists, downloads, verifies and removes the models that have a name.
 
-NAME is a name from the list; fetch also accepts hf:owner/repo/file.gguf. Downloaded models are
+NAME is a name from the list; fetch also accepts hf:owner/repo:Q4_K_M. Downloaded models are
 stored in the user's cache folder, or in the folder that BITMIRROR_CACHE names."""
 
 EPILOG = """\
