@@ -66,7 +66,8 @@ def load(
     ----------
     path_or_name : str or path, optional
         A GGUF file, ``hf:owner/repo:Q4_K_M`` or ``hf:owner/repo/file.gguf`` for a file of the model hub, or the name of a
-        model that ``bitmirror models`` lists. By default the         model that ships with the package.
+        model that ``bitmirror models`` lists. By default it is the model that ships with the
+        package.
     device : str
         "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. The answer is
         the same, bit for bit. (A ``Target`` of ``engine/compile/target.py`` is a GPU that kernels can only be compiled
