@@ -14,6 +14,7 @@ import io
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ import numpy as np
 
 from engine.cli import entry, llama_cpp, shared
 from engine.cli.parser import Choice, Numbers, Parser, listed, whole
-from engine.cli.report import Report
+from engine.cli.report import Report, printable
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
@@ -446,8 +447,9 @@ def results_of(args: argparse.Namespace) -> Iterator[Result]:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what the flags request and prints the results.  Returns the exit status.  Raises EngineError."""
+    shown = args.output == "md" or sys.stdout.isatty()
     for line in _OUTPUTS[args.output](results_of(args)):
-        print(line, flush=True)
+        print(printable(line) if shown else line, flush=True)  # a name from a file may hold control characters
     return 0
 
 

@@ -121,7 +121,7 @@ def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) 
         why = "the context is full: -c sets its size"
     elif reason == "length" and limited:
         why = f"{BARE_TOKENS} tokens, the default for a bare text: -n sets another number"
-    elif reason == "stop" and limited and llm.detokenize(generation.ids) != generation.text:
+    elif reason == "stop" and limited and BARE_STOP in llm.detokenize(generation.ids):
         why = "two blank lines, the default for a bare text: -n or --stop sets another end"
     how = "greedy" if options["temperature"] == 0 else f"seed {options['seed']}"
     return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"

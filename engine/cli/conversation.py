@@ -24,7 +24,7 @@ class Conversation:
         #: The latest prompt and its answer, as text and as ids, and the characters and ids up to the end of each answer.
         self._text = ""
         self._ids: list[int] = []
-        self._ends: list[tuple[int, int]] = []
+        self._ends: list[tuple[int, int, list[Message]]] = []
 
     @property
     def messages(self) -> list[Message]:
@@ -51,8 +51,9 @@ class Conversation:
 
     def known(self, text: str) -> tuple[str, list[int]] | None:
         """The longest part of prompts and answers so far that ``text`` begins with, and the ids it had."""
-        for n_text, n_ids in reversed(self._ends):
-            if text.startswith(self._text[:n_text]):
+        for n_text, n_ids, messages in reversed(self._ends):
+            # Text alone does not tell what a template wrote from what a user wrote, which must not become a control token.
+            if self.messages[: len(messages)] == messages and text.startswith(self._text[:n_text]):
                 return self._text[:n_text], self._ids[:n_ids]
         return None
 
@@ -67,7 +68,7 @@ class Conversation:
         self._text, self._ids = asked + text, [*generation.prompt_ids, *generation.ids]
         # A stop text is cut off, and an incomplete character is not shown: then the ids hold more than the conversation.
         whole = text == generation.text and text != ""
-        self._ends = [*ends, (len(self._text), len(self._ids))] if whole else ends
+        self._ends = [*ends, (len(self._text), len(self._ids), list(self.messages))] if whole else ends
 
     def undo(self) -> str:
         """Removes the last message of the user and its answer, and returns that message."""

@@ -28,13 +28,17 @@ def conversation_model(report: Report) -> str | None:
         )
         report.stream.write("Download it now? [Y/n] ")
         report.stream.flush()
-        if sys.stdin.readline().lower() in ("\n", "y\n", "yes\n"):
+        typed = sys.stdin.readline().lower()
+        if typed in ("\n", "y\n", "yes\n"):
             try:
                 fetch(model, report.progress)
                 return NAME
             except FetchError as error:
                 report.line(f"note: {error}")
                 return None
+        if not typed:
+            report.line()
+            return None  # the end of input is no refusal
         try:
             refused.parent.mkdir(parents=True, exist_ok=True)
             refused.touch()

@@ -239,6 +239,10 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         raise UsageError(
             f"{'--no-cnv' if args.no_cnv else '--json'} needs a prompt: write it in quotes, or give -p or -f"
         )
+    if args.logprobs and (args.cnv or prompt is None):
+        raise UsageError(
+            "--logprobs is for one answer, not for a conversation: leave it out, or give a prompt without --cnv"
+        )
     if args.device_draft:
         if not args.draft_model:
             raise UsageError("--device-draft is the device of a draft model: give one with --draft-model")
@@ -254,8 +258,10 @@ def read_text(name: str, what: str) -> str:
     """
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-    except OSError as error:
-        raise UsageError(f"the {what} cannot be read from {name}: {error.strerror}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
+        raise UsageError(
+            f"the {what} cannot be read from {name}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -110,18 +110,18 @@ class Parser(argparse.ArgumentParser):
     def _joined(self, rest: list[str]) -> list[str]:
         """The words with each flag joined to its value, and llama.cpp's flags replaced by those of this parser."""
         joined: list[str] = []
-        given = 0
+        given, last = 0, ""
         while rest:
             word = rest.pop(0)
             name, equals, _ = word.partition("=")
             if word == "--":
-                given += len(rest)
+                given, last = given + len(rest), (rest or [last])[-1]
                 joined, rest = [*joined, word, *rest], []
             elif word == "-" or not word.startswith("-"):
                 if self.commands:
                     return [*joined, word, *self._command(word)._joined(rest)]
                 joined.append(word)
-                given += 1
+                given, last = given + 1, word
             elif action := self._option_string_actions.get(_dashed(name)):
                 if action.nargs == 0:
                     if equals:
@@ -136,8 +136,7 @@ class Parser(argparse.ArgumentParser):
             else:
                 raise UsageError(self._unknown(name))
         if given > self.most:
-            word = next(word for word in reversed(joined) if not word.startswith("-") or word == "-")
-            raise UsageError(f"unexpected argument {word!r}: {self.positional or '--help lists every flag'}")
+            raise UsageError(f"unexpected argument {last!r:.40}: {self.positional or '--help lists every flag'}")
         return joined
 
     def _command(self, word: str) -> "Parser":
@@ -229,13 +228,15 @@ class Number:
             value = int(text) if self.whole else float(text)
         except ValueError:
             value = math.nan
-        # Infinities are no values of a flag, either.
-        if not math.isfinite(value):
+        # Infinities are no values of a flag, either; an integer of hundreds of digits is none to isfinite.
+        if isinstance(value, float) and not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"must be a {'whole ' if self.whole else ''}number, not {text!r}")
+        if abs(value) >= 2**64 and self.whole:
+            raise argparse.ArgumentTypeError(f"must be a number of fewer digits, not {text:.20}...")
         too_small = self.least is not None and (value <= self.least if self.above else value < self.least)
         if too_small or (self.most is not None and value > self.most):
             note = f"; {self.note}" if self.note else ""
-            raise argparse.ArgumentTypeError(f"must be {self.range}, not {text}{note}")
+            raise argparse.ArgumentTypeError(f"must be {self.range}, not {text:.40}{note}")
         return value
 
     @property

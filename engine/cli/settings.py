@@ -74,13 +74,13 @@ class Settings:
         options |= {name: getattr(params, name) for name in PARAMS}
         most = options["max_tokens"]
         if not isinstance(most, int) or isinstance(most, bool) or most < -1:
-            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number from 0 on, not {most!r}")
+            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number from 0 on, not {most!r:.40}")
         for name in TEXTS:
             if not isinstance(options[name], list) or not all(isinstance(text, str) for text in options[name]):
-                raise UsageError(f"{name} must be a list of texts, not {options[name]!r}")
+                raise UsageError(f"{name} must be a list of texts, not {options[name]!r:.40}")
             options[name] = [valid(text) for text in options[name] if text]
         if not isinstance(options["ignore_eos"], bool):
-            raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r}")
+            raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r:.40}")
         return Settings(options)
 
     def parsed(self, name: str, text: str) -> "Settings":
@@ -94,7 +94,7 @@ class Settings:
             else:
                 value = _value(action, text)
         except KeyError:
-            raise UsageError(f"{name} is on or off, not {text!r}") from None
+            raise UsageError(f"{name} is on or off, not {text!r:.40}") from None
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise UsageError(f"{name} {error}") from error
         return self.changed({name: value})
@@ -120,11 +120,11 @@ class Settings:
         read = {}
         for name, value in values.items():
             if name not in actions():
-                raise UsageError(f"there is no setting {name!r}")
+                raise UsageError(f"there is no setting {name!r:.40}")
             read[name] = value
             if isinstance(self.options[name], Mapping):
                 if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-                    raise UsageError(f"{name} must be a list of texts, not {value!r}")
+                    raise UsageError(f"{name} must be a list of texts, not {value!r:.40}")
                 try:
                     read[name] = self._list(actions()[name], value)
                 except argparse.ArgumentTypeError as error:

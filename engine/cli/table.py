@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+from engine.cli.report import printable
+
 PLAIN_WIDTH = 1 << 16
 """Most characters of a line if stdout is not a terminal; there, no cell is wrapped, because scripts read them."""
 
@@ -29,7 +31,8 @@ def print_table(
     for name in head:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold", no_wrap=not terminal)
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: rich would read [...] in a string as a style
+        # As it is: rich would read [...] in a string as a style. Names come from files.
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console(force_terminal=terminal, width=None if terminal else PLAIN_WIDTH)
     with console.capture() as printed:
         console.print(table)

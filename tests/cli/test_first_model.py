@@ -67,6 +67,7 @@ def test_a_refusal_is_remembered(fetched: list[str], monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("fetched")
 def test_the_end_of_input_is_no_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(monkeypatch, "")[0] is None
+    assert "Download it now?" in ask(monkeypatch, "")[1]  # nor a refusal
 
 
 def test_without_a_terminal_nobody_is_asked(fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cli import flags
 from engine.cli.parser import Number, Parser, listed, nearest, real, whole
 from engine.errors import UsageError
 
@@ -117,3 +118,13 @@ def test_commands() -> None:
     ):
         with pytest.raises(UsageError, match=says):
             top.parse_args(words)
+
+
+def test_a_whole_number_of_hundreds_of_digits() -> None:
+    with pytest.raises(UsageError, match="must be a number of fewer digits"):
+        flags.parser().parse_args(["-s", "9" * 400])
+
+
+def test_words_after_two_dashes() -> None:
+    with pytest.raises(UsageError, match="unexpected argument '-y'"):
+        flags.parser().parse_args(["--", "-x", "-y"])

@@ -113,7 +113,7 @@ class ChatTemplate:
             return cls.from_source(TEMPLATES[name_or_path], tokenizer)
         try:
             source = Path(name_or_path).expanduser().read_text(encoding="utf-8")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: ~name of an unknown user
             names = ", ".join(TEMPLATES)
             problem = "is neither the name of a built-in template nor a Jinja file that can be read; the names are"
             raise TemplateError(f"{name_or_path!r} {problem} {names}") from None

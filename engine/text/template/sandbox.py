@@ -124,6 +124,8 @@ class TemplateEnvironment(LiteralEnvironment):
         return self.budget.made(item) if isinstance(argument, slice) else item
 
     def is_safe_attribute(self, obj: TemplateValue, attr: str, value: TemplateValue) -> bool:
+        if isinstance(obj, type):
+            return False  # dict.update(d, ...) would change a value behind the back of the budget
         allowed = _ALLOWED.get(type(obj))
         return super().is_safe_attribute(obj, attr, value) if allowed is None else attr in allowed
 

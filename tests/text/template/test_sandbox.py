@@ -24,7 +24,12 @@ def render(source: str, *contents: str) -> str:
 HUGE, STEPS, NESTED = "far too much text", "far too many steps", "nested too deeply"
 DATE = "unreasonable format"
 PERCENT, FIELDS = "formats text by %, which is not allowed", "more than plain fields"
+DOUBLED = "".join(f"{{% set d{n + 1} = [d{n}, d{n}] %}}" for n in range(15))
 HOSTILE = {
+    "an unbound method": (
+        "{% set d0 = {} %}" + DOUBLED + "{% set _ = dict.update(d0, a='x' * 1000) %}{{ d15 }}",
+        "is unsafe",
+    ),
     "nested loops": ("{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}", STEPS),
     "loops that print": ("{% for a in range(10000) %}{% for b in range(10000) %}x{% endfor %}{% endfor %}", "far too"),
     "loops with a condition": (
