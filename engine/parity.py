@@ -80,7 +80,7 @@ def settle(args: argparse.Namespace) -> None:
     """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
     if args.name is not None:
         if args.model is not None:
-            raise UsageError("MODEL and -m are both given: give only one of them")
+            raise UsageError("MODEL and -m are both given: use only one of them")
         args.model = args.name
     shared.settle_model(args)
     index = parse_device(args.device)

@@ -69,7 +69,7 @@ class Report:
         self._task: TaskID | None = None
         self._status: StatusLine | None = None
         self._said = self._started = 0.0
-        #: What the stage had done when it began, what it has done now, and what there is in all.
+        #: The work done when the stage began, the work done now, and the total.
         self._first = self._done = self._total = 0
 
     def __enter__(self) -> Self:
@@ -139,10 +139,10 @@ class Report:
         self._bar.start()
 
     def _pace(self) -> str:
-        """How far the stage is; where work is even, also its rate and the time that is left."""
+        """The progress of the stage; if its work is uniform, also its rate and the remaining time."""
         amount = _amount(self._stage, self._done, self._total)
         seconds = time.perf_counter() - self._started
-        # Kernels differ too much in size, and the first moments say too little.
+        # Kernels differ too much in size, and the rate of the first moments is not meaningful.
         if self._stage not in PACED or self._done <= self._first or seconds < PACE_SECONDS:
             return amount
         rate = (self._done - self._first) / seconds
