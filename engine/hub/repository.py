@@ -31,7 +31,9 @@ class Reference:
         repository, slash, file = rest.partition("/")
         repository, colon, quant = repository.partition(":")
         if not (owner and repository) or (slash and not file) or (colon and (slash or not quant)) or ":" in owner:
-            raise FetchError(f"hf:{text} names no model: write hf:owner/repo:QUANT or hf:owner/repo/file.gguf")
+            raise FetchError(
+                f"hf:{text} is not a valid reference: write hf:owner/repo:QUANT or hf:owner/repo/file.gguf"
+            )
         return cls(f"{owner}/{repository}", file, quant)
 
     def __str__(self) -> str:
@@ -83,17 +85,17 @@ def _why(error: Exception, reference: Reference) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "GatedRepoError" in names:
-        return "its owner asks for consent: accept the terms on its page, then log in with `hf auth login`"
+        return "access to it is restricted: accept the terms on its page, then log in with `hf auth login`"
     if "RepositoryNotFoundError" in names or status == 401:
         return "there is no such repository, or it is private: check the name, or log in with `hf auth login`"
     if "LocalEntryNotFoundError" in names or "OfflineModeIsEnabled" in names:
         return "the hub cannot be reached: check the network, the proxy and HF_HUB_OFFLINE, or give the path of a file"
     if "EntryNotFoundError" in names or status == 404:
-        return f"the repository has no such file: hf:{reference.repository} lists what it has, if it has several"
+        return "the repository has no such file: check the name"
     if status == 429:
-        return "the hub refuses so many requests: wait a few minutes, or log in with `hf auth login`"
+        return "the hub has received too many requests: wait a few minutes, or log in with `hf auth login`"
     if status is not None:
-        return f"the hub answers with status {status}: try again later"
+        return f"the hub answered with status {status}: try again later"
     if isinstance(error, OSError) and error.errno is not None:
         return error.strerror or str(error)
     lines = str(error).strip().splitlines()
