@@ -1,7 +1,7 @@
 """bitmirror: an LLM inference engine that gives the same bits on every path.
 
-The code is in the package ``engine``. This package has the same public names, and it finds ``engine`` even where the current
-folder has an ``engine.py`` of its own.
+The code is in the package ``engine``. This package has the same public names, and it finds ``engine`` even if the current
+folder contains an ``engine.py``.
 
 >>> import bitmirror
 >>> llm = bitmirror.load(n_ctx=256)

@@ -11,8 +11,8 @@ from engine.cli.parser import Parser
 from engine.errors import UsageError
 
 TOOLS = {
-    "run": ("engine.run", "answer a prompt, or begin a conversation"),
-    "chat": ("engine.run", "a conversation"),
+    "run": ("engine.run", "answer a prompt, or start a conversation"),
+    "chat": ("engine.run", "start a conversation"),
     "models": ("engine.models.__main__", "list, fetch, verify and remove named models"),
     "bench": ("engine.bench", "measure how fast a model reads and generates"),
     "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = import_module(TOOLS[tool][0])
         status: int = module.main(["--cnv", *rest], "bitmirror chat") if tool == "chat" else module.main(rest)
         return status
+    if tool == "help" and rest[:1] and rest[0] in TOOLS:
+        return main([rest[0], "--help"])
     if tool == "--version":
         return main(["run", "--version"])
     return entry.main(lambda: Parser("bitmirror"), lambda args: explain(tool), [])
@@ -61,7 +63,7 @@ def explain(tool: str) -> int:
 def mistake(word: str) -> str:
     """A sentence on a first word that names no tool."""
     if word.startswith("-"):
-        return f"{word} comes after the name of a tool, as in `bitmirror run {word} ...` (bitmirror --help lists them)"
+        return f"{word} must follow the name of a tool, as in `bitmirror run {word} ...` (bitmirror --help lists the tools)"
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if near:
         return f"there is no tool {word!r}: did you mean `bitmirror {near[0]}`?"

@@ -206,7 +206,9 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         llm.compile(report.progress)
         report.close()
         if llm.n_ctx < n_ctx:
-            raise UsageError(f"{name} takes {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d")
+            raise UsageError(
+                f"the context of {name} is {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d"
+            )
         ops = llm.model.ops
         weights = llm.n_bytes_read
         for p, g, d in tests:
@@ -353,8 +355,8 @@ USAGE = """\
        %(prog)s [-m MODEL] -o json > results.json                      for a program"""
 
 DESCRIPTION = """\
-Measures how fast a model reads a prompt (pp) and generates (tg), in the manner of llama-bench.
-Numbers with commas are lists: every combination is measured. One row per test goes to stdout."""
+Measures how fast a model reads a prompt (pp) and generates tokens (tg), like llama-bench. Numbers
+separated by commas are lists: every combination is measured. One row per test goes to stdout."""
 
 EPILOG = """\
 Exit status: 0 measured, 2 user error (one sentence on stderr says what to do), 130 interrupted by
@@ -390,11 +392,11 @@ def parser(prog: str = "bitmirror bench") -> Parser:
     shared.add_gpu_layers(group)
 
     add = top.add_argument_group("tests").add_argument
-    add("-p", "--n-prompt", **numbers, default=[512], help="tokens of a prompt; 0 = no such test")
-    add("-n", "--n-gen", **numbers, default=[128], help="tokens to generate; 0 = no such test")
-    add("-d", "--n-depth", **numbers, default=[0], help="tokens already in the cache")
-    add("-r", "--repetitions", type=whole(1), default=5, metavar="N", help="runs of each test")
-    add("--no-warmup", action="store_true", help="no run before those that are measured")
+    add("-p", "--n-prompt", **numbers, default=[512], help="number of prompt tokens; 0 = no prompt test")
+    add("-n", "--n-gen", **numbers, default=[128], help="number of tokens to generate; 0 = no such test")
+    add("-d", "--n-depth", **numbers, default=[0], help="number of tokens already in the cache")
+    add("-r", "--repetitions", type=whole(1), default=5, metavar="N", help="number of runs of each test")
+    add("--no-warmup", action="store_true", help="skip the warm-up run before the measured runs")
 
     group = top.add_argument_group("other")
     kind: dict[str, Any] = {"type": Choice(tuple(_OUTPUTS)), "metavar": "FORMAT"}

@@ -118,7 +118,7 @@ class Context(Reader):
     # --- saved states ------------------------------------------------------------------------------------------
 
     def save_state(self, path: str | os.PathLike[str]) -> None:
-        """Save the tokens in the cache, with what answers that continue them depend on, as JSON.
+        """Save the tokens in the cache as JSON, so that :meth:`load_state` can restore them.
 
         The file holds token ids, not keys and values, so it is small. It identifies the model (its name, size,
         metadata and tensors) and the types of the cache. An existing file is replaced only when the new one is
@@ -142,8 +142,8 @@ class Context(Reader):
     def load_state(
         self, path: str | os.PathLike[str], on_prefill: Callable[[int, int], None] | None = None
     ) -> list[int]:
-        """Read the tokens of a saved state into the cache, so that answers to prompts that begin with them start at
-        once.
+        """Read the tokens of a saved state into the cache, so that prompts that begin with them need not be read from
+        the beginning.
 
         Parameters
         ----------
@@ -156,14 +156,14 @@ class Context(Reader):
         Returns
         -------
         list of int
-            The token ids that the cache now holds. A prompt that begins with them continues the state, with the same
+            The token ids that the cache now holds. A prompt that begins with them continues from there, with the same
             bits.
 
         Raises
         ------
         UsageError
-            If the file cannot be read or is damaged, if it is a state of another model or another type of cache, or
-            if the model is closed. The cache keeps its contents.
+            If the file cannot be read or is damaged, if it belongs to another model or another type of cache, or if the
+            model is closed. The cache does not change.
         ContextError
             If the tokens do not fit into the context.
         """
@@ -183,7 +183,7 @@ class Context(Reader):
         """Free the cache, the weights, the memory of a GPU, and the draft model.
 
         Waits until other threads have finished their turn. Any later use of the model, or of an unfinished answer,
-        raises UsageError. Closing a model twice does nothing.
+        raises UsageError. Closing a closed model has no effect.
         """
         with self.lock:
             if self.closed:

@@ -32,18 +32,18 @@ from engine.text.tokenizer import Tokenizer
 class LLM(Context):
     """A loaded model with one key-value cache. :func:`engine.load` opens one.
 
-    Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a certain time.
+    Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a defined time.
 
-    Threads can share a model: they use it in turns. :meth:`complete` and :meth:`chat` keep it until the answer is
-    finished, so the answers of several threads follow one another. A :class:`Generation` that is iterated over takes
-    a turn for each piece of text and can be left waiting; when other answers were computed in between, the tokens
-    that they replaced in the cache are read again. Either way each answer has the same bits as it has alone.
-    ``on_prefill`` is called during a turn, so it must not wait for another thread that uses the model.
+    Threads can share a model and take turns. :meth:`complete` and :meth:`chat` hold it until the answer is finished, so
+    the answers of several threads are computed one after another. Iterating over a :class:`Generation` takes a turn for
+    each piece of text. If other answers are computed in between, the tokens that they replaced in the cache are read
+    again. Each answer has the same bits as without other threads. ``on_prefill`` is called during a turn, so it must not
+    wait for another thread that uses the model.
 
     Attributes
     ----------
     path : Path
-        File of the model; of the first part if there are several.
+        File of the model; the first part if the model is split.
     config : ModelConfig
         Description of the model: ``architecture``, ``name``, ``n_layer``, ``n_vocab`` and so on.
     tokenizer : Tokenizer
@@ -134,7 +134,7 @@ class LLM(Context):
             Text to convert.
         special : bool
             Add the tokens that the model expects at the beginning and end, and recognize control tokens in the text.
-            Use False for text that others wrote.
+            Use False for text that is not trusted.
 
         Returns
         -------
@@ -144,7 +144,7 @@ class LLM(Context):
         Raises
         ------
         UsageError
-            If ``text`` is not a text, or if the model is closed.
+            If ``text`` is not a string, or if the model is closed.
         """
         self.check_open()
         if not isinstance(text, str):
@@ -247,7 +247,7 @@ class LLM(Context):
         prompt : str or sequence of int
             Text or token ids to continue.
         max_tokens : int
-            The most tokens to generate; -1: until the model stops or the context is full.
+            Maximum number of tokens to generate; -1: until the model stops or the context is full.
         temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty
             How tokens are chosen: fields of :class:`engine.SamplingParams`, which describes them.
         logit_bias : mapping of int to float, optional
@@ -255,13 +255,13 @@ class LLM(Context):
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, xtc_probability, xtc_threshold
             DRY and XTC: fields of :class:`engine.SamplingParams`, too.
         dry_sequence_breakers : sequence of str
-            Texts beyond which the repetitions that DRY penalizes do not reach back.
+            Texts that limit the repetitions that DRY penalizes: a repetition does not extend back beyond them.
         logits_processors : sequence of callable
-            Functions ``f(ids, logits)`` that change the logits before bias and penalties, each with the result of the one
-            before. ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is a copy.
-            A function changes it and returns None, or returns an array float32 [n_vocab]; ``-inf`` bans a token. It must
-            be a function of its arguments: it is called at least once per token, and also for drafts, including those
-            that are rejected. Its exceptions are raised while the answer is generated, as they are.
+            Functions ``f(ids, logits)`` that change the logits before bias and penalties. Each gets the result of the
+            previous one. ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is a
+            copy. A function modifies it and returns None, or returns a float32 array [n_vocab]; ``-inf`` bans a token.
+            Its result must depend only on its arguments: it is called at least once per token, and also for drafts,
+            including those that are rejected. Its exceptions are raised unchanged while the answer is generated.
         seed : int
             0 to 2**64 - 1, or -1 for a random one. The same seed gives the same text.
         stop : str or sequence of str
@@ -269,8 +269,8 @@ class LLM(Context):
         ignore_eos : bool
             Never choose end-of-generation tokens.
         heal : bool
-            Remove the last token of a text, so that the answer may begin with a longer one (many models have a single
-            token for "):" and the newline after it). Has no effect on token ids.
+            Remove the last token of a text prompt, so that the answer can begin with a longer one (many models have a
+            single token for "):" and the newline after it). Has no effect if the prompt consists of token ids.
         logprobs : int
             How many of the most probable tokens to record per token; 0 records nothing.
         on_prefill : callable, optional
@@ -407,11 +407,11 @@ class LLM(Context):
             The conversation so far: mappings with ``role`` ("system", "user" or "assistant") and ``content``.
             Whatever a message contains, its text never becomes a control token.
         stream : bool
-            Return at once an answer to iterate over, rather than the finished one.
+            Return immediately an answer to iterate over, instead of the finished one.
         chat_template : str, path or ChatTemplate, optional
             Name of a built-in template, path of a Jinja file, or a template. By default the model's own is used.
         chat_template_kwargs : mapping, optional
-            Further values for the template, such as ``tools`` or ``enable_thinking``.
+            Additional variables for the template, such as ``tools`` or ``enable_thinking``.
         **options
             Keyword arguments of :meth:`generate`, such as ``max_tokens``, ``temperature``, ``seed``, ``stop`` and
             ``logprobs``.
@@ -426,7 +426,7 @@ class LLM(Context):
         UsageError
             If ``messages`` or another argument is out of range or of a wrong type, or if the model is closed.
         TemplateError
-            If the model has no chat template, or if the template is broken or refuses the messages.
+            If the model has no chat template, or if the template is invalid or rejects the messages.
         ContextError
             If the conversation leaves no room for an answer.
 

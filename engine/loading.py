@@ -66,8 +66,7 @@ def load(
     ----------
     path_or_name : str or path, optional
         A GGUF file, ``hf:owner/repo:Q4_K_M`` or ``hf:owner/repo/file.gguf`` for a file of the model hub, or the name of a
-        model that ``bitmirror models`` lists. By default it is the model that ships with the
-        package.
+        model that ``bitmirror models`` lists. By default the model that ships with the package.
     device : str
         "cpu", "cuda", "cuda:1" and so on, or "auto": the first GPU if there is a usable one, else the CPU. The answer is
         the same, bit for bit. (A ``Target`` of ``engine/compile/target.py`` is a GPU that kernels can only be compiled
@@ -86,8 +85,8 @@ def load(
     check_tensors : bool
         Also check every block scale, and refuse files with scales that are not finite or implausibly large.
     draft_model : str or path, optional
-        A smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant): a file or
-        a name, like ``path_or_name``.
+        A smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant): a path, a
+        name or an ``hf:`` reference.
     device_draft : str, optional
         Device of the draft model; by default the device of the model.
     mtp : bool

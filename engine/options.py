@@ -1,4 +1,4 @@
-"""The options of an answer, and checks of what users give."""
+"""The options of an answer, and checks of arguments."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +105,7 @@ def checked_messages(messages: object) -> Sequence[Message]:
 
 
 def described(value: object) -> str:
-    """A value as an error message shows it: short values themselves, otherwise their type."""
+    """A value as an error message shows it: the value itself if it is short, otherwise its type."""
     if value is None or isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
         return repr(value)
     if isinstance(value, (list, tuple)):

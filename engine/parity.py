@@ -80,7 +80,7 @@ def settle(args: argparse.Namespace) -> None:
     """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
     if args.name is not None:
         if args.model is not None:
-            raise UsageError("MODEL and -m are both given: give only one of them")
+            raise UsageError("MODEL and -m are both given: use only one of them")
         args.model = args.name
     shared.settle_model(args)
     index = parse_device(args.device)
@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         open_device(args.device)  # so that a missing GPU is reported before a model is read
     except DeviceError as error:
-        raise DeviceError(f"bitmirror parity needs a GPU: {without_cpu(error)}") from error
+        raise DeviceError(
+            f"bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: {without_cpu(error)}"
+        ) from error
     try:
         with Report(args.verbose) as report:
             return compare(args, load, report)

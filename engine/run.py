@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from engine.speculative.statistics import Statistics
     from engine.text.template.chat import ChatTemplate
 
+NO_PROMPT = "there is no prompt: write one in quotes, give one with -p or -f, or write it to stdin"
+
 BARE_STOP = "\n\n\n"
 """The default end of a bare text: two blank lines, which separate functions in Python and hardly occur in prose."""
 
@@ -138,6 +140,8 @@ def list_devices() -> int:
 
 def read_prompt(args: argparse.Namespace) -> str | None:
     """The text of PROMPT, -p, -f or stdin; None if there is none, and a conversation may begin.  Raises UsageError."""
+    if args.prompt == "":
+        raise UsageError(NO_PROMPT)
     if args.prompt is not None and args.prompt != "-":
         return unescape(args.prompt) if args.escape else valid(args.prompt)
     terminal = sys.stdin.isatty()
@@ -156,7 +160,7 @@ def read_prompt(args: argparse.Namespace) -> str | None:
             print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
         text = read_text(name, "prompt")
     if not text:
-        raise UsageError("there is no prompt: write one in quotes, give one with -p or -f, or write it to stdin")
+        raise UsageError(NO_PROMPT)
     return text
 
 

@@ -1,9 +1,9 @@
-"""An evaluation: 50 openings of Python source, and how each should go on.
+"""An evaluation: the beginnings of 50 pieces of Python source, and how each should continue.
 
     python examples/evaluate.py
     python examples/evaluate.py -m smollm2-135m
 
-A model completes each opening greedily, and passes if its text begins as expected. Printed are a table and the score.
+A model completes each opening greedily, and passes if its text begins as expected. The program prints a table and the score.
 The same model always gets the same score, on every device: there is no seed, and no answer depends on another one.
 """
 

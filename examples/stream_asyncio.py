@@ -2,9 +2,9 @@
 
     python examples/stream_asyncio.py
 
-Each answer is computed in a thread of its own, so the event loop never waits for the model: it goes on counting, and
-prints each piece of text when it arrives. The two threads share the model and take turns. Both texts are the ones that
-the model gives when it is asked one question at a time; the program checks that at the end.
+Each answer is computed in its own thread, so the event loop never waits for the model: it continues counting, and prints
+each piece of text when it arrives. The two threads share the model and take turns. Both texts are the same as when the
+model computes one answer at a time; the program checks this at the end.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ async def count() -> int:
 
 
 async def main() -> None:
-    """Streams both answers and compares them with those of one after the other."""
+    """Streams both answers, and compares them with the answers computed one after the other."""
     with await asyncio.to_thread(engine.load, n_ctx=256) as llm:
         await asyncio.to_thread(llm.compile)
         counting = asyncio.create_task(count())

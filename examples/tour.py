@@ -3,9 +3,9 @@
 
     python examples/tour.py
 
-Editors that know ``# %%`` show this file as a notebook. It uses the model that ships with the package, which continues Python
-source, and takes a few seconds. Shown are loading, tokens, logits, answers, streams, seeds, log-probabilities, conversations,
-speculation and saved states.
+Editors that support ``# %%`` cells show this file as a notebook. It uses the model that ships with the package, which
+continues Python source, and takes a few seconds. It shows loading, tokens, logits, answers, streams, seeds,
+log-probabilities, conversations, speculation and saved states.
 """
 
 # %% Load a model. Without a name it is the bundled one; a name, a path or hf:owner/repo/file.gguf selects another.
@@ -41,7 +41,7 @@ for piece in llm.generate(PROMPT, max_tokens=8, temperature=0):
     print(repr(piece), end=" ")
 print()
 
-# %% A seed is a text: the same on every device, with any number of threads, whatever was asked before.
+# %% A seed determines the text: on every device, with any number of threads, whatever was generated before.
 
 drawn = llm.complete("import ", max_tokens=12)
 again = llm.complete("import ", max_tokens=12, seed=drawn.seed)

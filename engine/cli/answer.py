@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """A finished generation, whether Ctrl-C ended it, and why tokens were read again for it, if they were."""
+    """A finished generation, whether Ctrl-C ended it, and why tokens were read again, if they were."""
 
     generation: "Generation"
     interrupted: bool

@@ -31,16 +31,16 @@ def chat(
     """Runs a chat until /quit, the end of stdin, or Ctrl-C twice at the prompt, and returns the exit status.
 
     template: None to continue each text as it is. ask: answers token ids, or a bare text if there is no template, with the
-    given keyword arguments of ``LLM.generate``, and shows the answer. options: those arguments at the beginning; commands
-    change them. system: the system prompt. first: the first message, never a command.
+    given keyword arguments of ``LLM.generate``, and shows the answer. options: the initial arguments, which commands
+    change. system: the system prompt. first: the first message, never a command.
 
-    An error that a message causes (too long, refused by the template) is printed as one sentence, and the message is taken
-    back; on a terminal it can then be edited.
+    An error caused by a message (too long, rejected by the template) is printed as one sentence, and the message is removed
+    from the conversation; on a terminal it can then be edited.
     """
     reader = open_reader(report)
     session = Session(llm, template, ask, report, reader, Settings(options), system)
     if template is None:
-        report.line("there is no chat template: each text you enter is continued by itself, as it is")
+        report.line("this model has no chat template: each text you enter is continued by itself, as it is")
     if reader.interactive:
         report.line("/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat")
     with reader.away():
@@ -61,7 +61,7 @@ def open_reader(report: Report) -> Reader:
 
 
 def loop(session: Session, reader: Reader) -> int:
-    """Reads and obeys or sends until the chat ends; returns the exit status."""
+    """Reads commands and messages until the chat ends; returns the exit status."""
     leaving = False
     while True:
         default, session.draft = session.draft, ""
@@ -72,7 +72,7 @@ def loop(session: Session, reader: Reader) -> int:
                 session.report.line()
                 return INTERRUPTED
             leaving = True
-            session.report.line("Ctrl-D or /quit ends the chat, and so does Ctrl-C now")
+            session.report.line("press Ctrl-C again, press Ctrl-D, or enter /quit to end the chat")
             continue
         leaving = False
         if typed is None:
@@ -85,8 +85,8 @@ def loop(session: Session, reader: Reader) -> int:
 
 
 def turn(session: Session, typed: str, message: str, command: tuple[str, str] | None) -> None:
-    """Obeys a command, or sends a message; what goes wrong is one sentence, and the text of a message as it was typed becomes
-    the draft."""
+    """Runs a command or sends a message. An error is printed as one sentence, and the message, as it was typed, becomes the
+    draft."""
     answered = False
     try:
         if command is not None:
@@ -104,3 +104,5 @@ def turn(session: Session, typed: str, message: str, command: tuple[str, str] | 
         session.report.line("interrupted")
     if not answered and command is None:
         session.draft = typed
+        if session.reader.interactive:
+            session.report.line("your message is below, to be edited; Ctrl-C clears it")

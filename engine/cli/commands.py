@@ -12,7 +12,7 @@ from engine.errors import UsageError
 
 KEYS = """\
 Enter sends the message; Alt-Enter begins a new line, and so does Enter after \\ or within triple quotes.
-A message that begins with // is sent with one slash.
+Begin a message with // to send a message that begins with a slash.
 Ctrl-C ends an answer, or clears the message; Ctrl-R searches earlier messages; Ctrl-D ends the chat."""
 
 PREVIEW = 50
@@ -21,7 +21,7 @@ PREVIEW = 50
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what it does, and what may follow it ("" if nothing may)."""
+    """One command: its argument as the help shows it ("" if it takes none), and what it does."""
 
     argument: str
     meaning: str
@@ -40,7 +40,7 @@ def parse(typed: str) -> tuple[str, str] | None:
 
 
 def message_of(typed: str) -> str:
-    """The message that a typed text stands for: of two slashes at its beginning, one is sent."""
+    """The message to send for a typed text: a leading double slash becomes a single one."""
     return typed[1:] if typed.startswith("//") else typed
 
 
@@ -50,17 +50,17 @@ def obey(session: Session, name: str, argument: str) -> None:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean /{near[0]}?" if near else "/help lists them"
-        raise UsageError(f"there is no command /{name}: {hint} (// begins a message with a slash)")
+        raise UsageError(f"there is no command /{name}: {hint} (write // to begin a message with a slash)")
     command = COMMANDS[name]
     if argument and not command.argument:
-        raise UsageError(f"/{name} is a command that nothing follows (// begins a message with a slash)")
+        raise UsageError(f"/{name} takes no argument (write // to begin a message with a slash)")
     if command.needs_template and session.template is None:
-        raise UsageError(f"/{name} is for conversations, and without a chat template each text stands alone")
+        raise UsageError(f"/{name} is for conversations, and without a chat template there is none")
     command.run(session, argument)
 
 
 def completions(text: str) -> Iterator[tuple[str, str, str]]:
-    """What may be meant by the beginning of a command: the part to replace, its replacement, and its meaning."""
+    """Completions of the beginning of a command: the part to replace, its replacement, and its meaning."""
     if match := re.fullmatch(r"/([a-z]*)", text):
         yield from ((match[1], name, each.meaning) for name, each in COMMANDS.items() if name.startswith(match[1]))
     elif match := re.fullmatch(r"/set\s+([\w-]*)", text):
@@ -70,6 +70,8 @@ def completions(text: str) -> Iterator[tuple[str, str, str]]:
 
 def _help(session: Session, argument: str) -> None:
     for name, command in COMMANDS.items():
+        if command.needs_template and session.template is None:
+            continue
         session.report.line(f"{f'/{name} {command.argument}':<20} {command.meaning}")
     for line in KEYS.splitlines():
         session.report.line(line)
@@ -79,9 +81,7 @@ def _set(session: Session, argument: str) -> None:
     name, text = (*argument.split(None, 1), "", "")[:2]
     if name == "system":
         if session.template is None:
-            raise UsageError(
-                "the system prompt is for conversations, and without a chat template each text stands alone"
-            )
+            raise UsageError("the system prompt is for conversations, and without a chat template there is none")
         _system(session, text)
         return
     names = [settings.find(name)] if name else [*settings.actions()]
@@ -118,7 +118,7 @@ def _undo(session: Session, argument: str) -> None:
 def _clear(session: Session, argument: str) -> None:
     session.conversation.clear()
     session.file = None
-    session.report.line("a new conversation")
+    session.report.line("started a new conversation")
 
 
 def _tokens(session: Session, argument: str) -> None:
@@ -136,7 +136,7 @@ def _tokens(session: Session, argument: str) -> None:
         preview = line if len(line) <= PREVIEW else line[:PREVIEW] + "…"
         report.line(f"{count:>7}  {message['role']:<9}  {preview}")
     if used > sum(counts):
-        report.line(f"{used - sum(counts):>7}  around the messages, from the chat template")
+        report.line(f"{used - sum(counts):>7}  added by the chat template")
 
 
 def _save(session: Session, argument: str) -> None:
@@ -151,7 +151,7 @@ def _save(session: Session, argument: str) -> None:
 
 def _load(session: Session, argument: str) -> None:
     if not argument:
-        raise UsageError("/load needs the name of a file that /save wrote")
+        raise UsageError("/load needs the name of a file: give one that /save has written")
     path = saved.path_of(argument)
     system, turns, values = saved.read(path)
     try:
@@ -170,14 +170,14 @@ def _quit(session: Session, argument: str) -> None:
 
 COMMANDS = {
     "help": Command("", "list the commands; /? does the same", _help),
-    "set": Command("[NAME [VALUE]]", "show all settings or one, or change one", _set),
+    "set": Command("[NAME [VALUE]]", "show all settings or one of them, or change one", _set),
     "system": Command("[TEXT]", "show or change the system prompt; - removes it", _system, True),
-    "regen": Command("", "discard the last answer and generate another one, with the next seed", _regen),
+    "regen": Command("", "discard the last answer and generate another one", _regen),
     "undo": Command("", "remove the last message and its answer, and edit the message", _undo),
     "clear": Command("", "forget the conversation, but not the system prompt", _clear, True),
     "tokens": Command("", "count the tokens of the context and of each message", _tokens, True),
     "save": Command("[FILE]", "write the conversation and the settings to a JSON file", _save, True),
-    "load": Command("FILE", "continue a conversation that was saved", _load, True),
+    "load": Command("FILE", "continue a saved conversation", _load, True),
     "quit": Command("", "end the chat; Ctrl-D does the same", _quit),
 }
 """Every command by its name, in the order in which /help lists them."""

@@ -11,7 +11,7 @@ Message = dict[str, str]
 
 
 class Conversation:
-    """Messages of a user and a model by turns, after a system prompt if there is one.
+    """Alternating messages of a user and a model, after a system prompt if there is one.
 
     Attributes: ``system`` (None without a system prompt) and ``turns``, the messages after it.
     """
@@ -36,7 +36,7 @@ class Conversation:
         self.replace(self.system, [])
 
     def replace(self, system: str | None, turns: list[Message]) -> None:
-        """Makes it another conversation."""
+        """Replaces the whole conversation."""
         self.system, self.turns = system, turns
         self._asked, self._text, self._ids, self._ends = "", "", [], []
 

@@ -1,4 +1,4 @@
-"""How every command line begins and ends: its exit status, and one sentence on stderr for whatever went wrong."""
+"""How every command line begins and ends: its exit status, and one sentence on stderr for any error."""
 
 import argparse
 import io
@@ -65,7 +65,7 @@ def _status(parser: Callable[[], Parser], run: Run, words: list[str], memory: st
     except MemoryError:
         return _fail(f"not enough memory: {memory}", EXIT_USAGE, verbose)
     except ImportError as error:
-        return _fail(f"a package is missing ({error}): install this one again with pip", EXIT_USAGE, verbose)
+        return _fail(f"a package is missing ({error}): install bitmirror again with pip", EXIT_USAGE, verbose)
     except OSError as error:
         _abandon_output()
         return _fail(_of_system(error), EXIT_USAGE, verbose)
@@ -106,7 +106,7 @@ def _fail(sentence: str, status: int, verbose: bool) -> int:
 
 
 def _abandon_output() -> None:
-    """Redirects an output that cannot be written to where it can: the interpreter flushes both once more at exit."""
+    """Redirects an output that cannot be written to the null device: the interpreter flushes both once more at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

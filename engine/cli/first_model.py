@@ -12,10 +12,10 @@ NAME = "smollm2-135m"
 
 
 def conversation_model(report: Report) -> str | None:
-    """The name of a model that holds conversations; None for the bundled model, which only continues text.
+    """The name of a model that can chat; None for the bundled model, which only continues text.
 
-    The model is fetched if it is missing and the user agrees. The question is asked once: a refusal is remembered until the
-    model is there, and without a terminal nobody is asked.
+    If the model is missing, it is downloaded if the user agrees. The question is asked only once: a refusal is remembered
+    until the model has been downloaded. Without a terminal the question is not asked.
     """
     model = CATALOG[NAME]
     if is_present(model):
@@ -23,9 +23,7 @@ def conversation_model(report: Report) -> str | None:
     size = f"{model.n_bytes / 1e6:.0f} MB"
     refused = model_file(model).with_suffix(".refused")
     if sys.stdin.isatty() and report.stream.isatty() and not refused.exists():
-        report.line(
-            f"The bundled model continues Python source. For a conversation there is {NAME} ({size}), in English."
-        )
+        report.line(f"The bundled model only continues Python source. {NAME} ({size}) can chat in English.")
         report.stream.write("Download it now? [Y/n] ")
         report.stream.flush()
         typed = sys.stdin.readline().lower()
@@ -45,6 +43,6 @@ def conversation_model(report: Report) -> str | None:
         except OSError:
             pass  # then the next conversation asks again
     report.line(
-        f"note: the bundled model continues text; `bitmirror chat -m {NAME}` downloads one that answers ({size})"
+        f"note: the bundled model only continues text; `bitmirror chat -m {NAME}` downloads one that can chat ({size})"
     )
     return None

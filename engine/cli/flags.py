@@ -21,20 +21,33 @@ USAGE = """\
        COMMAND | %(prog)s [-m MODEL] [flags]                         the prompt is piped"""
 
 DESCRIPTION = """\
-Answers with a GGUF model. Only the answer goes to stdout; progress and reports go to stderr.
+Runs a GGUF model. Only the answer goes to stdout; progress and reports go to stderr.
 
   bitmirror run "def fibonacci(n):"                     the bundled model continues the text
   bitmirror run -m smollm2-135m                         a conversation
   bitmirror run -m model.gguf "Why is the sky blue?"    one question, one answer
   git diff | bitmirror run -m model.gguf --json | jq -r .text
 
-A prompt is a question if the model has a chat template: --cnv continues as a conversation, and
---no-cnv makes the model continue the bare text, which is also what a model without a template
-does. Without a prompt, a conversation begins if stdin is a terminal and the model has a template;
-otherwise the prompt is read from stdin."""
+If the model has a chat template, the prompt is a message that it answers: --cnv continues with a
+conversation, and --no-cnv makes the model continue the bare text instead. A model without a
+template always continues the bare text. Without a prompt, a conversation begins if stdin is a
+terminal; otherwise the prompt is read from stdin."""
+
+CHAT_USAGE = """\
+%(prog)s [-m MODEL] [flags]                 a conversation
+       %(prog)s [-m MODEL] "MESSAGE" [flags]       one that begins with this message"""
+
+CHAT_DESCRIPTION = """\
+Holds a conversation with a GGUF model. Type a message and press Enter; /help lists the commands,
+Ctrl-C ends an answer, Ctrl-D the conversation. Without -m, the model is smollm2-135m, which is
+downloaded if you agree. A model without a chat template continues each text that you enter.
+
+  bitmirror chat                                        the default model
+  bitmirror chat -m model.gguf --sys "Answer briefly."  a file, and a system prompt
+  bitmirror chat -c 4096 --seed 1 --temp 0.5            another context, seed and temperature"""
 
 CACHE_RAM = """\
-MiB of host memory for the states of recurrent models at the ends of messages, so that a
+MiB of host memory in which recurrent models keep states at the ends of messages, so that a
 conversation can resume there; -1 = up to 2048, less if memory is short"""
 
 DEVICE = """\
@@ -42,38 +55,39 @@ cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU
 the answer is the same"""
 
 DRAFT_MODEL = """\
-a smaller model with the same vocabulary that drafts tokens for this one, named as for -m; the
-answer is the same, but faster"""
+a smaller model with the same vocabulary that drafts tokens for this one, given as for -m; it can
+make answers faster, and by default does not change them"""
 
 DRAFT_LOOKUP = """\
-draft what followed the last occurrence of the latest tokens in prompt or answer; a draft model, if
-there is one, drafts where nothing is found"""
+draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer; if
+nothing is found, the draft model drafts, if there is one"""
 
 DRAFT_MAX = """\
-most drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7 from lookup.
-Fewer are made, or none, where they would cost more time than they save"""
+maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7
+from lookup. Fewer or none are made if they would cost more time than they save"""
 
 SPEC_ACCEPT = """\
-exact: the text is the same as without drafts; ratio: another text from the same distribution;
-p-min: drafts with a probability of at least --spec-p-min are kept, which changes the distribution"""
+how drafts are accepted: exact: the text is the same as without drafts; ratio: another text from the
+same distribution; p-min: drafts with a probability of at least --spec-p-min are kept, which changes
+the distribution"""
 
 
 PREDICT = """\
-tokens to generate; -1 = until the context is full. Default: until the model ends its answer, and
-if it continues a bare text, until two blank lines or 256 tokens"""
+maximum number of tokens to generate; -1 = until the context is full. By default an answer ends when
+the model ends it, and a bare text also ends at two blank lines or after 256 tokens"""
 
 DRY_SEQUENCE_BREAKER = """\
-text across which DRY does not follow repetitions; may be repeated; replaces the default, which is
-the line break, the colon, the quotation mark and the asterisk; none = no such text"""
+text beyond which DRY does not follow repetitions; may be repeated; replaces the default: line break,
+colon, quotation mark and asterisk; none = no such text"""
 
 JSON = """\
 print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason,
-logprobs, seed, timings, speculation"""
+logprobs (if requested), seed, timings, speculation (if there were drafts)"""
 
 EPILOG = """\
 Exit status: 0 answered, 2 user error (one sentence on stderr says what to do), 130 interrupted by
-Ctrl-C, 1 a bug. `bitmirror models` lists the named models. Most other flags of llama.cpp are
-answered with a sentence that says what takes their place."""
+Ctrl-C, 1 a bug. `bitmirror models` lists the named models. For most other flags of llama.cpp, an
+error message says what to use instead."""
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -88,8 +102,8 @@ def parser(prog: str = "bitmirror run") -> Parser:
     """The command line as an argparse parser; building it imports nothing that is slow to import."""
     top = Parser(
         prog,
-        usage=USAGE,
-        description=DESCRIPTION,
+        usage=CHAT_USAGE if prog.endswith("chat") else USAGE,
+        description=CHAT_DESCRIPTION if prog.endswith("chat") else DESCRIPTION,
         epilog=EPILOG,
         foreign=llama_cpp.RUN,
         positional="write the prompt in quotes, and name the model with -m",
@@ -106,8 +120,8 @@ def parser(prog: str = "bitmirror run") -> Parser:
         return {"metavar": "X", "type": real(least, most, **more)}
 
     group = top.add_argument_group("model")
-    shared.add_model(group)
-    shared.add_context(group, "context in tokens; 0 = as trained, less if memory is short")
+    shared.add_model(group, f"{shared.MODEL}, or smollm2-135m for a conversation")
+    shared.add_context(group, "size of the context in tokens; 0 = as trained, less if memory is short")
     shared.add_batch_size(group)
     shared.add_cache_types(group)
     add = group.add_argument
@@ -116,13 +130,13 @@ def parser(prog: str = "bitmirror run") -> Parser:
     shared.add_device(group, DEVICE)
     shared.add_gpu_layers(group)
     add("--list-devices", **yes, help="print the devices of this machine and exit")
-    add("--no-warmup", **yes, help="compile each kernel on first use, not all before the prompt")
+    add("--no-warmup", **yes, help="compile each kernel when it is first used, not all before the prompt is read")
 
     group = top.add_argument_group("prompt")
     add = group.add_argument
     top.add_positional("words", metavar='"PROMPT"', help="the prompt, as with -p", group=group)
     add("-p", "--prompt", **text, help="the prompt; - reads it from stdin")
-    add("-f", "--file", metavar="FILE", help="a file with the prompt; one line break at its end is dropped")
+    add("-f", "--file", metavar="FILE", help="a file that contains the prompt; one line break at its end is removed")
     add(
         "-e",
         "--escape",
@@ -132,14 +146,14 @@ def parser(prog: str = "bitmirror run") -> Parser:
     )
     add("--no-escape", dest="escape", action="store_false", help="do not interpret backslash escapes")
     add("-sys", "--sys", "--system-prompt", **text, dest="system", help="the system prompt")
-    add("-sysf", "--system-prompt-file", metavar="FILE", help="a file with the system prompt")
+    add("-sysf", "--system-prompt-file", metavar="FILE", help="a file that contains the system prompt")
     add("-cnv", "--cnv", "--conversation", **yes, dest="cnv", help="start a conversation, even after a prompt")
     add(
         "-no-cnv", "--no-cnv", "--no-conversation", **yes, dest="no_cnv", help="use no template: continue the bare text"
     )
-    add("-st", "--single-turn", **yes, help="answer one message, which is asked for if there is no prompt, and exit")
-    add("--chat-template", metavar="NAME", help=f"{', '.join(TEMPLATES)}, or a Jinja file")
-    add("--chat-template-file", metavar="FILE", help="a Jinja file")
+    add("-st", "--single-turn", **yes, help="answer one message and exit; without a prompt, ask for the message")
+    add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
+    add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
 
     add = top.add_argument_group("answer").add_argument
     add(
@@ -150,7 +164,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
         help=PREDICT,
     )
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
-    add("--ignore-eos", **yes, help="continue after the model's end of text")
+    add("--ignore-eos", **yes, help="never end the answer with an end-of-generation token")
     add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
     add("--logprobs", **n(0), default=0, help="also report log-probabilities: of each token and the N likeliest")
     add("--json", **yes, help=JSON)
@@ -161,8 +175,8 @@ def parser(prog: str = "bitmirror run") -> Parser:
     greedy = x(0, note="--temp 0 takes the likeliest token")
     add("--temp", "--temperature", **greedy, default=0.8, help="temperature; 0 = always the likeliest token")
     add("--top-k", **n(0, note="0 keeps all"), default=40, help="keep the N likeliest tokens; 0 = all")
-    add("--top-p", **x(0, 1), default=0.95, help="keep the likeliest tokens that add up to X; 1 = all")
-    add("--min-p", **x(0, 1), default=0.05, help="drop tokens below X times the likeliest; 0 = none")
+    add("--top-p", **x(0, 1), default=0.95, help="keep the likeliest tokens whose probabilities add up to X; 1 = all")
+    add("--min-p", **x(0, 1), default=0.05, help="drop tokens less likely than X times the likeliest; 0 = none")
     add("--typical", "--typical-p", **x(0, 1), default=1.0, help="locally typical sampling; 1 = off")
     penalty = x(0, above=True, note="1 switches it off")
     add("--repeat-penalty", **penalty, default=1.0, help="make recent tokens less likely; 1 = off")
@@ -170,32 +184,50 @@ def parser(prog: str = "bitmirror run") -> Parser:
     add("--presence-penalty", **x(), default=0.0, help="subtracted from the logits of recent tokens; 0 = off")
     add("--frequency-penalty", **x(), default=0.0, help="subtracted once per occurrence of a recent token; 0 = off")
     add("--dry-multiplier", **x(0), default=0.0, help="DRY: penalty for continuing a repetition; 0 = off")
-    add("--dry-base", **x(1), default=1.75, help="factor of that penalty for each further token of the repetition")
-    add("--dry-allowed-length", **n(0), default=2, help="repetitions shorter than N tokens are not penalized")
-    add("--dry-penalty-last-n", **n(-1), default=-1, help="search for repetitions in N tokens; 0 = none, -1 = all")
+    add("--dry-base", **x(1), default=1.75, help="factor of the DRY penalty for each further token of the repetition")
+    add("--dry-allowed-length", **n(0), default=2, help="DRY: repetitions shorter than N tokens are not penalized")
+    add("--dry-penalty-last-n", **n(-1), default=-1, help="DRY: search the last N tokens; 0 = none, -1 = all")
     add("--dry-sequence-breaker", **text, **many, help=DRY_SEQUENCE_BREAKER)
     add("--xtc-probability", **x(0, 1), default=0.0, help="XTC: how often the likeliest tokens are excluded; 0 = never")
     add(
         "--xtc-threshold",
         **x(0, 1),
         default=0.1,
-        help="of the tokens of at least X only the least likely stays; above 0.5 = off",
+        help="XTC: of the tokens with a probability of at least X, keep only the least likely; above 0.5 = off",
     )
-    add("-l", "--logit-bias", **many, type=bias, metavar="ID+X", help="15043+1, 15043-1, 2-inf; may be repeated")
+    add(
+        "-l",
+        "--logit-bias",
+        **many,
+        type=bias,
+        metavar="ID+X",
+        help="add X to the logit of a token, as in 15043+1, 15043-1 or 2-inf (never); may be repeated",
+    )
 
     group = top.add_argument_group("speculation")
     shared.add_draft_model(group, DRAFT_MODEL)
     add = group.add_argument
-    add("-devd", "--device-draft", metavar="NAME", default="", help="device of the draft model; default: the same")
+    add(
+        "-devd",
+        "--device-draft",
+        metavar="NAME",
+        default="",
+        help="device of the draft model; default: that of the model",
+    )
     add("--draft-lookup", **yes, help=DRAFT_LOOKUP)
     add("--draft-max", **n(0, MOST_DRAFTS), default=0, help=DRAFT_MAX)
-    add("--draft-min", **n(0, MOST_DRAFTS), default=0, help="do not verify fewer than N drafts")
-    add("--draft-p-min", **x(0, 1), default=0.0, help="stop drafting at a token less likely than X")
+    add(
+        "--draft-min",
+        **n(0, MOST_DRAFTS),
+        default=0,
+        help="minimum number of drafts per pass; if there are fewer, none are used",
+    )
+    add("--draft-p-min", **x(0, 1), default=0.0, help="stop drafting at a token with a probability below X")
     how: dict[str, Any] = {"type": Choice(MODES), "metavar": "HOW"}
     add("--spec-accept", **how, default="exact", help=SPEC_ACCEPT)
-    add("--spec-p-min", **x(0, 1), default=0.3, help="the probability of --spec-accept p-min")
+    add("--spec-p-min", **x(0, 1), default=0.3, help="minimum probability for --spec-accept p-min")
     add("--spec-sequential-verify", **yes, help="verify drafts one by one, not in one pass: slow, for debugging")
-    add("--no-spec", **yes, help="no drafts, whatever the other flags say")
+    add("--no-spec", **yes, help="disable all drafts, whatever the other flags say")
 
     group = top.add_argument_group("other")
     group.add_argument("--version", **yes, help="print the version and exit")
@@ -218,23 +250,23 @@ def settle(args: argparse.Namespace) -> None:
         args.cnv = False
     if args.system_prompt_file is not None:
         if args.system is not None:
-            raise UsageError("--sys and --system-prompt-file are both given: give only one of them")
+            raise UsageError("--sys and --system-prompt-file are both given: use only one of them")
         args.system = read_text(args.system_prompt_file, "system prompt")
     if args.chat_template_file is not None:
         if args.chat_template is not None:
-            raise UsageError("--chat-template and --chat-template-file are both given: give only one of them")
+            raise UsageError("--chat-template and --chat-template-file are both given: use only one of them")
         # With a folder, a name is never that of a built-in template.
         args.chat_template = os.path.abspath(args.chat_template_file)
 
 
 def check(args: argparse.Namespace, prompt: str | None) -> None:
-    """Refuses flags that contradict one another, before anything slow starts; raises UsageError."""
+    """Rejects flags that contradict one another, before anything slow starts; raises UsageError."""
     if args.cnv and (args.no_cnv or args.json):
-        raise UsageError(
-            f"--cnv and {'--no-cnv' if args.no_cnv else '--json'} are mutually exclusive: give only one of them"
-        )
+        raise UsageError(f"{'--no-cnv' if args.no_cnv else '--json'} is not for a conversation: leave it out")
     if args.no_cnv and (args.system is not None or args.chat_template is not None):
-        raise UsageError("--no-cnv uses no chat template: leave out --sys and --chat-template, or leave out --no-cnv")
+        raise UsageError(
+            "--no-cnv disables the chat template: leave out --sys and --chat-template, or leave out --no-cnv"
+        )
     if prompt is None and (args.no_cnv or args.json):
         raise UsageError(
             f"{'--no-cnv' if args.no_cnv else '--json'} needs a prompt: write it in quotes, or give -p or -f"
@@ -245,7 +277,7 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
         )
     if args.device_draft:
         if not args.draft_model:
-            raise UsageError("--device-draft is the device of a draft model: give one with --draft-model")
+            raise UsageError("--device-draft needs a draft model: give one with --draft-model")
         parse_device(args.device_draft)
     speculation_params(args)
 

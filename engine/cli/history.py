@@ -9,7 +9,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from engine.cli.report import Report
 
 MOST_BYTES = 1 << 20
-"""A longer file loses its older half."""
+"""The older half of a longer file is removed."""
 
 
 class KeptHistory(FileHistory):
@@ -24,7 +24,7 @@ class KeptHistory(FileHistory):
 
 
 def open_history(report: Report) -> History:
-    """The history in the user's folder for state; one for this run only, and a line that says so, if there can be no file."""
+    """The history in the user's state folder. If there can be no file, the history of this run only, after a note."""
     try:
         folder = Path(user_state_dir("bitmirror", appauthor=False))
         if not folder.is_absolute():
@@ -36,7 +36,7 @@ def open_history(report: Report) -> History:
         shorten(path)
         return KeptHistory(path)
     except OSError as error:
-        report.line(f"note: messages are remembered for this run only ({error.strerror or error})")
+        report.line(f"note: messages are kept only for this session ({error.strerror or error})")
         return InMemoryHistory()
 
 

@@ -1,8 +1,8 @@
-"""llama.cpp's flags that this program spells differently or lacks, and the answer that each gets.
+"""llama.cpp's flags that this program spells differently or lacks, and the message for each.
 
-A flag of llama.cpp's programs for answers (llama-cli, llama-completion) or for speed (llama-bench) is a flag here, under the
-same name or another one, or it gets one sentence that says what takes its place.  A flag that asks for what is true here
-anyway is accepted: ``--jinja``, ``--mirostat 0``.
+A flag of llama-cli, llama-completion or llama-bench is a flag here, under the same name or another one, or it raises an error
+with one sentence that says what to use instead.  A flag that requests what is always the case here is accepted: ``--jinja``,
+``--mirostat 0``.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.errors import UsageError
 
 ANY = "*"
-"""``Flag.holds``: every value asks for what is true here."""
+"""``Flag.holds``: every value requests what is always the case here."""
 
 SWITCH = -1
 """``Flag.values``: one value may follow, of ``SWITCH_VALUES``; older versions of llama.cpp take none."""
@@ -21,7 +21,7 @@ SWITCH_VALUES = ("on", "off", "auto", "0", "1", "true", "false", "enabled", "dis
 
 @dataclass(frozen=True)
 class Other:
-    """Other names, separated by blanks, of one flag; in ``means``, ``{}`` is the value if it takes one."""
+    """Other names, separated by spaces, of one flag; in ``means``, ``{}`` is the value if it takes one."""
 
     names: str
     means: str
@@ -31,10 +31,10 @@ class Other:
 class Flag:
     """A flag that does not exist here.
 
-    names: its names, separated by blanks.
+    names: its names, separated by spaces.
     values: number of values that follow it.
-    answer: what takes its place, as a clause that follows the name of the flag.
-    holds: values, separated by blanks, that ask for what is true here anyway, and are accepted.
+    answer: what to do instead, as a clause that follows the name of the flag.
+    holds: values, separated by spaces, that request what is always the case here and are accepted.
     """
 
     names: str
@@ -43,26 +43,26 @@ class Flag:
     holds: str = ""
 
 
-ONE_DEVICE = "all layers run on one device; --device cpu or --device cuda:N chooses it"
-MAPPED = "the model's file is mapped into memory; leave it out"
-READS_TEXT = "models read only text here; leave it out"
-FROM_THE_FILE = "positions are rotated as the model's file says; write a copy with other metadata by gguf-new-metadata"
-REPORTS = "reports go to stderr as lines; 2>FILE stores them, and 2>/dev/null hides them"
-NOT_ALONE = "drafts are made and verified by the threads of -t"
-NO_SCHEDULER = "the system places threads; start the program with taskset, nice or numactl"
-ONE_SEQUENCE = "there is one sequence at a time; start the program once for each"
+ONE_DEVICE = "all layers run on one device; choose it with --device cpu or --device cuda:N"
+MAPPED = "the model's file is always mapped into memory; leave this flag out"
+READS_TEXT = "only text input is supported; leave this flag out"
+FROM_THE_FILE = "the rotation of positions follows the model's file; change its metadata with gguf-new-metadata"
+REPORTS = "reports are lines on stderr; store them with 2>FILE, or hide them with 2>/dev/null"
+NOT_ALONE = "drafts use the same threads as the model, which -t sets"
+NO_SCHEDULER = "the operating system schedules the threads; start the program with taskset, nice or numactl"
+ONE_SEQUENCE = "only one sequence is processed at a time; start the program once for each"
 ORDER = "penalties;dry;top_k;typ_p;top_p;min_p;xtc;temperature"
-FIXED_ORDER = f"samplers run in the order {ORDER}; each has a flag that switches it off, such as --top-k 0"
-NO_SAMPLER = "there is no such sampler; use --temp, --top-p and --min-p"
-NO_SERVER = "there is no server here; --json writes an answer for another program"
-TEMPLATE = "the chat template says what surrounds a message; give another with --chat-template"
-DRAFT_DEVICE = "--device-draft is the device of a draft model, cpu or cuda:N, and all its layers run there"
-DRAFT_CACHE = "the cache of a draft model has the types of -ctk and -ctv"
-LOOKUP = "--draft-lookup chooses the length of a match itself, and --draft-max is the most that it drafts"
-NO_GRAMMAR = "answers cannot be bound to a grammar or a schema yet; describe the form in the prompt"
-NO_VECTOR = "control vectors cannot be added; describe the style with --sys"
-NO_ADAPTER = "adapters cannot be applied; merge it into the model with llama-export-lora, and give the result with -m"
-MEMORY = "the context and the passes are fitted to the free memory by themselves; -c and -b choose others"
+FIXED_ORDER = f"samplers always run in the order {ORDER}; each can be switched off with its flag, such as --top-k 0"
+NO_SAMPLER = "this sampler is not supported; use --temp, --top-p and --min-p"
+NO_SERVER = "there is no server; use --json to pass an answer to another program"
+TEMPLATE = "the chat template determines the text around a message; choose another one with --chat-template"
+DRAFT_DEVICE = "all layers of a draft model run on one device; choose cpu or cuda:N with --device-draft"
+DRAFT_CACHE = "the cache of a draft model has the same types as that of the model, which -ctk and -ctv set"
+LOOKUP = "--draft-lookup chooses the length of a match itself; limit the number of drafts with --draft-max"
+NO_GRAMMAR = "answers cannot be restricted to a grammar or a schema; describe the format in the prompt"
+NO_VECTOR = "control vectors are not supported; describe the style with --sys"
+NO_ADAPTER = "adapters are not supported; merge it into the model with llama-export-lora, and give the result with -m"
+MEMORY = "the context and the batch size are always fitted to the free memory; set them with -c and -b"
 
 RUN: tuple[Other | Flag, ...] = (
     # The model and where it runs.
@@ -74,30 +74,30 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", 1, ONE_DEVICE, holds="0"),
     Flag("--rpc", 1, ONE_DEVICE),
     Flag("-kvo --kv-offload --op-offload --no-op-offload --no-host", 0, ONE_DEVICE, holds=ANY),
-    Flag("-nkvo --no-kv-offload", 0, "the cache is where the model runs; --device cpu moves both"),
+    Flag("-nkvo --no-kv-offload", 0, "the cache is always on the model's device; use --device cpu for both"),
     Flag("-fa --flash-attn", SWITCH, "attention never stores a matrix of scores", holds=ANY),
-    Flag("--mmap --repack --warmup", 0, "this is what always happens", holds=ANY),
+    Flag("--mmap --repack --warmup", 0, "this is always the case", holds=ANY),
     Flag("--no-mmap -dio --direct-io", 0, MAPPED),
     Flag("-ndio --no-direct-io", 0, MAPPED, holds=ANY),
-    Flag("-nr --no-repack", 0, "weights are arranged for the device; leave it out"),
-    Flag("--mlock", 0, "the system keeps the file in memory while there is room; leave it out"),
+    Flag("-nr --no-repack", 0, "weights are always arranged for the device; leave this flag out"),
+    Flag("--mlock", 0, "the operating system keeps the file in memory while there is room; leave this flag out"),
     Flag("-lm --load-mode", 1, MAPPED, holds="auto mmap"),
     Flag("-lzm --lazy-mode", 1, MAPPED, holds="auto"),
     Flag("-fit --fit", SWITCH, MEMORY, holds="on"),
     Flag("-fitt --fit-target -fitc --fit-ctx", 1, MEMORY),
-    Flag("--check-tensors", 0, "`bitmirror models verify` checks a named model; for others compare checksums"),
-    Flag("--override-kv", 1, "metadata come from the model's file; write a copy with others by gguf-new-metadata"),
+    Flag("--check-tensors", 0, "check a named model with `bitmirror models verify`; for other files compare checksums"),
+    Flag("--override-kv", 1, "metadata cannot be overridden; write a copy of the file with gguf-new-metadata"),
     Flag("--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale", 1, FROM_THE_FILE),
     Flag("--yarn-orig-ctx --yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast", 1, FROM_THE_FILE),
     Flag("-gan --grp-attn-n -gaw --grp-attn-w", 1, FROM_THE_FILE),
     Flag("--lora --lora-scaled", 1, NO_ADAPTER),
     Flag("--control-vector --control-vector-scaled", 1, NO_VECTOR),
     Flag("--control-vector-layer-range", 2, NO_VECTOR),
-    Flag("-mu --model-url", 1, "download the file, and give its path with -m; -hf downloads from Hugging Face"),
-    Flag("-dr --docker-repo", 1, "models come from files, from `bitmirror models` or, with -hf, from Hugging Face"),
-    Flag("-hft --hf-token", 1, "set the environment variable HF_TOKEN"),
-    Flag("--offline", 0, "nothing is downloaded if -m is the path of a file; leave it out"),
-    Flag("-cl --cache-list", 0, "`bitmirror models` lists the named models and where they are"),
+    Flag("-mu --model-url", 1, "download the file and give its path with -m, or download from Hugging Face with -hf"),
+    Flag("-dr --docker-repo", 1, "this source is not supported; use a file, a name from `bitmirror models`, or -hf"),
+    Flag("-hft --hf-token", 1, "set the environment variable HF_TOKEN instead"),
+    Flag("--offline", 0, "give the path of a file with -m: then nothing is downloaded"),
+    Flag("-cl --cache-list", 0, "use `bitmirror models`, which lists the named models and where they are"),
     Flag("--gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default", 0, "name the model with -m or -hf"),
     Flag("--vision-gemma-12b-default", 0, "name the model with -m or -hf"),
     Flag("-mm --mmproj -mmu --mmproj-url -mmdev --mmproj-device --image --audio --video", 1, READS_TEXT),
@@ -106,18 +106,18 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("--mmproj-auto --mmproj-offload", 0, READS_TEXT),
     Flag("--no-mmproj --no-mmproj-auto --no-mmproj-offload", 0, READS_TEXT, holds=ANY),
     # Threads, context and cache.
-    Flag("-tb --threads-batch", 1, "-t is the number of threads for prompts and for answers"),
-    Flag("-ub --ubatch-size", 1, "-b is the number of tokens per pass; there are no smaller passes inside"),
+    Flag("-tb --threads-batch", 1, "-t sets the number of threads for both prompts and answers"),
+    Flag("-ub --ubatch-size", 1, "-b sets the number of tokens per pass, which is not divided further"),
     Flag("-C --cpu-mask -Cr --cpu-range --cpu-strict", 1, NO_SCHEDULER),
     Flag("-Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch", 1, NO_SCHEDULER),
     Flag("--prio --prio-batch", 1, NO_SCHEDULER, holds="0"),
     Flag("--poll --poll-batch --numa", 1, NO_SCHEDULER),
-    Flag("--keep", 1, "nothing is ever removed from the context", holds=ANY),
+    Flag("--keep", 1, "nothing is removed from the context without asking", holds=ANY),
     Flag("--no-context-shift", 0, "an answer ends when the context is full", holds=ANY),
-    Flag("--context-shift", 0, "an answer ends when the context is full; choose a larger one with -c"),
-    Flag("--swa-full", 0, "a sliding window keeps what later tokens can see; leave it out"),
-    Flag("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "--cache-ram is the memory for states to return to"),
-    Flag("-cms --checkpoint-min-step", 1, "--cache-ram is the memory for states to return to"),
+    Flag("--context-shift", 0, "an answer ends when the context is full; choose a larger context with -c"),
+    Flag("--swa-full", 0, "a sliding window stores only what later tokens can see; leave this flag out"),
+    Flag("-ctxcp --ctx-checkpoints --swa-checkpoints", 1, "set the memory for saved states with --cache-ram"),
+    Flag("-cms --checkpoint-min-step", 1, "set the memory for saved states with --cache-ram"),
     Flag("-dt --defrag-thold", 1, "the cache has no gaps", holds=ANY),
     Flag("-np --parallel", 1, ONE_SEQUENCE, holds="1 -1"),
     Flag("-cb --cont-batching", 0, ONE_SEQUENCE),
@@ -126,19 +126,19 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("--prompt-cache-all --prompt-cache-ro", 0, "the cache is not stored between runs; a conversation keeps it"),
     # The prompt and the conversation.
     Other("-i --interactive -if --interactive-first", "--cnv"),
-    Flag("-bf --binary-file", 1, "a prompt is UTF-8 text; give it with -f"),
+    Flag("-bf --binary-file", 1, "a prompt must be UTF-8 text; give it with -f"),
     Flag("--in-prefix --in-suffix", 1, TEMPLATE),
     Flag("--in-prefix-bos", 0, TEMPLATE),
     Flag("-mli --multiline-input", 0, 'in a conversation, """ begins and ends a message of many lines'),
     Flag("--jinja", 0, "chat templates are Jinja", holds=ANY),
-    Flag("--no-jinja", 0, "chat templates are Jinja; --no-cnv uses none"),
+    Flag("--no-jinja", 0, "chat templates are always Jinja; use --no-cnv to disable the template"),
     Flag("-rea --reasoning", SWITCH, "the chat template decides whether the model thinks", holds="auto"),
     Flag("--reasoning-effort --chat-template-kwargs", 1, TEMPLATE),
-    Flag("--reasoning-format", 1, "an answer is written as the model writes it, with its thoughts", holds="none"),
-    Flag("--reasoning-budget", 1, "thoughts are not counted; -n limits the whole answer", holds="-1"),
-    Flag("--reasoning-budget-message", 1, "thoughts are not counted; -n limits the whole answer"),
-    Flag("--reasoning-preserve --skip-chat-parsing", 0, "messages are kept as the model wrote them", holds=ANY),
-    Flag("--no-reasoning-preserve --no-skip-chat-parsing", 0, "messages are kept as written; leave it out"),
+    Flag("--reasoning-format", 1, "an answer is printed as generated, including the reasoning", holds="none"),
+    Flag("--reasoning-budget", 1, "reasoning is not limited separately; limit the whole answer with -n", holds="-1"),
+    Flag("--reasoning-budget-message", 1, "reasoning is not limited separately; limit the whole answer with -n"),
+    Flag("--reasoning-preserve --skip-chat-parsing", 0, "messages are kept as generated", holds=ANY),
+    Flag("--no-reasoning-preserve --no-skip-chat-parsing", 0, "messages are kept as generated; leave this flag out"),
     Flag("--server-base", 1, NO_SERVER),
     Flag("--host --port --api-key", 1, NO_SERVER),
     # Sampling.
@@ -172,12 +172,14 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("--spec-draft-cpu-mask-batch --spec-draft-cpu-range-batch --spec-draft-cpu-strict-batch", 1, NOT_ALONE),
     Flag("--prio-batch-draft --spec-draft-prio-batch --poll-batch-draft", 1, NOT_ALONE),
     Flag("--spec-draft-poll --spec-draft-poll-batch", 1, NOT_ALONE),
-    Flag("--draft-p-split --spec-draft-p-split", 1, "drafts do not branch; --draft-p-min is where they end"),
-    Flag("--spec-type", 1, "drafts come from -md, --draft-lookup or the model's own layer; --no-spec makes none"),
+    Flag("--draft-p-split --spec-draft-p-split", 1, "drafts do not branch; use --draft-p-min to end them earlier"),
+    Flag("--spec-type", 1, "drafts come from -md, --draft-lookup or the model's own layer; --no-spec disables them"),
     Flag("--spec-default", 0, "drafts come from -md, --draft-lookup or the model's own layer"),
     Flag("--spec-draft-backend-sampling", 0, "tokens are chosen where the model runs", holds=ANY),
-    Flag("--no-spec-draft-backend-sampling", 0, "tokens are chosen where the model runs; leave it out"),
-    Flag("--spec-synth-len --spec-synth-rates", 1, "drafts are accepted only by the model; --draft-max limits them"),
+    Flag("--no-spec-draft-backend-sampling", 0, "tokens are chosen where the model runs; leave this flag out"),
+    Flag(
+        "--spec-synth-len --spec-synth-rates", 1, "synthetic acceptance is not supported; limit drafts with --draft-max"
+    ),
     Flag("--spec-ngram-mod-n-min --spec-ngram-mod-n-max --spec-ngram-mod-n-match", 1, LOOKUP),
     Flag("--spec-ngram-simple-size-n --spec-ngram-simple-size-m --spec-ngram-simple-min-hits", 1, LOOKUP),
     Flag("--spec-ngram-map-k-size-n --spec-ngram-map-k-size-m --spec-ngram-map-k-min-hits", 1, LOOKUP),
@@ -185,20 +187,20 @@ RUN: tuple[Other | Flag, ...] = (
     # What is written where.
     Other("--usage", "--help"),
     Other("--log-verbose --verbose-prompt", "--verbose"),
-    Flag("-lv --verbosity --log-verbosity", 1, "--verbose writes more to stderr"),
-    Flag("--no-display-prompt", 0, "stdout holds only the answer", holds=ANY),
-    Flag("--display-prompt", 0, "stdout holds only the answer; --json writes the prompt as well"),
+    Flag("-lv --verbosity --log-verbosity", 1, "use --verbose to write more to stderr"),
+    Flag("--no-display-prompt", 0, "only the answer is written to stdout", holds=ANY),
+    Flag("--display-prompt", 0, "only the answer is written to stdout; --json includes the prompt"),
     Flag("--perf --show-timings", 0, "the report on stderr ends with the rates", holds=ANY),
     Flag("--no-perf --no-show-timings -ld --log-disable", 0, REPORTS),
     Flag("--log-file --log-prompts-dir", 1, REPORTS),
     Flag("--log-jsonl --log-prefix --log-timestamps", 0, REPORTS),
     Flag("--no-log-jsonl --no-log-prefix --no-log-timestamps", 0, REPORTS, holds=ANY),
-    Flag("-co --color --log-colors", SWITCH, "a terminal gets colours unless TERM is dumb", holds="auto on"),
-    Flag("--simple-io", 0, "set TERM=dumb for plain lines without bars and colours"),
-    Flag("-sp --special", 0, "tokens that stand for no text are not written; --json lists the ids of all"),
-    Flag("-ptc --print-token-count", 1, "a terminal shows the number of tokens while they are written; leave it out"),
-    Flag("-o --output --output-file", 1, "stdout holds only the answer; >FILE stores it"),
-    Flag("--completion-bash", 0, "there is no completion for shells; --help lists every flag"),
+    Flag("-co --color --log-colors", SWITCH, "terminals get colours; set TERM=dumb to disable them", holds="auto on"),
+    Flag("--simple-io", 0, "set TERM=dumb for plain lines without progress bars and colours"),
+    Flag("-sp --special", 0, "control tokens are not printed; --json lists the ids of all tokens"),
+    Flag("-ptc --print-token-count", 1, "terminals show the number of tokens during an answer; leave this flag out"),
+    Flag("-o --output --output-file", 1, "only the answer is written to stdout; store it with >FILE"),
+    Flag("--completion-bash", 0, "shell completion is not supported; --help lists every flag"),
 )
 """The flags of llama-cli and llama-completion that ``bitmirror run`` spells differently or lacks."""
 
@@ -207,26 +209,26 @@ BENCH: tuple[Other | Flag, ...] = (
     Flag("-sm --split-mode", 1, ONE_DEVICE, holds="none"),
     Flag("-ts --tensor-split -ot --override-tensor -rpc --rpc", 1, ONE_DEVICE),
     Flag("-ncmoe --n-cpu-moe -ncffn --n-cpu-ffn", 1, ONE_DEVICE, holds="0"),
-    Flag("-nkvo --no-kv-offload", 1, "the cache is where the model runs; --device cpu moves both", holds="0"),
+    Flag("-nkvo --no-kv-offload", 1, "the cache is always on the model's device; use --device cpu for both", holds="0"),
     Flag("-nopo --no-op-offload --no-host", 1, ONE_DEVICE, holds="0 1"),
     Flag("-fa --flash-attn", SWITCH, "attention never stores a matrix of scores", holds=ANY),
     Flag("-mmp --mmap", 1, MAPPED, holds="1"),
     Flag("-dio --direct-io", 1, MAPPED, holds="0"),
     Flag("-lm --load-mode", 1, MAPPED, holds="auto mmap"),
     Flag("-lzm --lazy-mode", 1, MAPPED, holds="auto"),
-    Flag("--repack", 1, "weights are arranged for the device; leave it out", holds="1"),
-    Flag("-ub --ubatch-size", 1, "-b is the number of tokens per pass; there are no smaller passes inside"),
+    Flag("--repack", 1, "weights are always arranged for the device; leave this flag out", holds="1"),
+    Flag("-ub --ubatch-size", 1, "-b sets the number of tokens per pass, which is not divided further"),
     Flag("-pg", 1, "prompts and answers are measured separately; give both lengths with -p and -n, and depths with -d"),
-    Flag("-embd --embeddings", 1, "models answer, they do not embed; leave it out", holds="0"),
-    Flag("-oe --output-err", 1, "there is one output; -o chooses its format"),
-    Flag("-fitt --fit-target -fitc --fit-ctx", 1, "the context is as large as -p, -n and -d need"),
+    Flag("-embd --embeddings", 1, "embeddings are not supported; leave this flag out", holds="0"),
+    Flag("-oe --output-err", 1, "there is only one output; choose its format with -o"),
+    Flag("-fitt --fit-target -fitc --fit-ctx", 1, "the context is always as large as -p, -n and -d need"),
     Flag("-C --cpu-mask --cpu-strict --poll --numa", 1, NO_SCHEDULER),
     Flag("--prio", 1, NO_SCHEDULER, holds="0"),
-    Flag("--delay", 1, "tests run one after another; -r repeats each"),
-    Flag("--progress", 0, "a terminal shows progress while kernels are compiled and models are read", holds=ANY),
-    Flag("-hft --hf-token", 1, "set the environment variable HF_TOKEN"),
-    Flag("--offline", 0, "nothing is downloaded if -m is the path of a file; leave it out"),
-    Flag("--list-devices", 0, "`bitmirror run --list-devices` prints them"),
+    Flag("--delay", 1, "tests run without pauses; leave this flag out"),
+    Flag("--progress", 0, "terminals always show progress", holds=ANY),
+    Flag("-hft --hf-token", 1, "set the environment variable HF_TOKEN instead"),
+    Flag("--offline", 0, "give the path of a file with -m: then nothing is downloaded"),
+    Flag("--list-devices", 0, "use `bitmirror run --list-devices`"),
 )
 """The flags of llama-bench that ``bitmirror bench`` spells differently or lacks."""
 
@@ -239,9 +241,9 @@ def find(table: Sequence[Other | Flag], name: str) -> Other | Flag | None:
 
 
 def replace(entry: Other | Flag, word: str, rest: list[str]) -> list[str]:
-    """The words that take the place of ``word``, a flag of the entry; its values are removed from ``rest``.
+    """The words that replace ``word``, a flag of the entry; its values are removed from ``rest``.
 
-    Raises UsageError, which is the answer of the entry, unless the flag has another name or asks for what is true anyway.
+    Raises UsageError with the message of the entry, unless the flag has another name or requests what is always the case.
     """
     name, equals, joined = word.partition("=")
     values = [joined] if equals else []

@@ -1,4 +1,4 @@
-"""argparse as every command line here uses it: errors of one sentence, values with a range, help of one style."""
+"""argparse as every command line here uses it: one-sentence errors, values with ranges, and one style of help."""
 
 import argparse
 import math
@@ -40,12 +40,12 @@ class Document(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises its complaints as a UsageError, and accepts values that begin with a dash.
+    """argparse that raises its errors as UsageError, and accepts values that begin with a dash.
 
-    prog: how the command is called, e.g. ``bitmirror run``; ``%(prog)s`` in ``usage`` stands for it.
+    prog: name of the command, such as ``bitmirror run``; ``%(prog)s`` in ``usage`` stands for it.
     foreign: flags of llama.cpp that have another name here, or none (``engine/cli/llama_cpp.py``).
-    positional: what a user meant by a positional argument that is not accepted, as advice.
-    finish: is called with the parsed arguments, to combine those that belong together.
+    positional: advice for a positional argument that is not accepted.
+    finish: called with the parsed arguments, to combine those that belong together.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{problem} (--help lists every flag)")
 
     def print_help(self, file: Any = None) -> None:
-        """Prints the help; unlike argparse's, it does not hide that the reader has left."""
+        """Prints the help; unlike that of argparse, it does not hide a closed pipe."""
         print(self.format_help(), end="", file=file)
 
     def add_positional(self, name: str, group: Any = None, **options: Any) -> None:
@@ -160,9 +160,9 @@ def add_help(parser: argparse.ArgumentParser | Any) -> None:
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The one name that ``word`` may have been meant to be; None if there is none, or more than one.
+    """The only name that ``word`` is likely to mean; None if there is none, or more than one.
 
-    It has another number of dashes, begins with the word, or differs from it by a typing error.
+    Such a name has another number of dashes, begins with the word, or differs from it by a typing error.
     """
     names = sorted(set(names), key=len, reverse=True)
     bare = word.lstrip("-")
@@ -186,7 +186,7 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def _distance(a: str, b: str) -> int:
-    """Letters to insert, delete, replace or swap with their neighbours until ``a`` is ``b``."""
+    """The number of letters to insert, delete, replace or swap with a neighbour to turn ``a`` into ``b``."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a):
@@ -200,7 +200,7 @@ def _distance(a: str, b: str) -> int:
 
 
 def listed(words: Iterable[str], joint: str = "or") -> str:
-    """Words as a sentence lists them: ``a, b or c``."""
+    """Words as a list in a sentence: ``a, b or c``."""
     *most, last = words
     return f"{', '.join(most)} {joint} {last}" if most else last
 
@@ -210,11 +210,11 @@ def listed(words: Iterable[str], joint: str = "or") -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """The type of a numeric flag: converts the text, and refuses what is no number or out of range.
+    """The type of a numeric flag: converts the text, and rejects what is not a number or out of range.
 
     least, most: the range, both included; None: no limit.
     above: ``least`` itself is excluded.
-    note: advice that follows the complaint.
+    note: advice at the end of the error message.
     """
 
     least: float | None = None
@@ -255,7 +255,7 @@ def whole(least: int | None = None, most: int | None = None, note: str = "") -> 
 
 
 def real(least: float | None = None, most: float | None = None, *, above: bool = False, note: str = "") -> Number:
-    """The type of a flag that takes a real number; infinities and NaN are refused."""
+    """The type of a flag that takes a real number; infinities and NaN are rejected."""
     return Number(least, most, above=above, note=note)
 
 

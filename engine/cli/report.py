@@ -6,7 +6,9 @@ line at the bottom of the screen; anywhere else the same facts are a few plain l
 
 import os
 import sys
+import textwrap
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Self, TextIO
 
 from engine.errors import DeviceError
@@ -69,8 +71,10 @@ class Report:
         self._task: TaskID | None = None
         self._status: StatusLine | None = None
         self._said = self._started = 0.0
-        #: What the stage had done when it began, what it has done now, and what there is in all.
+        #: The work done when the stage began, the work done now, and the total.
         self._first = self._done = self._total = 0
+        #: The text before the answer on the screen.
+        self._echoed = ""
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +93,8 @@ class Report:
         """Prints one line, dim on a terminal."""
         self.close()
         text = printable(text)
+        if self.terminal:
+            text = wrapped(text, _terminal_size(self.stream).columns)
         print(f"\x1b[2m{text}\x1b[0m" if self.terminal and text else text, file=self.stream, flush=True)
 
     def detail(self, text: str) -> None:
@@ -139,10 +145,10 @@ class Report:
         self._bar.start()
 
     def _pace(self) -> str:
-        """How far the stage is; where work is even, also its rate and the time that is left."""
+        """The progress of the stage; if its work is uniform, also its rate and the remaining time."""
         amount = _amount(self._stage, self._done, self._total)
         seconds = time.perf_counter() - self._started
-        # Kernels differ too much in size, and the first moments say too little.
+        # Kernels differ too much in size, and the rate of the first moments is not meaningful.
         if self._stage not in PACED or self._done <= self._first or seconds < PACE_SECONDS:
             return amount
         rate = (self._done - self._first) / seconds
@@ -167,6 +173,8 @@ class Report:
             self._stage = "answer"
             self._said = self._started = now
         elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
+            if self.terminal and sys.stdout.isatty() and _fills_line(self._echoed + generation.text, self.stream):
+                return  # the next character begins a line; moving the cursor now would lose the last one
             self._said = now
             text = f"{_tokens(len(generation.ids))}  {_rate(generation.timings.predicted_per_second)}"
             if not self.terminal:
@@ -181,6 +189,7 @@ class Report:
         self.close()
         if self.terminal and sys.stdout.isatty():
             shown = prompt if len(prompt) <= 2000 else "…" + prompt[-2000:]
+            self._echoed = shown
             self.stream.write(f"\x1b[2m{printable(shown)}\x1b[0m")
             self.stream.flush()
 
@@ -264,7 +273,9 @@ class Report:
         rows.append(("prompt", f"{_tokens(t.prompt_n)}  {t.prompt_s:.3f} s  {_rate(t.prompt_per_second)}{cached}"))
         if t.predicted_n:
             rows.append(("first token", f"{t.first_token_s:.3f} s"))
-        answer = f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {_rate(t.predicted_per_second)}"
+        # One token comes with the prompt, so it has no rate.
+        rate = _rate(t.predicted_per_second if t.predicted_n > 1 else 0.0)
+        answer = f"{_tokens(t.predicted_n)}  {t.predicted_s:.3f} s  {rate}"
         if speed := bytes_per_second(llm, t):
             answer += f"  {_speed(speed)}"
             # A GPU's is already known; a CPU's takes half a second and a gigabyte, so it is measured only on request.
@@ -367,6 +378,24 @@ def _terminal_size(stream: TextIO) -> os.terminal_size:
         return os.get_terminal_size(stream.fileno())
     except OSError:
         return os.terminal_size((80, 24))
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Text with line breaks between words; a line that continues another one is indented by two spaces."""
+    lines = text.splitlines() or [""]
+    fill = partial(textwrap.wrap, width=columns, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join("\n".join(fill(line, replace_whitespace=False)) if len(line) > columns else line for line in lines)
+
+
+def _fills_line(text: str, stream: TextIO) -> bool:
+    """Whether the last line of a text ends in the last column of the terminal."""
+    from rich.cells import cell_len
+
+    columns, column = _terminal_size(stream).columns, 0
+    for character in printable(text).rpartition("\n")[2]:
+        width = cell_len(character)
+        column = width if column + width > columns else column + width
+    return column == columns
 
 
 def _label(stage: str) -> str:

@@ -1,4 +1,4 @@
-"""Conversations in JSON files: written without overwriting anything else, and read with suspicion."""
+"""Conversations in JSON files: written without overwriting anything else, and checked when they are read."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[str | None, list[Message], Any]:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path} cannot be read: {why}") from error
     if len(data) > MOST_BYTES:
-        raise UsageError(f"{path} is too large to be a conversation: the most is {MOST_BYTES >> 20} MiB")
+        raise UsageError(f"{path} is too large to be a conversation: the limit is {MOST_BYTES >> 20} MiB")
     try:
         value: Any = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -73,14 +73,14 @@ def read(path: Path) -> tuple[str | None, list[Message], Any]:
 
 def _checked(messages: Any) -> tuple[str | None, list[Message]]:
     if not isinstance(messages, list):
-        raise UsageError("it holds no list of messages")
+        raise UsageError("it contains no list of messages")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            raise UsageError(f"message {i + 1} has no role and content that are texts")
+            raise UsageError(f"message {i + 1} must have a role and a content that are strings")
     read = [{"role": message["role"], "content": valid(message["content"])} for message in messages]
     system = read.pop(0)["content"] if read and read[0]["role"] == "system" else None
     if any(message["role"] != ("user", "assistant")[i % 2] for i, message in enumerate(read)):
-        raise UsageError("after a system prompt, if any, its messages are not of user and assistant by turns")
+        raise UsageError("after a system prompt, if any, messages of user and assistant must alternate")
     if len(read) % 2:
         raise UsageError("its last message has no answer")
     return system, read

@@ -1,4 +1,4 @@
-"""What a chat does with a model: send a message, answer again, take back, make room in a full context."""
+"""What a chat does with a model: send a message, generate another answer, undo, make room in a full context."""
 
 import sys
 from bisect import bisect_left
@@ -48,10 +48,10 @@ class Session:
         self.file: Path | None = None
         self.files: set[Path] = set()
         self._ask = ask
-        self._reader = reader
+        self.reader = reader
 
     def send(self, message: str) -> None:
-        """Adds a message and its answer. If there is no answer, the message is taken back; raises EngineError, or
+        """Adds a message and its answer. If there is no answer, removes the message and raises EngineError, or
         KeyboardInterrupt if Ctrl-C came before the first token."""
         conversation = self.conversation
         if self.template is None:
@@ -73,7 +73,7 @@ class Session:
             raise UsageError("with temperature 0 the answer is always the same: /set temperature 0.8, for example")
         if (seed := settings["seed"]) >= 0:
             self.settings = settings.changed({"seed": (seed + 1) % 2**64})
-            self.report.line(f"seed {self.settings['seed']}, because {seed} would give the same answer")
+            self.report.line(f"using seed {self.settings['seed']}, because {seed} would give the same answer")
         old = turns.pop()
         try:
             self._answer()
@@ -85,7 +85,7 @@ class Session:
     def undo(self) -> None:
         """Removes the last message and its answer, and offers the message for editing; raises UsageError if there is none."""
         if not self.conversation.turns:
-            raise UsageError("there is no message to take back")
+            raise UsageError("there is no message to remove")
         self.draft = self.conversation.undo()
 
     # -- one answer
@@ -98,7 +98,7 @@ class Session:
                 reply = self._ask(self._prompt(), self.settings.options)
                 break
             except ContextError as error:
-                # A context that is full whatever is dropped ends this loop.
+                # If the context stays full whatever is dropped, this raises an error and ends the loop.
                 self._make_room(error)
         begun, ids = "", list(reply.generation.ids)
         self._record(reply)
@@ -149,7 +149,7 @@ class Session:
         if template is None or not conversation.n_droppable and len(conversation.turns) == 1:
             raise error
         why = str(error).rstrip(".")
-        if not self._reader.interactive:
+        if not self.reader.interactive:
             raise ContextError(f"{why}; /clear starts a new conversation") from error
 
         def size(pairs: int) -> int:
@@ -165,7 +165,7 @@ class Session:
             what = "there are no earlier messages to drop" if n == 0 else "dropping the earlier messages is not enough"
             raise ContextError(f"{why}, and {what}: /clear starts a new conversation") from error
         self.report.line(why)
-        if not self._reader.confirm(f"drop the {2 * n} oldest messages after the first exchange, and go on?"):
+        if not self.reader.confirm(f"drop the {2 * n} oldest messages after the first exchange and continue?"):
             raise ContextError("nothing was dropped: /clear starts a new conversation") from error
         conversation.drop(2 * n)
         self.report.line(f"{2 * n} messages were dropped")

@@ -40,7 +40,7 @@ def actions() -> dict[str, argparse.Action]:
 
 def meaning(name: str) -> str:
     """What a setting does."""
-    return actions()[name].help or ""
+    return " ".join((actions()[name].help or "").split())
 
 
 def find(name: str) -> str:
@@ -74,10 +74,10 @@ class Settings:
         options |= {name: getattr(params, name) for name in PARAMS}
         most = options["max_tokens"]
         if not isinstance(most, int) or isinstance(most, bool) or most < -1:
-            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number from 0 on, not {most!r:.40}")
+            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number of at least 0, not {most!r:.40}")
         for name in TEXTS:
             if not isinstance(options[name], list) or not all(isinstance(text, str) for text in options[name]):
-                raise UsageError(f"{name} must be a list of texts, not {options[name]!r:.40}")
+                raise UsageError(f"{name} must be a list of strings, not {options[name]!r:.40}")
             options[name] = [valid(text) for text in options[name] if text]
         if not isinstance(options["ignore_eos"], bool):
             raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r:.40}")
@@ -88,13 +88,13 @@ class Settings:
         action = actions()[name]
         try:
             if isinstance(action, argparse._AppendAction):
-                value: Any = self._list(action, [] if text == "-" else _words(text))
+                value: Any = self._list(action, [] if text in ("-", "none") else _words(text))
             elif action.nargs == 0:
                 value = WORDS[text.lower()]
             else:
                 value = _value(action, text)
         except KeyError:
-            raise UsageError(f"{name} is on or off, not {text!r:.40}") from None
+            raise UsageError(f"{name} must be on or off, not {text!r:.40}") from None
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise UsageError(f"{name} {error}") from error
         return self.changed({name: value})
@@ -124,7 +124,7 @@ class Settings:
             read[name] = value
             if isinstance(self.options[name], Mapping):
                 if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-                    raise UsageError(f"{name} must be a list of texts, not {value!r:.40}")
+                    raise UsageError(f"{name} must be a list of strings, not {value!r:.40}")
                 try:
                     read[name] = self._list(actions()[name], value)
                 except argparse.ArgumentTypeError as error:
@@ -142,7 +142,7 @@ def _value(action: argparse.Action, text: str) -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """Words separated by spaces; double quotes hold a word with spaces together, as on the command line."""
+    """Words separated by spaces; a word that contains spaces is in double quotes, as on the command line."""
     words = shlex.shlex(text, posix=True)
     words.whitespace_split = True
     words.escape = words.commenters = ""
@@ -150,7 +150,7 @@ def _words(text: str) -> list[str]:
     try:
         return list(words)
     except ValueError:
-        raise UsageError(f"a double quote is missing in {text}") from None
+        raise UsageError(f"a closing double quote is missing in {text}") from None
 
 
 def _pairs(bias: Mapping[int, float]) -> list[str]:

@@ -9,22 +9,22 @@ from engine.devices import MOST_BATCH, parse_device
 from engine.errors import UsageError
 
 MODEL = """\
-path of a GGUF file, a name from `bitmirror models` (fetched when needed), or
-hf:owner/repo:Q4_K_M; default: the bundled model"""
+path of a GGUF file, a name from `bitmirror models` (downloaded when needed), or
+hf:owner/repo:Q4_K_M for a file on Hugging Face; default: the bundled model"""
 
 HF_REPO = """\
-a model on Hugging Face: owner/repo, and after a colon its quantization, as in owner/repo:Q4_K_M"""
+a model on Hugging Face: owner/repo, or owner/repo:Q4_K_M to select a quantization"""
 
 GPU_LAYERS = """\
-0 = run on the CPU; all, auto or at least as many layers as the model has = run on the device of
---device; layers cannot be divided"""
+0 = run on the CPU; all, auto, or a number not less than that of the model's layers = run on the device
+that --device selects; layers cannot be divided between devices"""
 
 CACHE_TYPE = """\
-type of the key-value cache: f32, f16, q8_0 or q4_0"""
+element type of the key-value cache: f32, f16, q8_0 or q4_0"""
 
 BATCH_SIZE = """\
-tokens of a prompt read per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU;
-the answer is the same"""
+number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the
+answer is the same"""
 
 CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0")
 """The names in ``engine/cache/types.py``, repeated here because importing it is slow and a wrong command line needs none."""
@@ -33,30 +33,28 @@ Group = argparse._ArgumentGroup
 """What ``add_argument_group`` returns."""
 
 
-def add_model(group: Group, *, repeated: bool = False) -> None:
+def add_model(group: Group, help: str = MODEL, *, repeated: bool = False) -> None:
     """Adds -m and -hf; with ``repeated``, -m may be given several times and ``args.model`` is a list.
 
     ``settle_model`` combines them into ``args.model``.
     """
-    name: dict[str, Any] = {"metavar": "MODEL", "type": filled("leave it out for the bundled model"), "help": MODEL}
+    name: dict[str, Any] = {"metavar": "MODEL", "type": filled("leave it out for the bundled model"), "help": help}
     many: dict[str, Any] = {"action": "append", "default": []} if repeated else {}
     group.add_argument("-m", "--model", **name, **many)
     repo = filled("write it as owner/repo:Q4_K_M")
     group.add_argument("-hf", "-hfr", "--hf-repo", metavar="REPO", type=repo, help=HF_REPO)
     file = filled("name a .gguf file of the repository")
-    group.add_argument(
-        "-hff", "--hf-file", metavar="FILE", type=file, help="the file of -hf, instead of a quantization"
-    )
+    group.add_argument("-hff", "--hf-file", metavar="FILE", type=file, help="a file of the repository given with -hf")
 
 
 def settle_model(args: argparse.Namespace) -> None:
     """Sets ``args.model`` to the model that -hf and -hff name, if they are given.  Raises UsageError."""
     if args.hf_repo is None:
         if args.hf_file is not None:
-            raise UsageError("-hff is a file of a repository: name the repository with -hf")
+            raise UsageError("-hff names a file of a repository: give the repository with -hf")
         return
     if args.model:
-        raise UsageError("-m and -hf are both given: give only one of them")
+        raise UsageError("-m and -hf are both given: use only one of them")
     repo = args.hf_repo.removeprefix("hf:")
     model = f"hf:{repo.partition(':')[0]}/{args.hf_file}" if args.hf_file is not None else f"hf:{repo}"
     args.model = [model] if isinstance(args.model, list) else model
@@ -66,11 +64,11 @@ def add_threads(group: Group, *, several: bool = False) -> None:
     """Adds -t; with ``several``, a list of numbers."""
     if several:
         group.add_argument(
-            "-t", "--threads", metavar="N,...", type=Numbers(), default=[0], help="CPU threads; 0 = every core"
+            "-t", "--threads", metavar="N,...", type=Numbers(), default=[0], help="CPU threads; 0 = one per core"
         )
         return
     number = whole(0, note="0 uses every core")
-    group.add_argument("-t", "--threads", metavar="N", type=number, default=0, help="CPU threads; 0 = every core")
+    group.add_argument("-t", "--threads", metavar="N", type=number, default=0, help="CPU threads; 0 = one per core")
 
 
 def add_device(group: Group, text: str, default: str = "auto") -> None:
@@ -97,12 +95,12 @@ def settle_device(args: argparse.Namespace) -> None:
     gpu = parse_device(args.device) is not None
     if args.gpu_layers == 0:
         if gpu and args.device != "auto":
-            raise UsageError(f"-ngl 0 runs the model on the CPU and --device on {args.device}: give only one of them")
+            raise UsageError(f"-ngl 0 selects the CPU and --device selects {args.device}: use only one of them")
         args.device = "cpu"
 
 
 def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
-    """Refuses an -ngl between 0 and the number of layers of the model at ``path``; raises UsageError."""
+    """Rejects an -ngl between 0 and the number of layers of the model at ``path``; raises UsageError."""
     if not args.gpu_layers:
         return
     from engine.gguf.file import read_gguf
@@ -111,8 +109,8 @@ def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
     layers = read_config(read_gguf(path)).n_layer
     if args.gpu_layers < layers:
         raise UsageError(
-            f"-ngl {args.gpu_layers} would divide the {layers} layers of {path.name} between devices, which is not possible: "
-            "-ngl 0 runs all on the CPU, -ngl all on the GPU"
+            f"-ngl {args.gpu_layers} would divide the {layers} layers of {path.name} between devices: "
+            "use -ngl 0 to run all of them on the CPU, or -ngl all to run them on the GPU"
         )
 
 
@@ -132,8 +130,8 @@ def add_cache_types(group: Group, *, separate: bool = True) -> None:
     kind: dict[str, Any] = {"type": Choice(CACHE_TYPES), "metavar": "TYPE"}
     group.add_argument("-ct", "--cache-type", **kind, default="f16", help=CACHE_TYPE)
     if separate:
-        group.add_argument("-ctk", "--cache-type-k", **kind, help="type of the keys, if different")
-        group.add_argument("-ctv", "--cache-type-v", **kind, help="type of the values, if different")
+        group.add_argument("-ctk", "--cache-type-k", **kind, help="element type of the keys, if different")
+        group.add_argument("-ctv", "--cache-type-v", **kind, help="element type of the values, if different")
 
 
 def add_draft_model(group: Group, text: str) -> None:
@@ -141,7 +139,7 @@ def add_draft_model(group: Group, text: str) -> None:
     name = filled("leave it out to draft without another model")
     names = ("-md", "--draft-model", "--model-draft")
     group.add_argument(*names, metavar="MODEL", type=name, dest="draft_model", help=text)
-    text = "do not draft with the model's own layer for it, if there is one (multi-token prediction)"
+    text = "do not use the model's own layer for drafting (multi-token prediction), if it has one"
     group.add_argument("--no-mtp", action="store_true", help=text)
 
 

@@ -1,4 +1,4 @@
-"""A table on stdout: with a head on a terminal, which it fits; anywhere else lines of plain text with aligned columns."""
+"""A table on stdout: with a header on a terminal, whose width it fits; elsewhere plain lines with aligned columns."""
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ def print_table(
     head: the names of the columns.
     rows: the cells of each row.
     right: the names of the columns that are aligned to the right.
-    titled: whether the names are printed also where stdout is not a terminal.
+    titled: whether the names are also printed if stdout is not a terminal.
     """
     # Imported here: the modules that print tables are also imported for other commands.
     from rich.box import SIMPLE_HEAD

@@ -58,7 +58,9 @@ class Backend:
         depend on it.  Raises UsageError for a number of threads that the machine does not have."""
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
-            raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
+            raise UsageError(
+                f"the number of threads (-t, n_threads) must be 1 to {available}, or 0 for every core, not {n_threads}."
+            )
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE
         self._observer: Observer[np.ndarray] | None = None

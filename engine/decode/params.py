@@ -12,8 +12,8 @@ import numpy.typing as npt
 from engine.errors import UsageError
 
 LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
-"""A function that changes logits: from the token ids so far and float32 [n_vocab] to an array of the same kind, or None if it
-has changed the given one."""
+"""A function that changes logits: it takes the token ids so far and a float32 array [n_vocab], and returns an array of the
+same type and shape, or None if it has modified the given one."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,18 @@ class SamplingParams:
     top_k : int
         Keep the k most probable tokens; 0 or less keeps all.
     top_p : float
-        Keep the most probable tokens that together make up this share; 1 or more: off.
+        Keep the most probable tokens whose probabilities add up to this; 1 or more: off.
     min_p : float
         Keep tokens at least this fraction as probable as the most probable one; 0 or less: off.
     typical_p : float
-        Keep the tokens whose information content is nearest the entropy, up to this share; 1 or more: off.
+        Keep the tokens whose information content is closest to the entropy and whose probabilities add up to this; 1 or
+        more: off.
     repeat_penalty : float
-        Divides the positive, multiplies the other logits of recent tokens; 1: off.
+        Positive logits of recent tokens are divided by this, the others are multiplied by it; 1: off.
     repeat_last_n : int
-        Number of last tokens that the three penalties consider; 0: none, -1: all.
+        Number of most recent tokens that the three penalties consider; 0: none, -1: all.
     presence_penalty : float
-        Subtracted from the logit of a recent token; 0: off.
+        Subtracted from the logit of each recent token; 0: off.
     frequency_penalty : float
         Subtracted once for each occurrence of the token among the recent ones; 0: off.
     logit_bias : mapping of int to float
@@ -50,16 +51,17 @@ class SamplingParams:
     dry_allowed_length : int
         Length of the shortest repetition whose continuation is penalized.
     dry_penalty_last_n : int
-        Number of last tokens in which repetitions are searched for; 0: none, -1: all.
+        Number of most recent tokens that are searched for repetitions; 0: none, -1: all.
     dry_breakers : sequence of sequences of int
-        Token ids beyond which a repetition does not reach back; a token that is a breaker by itself is not penalized.
+        Sequences of token ids beyond which a repetition does not extend back; a token that is a breaker by itself is not
+        penalized.
     xtc_probability : float
         XTC: how often tokens are excluded, 0 (never) to 1 (at every position).
     xtc_threshold : float
         Of the tokens with at least this probability, all but the least probable are excluded; above 0.5: off.
     logits_processors : sequence of callable
-        Functions that change the logits before anything else: ``f(ids, logits)`` gets the token ids so far and float32
-        [n_vocab], and returns an array of the same kind, or None if it has changed the given one.
+        Functions that change the logits before anything else: ``f(ids, logits)`` gets the token ids so far and a float32
+        array [n_vocab], and returns an array of the same type and shape, or None if it has modified the given one.
     seed : int
         0 <= seed < 2**64, or -1 for a random one from the operating system.
 

@@ -3,6 +3,7 @@
 A reference is ``owner/repo/file.gguf``, or ``owner/repo`` with an optional ``:QUANT`` that selects one of its files.
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ class Reference:
         repository, slash, file = rest.partition("/")
         repository, colon, quant = repository.partition(":")
         if not (owner and repository) or (slash and not file) or (colon and (slash or not quant)) or ":" in owner:
-            raise FetchError(f"hf:{text} names no model: write hf:owner/repo:QUANT or hf:owner/repo/file.gguf")
+            raise FetchError(
+                f"hf:{text} is not a valid reference: write hf:owner/repo:QUANT or hf:owner/repo/file.gguf"
+            )
         return cls(f"{owner}/{repository}", file, quant)
 
     def __str__(self) -> str:
@@ -62,6 +65,7 @@ def fetch_hub(text: str) -> Path:
     reference = Reference.parse(text)
     import huggingface_hub as hub  # here: most runs fetch nothing
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
     try:
         file = reference.file or choose(reference, hub.HfApi().list_repo_files(reference.repository))
         names = [file]
@@ -83,17 +87,17 @@ def _why(error: Exception, reference: Reference) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "GatedRepoError" in names:
-        return "its owner asks for consent: accept the terms on its page, then log in with `hf auth login`"
+        return "access to it is restricted: accept the terms on its page, then log in with `hf auth login`"
     if "RepositoryNotFoundError" in names or status == 401:
         return "there is no such repository, or it is private: check the name, or log in with `hf auth login`"
-    if "LocalEntryNotFoundError" in names or "OfflineModeIsEnabled" in names:
+    if names & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException"}:
         return "the hub cannot be reached: check the network, the proxy and HF_HUB_OFFLINE, or give the path of a file"
     if "EntryNotFoundError" in names or status == 404:
-        return f"the repository has no such file: hf:{reference.repository} lists what it has, if it has several"
+        return "the repository has no such file: check the name"
     if status == 429:
-        return "the hub refuses so many requests: wait a few minutes, or log in with `hf auth login`"
+        return "the hub has received too many requests: wait a few minutes, or log in with `hf auth login`"
     if status is not None:
-        return f"the hub answers with status {status}: try again later"
+        return f"the hub answered with status {status}: try again later"
     if isinstance(error, OSError) and error.errno is not None:
         return error.strerror or str(error)
     lines = str(error).strip().splitlines()

@@ -1,5 +1,6 @@
 """From what a user writes after ``-m`` to a file, fetched if need be."""
 
+import difflib
 import os
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
     if os.path.isdir(path):
         raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
     if not os.path.exists(path):
+        near = difflib.get_close_matches(text, CATALOG, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
         raise FetchError(
-            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo:QUANT, "
+            f"there is no model {text!r}{hint}: give the path of a GGUF file, hf:owner/repo:QUANT, "
             f"or one of the names {', '.join(CATALOG)}"
         )
     return Path(path)

@@ -27,7 +27,7 @@ Ctrl-C, 1 a bug."""
 
 COMMANDS = (
     ("list", "", "list the named models and where they are (the default)"),
-    ("fetch", "NAME", "download a model unless it is there, and print the path of its file"),
+    ("fetch", "NAME", "download a model if it is missing, and print the path of its file"),
     ("verify", "NAME", "read the whole file of a model and compare its SHA-256"),
     ("remove", "NAME", "delete a downloaded model"),
 )

@@ -12,13 +12,13 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape, quants, shapes
 
 USAGE = """\
-%(prog)s --list                                    the shapes there are
+%(prog)s --list                                    list the shapes
        %(prog)s --shape qwen3-8b:Q4_K_M                   write a model to this folder
        %(prog)s --shape qwen3-8b:Q4_K_M -o model.gguf     write it to this file"""
 
 DESCRIPTION = """\
 Writes a GGUF file with random weights and the sizes of a well-known model, for tests and
-benchmarks; what it answers is noise. `bitmirror bench --shape` makes such a file by itself."""
+benchmarks; its answers are meaningless. `bitmirror bench --shape` makes such a file itself."""
 
 EPILOG = """\
 Exit status: 0 written, 2 user error (one sentence on stderr says what to do), 130 interrupted by

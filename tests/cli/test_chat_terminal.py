@@ -82,7 +82,7 @@ def test_two_chats(tmp_path: Path) -> None:
     terminal.wait_for("context ")
     terminal.wait_for(PROMPT)
     press(terminal, "this does not fit\r")
-    terminal.wait_for("drop the 2 oldest messages after the first exchange, and go on? [y/n]")
+    terminal.wait_for("drop the 2 oldest messages after the first exchange and continue? [y/n]")
     press(terminal, "?y")
     terminal.wait_for("2 messages were dropped")
     terminal.wait_for("context ")

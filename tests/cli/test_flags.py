@@ -114,7 +114,7 @@ def test_every_name_of_a_switch(names: str, field: str, meaning: bool) -> None:
         (["-m", ""], "-m is empty"),
         (["-m", "x", "-hf", "a/b"], "-m and -hf are both given"),
         (["-hff", "b.gguf"], "-hf"),
-        (["-ngl", "0", "--device", "cuda:1"], "give only one"),
+        (["-ngl", "0", "--device", "cuda:1"], "use only one"),
         (["-ngl", "some"], "-ngl must be 0, all, auto or a number of layers, not 'some'"),
         (["--sys", "a", "-sysf", "b"], "--sys and --system-prompt-file are both given"),
         (["-sysf", "/no/such/file"], "/no/such/file: No such file"),

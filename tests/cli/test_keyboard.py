@@ -167,4 +167,4 @@ def test_a_history_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mo
         kept.append_string("x")
         assert kept.get_strings() == ["x"]
         assert stream.getvalue().count("\n") == 1
-        assert "remembered for this run only" in stream.getvalue()
+        assert "kept only for this session" in stream.getvalue()
