@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from engine.checks import described
 from engine.errors import FetchError, UsageError
 from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, model_file
 
@@ -19,7 +20,8 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
         text = os.fspath(text)
     if not isinstance(text, str) or not text:
         raise UsageError(
-            f"a model is given by its name or the path of its file, not {text!r:.40}; without either, it is the bundled one."
+            f"a model is given by its name or the path of its file, not {described(text)}; "
+            "without either, it is the bundled one."
         )
     if text in CATALOG:
         model = CATALOG[text]
@@ -33,7 +35,7 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
         raise FetchError(f"{text} is a directory: give the path of a .gguf file inside it")
     if not os.path.exists(path):
         raise FetchError(
-            f"there is no model {text!r}: give the path of a GGUF file, hf:owner/repo:QUANT, "
+            f"there is no model {text[:200]!r}: give the path of a GGUF file, hf:owner/repo:QUANT, "
             f"or one of the names {', '.join(CATALOG)}"
         )
     return Path(path)
