@@ -16,7 +16,7 @@ LARGEST = (2 - 2**-23) * 2.0**127
 def described(value: object) -> str:
     """A value as an error message shows it: short values themselves, otherwise their type or size."""
     if isinstance(value, int) and value.bit_length() > 100:
-        return f"a whole number of {value.bit_length()} bits"
+        return f"a {'negative' if value < 0 else 'whole'} number of {value.bit_length()} bits"
     if isinstance(value, str) and len(value) > MOST_SHOWN:
         return f"a text of {len(value)} characters"
     if value is None or isinstance(value, (bool, int, float, str)) and len(repr(value)) <= MOST_SHOWN:
@@ -58,15 +58,17 @@ def function(name: str, value: object) -> None:
     require(value is None or callable(value), name, "a function", value)
 
 
-def token_ids(prompt: object) -> list[int]:
-    """Token ids as plain integers. Raises UsageError for anything else."""
+def token_ids(
+    prompt: object, wanted: str = "a prompt must be a text or a sequence of token ids (whole numbers)"
+) -> list[int]:
+    """Token ids as plain integers. Raises UsageError, which says what was ``wanted``, for anything else."""
     if not isinstance(prompt, (bytes, bytearray, Mapping)):
         try:
             # True is 1 to operator.index, but not to people.
             return [_not_bool(i) for i in prompt]  # type: ignore[attr-defined]
         except TypeError:
             pass
-    raise UsageError(f"a prompt must be a text or a sequence of token ids (whole numbers), not {described(prompt)}.")
+    raise UsageError(f"{wanted}, not {described(prompt)}.")
 
 
 def _not_bool(value: object) -> int:

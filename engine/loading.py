@@ -267,8 +267,10 @@ def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: l
 def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Ops, weights: int) -> tuple[int, int]:
     """The number of positions to reserve memory for, and the number of tokens of a prompt that one pass reads.  Raises
     ContextError if the device's memory is too small."""
-    if n_ctx < 0:
-        raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {described(n_ctx)}.")
+    if not 0 <= n_ctx < 2**31:
+        raise UsageError(
+            f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
+        )
     free, rows = ops.free_memory(weights), ops.max_rows
 
     def size(positions: int, rows: int) -> int:

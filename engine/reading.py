@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from engine.cache.recurrent import Snapshots
-from engine.checks import described, function, token_ids
+from engine.checks import function, token_ids
 from engine.errors import ContextError, UsageError
 from engine.locking import in_turn
 from engine.models.base import Model, slot_bytes
@@ -270,9 +270,7 @@ class Reader:
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
         self.check_open()
-        if isinstance(ids, str):
-            raise UsageError(f"token ids must be whole numbers, not {described(ids)}; give a text to tokenize() first.")
-        tokens = token_ids(ids)
+        tokens = token_ids(ids, "token ids must be a sequence of whole numbers, as tokenize() returns them")
         if not tokens:
             raise UsageError("the prompt has no tokens; give some text.")
         if min(tokens) < 0 or max(tokens) >= self.config.n_vocab:

@@ -90,7 +90,7 @@ def write(path: str | os.PathLike[str], ids: Sequence[int], wanted: dict[str, An
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the state cannot be saved to {str(target)[:200]}: {_reason(error)}.") from None
+        raise UsageError(f"the state cannot be saved to {_shown(target)}: {_reason(error)}.") from None
     finally:
         # Also after Ctrl-C.
         if temporary is not None:
@@ -103,7 +103,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
     source = checked_path(path)
 
     def refuse(problem: str) -> NoReturn:
-        raise UsageError(f"{source} {problem}.")
+        raise UsageError(f"{_shown(source)} {problem}.")
 
     limit = MOST_BYTES + n_ctx * (len(str(n_vocab)) + 2)
     try:
@@ -112,7 +112,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         with open(source, "rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the state cannot be read from {str(source)[:200]}: {_reason(error)}.") from None
+        raise UsageError(f"the state cannot be read from {_shown(source)}: {_reason(error)}.") from None
     broken = "is not a saved state of this engine, or is damaged; save it again with save_state()"
     try:
         state = json.loads(data)
@@ -120,7 +120,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         # A state that was cut off by the limit is one of a longer context.
         if len(data) > limit and data.startswith(BEGINNING):
             raise ContextError(
-                f"{source} holds more tokens than the context, {n_ctx}; load the model with a larger n_ctx."
+                f"{_shown(source)} holds more tokens than the context, {n_ctx}; load the model with a larger n_ctx."
             ) from None
         refuse(broken)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -141,7 +141,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         refuse(f"is damaged: its tokens are not a list of ids from 0 to {n_vocab - 1}")
     if len(ids) > n_ctx:
         raise ContextError(
-            f"{source} holds {len(ids)} tokens and the context {n_ctx}; load the model with a larger n_ctx."
+            f"{_shown(source)} holds {len(ids)} tokens and the context {n_ctx}; load the model with a larger n_ctx."
         )
     return ids
 
@@ -152,6 +152,11 @@ def checked_path(path: object) -> Path:
     if not isinstance(text, str) or not text:
         raise UsageError(f"the path of a state must be a text or a path, not {described(text)}.")
     return Path(os.path.expanduser(text))
+
+
+def _shown(path: Path) -> str:
+    """A path in a message: any terminal can show it, and it is not too long."""
+    return str(path)[:200].encode(errors="replace").decode()
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -81,6 +81,8 @@ F16, F32 = (Types(CACHE_TYPES[name], CACHE_TYPES[name]) for name in ("f16", "f32
 
 def cache_type(name: str) -> CacheType:
     """The type of a name; raises UsageError if there is none."""
-    if not isinstance(name, str) or name not in CACHE_TYPES:
+    if not isinstance(name, str):
+        raise UsageError(f"a cache type is given by its name, such as f16, not {described(name)}.")
+    if name not in CACHE_TYPES:
         raise UsageError(f"cache type {described(name)} is unknown; use {', '.join(CACHE_TYPES)}.")
     return CACHE_TYPES[name]

@@ -13,6 +13,7 @@ from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import BLOCK, CacheType
+from engine.checks import described
 from engine.compile.jobs import Job, noted
 from engine.cpu import (
     attention,
@@ -58,7 +59,7 @@ class Backend:
         depend on it.  Raises UsageError for a number of threads that the machine does not have."""
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
-            raise UsageError(f"threads must be between 1 and {available}, not {n_threads}.")
+            raise UsageError(f"threads must be between 1 and {available}, not {described(n_threads)}.")
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE
         self._observer: Observer[np.ndarray] | None = None
