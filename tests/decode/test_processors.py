@@ -267,7 +267,10 @@ def test_closing_an_answer_while_its_prompt_is_read() -> None:
 
 
 def test_an_answer_does_not_continue_itself(llm: engine.LLM) -> None:
-    answer = llm.generate(PROMPT, max_tokens=4, logits_processors=[lambda ids, logits: next(answer) and None])
+    def go_on(ids: Sequence[int], logits: np.ndarray) -> None:
+        next(answer)
+
+    answer = llm.generate(PROMPT, max_tokens=4, logits_processors=[go_on])
     with pytest.raises(UsageError, match="must not continue it"):
         list(answer)
 
