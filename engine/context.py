@@ -10,6 +10,7 @@ import numpy as np
 from engine import state
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job, noted
+from engine.decode.generation import PROCESSOR
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.locking import in_turn, step_in_turn
 from engine.models.base import Model
@@ -75,7 +76,9 @@ class Context(Reader):
         """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].
         Without ``with_logits``, the logits may be empty.
 
-        Steps in flight whose tokens are never requested are rolled back.
+        Steps in flight whose tokens are never requested are rolled back. If something else has used the model in
+        between, steps begin anew after the last token that was requested; this shows only if drafts are accepted by
+        "ratio" or "p-min".
         """
         params = speculation.params if speculation is not None else SpeculationParams()
         history = list(ids)
@@ -89,7 +92,8 @@ class Context(Reader):
             stream = follow(self._steps(sampler, params, on_host), history, count, speculation)
             self._running = stream
             try:
-                for token, logits in stream:
+                while (following := self._next(stream)) is not None:
+                    token, logits = following
                     self._cached.append(history[-1])
                     history.append(token)
                     count -= 1
@@ -106,6 +110,10 @@ class Context(Reader):
                             self.cache.truncate(len(self._cached))
                     finally:
                         self.lock.release()
+
+    def _next(self, stream: Generator[tuple[int, np.ndarray], None, None]) -> tuple[int, np.ndarray] | None:
+        with self.reserved(PROCESSOR):
+            return next(stream, None)
 
     def _steps(self, sampler: Sampler, params: SpeculationParams, on_host: bool) -> Steps:
         return HostSteps(self.model, sampler, params) if on_host else self.model.ops.steps(self.model, sampler, params)
@@ -151,7 +159,7 @@ class Context(Reader):
             File that :meth:`save_state` wrote. The device, the number of threads, the batch size and the draft model
             may differ from those of the saving model.
         on_prefill : callable, optional
-            Called as ``on_prefill(done, total)``, in tokens, while they are read.
+            Called as ``on_prefill(done, total)``, in tokens, while they are read. It must not use the model.
 
         Returns
         -------
@@ -184,10 +192,16 @@ class Context(Reader):
 
         Waits until other threads have finished their turn. Any later use of the model, or of an unfinished answer,
         raises UsageError. Closing a closed model has no effect.
+
+        Raises
+        ------
+        UsageError
+            If ``on_prefill`` or a logits processor calls it.
         """
         with self.lock:
             if self.closed:
                 return
+            self._check_free()
             draft, self.draft = self.draft, None
             try:
                 self._forget()

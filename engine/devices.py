@@ -3,6 +3,7 @@
 import re
 from typing import TYPE_CHECKING, cast
 
+from engine.checks import described
 from engine.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ def parse_device(name: str) -> int | None:
     llama.cpp, "none".  Raises UsageError for any other name."""
     found = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if name not in ("auto", "cpu", "none") and not found:
-        raise UsageError(f"device {name!r} is unknown; use auto, cpu, cuda, or cuda:1 and so on (see --list-devices).")
+        raise UsageError(
+            f"device {described(name)} is unknown; use auto, cpu, cuda, or cuda:1 and so on (see --list-devices)."
+        )
     if found:
         return int(found[1] or 0)
     return 0 if name == "auto" else None
@@ -34,7 +37,9 @@ def parse_device(name: str) -> int | None:
 def check_batch_size(rows: int) -> None:
     """Raise UsageError unless ``rows`` is a valid batch size for prompts; 0 leaves the choice to the device."""
     if not 0 <= rows <= MOST_BATCH:
-        raise UsageError(f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's default, not {rows}.")
+        raise UsageError(
+            f"the batch size must be 1 to {MOST_BATCH}, or 0 for the device's default, not {described(rows)}."
+        )
 
 
 def open_device(name: "str | Target", n_threads: int = 0, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":

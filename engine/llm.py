@@ -3,12 +3,13 @@
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
 
+from engine.checks import described, function, require, token_ids, whole
 from engine.compile.pool import compile_all
 from engine.context import Context
 from engine.decode.generation import Generation
@@ -19,7 +20,7 @@ from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops import Progress
-from engine.options import Options, checked_messages, described, stop_texts, token_ids, whole
+from engine.options import Options, checked_messages, stop_texts, template_values
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.loop import Speculation
 from engine.speculative.mtp import MTPDraft
@@ -37,8 +38,9 @@ class LLM(Context):
     Threads can share a model and take turns. :meth:`complete` and :meth:`chat` hold it until the answer is finished, so
     the answers of several threads are computed one after another. Iterating over a :class:`Generation` takes a turn for
     each piece of text. If other answers are computed in between, the tokens that they replaced in the cache are read
-    again. Each answer has the same bits as without other threads. ``on_prefill`` is called during a turn, so it must not
-    wait for another thread that uses the model.
+    again. Each answer has the same bits as without other threads, except that an answer left waiting may get another text
+    if drafts are accepted by "ratio" or "p-min" and not by "exact", the default. ``on_prefill`` and logits processors are
+    called during a turn: they must not use the model, which raises UsageError, nor wait for another thread that uses it.
 
     Attributes
     ----------
@@ -199,6 +201,7 @@ class LLM(Context):
             If the model is closed.
         """
         self.check_open()
+        function("progress", progress)
         started = time.perf_counter()
         compile_all(self.jobs(), progress)
         self.warm_up()
@@ -261,7 +264,8 @@ class LLM(Context):
             previous one. ``ids`` is the tuple of the tokens so far, prompt included; ``logits``, float32 [n_vocab], is a
             copy. A function modifies it and returns None, or returns a float32 array [n_vocab]; ``-inf`` bans a token.
             Its result must depend only on its arguments: it is called at least once per token, and also for drafts,
-            including those that are rejected. Its exceptions are raised unchanged while the answer is generated.
+            including those that are rejected. Its exceptions are raised unchanged while the answer is generated. It may
+            end the answer with :meth:`Generation.close`; any other use of the model in it raises UsageError.
         seed : int
             0 to 2**64 - 1, or -1 for a random one. The same seed gives the same text.
         stop : str or sequence of str
@@ -274,7 +278,8 @@ class LLM(Context):
         logprobs : int
             How many of the most probable tokens to record per token; 0 records nothing.
         on_prefill : callable, optional
-            Called as ``on_prefill(done, total)``, in tokens, while the prompt is read.
+            Called as ``on_prefill(done, total)``, in tokens, while the prompt is read. It may end the answer with
+            :meth:`Generation.close`, but must not use the model otherwise, which raises UsageError.
         speculation : SpeculationParams, optional
             How to draft and which drafts to accept. By default the draft model is used if one is loaded.
 
@@ -309,14 +314,15 @@ class LLM(Context):
         bias = dict(logit_bias or {})
         never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if ignore_eos else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
-        # Without DRY the vocabulary is not searched for breakers.
-        breakers = breaker_ids(self.tokenizer, dry_sequence_breakers if dry_multiplier else ())
-        given = locals() | {"logit_bias": bias, "dry_breakers": breakers}
+        given = locals() | {"logit_bias": bias, "dry_breakers": ()}
         params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
-        if whole("max_tokens", max_tokens) < -1:
-            raise UsageError(f"max_tokens must be -1 (no limit) or more, not {max_tokens}.")
-        if not 0 <= whole("logprobs", logprobs) <= self.config.n_vocab:
-            raise UsageError(f"logprobs must be between 0 and {self.config.n_vocab}, not {logprobs}.")
+        # Without DRY the vocabulary is not searched for breakers.
+        if params.penalizes_repetitions:
+            params = replace(params, dry_breakers=breaker_ids(self.tokenizer, dry_sequence_breakers))
+        require(whole("max_tokens", max_tokens) >= -1, "max_tokens", "-1 (no limit) or more", max_tokens)
+        n_vocab = self.config.n_vocab
+        require(0 <= whole("logprobs", logprobs) <= n_vocab, "logprobs", f"between 0 and {n_vocab}", logprobs)
+        function("on_prefill", on_prefill)
         self._checked(ids)
         if len(ids) >= self.n_ctx and max_tokens != 0:
             raise ContextError(
@@ -443,7 +449,8 @@ class LLM(Context):
         """
         self.check_open()
         template = self._template(chat_template)
-        ids = template.encode(checked_messages(messages), **chat_template_kwargs or {})
+        values = template_values({} if chat_template_kwargs is None else chat_template_kwargs)
+        ids = template.encode(checked_messages(messages), **values)
         generation = self.generate(ids, **options)
         if stream:
             return generation
@@ -453,9 +460,13 @@ class LLM(Context):
     def _template(self, given: object) -> ChatTemplate:
         """The chat template to use: the given one, or else the model's own."""
         if isinstance(given, ChatTemplate):
+            if not given.tokenizer.agrees(self.tokenizer):
+                raise UsageError("the chat template was made for another model; make it with this model's tokenizer.")
             return given
-        if isinstance(given, (str, os.PathLike)):
-            return ChatTemplate.load(os.fspath(given), self.tokenizer)
+        if isinstance(given, os.PathLike):
+            given = os.fspath(given)
+        if isinstance(given, str):
+            return ChatTemplate.load(given, self.tokenizer)
         if given is not None:
             raise UsageError(f"chat_template must be a name, a path or a ChatTemplate, not {described(given)}.")
         if self.chat_template is None:

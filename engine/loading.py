@@ -12,6 +12,7 @@ import numpy as np
 from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
+from engine.checks import described, function, whole
 from engine.cpu.memory import available_memory
 from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
@@ -26,7 +27,6 @@ from engine.models.families import build, without_mtp
 from engine.models.gemma4_config import read_gemma4
 from engine.models.read_config import read_config
 from engine.ops import Ops, Progress
-from engine.options import described, whole
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
 from engine.speculative.params import DRAFT_MAX
@@ -132,13 +132,15 @@ def load(
         whole(name, value)
     if not isinstance(device, str) and not hasattr(device, "compute_capability"):
         raise UsageError(f"a device is given by its name, such as cpu or cuda:1, not {described(device)}.")
-    types = Types(find_cache_type(cache_type_k or cache_type), find_cache_type(cache_type_v or cache_type))
+    function("progress", progress)
+    k, v = (cache_type if given is None else given for given in (cache_type_k, cache_type_v))
+    types = Types(find_cache_type(k), find_cache_type(v))
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
     if not 0 <= draft_max <= MOST_DRAFTS:
-        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {draft_max}.")
+        raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {described(draft_max)}.")
     if snapshot_bytes is not None and snapshot_bytes < 0:
-        raise UsageError(f"snapshot_bytes must be 0 or more, not {snapshot_bytes}.")
+        raise UsageError(f"snapshot_bytes must be 0 or more, not {described(snapshot_bytes)}.")
     check_batch_size(batch_size)
     ops = open_device(device, n_threads, max_rows=batch_size)
     drafter, draft_ops = None, ops
@@ -264,8 +266,10 @@ def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: l
 def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Ops, weights: int) -> tuple[int, int]:
     """The number of positions to reserve memory for, and the number of tokens of a prompt that one pass reads.  Raises
     ContextError if the device's memory is too small."""
-    if n_ctx < 0:
-        raise UsageError(f"the context must be 0 (the model's own) or a number of tokens, not {n_ctx}.")
+    if not 0 <= n_ctx < 2**31:
+        raise UsageError(
+            f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
+        )
     free, rows = ops.free_memory(weights), ops.max_rows
 
     def size(positions: int, rows: int) -> int:

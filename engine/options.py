@@ -1,9 +1,9 @@
 """The options of an answer, and checks of arguments."""
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
+from engine.checks import described
 from engine.decode.params import LogitsProcessor
 from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
@@ -55,31 +55,6 @@ class Options(TypedDict, total=False):
     speculation: SpeculationParams | None
 
 
-def token_ids(prompt: object) -> list[int]:
-    """Token ids as plain integers.  Raises UsageError for anything else."""
-    if not isinstance(prompt, (bytes, bytearray, Mapping)):
-        try:
-            # True is 1 to operator.index, but not to people.
-            return [_not_bool(i) for i in prompt]  # type: ignore[attr-defined]
-        except TypeError:
-            pass
-    raise UsageError(f"a prompt must be a text or a sequence of token ids (whole numbers), not {described(prompt)}.")
-
-
-def _not_bool(value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    return operator.index(value)  # type: ignore[arg-type]
-
-
-def whole(name: str, value: object) -> int:
-    """``value`` as an integer.  Raises UsageError if it is not a whole number."""
-    try:
-        return _not_bool(value)
-    except TypeError:
-        raise UsageError(f"{name} must be a whole number, not {described(value)}.") from None
-
-
 def stop_texts(stop: object) -> list[str]:
     """One text or several as a list.  Raises UsageError for anything else."""
     if isinstance(stop, str):
@@ -104,11 +79,14 @@ def checked_messages(messages: object) -> Sequence[Message]:
     return messages
 
 
-def described(value: object) -> str:
-    """A value as an error message shows it: the value itself if it is short, otherwise its type."""
-    if value is None or isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        kinds = sorted({type(item).__name__ for item in value})
-        return f"a {type(value).__name__} of {' and '.join(kinds)}" if kinds else f"an empty {type(value).__name__}"
-    return type(value).__name__
+def template_values(values: object) -> dict[str, Any]:
+    """Further values for a chat template.  Raises UsageError unless they are a mapping of names that are free."""
+    if not isinstance(values, Mapping):
+        raise UsageError(f"chat_template_kwargs must map names to values, not {described(values)}.")
+    for name in values:
+        if not isinstance(name, str):
+            raise UsageError(f"a name in chat_template_kwargs must be a text, not {described(name)}.")
+    for name in ("self", "messages", "known"):
+        if name in values:
+            raise UsageError(f"chat_template_kwargs must not set {name}; give messages as the first argument.")
+    return dict(values)

@@ -2,12 +2,14 @@
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
 from engine.cache.recurrent import Snapshots
+from engine.checks import function, token_ids
 from engine.errors import ContextError, UsageError
 from engine.locking import in_turn
 from engine.models.base import Model, slot_bytes
@@ -57,6 +59,8 @@ class Reader:
         self._user: object = None
         #: The tokens that were generated last: their steps may still be in flight.
         self._running: Generator[Any, None, None] | None = None
+        #: The function of the user that may be running in the middle of a pass.
+        self._caller = ""
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Reader:
         ids : sequence of int
             Token ids, at least one.
         on_prefill : callable, optional
-            Called as ``on_prefill(done, total)``, in tokens.
+            Called as ``on_prefill(done, total)``, in tokens. It must not use the model.
 
         Returns
         -------
@@ -149,7 +153,7 @@ class Reader:
         Raises
         ------
         UsageError
-            If ``ids`` are not token ids of this model, or if the model is closed.
+            If ``ids`` are not token ids of this model, if ``on_prefill`` uses the model, or if the model is closed.
         ContextError
             If they do not fit into the context.
         """
@@ -166,6 +170,7 @@ class Reader:
         self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
     ) -> tuple[np.ndarray, int]:
         tokens = self._checked(ids)
+        function("on_prefill", on_prefill)
         self.reread = None
         kept = self._rewind(tokens)
         logits = np.empty((0, 0), np.float32)
@@ -175,7 +180,8 @@ class Reader:
             self.snapshots.add(self.model.save())
         while first < tokens.size:
             if on_prefill:
-                on_prefill(first, tokens.size)
+                with self.reserved("on_prefill"):
+                    on_prefill(first, tokens.size)
             stop = min((stop for stop in stops if stop > first), default=tokens.size)
             end = first + self.model.ops.next_rows(stop - first)
             logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
@@ -183,7 +189,8 @@ class Reader:
             if first in stops:
                 self.snapshots.add(self.model.save())
         if on_prefill:
-            on_prefill(tokens.size, tokens.size)
+            with self.reserved("on_prefill"):
+                on_prefill(tokens.size, tokens.size)
         return logits, kept
 
     def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
@@ -263,22 +270,36 @@ class Reader:
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
         self.check_open()
-        tokens = np.asarray(ids if not hasattr(ids, "__len__") or len(ids) else np.zeros(0, np.int64))
-        if tokens.dtype.kind not in "iu":
-            raise UsageError("token ids must be integers; give a text to tokenize() first.")
-        if tokens.ndim != 1 or tokens.size == 0:
+        tokens = token_ids(ids, "token ids must be a sequence of whole numbers, as tokenize() returns them")
+        if not tokens:
             raise UsageError("the prompt has no tokens; give some text.")
-        if tokens.min() < 0 or tokens.max() >= self.config.n_vocab:
+        if min(tokens) < 0 or max(tokens) >= self.config.n_vocab:
             raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
-        if tokens.size > self.n_ctx:
+        if len(tokens) > self.n_ctx:
             raise ContextError(
-                f"the prompt has {tokens.size} tokens and the context {self.n_ctx}; "
+                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
                 "shorten the prompt or choose a larger context (-c)."
             )
-        return tokens.astype(np.int32)
+        return np.array(tokens, np.int32)
+
+    @contextmanager
+    def reserved(self, caller: str) -> Iterator[None]:
+        """Refuse any use of the model by ``caller``, a function of the user that is called in the middle of a pass or of
+        an answer."""
+        outer, self._caller = self._caller, caller
+        try:
+            yield
+        finally:
+            self._caller = outer
+
+    def _check_free(self) -> None:
+        if self._caller:
+            raise UsageError(f"{self._caller} must not use the model that has called it; use another one.")
 
     def _interrupt(self) -> None:
-        """Wait for the steps in flight, which still write, before anything else uses the cache."""
+        """Wait for the steps in flight, which still write, before anything else uses the cache. Raises UsageError if that
+        is a function which the model has called."""
+        self._check_free()
         if self._running is not None:
             running, self._running = self._running, None
             running.close()

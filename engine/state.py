@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from engine.cache.kv import KVCache, LayerCache
+from engine.checks import described
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
@@ -23,6 +24,9 @@ from engine.version import __version__
 
 FORMAT = "bitmirror-state"
 VERSION = 1
+
+BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
+"""How every state begins."""
 
 SAMPLE = 64
 """Bytes of each tensor that count for the digest of a model: fine-tuned models may differ in their weights only."""
@@ -86,9 +90,11 @@ def write(path: str | os.PathLike[str], ids: Sequence[int], wanted: dict[str, An
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except (OSError, ValueError) as error:
+        raise UsageError(f"the state cannot be saved to {_shown(target)}: {_reason(error)}.") from None
+    finally:
+        # Also after Ctrl-C.
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
-        raise UsageError(f"the state cannot be saved to {target}: {_reason(error)}.") from None
 
 
 def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_vocab: int) -> list[int]:
@@ -97,7 +103,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
     source = checked_path(path)
 
     def refuse(problem: str) -> NoReturn:
-        raise UsageError(f"{source} {problem}.")
+        raise UsageError(f"{_shown(source)} {problem}.")
 
     limit = MOST_BYTES + n_ctx * (len(str(n_vocab)) + 2)
     try:
@@ -106,13 +112,17 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         with open(source, "rb") as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as error:
-        raise UsageError(f"the state cannot be read from {source}: {_reason(error)}.") from None
+        raise UsageError(f"the state cannot be read from {_shown(source)}: {_reason(error)}.") from None
     broken = "is not a saved state of this engine, or is damaged; save it again with save_state()"
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):
         # A state that was cut off by the limit is one of a longer context.
-        refuse(broken if len(data) <= limit else f"is too large for a state of a context of {n_ctx} tokens")
+        if len(data) > limit and data.startswith(BEGINNING):
+            raise ContextError(
+                f"{_shown(source)} holds more tokens than the context, {n_ctx}; load the model with a larger n_ctx."
+            ) from None
+        refuse(broken)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         refuse(broken)
     if state.get("version") != VERSION:
@@ -131,16 +141,22 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         refuse(f"is damaged: its tokens are not a list of ids from 0 to {n_vocab - 1}")
     if len(ids) > n_ctx:
         raise ContextError(
-            f"{source} holds {len(ids)} tokens and the context {n_ctx}; load the model with a larger n_ctx."
+            f"{_shown(source)} holds {len(ids)} tokens and the context {n_ctx}; load the model with a larger n_ctx."
         )
     return ids
 
 
 def checked_path(path: object) -> Path:
     """The path of a state.  Raises UsageError if it is not a path."""
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise UsageError(f"the path of a state must be a text or a path, not {path!r:.40}.")
-    return Path(os.path.expanduser(path))
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text:
+        raise UsageError(f"the path of a state must be a text or a path, not {described(text)}.")
+    return Path(os.path.expanduser(text))
+
+
+def _shown(path: Path) -> str:
+    """A path in a message: any terminal can show it, and it is not too long."""
+    return str(path)[:200].encode(errors="replace").decode()
 
 
 def _reason(error: OSError | ValueError) -> str:

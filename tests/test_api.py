@@ -17,6 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,9 +25,10 @@ import numpy as np
 import pytest
 
 import engine
-from engine.errors import ContextError, EngineError, TemplateError, UsageError
+from engine.errors import ContextError, EngineError, TemplateError, TokenizerError, UsageError
 from engine.hub.resolve import resolve
 from engine.options import Options
+from engine.text.tokenizer import Tokenizer
 from tests.conftest import REPOSITORY
 
 PROMPT = "def add(a, b):\n    "
@@ -270,12 +272,44 @@ def test_a_finished_answer_is_copied_and_an_unfinished_one_is_not(llm: engine.LL
 ONE_SENTENCE = re.compile(r"[^\n]{10,240}")
 
 
+class BytesPath:
+    """A path whose text is bytes."""
+
+    def __fspath__(self) -> bytes:
+        return b"model"
+
+
 @pytest.mark.parametrize("prompt", [None, 5, ["a"], [1.5], [True], b"ab", {1: 2}, object(), np.zeros((2, 2), np.int32)])
 def test_a_prompt_of_a_wrong_type(llm: engine.LLM, prompt: Any) -> None:
     for use in (llm.complete, llm.generate):
         with pytest.raises(UsageError, match="a prompt must be a text or a sequence of token ids") as caught:
             use(prompt)
         assert ONE_SENTENCE.fullmatch(str(caught.value))
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], [3]], [[1, 2]], 5, "ab", [1.5], None, np.zeros((2, 2), np.int32)])
+def test_ids_that_are_no_sequence_of_whole_numbers(llm: engine.LLM, ids: Any) -> None:
+    for use in (llm.logits, llm.prefill):
+        with pytest.raises(UsageError, match="token ids must be a sequence of whole numbers.*, not "):
+            use(ids)
+
+
+@pytest.mark.parametrize("id", [2**31, 2**70, -(10**5000)], ids=range(3))
+def test_ids_beyond_64_bits(llm: engine.LLM, id: int) -> None:
+    for use in (llm.generate, llm.logits):
+        with pytest.raises(UsageError, match="token ids must be 0 to 8191"):
+            use([id])
+    with pytest.raises(TokenizerError, match="outside the vocabulary"):
+        llm.detokenize([id])
+
+
+def test_lone_surrogates_are_replaced(llm: engine.LLM) -> None:
+    messages = [{"role": "user", "content": "\ud800"}]
+    for answer in (
+        llm.complete("\ud800", heal=True, stop="\udfff", **SEEDED),
+        llm.chat(messages, chat_template="chatml", **SEEDED),
+    ):
+        assert "\ufffd" in llm.detokenize(answer.prompt_ids)
 
 
 def test_token_ids_may_be_an_array(llm: engine.LLM) -> None:
@@ -298,6 +332,12 @@ def test_token_ids_may_be_an_array(llm: engine.LLM) -> None:
         ({"logit_bias": 3}, "logit_bias must map token ids to numbers"),
         ({"logit_bias": [(1, 2)]}, "logit_bias must map token ids to numbers"),
         ({"speculation": 3}, "speculation must be SpeculationParams"),
+        ({"on_prefill": 5}, "on_prefill must be a function, not 5"),
+        ({"dry_multiplier": np.array([1.0, 2.0])}, "dry_multiplier must be a number, not ndarray"),
+        ({"stop": 10**5000}, "stop must be a text .* not a whole number of 16610 bits"),
+        ({"max_tokens": -(10**5000)}, "max_tokens must be -1 .* not a negative number of 16610 bits"),
+        ({"logprobs": 10**5000}, "logprobs must be between"),
+        ({"temperature": "x" * 10**6}, "temperature must be a number, not a text of 1000000 characters"),
     ],
 )
 def test_options_of_wrong_types(llm: engine.LLM, options: dict[str, Any], said: str) -> None:
@@ -326,10 +366,20 @@ def test_an_unknown_option_is_pythons_error(llm: engine.LLM) -> None:
         {"batch_size": True},
         {"snapshot_bytes": "1"},
         {"cache_type": 16},
+        {"cache_type": []},
+        {"cache_type_k": []},
+        {"progress": 5},
+        {"n_ctx": 10**5000},
+        {"n_threads": 10**5000},
+        {"batch_size": 10**5000},
+        {"draft_max": 10**5000},
+        {"snapshot_bytes": -(10**5000)},
+        {"device": "x" * 10**6},
+        {"path_or_name": BytesPath()},
         {"device": 5},
         {"device": None},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_loading_with_wrong_types(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
@@ -431,6 +481,28 @@ def test_templates_that_are_not_there(llm: engine.LLM, template: Any, error: typ
     with pytest.raises(error) as caught:
         llm.chat(MESSAGES, chat_template=template)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"messages": []}, {"self": 1}, {"known": "x"}, {1: 2}, [], ["x"], "x", 5])
+def test_template_values_of_wrong_types(llm: engine.LLM, values: Any) -> None:
+    with pytest.raises(UsageError, match="chat_template_kwargs") as caught:
+        llm.chat(MESSAGES, chat_template="chatml", chat_template_kwargs=values)
+    assert ONE_SENTENCE.fullmatch(str(caught.value))
+
+
+def test_a_template_of_another_model(llm: engine.LLM) -> None:
+    vocabulary = llm.tokenizer.vocabulary
+    twin = Tokenizer(replace(vocabulary))
+    answer = llm.chat(MESSAGES, chat_template=engine.ChatTemplate.load("chatml", twin), **SEEDED)
+    assert answer.ids == llm.chat(MESSAGES, chat_template="chatml", **SEEDED).ids
+    tokens = [*vocabulary.tokens, "another"]
+    other = Tokenizer(
+        replace(
+            vocabulary, tokens=tokens, index={text: i for i, text in enumerate(tokens)}, types=vocabulary.types + b"\1"
+        )
+    )
+    with pytest.raises(UsageError, match="made for another model"):
+        llm.chat(MESSAGES, chat_template=engine.ChatTemplate.load("chatml", other))
 
 
 # --- closing -------------------------------------------------------------------------------------------------------
@@ -600,12 +672,34 @@ def test_a_state_is_replaced_at_once_or_not_at_all(
     assert [*saved.parent.iterdir()] == [saved]
 
 
-@pytest.mark.parametrize("path", ["", 5, None, "no/such/folder/state", "\0", "."])
+def test_ctrl_c_leaves_no_part_of_a_state(llm: engine.LLM, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.save_state(saved)
+    assert [*saved.parent.iterdir()] == [saved]
+
+
+def test_a_state_of_a_much_longer_context(llm: engine.LLM, saved: Path) -> None:
+    state = json.loads(saved.read_text(encoding="utf-8"))
+    saved.write_text(json.dumps(state | {"tokens": [1] * 50_000}), encoding="utf-8")
+    with pytest.raises(ContextError, match="more tokens than the context, 256; .*larger n_ctx"):
+        llm.load_state(saved)
+
+
+@pytest.mark.parametrize(
+    "path", ["", 5, None, "no/such/folder/state", "\0", ".", BytesPath(), "no/\ud800"], ids=range(8)
+)
 def test_paths_that_hold_no_state(llm: engine.LLM, path: Any) -> None:
     for use in (llm.save_state, llm.load_state):
         with pytest.raises(UsageError) as caught:
             use(path)
-        assert ONE_SENTENCE.fullmatch(str(caught.value))
+        assert ONE_SENTENCE.fullmatch(str(caught.value)) and str(caught.value).encode()
+        with pytest.raises(UsageError) as caught:
+            use("x" * 10**6)
+        assert len(str(caught.value)) < 300
 
 
 Change = Callable[[dict[str, Any]], object]

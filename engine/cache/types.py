@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.checks import described
 from engine.errors import UsageError
 
 CHUNK = 64
@@ -80,6 +81,8 @@ F16, F32 = (Types(CACHE_TYPES[name], CACHE_TYPES[name]) for name in ("f16", "f32
 
 def cache_type(name: str) -> CacheType:
     """The type of a name; raises UsageError if there is none."""
+    if not isinstance(name, str):
+        raise UsageError(f"a cache type is given by its name, such as f16, not {described(name)}.")
     if name not in CACHE_TYPES:
-        raise UsageError(f"cache type {name!r} is unknown; use {', '.join(CACHE_TYPES)}.")
+        raise UsageError(f"cache type {described(name)} is unknown; use {', '.join(CACHE_TYPES)}.")
     return CACHE_TYPES[name]

@@ -13,6 +13,7 @@ from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import BLOCK, CacheType
+from engine.checks import described
 from engine.compile.jobs import Job, noted
 from engine.cpu import (
     attention,
@@ -59,7 +60,7 @@ class Backend:
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
             raise UsageError(
-                f"the number of threads (-t, n_threads) must be 1 to {available}, or 0 for every core, not {n_threads}."
+                f"the number of threads (-t, n_threads) must be 1 to {available}, or 0 for every core, not {described(n_threads)}."
             )
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE

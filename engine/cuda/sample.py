@@ -426,12 +426,20 @@ IMPLEMENTED = (
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "logit_bias"),
     *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
 )
-"""The parameters that :func:`supported` examines; any other one must have its default."""
+"""The parameters that kernels of this file implement."""
+
+ON_HOST = (
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_breakers"),
+    *("xtc_probability", "xtc_threshold", "logits_processors"),
+)
+"""The parameters of what only the host does, if it is switched on. A parameter in neither list must have its default."""
 
 
 def supported(params: SamplingParams) -> bool:
     """Whether the kernels of this file implement these parameters; if not, the logits are copied to the host."""
-    if any(getattr(params, f.name) != f.default for f in fields(params) if f.name not in IMPLEMENTED):
+    if any(getattr(params, f.name) != f.default for f in fields(params) if f.name not in IMPLEMENTED + ON_HOST):
+        return False
+    if params.penalizes_repetitions or params.excludes_top_choices or params.logits_processors:
         return False
     recent = not params.penalizes or 0 < params.repeat_last_n <= MOST_RECENT
     filters = params.greedy or (0 < params.top_k <= MOST_K and params.typical_p >= 1)

@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from inspect import GEN_CLOSED, getgeneratorstate
+from contextlib import AbstractContextManager
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from engine.decode.sampler import Sampler, logprobs
 from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
+from engine.errors import UsageError
 from engine.locking import in_turn
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
@@ -18,6 +20,10 @@ from engine.text.tokenizer import Tokenizer
 
 BEGINNING = 40
 """Characters of an answer that its ``repr`` shows."""
+
+
+PROCESSOR = "a logits processor"
+"""What may run on the host while a token is chosen, as an error message calls it."""
 
 
 class AnsweringModel(Protocol):
@@ -45,6 +51,13 @@ class AnsweringModel(Protocol):
     ) -> Generator[tuple[int, np.ndarray], None, None]:
         """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab]."""
 
+    def reserved(self, caller: str) -> AbstractContextManager[None]:
+        """Refuse any use of the model by ``caller``, a function of the user."""
+
+
+class _ClosedWhileReading(Exception):
+    """Ends the reading of the prompt of an answer that was closed."""
+
 
 class Generation:
     """One answer, from :meth:`LLM.generate`, :meth:`LLM.complete` or :meth:`LLM.chat`.
@@ -64,7 +77,8 @@ class Generation:
         "stop" (an end-of-generation token or a stop text) or "length" (``max_tokens`` or the context). None while the
         answer is generated, and if it was closed early.
     seed : int
-        The seed in use, also if it was chosen at random. The same seed gives the same text.
+        The seed in use, also if it was chosen at random. The same seed gives the same text. (With drafts accepted by
+        "ratio" or "p-min", it does so if nothing else uses the model until the answer has ended.)
     logprobs : list of TokenLogprob
         One entry per token of ``ids`` if ``logprobs`` was given, else empty.
     timings : Timings
@@ -119,6 +133,7 @@ class Generation:
         self._begins_with = begins_with
         self._on_prefill = on_prefill
         self._speculation = speculation
+        self._closing = False
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -126,12 +141,26 @@ class Generation:
 
     @in_turn
     def __next__(self) -> str:
+        if self._running:
+            raise UsageError("a function that an answer has called must not continue it; it may end it with close().")
         return next(self._pieces)
 
     @in_turn
     def close(self) -> None:
-        """End the answer early: no further token is computed. Does nothing if the answer has ended."""
-        self._pieces.close()
+        """End the answer early: no further token is computed. Does nothing if the answer has ended.
+
+        ``on_prefill`` and logits processors may also call it: the answer then ends when they return, without the token
+        that was being chosen.
+        """
+        if self._running:
+            self._closing = True
+        else:
+            self._pieces.close()
+
+    @property
+    def _running(self) -> bool:
+        """Whether a function that this answer has called is running, provided that this thread holds the lock."""
+        return getgeneratorstate(self._pieces) == GEN_RUNNING
 
     @property
     def done(self) -> bool:
@@ -200,8 +229,13 @@ class Generation:
             timings.prompt_s = time.perf_counter() - started
             if self._on_prefill:
                 self._on_prefill(done, total)
+            if self._closing:
+                raise _ClosedWhileReading
 
-        logits, timings.cache_n = llm.prefill(self.prompt_ids, on_prefill)
+        try:
+            logits, timings.cache_n = llm.prefill(self.prompt_ids, on_prefill)
+        except _ClosedWhileReading:
+            return
         begun = time.perf_counter()
         timings.prompt_n = len(self.prompt_ids) - timings.cache_n
         timings.prompt_s = begun - started
@@ -214,9 +248,12 @@ class Generation:
             for step in range(room):
                 if step == 0:
                     choices = self._beginning(logits) if self._begins_with else logits
-                    token = self._sampler.sample(choices, len(history), history)
+                    with llm.reserved(PROCESSOR):
+                        token = self._sampler.sample(choices, len(history), history)
                 else:
                     token, logits = next(following)
+                if self._closing:
+                    return
                 timings.predicted_n += 1
                 timings.predicted_s = time.perf_counter() - begun
                 if step == 0:

@@ -1,7 +1,6 @@
 """How tokens are chosen: the parameters of sampling, checked."""
 
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -9,11 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.checks import described, number, require, whole
 from engine.errors import UsageError
 
 LogitsProcessor = Callable[[Sequence[int], npt.NDArray[np.float32]], npt.NDArray[np.float32] | None]
 """A function that changes logits: it takes the token ids so far and a float32 array [n_vocab], and returns an array of the
 same type and shape, or None if it has modified the given one."""
+
+LEAST_DIVISOR = 1e-6
+"""The least ``repeat_penalty``."""
+
+MOST_ADDED = 1e30
+"""The most that a bias or a negative penalty may add to a logit."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class SamplingParams:
         Keep the tokens whose information content is closest to the entropy and whose probabilities add up to this; 1 or
         more: off.
     repeat_penalty : float
-        Positive logits of recent tokens are divided by this, the others are multiplied by it; 1: off.
+        Positive logits of recent tokens are divided by this, the others are multiplied by it; at least 1e-6, 1: off.
     repeat_last_n : int
         Number of most recent tokens that the three penalties consider; 0: none, -1: all.
     presence_penalty : float
@@ -101,26 +107,30 @@ class SamplingParams:
             elif f.name == "logits_processors":
                 value = _checked_processors(value)
             elif isinstance(f.default, int):
-                value = _checked_int(f.name, value)
+                value = whole(f.name, value)
             else:
-                value = _checked_float(f.name, value)
+                value = number(f.name, value)
             object.__setattr__(self, f.name, value)
-        _require(self.top_p >= 0, "top_p", "0 or more (1 switches it off)", self.top_p)
-        _require(self.typical_p >= 0, "typical_p", "0 or more (1 switches it off)", self.typical_p)
-        _require(self.min_p <= 1, "min_p", "at most 1 (0 switches it off)", self.min_p)
-        _require(self.repeat_penalty > 0, "repeat_penalty", "above 0 (1 switches it off)", self.repeat_penalty)
-        _require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (none) or more", self.repeat_last_n)
-        _require(self.dry_multiplier >= 0, "dry_multiplier", "0 or more (0 switches it off)", self.dry_multiplier)
-        _require(self.dry_base >= 1, "dry_base", "at least 1 (dry_multiplier 0 switches DRY off)", self.dry_base)
-        _require(self.dry_allowed_length >= 0, "dry_allowed_length", "0 or more", self.dry_allowed_length)
-        _require(
+        require(self.top_p >= 0, "top_p", "0 or more (1 switches it off)", self.top_p)
+        require(self.typical_p >= 0, "typical_p", "0 or more (1 switches it off)", self.typical_p)
+        require(self.min_p <= 1, "min_p", "at most 1 (0 switches it off)", self.min_p)
+        # Together, these bounds keep logits finite, so that infinite ones are always the model's.
+        repeat, least = self.repeat_penalty, -MOST_ADDED
+        require(repeat >= LEAST_DIVISOR, "repeat_penalty", f"at least {LEAST_DIVISOR} (1 switches it off)", repeat)
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(getattr(self, name) >= least, name, f"at least {least} (0 switches it off)", getattr(self, name))
+        require(self.repeat_last_n >= -1, "repeat_last_n", "-1 (all), 0 (none) or more", self.repeat_last_n)
+        require(self.dry_multiplier >= 0, "dry_multiplier", "0 or more (0 switches it off)", self.dry_multiplier)
+        require(self.dry_base >= 1, "dry_base", "at least 1 (dry_multiplier 0 switches DRY off)", self.dry_base)
+        require(self.dry_allowed_length >= 0, "dry_allowed_length", "0 or more", self.dry_allowed_length)
+        require(
             self.dry_penalty_last_n >= -1, "dry_penalty_last_n", "-1 (all), 0 (none) or more", self.dry_penalty_last_n
         )
-        _require(0 <= self.xtc_probability <= 1, "xtc_probability", "0 (off) to 1", self.xtc_probability)
-        _require(
+        require(0 <= self.xtc_probability <= 1, "xtc_probability", "0 (off) to 1", self.xtc_probability)
+        require(
             0 <= self.xtc_threshold <= 1, "xtc_threshold", "0 to 1 (above 0.5 switches XTC off)", self.xtc_threshold
         )
-        _require(-1 <= self.seed < 2**64, "seed", "-1 (random) or 0 to 2**64 - 1", self.seed)
+        require(-1 <= self.seed < 2**64, "seed", "-1 (random) or 0 to 2**64 - 1", self.seed)
 
     @property
     def greedy(self) -> bool:
@@ -144,63 +154,40 @@ class SamplingParams:
         return self.xtc_probability > 0 and self.xtc_threshold <= 0.5 and not self.greedy
 
 
-def _require(holds: bool, name: str, allowed: str, value: float) -> None:
-    if not holds:
-        raise UsageError(f"{name} must be {allowed}, not {value}")
-
-
-def _checked_int(name: str, value: Any) -> int:
-    if isinstance(value, bool):
-        raise UsageError(f"{name} must be a whole number, not {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _checked_float(name: str, value: Any) -> float:
-    """A number that float32 can represent, since sampling computes in float32."""
-    if isinstance(value, (bool, str, bytes)):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(f"{name} must be a number, not {value!r}") from None
-    if not abs(number) <= float(np.finfo(np.float32).max):
-        raise UsageError(f"{name} must be a finite number, not {value!r}")
-    return number
-
-
 def _checked_bias(bias: Any) -> dict[int, float]:
     """A checked copy, so that later changes of the caller's mapping have no effect."""
     if not isinstance(bias, Mapping):
-        raise UsageError(f"logit_bias must map token ids to numbers, not {type(bias).__name__}")
+        raise UsageError(f"logit_bias must map token ids to numbers, not {described(bias)}.")
     checked: dict[int, float] = {}
     for token, value in bias.items():
-        token = _checked_int("a token id in logit_bias", token)
-        _require(token >= 0, "a token id in logit_bias", "0 or more", token)
+        token = whole("a token id in logit_bias", token)
+        require(token >= 0, "a token id in logit_bias", "0 or more", token)
         banned = isinstance(value, (float, np.floating)) and value == -math.inf
-        checked[token] = -math.inf if banned else _checked_float(f"logit_bias of token {token}", value)
+        name = f"logit_bias of token {described(token)}"
+        checked[token] = -math.inf if banned else number(name, value)
+        require(checked[token] <= MOST_ADDED, name, f"at most {MOST_ADDED}", checked[token])
     return checked
 
 
 def _checked_breakers(breakers: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(breakers, (str, bytes)) or not isinstance(breakers, Sequence):
-        raise UsageError(f"dry_breakers must be sequences of token ids, not {type(breakers).__name__}")
+        raise UsageError(f"dry_breakers must be sequences of token ids, not {described(breakers)}.")
     checked: dict[tuple[int, ...], None] = {}
     for breaker in breakers:
         if isinstance(breaker, (str, bytes)) or not isinstance(breaker, Sequence) or not breaker:
-            raise UsageError(f"a sequence in dry_breakers must have at least one token id, unlike {breaker!r}")
-        tokens = tuple(_checked_int("a token id in dry_breakers", token) for token in breaker)
-        _require(min(tokens) >= 0, "a token id in dry_breakers", "0 or more", min(tokens))
+            raise UsageError(
+                f"a sequence in dry_breakers must have at least one token id, unlike {described(breaker)}."
+            )
+        tokens = tuple(whole("a token id in dry_breakers", token) for token in breaker)
+        require(min(tokens) >= 0, "a token id in dry_breakers", "0 or more", min(tokens))
         checked[tokens] = None
     return tuple(checked)
 
 
 def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
     if not isinstance(processors, Sequence):
-        raise UsageError(f"logits_processors must be a list of functions, not {type(processors).__name__}")
+        raise UsageError(f"logits_processors must be a list of functions, not {described(processors)}.")
     for processor in processors:
         if not callable(processor):
-            raise UsageError(f"logits_processors must be a list of functions; {processor!r} is not one")
+            raise UsageError(f"logits_processors must be a list of functions; {described(processor)} is not one.")
     return tuple(processors)

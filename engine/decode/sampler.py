@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.checks import described
 from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
 from engine.decode.params import LogitsProcessor, SamplingParams
@@ -45,12 +46,10 @@ class Sampler:
         self.n_vocab = n_vocab
         #: The seed in use: ``params.seed``, or the random one that replaces -1 (32 bits, short enough to retype).
         self.seed: int = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
+        # Compared as Python integers, which do not overflow.
+        _check_last("logit_bias", max(params.logit_bias, default=0), n_vocab)
         self._bias_ids = np.array(list(params.logit_bias), np.int64)
         self._bias = np.array(list(params.logit_bias.values()), np.float32)
-        if self._bias_ids.size and self._bias_ids.max() >= n_vocab:
-            raise UsageError(
-                f"logit_bias names token {self._bias_ids.max()}, but the vocabulary ends at {n_vocab - 1}; correct the id"
-            )
         self._breakers = _breaker_arrays(params.dry_breakers, n_vocab) if params.penalizes_repetitions else ()
         self._temperature = np.float32(max(params.temperature, _LEAST_TEMPERATURE))
         self._log_min_p = np.float32(log(np.float32(params.min_p)))
@@ -132,7 +131,8 @@ class Sampler:
             penalties = (np.float32(p.repeat_penalty), np.float32(p.frequency_penalty), np.float32(p.presence_penalty))
             kernels.penalize(self._edited, recent, self._counts, *penalties)
         if window.size:
-            strength = (p.dry_multiplier, p.dry_base, p.dry_allowed_length)
+            # No repetition is longer than the window, and the kernel takes 64 bits.
+            strength = (p.dry_multiplier, p.dry_base, min(p.dry_allowed_length, window.size + 1))
             dry.penalize_repetitions(self._edited, window, *strength, *self._breakers, self._counts)
         return self._edited
 
@@ -242,15 +242,20 @@ def _check_largest(value: float) -> None:
 def _checked_position(position: int) -> int:
     position = operator.index(position)
     if not 0 <= position < 2**63:
-        raise UsageError(f"the position of a token must be 0 or more, not {position}")
+        raise UsageError(f"the position of a token must be 0 or more, not {described(position)}")
     return position
+
+
+def _check_last(name: str, token: int, n_vocab: int) -> None:
+    """Raise UsageError if a parameter names a token beyond the vocabulary."""
+    if token >= n_vocab:
+        last = n_vocab - 1
+        raise UsageError(f"{name} names token {described(token)}, but the vocabulary ends at {last}; correct the id")
 
 
 def _breaker_arrays(breakers: Sequence[Sequence[int]], n_vocab: int) -> tuple[np.ndarray, ...]:
     """Breakers as ``engine.cpu.dry.unbroken`` takes them: (alone, heads, starts, tails)."""
-    last = max(map(max, breakers), default=0)
-    if last >= n_vocab:
-        raise UsageError(f"dry_breakers names token {last}, but the vocabulary ends at {n_vocab - 1}; correct the id")
+    _check_last("dry_breakers", max(map(max, breakers), default=0), n_vocab)
     alone = np.zeros(n_vocab, np.bool_)
     alone[[tokens[0] for tokens in breakers if len(tokens) == 1]] = True
     longer = sorted(tuple(tokens) for tokens in breakers if len(tokens) > 1)

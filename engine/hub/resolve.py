@@ -4,6 +4,7 @@ import difflib
 import os
 from pathlib import Path
 
+from engine.checks import described
 from engine.errors import FetchError, UsageError
 from engine.hub.catalog import CATALOG, DEFAULT, Model, Progress, is_present, model_file
 
@@ -20,7 +21,8 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
         text = os.fspath(text)
     if not isinstance(text, str) or not text:
         raise UsageError(
-            f"a model is given by its name or the path of its file, not {text!r:.40}; without either, it is the bundled one."
+            f"a model is given by its name or the path of its file, not {described(text)}; "
+            "without either, it is the bundled one."
         )
     if text in CATALOG:
         model = CATALOG[text]
@@ -36,7 +38,7 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
         near = difflib.get_close_matches(text, CATALOG, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise FetchError(
-            f"there is no model {text!r}{hint}: give the path of a GGUF file, hf:owner/repo:QUANT, "
+            f"there is no model {text[:200]!r}{hint}: give the path of a GGUF file, hf:owner/repo:QUANT, "
             f"or one of the names {', '.join(CATALOG)}"
         )
     return Path(path)

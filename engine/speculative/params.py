@@ -1,8 +1,8 @@
 """Options of speculative decoding: how drafts are made and accepted."""
 
-import math
 from dataclasses import dataclass
 
+from engine.checks import described, number, require, whole
 from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS
 
@@ -63,16 +63,18 @@ class SpeculationParams:
     sequential: bool = False
 
     def __post_init__(self) -> None:
-        if self.accept not in MODES:
-            raise UsageError(f"drafts are accepted by {', '.join(MODES[:-1])} or {MODES[-1]}, not {self.accept!r}")
-        if not 0 <= self.draft_max <= MOST_DRAFTS:
-            raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {self.draft_max}")
-        if not 0 <= self.draft_min <= (self.draft_max or MOST_DRAFTS):
-            raise UsageError(f"draft_min must be between 0 and draft_max, not {self.draft_min}")
+        if not isinstance(self.accept, str) or self.accept not in MODES:
+            modes = f"{', '.join(MODES[:-1])} or {MODES[-1]}"
+            raise UsageError(f"drafts are accepted by {modes}, not {described(self.accept)}.")
+        for name in ("draft_max", "draft_min"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
         for name in ("draft_p_min", "accept_p_min"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and 0 <= value <= 1):
-                raise UsageError(f"{name} must be between 0 and 1, not {value}")
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+            require(0 <= getattr(self, name) <= 1, name, "between 0 and 1", getattr(self, name))
+        allowed = f"1 to {MOST_DRAFTS}, or 0 for the default"
+        require(0 <= self.draft_max <= MOST_DRAFTS, "draft_max", allowed, self.draft_max)
+        most = self.draft_max or MOST_DRAFTS
+        require(0 <= self.draft_min <= most, "draft_min", "between 0 and draft_max", self.draft_min)
 
     def most(self, source: str) -> int:
         """The most drafts per pass of a kind of source: "model", "mtp", "assistant" or "lookup"."""

@@ -4,11 +4,15 @@ import re
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+from engine.checks import described, require
 from engine.errors import UsageError
 from engine.text.tokenizer import Tokenizer
 
 BREAKERS = ("\n", ":", '"', "*")
 """llama.cpp's breakers."""
+
+MOST_CHARACTERS = 40
+"""The most characters of a breaker: the search compares every beginning of it with every token.  It is llama.cpp's limit."""
 
 Ids = tuple[tuple[int, ...], ...]
 """Sequences of token ids."""
@@ -22,11 +26,17 @@ def breaker_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
 
     These are, alone, the tokens whose text contains a breaker, and, if a token ends with the beginning of a breaker, that
     token followed by the tokens of the rest.  Control tokens count with the text of their names.
-    Raises UsageError unless ``texts`` is a sequence of texts that are not empty.
+    Raises UsageError unless ``texts`` is a sequence of texts of 1 to 40 characters without lone surrogates.
     """
     listed = isinstance(texts, Sequence) and not isinstance(texts, str)
     if not listed or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"dry_sequence_breakers must be a list of texts that are not empty, not {texts!r}")
+        raise UsageError(f"dry_sequence_breakers must be a list of texts that are not empty, not {described(texts)}.")
+    for text in texts:
+        require(len(text) <= MOST_CHARACTERS, "a sequence breaker", f"at most {MOST_CHARACTERS} characters long", text)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"the sequence breaker {text!r} has a lone surrogate, which is no character.") from None
     if not texts:
         return ()
     wanted = tuple(texts)

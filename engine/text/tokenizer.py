@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from engine.checks import described
 from engine.errors import TokenizerError
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.spm import SPACE, SPM
@@ -53,6 +54,11 @@ class Tokenizer:
     def from_gguf(cls, gguf: Metadata) -> "Tokenizer":
         """The tokenizer of an opened GGUF file (anything with ``path`` and ``metadata``); raises TokenizerError."""
         return cls(Vocabulary.from_gguf(gguf))
+
+    def agrees(self, other: "Tokenizer") -> bool:
+        """Whether token ids mean the same to another tokenizer."""
+        ours, theirs = self.vocabulary, other.vocabulary
+        return self is other or (ours.tokens, ours.types) == (theirs.tokens, theirs.types)
 
     # --- text to ids -------------------------------------------------------------------------------------------
 
@@ -129,7 +135,7 @@ class Tokenizer:
     def token_type(self, id: int) -> TokenType:
         """The type of token ``id``; raises TokenizerError for an id outside the vocabulary."""
         if not 0 <= id < self.n_vocab:
-            raise TokenizerError(f"token id {id} is outside the vocabulary of {self.n_vocab} tokens")
+            raise TokenizerError(f"token id {described(id)} is outside the vocabulary of {self.n_vocab} tokens")
         return TokenType(self.vocabulary.types[id])
 
     def token_id(self, text: str) -> int | None:

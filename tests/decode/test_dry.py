@@ -200,15 +200,15 @@ def test_the_search_is_linear(period: int, reach: int) -> None:
         ({"dry_allowed_length": -1}, "dry_allowed_length must be 0 or more, not -1"),
         ({"dry_allowed_length": 1.5}, "dry_allowed_length must be a whole number, not 1.5"),
         ({"dry_penalty_last_n": -2}, r"dry_penalty_last_n must be -1 \(all\), 0 \(none\) or more, not -2"),
-        ({"dry_breakers": "abc"}, "dry_breakers must be sequences of token ids, not str"),
-        ({"dry_breakers": [()]}, r"a sequence in dry_breakers must have at least one token id, unlike \(\)"),
+        ({"dry_breakers": "abc"}, "dry_breakers must be sequences of token ids, not 'abc'"),
+        ({"dry_breakers": [()]}, r"a sequence in dry_breakers must have at least one token id, unlike an empty tuple"),
         ({"dry_breakers": [3]}, "a sequence in dry_breakers must have at least one token id, unlike 3"),
         ({"dry_breakers": [(-1,)]}, "a token id in dry_breakers must be 0 or more, not -1"),
         ({"dry_breakers": [(1, "a")]}, "a token id in dry_breakers must be a whole number, not 'a'"),
     ],
 )
 def test_parameters_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{message}$"):
+    with pytest.raises(UsageError, match=rf"^{message}\.$"):
         SamplingParams(**options)
 
 

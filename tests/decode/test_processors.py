@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -187,6 +187,92 @@ def test_without_drafts_it_is_called_once_per_token(llm: engine.LLM) -> None:
     whole = tuple(answer.prompt_ids + answer.ids)
     assert seen == [whole[: len(answer.prompt_ids) + i] for i in range(8)]
     assert answer.ids == llm.complete(PROMPT, max_tokens=8, seed=1, ignore_eos=True).ids
+
+
+def uses(llm: engine.LLM) -> list[Callable[[], object]]:
+    """Everything that may change the cache."""
+    other = llm.generate("x = ", max_tokens=4)
+    ids = llm.tokenize("x = ")
+    return [
+        llm.reset,
+        lambda: llm.complete("x = ", max_tokens=2),
+        lambda: next(other),
+        lambda: llm.logits(ids),
+        lambda: llm.prefill(ids),
+        lambda: llm.step(1),
+        llm.warm_up,
+        llm.close,
+    ]
+
+
+@pytest.mark.parametrize("use", range(8))
+def test_functions_that_an_answer_calls_must_not_use_the_model(use: int) -> None:
+    with engine.load(n_ctx=128, batch_size=16) as llm:
+        prompt, given = list(range(100, 160)), {"max_tokens": 6, "temperature": 0}
+        expected = llm.complete(prompt, **given).ids  # type: ignore[arg-type]
+        llm.reset()
+        refused = "{} must not use the model that has called it"
+        for at in (0, 32, 60):
+            options: Any = given | {"on_prefill": lambda done, total, at=at: uses(llm)[use]() if done == at else None}
+            with pytest.raises(UsageError, match=refused.format("on_prefill")):
+                llm.complete(prompt, **options)
+            llm.reset()
+        for at in (60, 62):
+            options = given | {
+                "logits_processors": [lambda ids, _, at=at: uses(llm)[use]() and None if len(ids) == at else None]
+            }
+            with pytest.raises(UsageError, match=refused.format("a logits processor")):
+                llm.complete(prompt, **options)
+        # A function that goes on after the error has changed nothing.
+        seen: list[int] = []
+
+        def insist(done: int, total: int) -> None:
+            with pytest.raises(UsageError):
+                uses(llm)[use]()
+            seen.append(done)
+
+        llm.reset()
+        assert llm.complete(prompt, on_prefill=insist, **given).ids == expected  # type: ignore[arg-type]
+        assert seen == [0, 16, 32, 48, 60]
+
+
+@pytest.mark.parametrize("params", [{}, {"lookup": True}])
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_processor_may_close_its_answer(llm: engine.LLM, at: int, params: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "speculation": SpeculationParams(**params)}
+    whole = llm.complete(PROMPT, **given)
+
+    def close(ids: Sequence[int], logits: np.ndarray) -> None:
+        if len(ids) == len(whole.prompt_ids) + at:
+            answer.close()
+
+    answer = llm.generate(PROMPT, logits_processors=[close], **given)
+    assert "".join(answer) == answer.text
+    assert answer.ids == whole.ids[:at] and answer.done and answer.finish_reason is None
+    assert llm.complete(PROMPT, **given).ids == whole.ids
+
+
+def test_closing_an_answer_while_its_prompt_is_read() -> None:
+    with engine.load(n_ctx=128, batch_size=16) as llm:
+        calls: list[int] = []
+
+        def close(done: int, total: int) -> None:
+            calls.append(done)
+            if done == 32:
+                answer.close()
+
+        answer = llm.generate(list(range(100, 160)), max_tokens=4, on_prefill=close)
+        assert list(answer) == [] and answer.done and answer.finish_reason is None
+        assert calls == [0, 16, 32] and llm.n_cached == 32
+
+
+def test_an_answer_does_not_continue_itself(llm: engine.LLM) -> None:
+    def go_on(ids: Sequence[int], logits: np.ndarray) -> None:
+        next(answer)
+
+    answer = llm.generate(PROMPT, max_tokens=4, logits_processors=[go_on])
+    with pytest.raises(UsageError, match="must not continue it"):
+        list(answer)
 
 
 @pytest.mark.parametrize("at", [0, 1, 7])

@@ -545,23 +545,56 @@ def test_infinite_logits() -> None:
         ("top_p", -0.1, "top_p must be 0 or more (1 switches it off), not -0.1"),
         ("typical_p", -1, "typical_p must be 0 or more (1 switches it off), not -1.0"),
         ("min_p", 1.5, "min_p must be at most 1 (0 switches it off), not 1.5"),
-        ("repeat_penalty", 0, "repeat_penalty must be above 0 (1 switches it off), not 0.0"),
+        ("repeat_penalty", 0, "repeat_penalty must be at least 1e-06 (1 switches it off), not 0.0"),
         ("repeat_penalty", math.nan, "repeat_penalty must be a finite number, not nan"),
         ("repeat_last_n", -2, "repeat_last_n must be -1 (all), 0 (none) or more, not -2"),
         ("presence_penalty", math.inf, "presence_penalty must be a finite number, not inf"),
-        ("frequency_penalty", [], "frequency_penalty must be a number, not []"),
+        ("frequency_penalty", [], "frequency_penalty must be a number, not an empty list"),
         ("seed", -2, "seed must be -1 (random) or 0 to 2**64 - 1, not -2"),
+        ("repeat_penalty", 1e-40, "repeat_penalty must be at least 1e-06 (1 switches it off), not 1e-40"),
+        ("frequency_penalty", -3e38, "frequency_penalty must be at least -1e+30 (0 switches it off), not -3e+38"),
+        ("presence_penalty", "1" * 10**6, "presence_penalty must be a number, not a text of 1000000 characters"),
+        ("min_p", 10**5000, "min_p must be a number, not a whole number of 16610 bits"),
+        (
+            "dry_allowed_length",
+            -(10**5000),
+            "dry_allowed_length must be 0 or more, not a negative number of 16610 bits",
+        ),
+        ("logit_bias", {3: 3e38}, "logit_bias of token 3 must be at most 1e+30, not 3e+38"),
+        (
+            "logits_processors",
+            ["x" * 99],
+            "logits_processors must be a list of functions; a text of 99 characters is not one",
+        ),
         ("seed", 2**64, f"seed must be -1 (random) or 0 to 2**64 - 1, not {2**64}"),
-        ("logit_bias", [(1, 2.0)], "logit_bias must map token ids to numbers, not list"),
+        ("logit_bias", [(1, 2.0)], "logit_bias must map token ids to numbers, not a list of tuple"),
         ("logit_bias", {"a": 1.0}, "a token id in logit_bias must be a whole number, not 'a'"),
         ("logit_bias", {-1: 1.0}, "a token id in logit_bias must be 0 or more, not -1"),
         ("logit_bias", {3: math.nan}, "logit_bias of token 3 must be a finite number, not nan"),
         ("logit_bias", {3: math.inf}, "logit_bias of token 3 must be a finite number, not inf"),
     ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 40 else "",
 )
 def test_params_are_checked(field: str, value: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(UsageError, match=rf"^{re.escape(message)}\.$"):
         SamplingParams(**{field: value})
+
+
+def test_the_most_extreme_changes_leave_logits_finite() -> None:
+    """So infinite logits are always the model's."""
+    extreme: dict[str, Any] = {"repeat_penalty": 1e-6, "presence_penalty": -1e30, "frequency_penalty": -1e30}
+    params = SamplingParams(logit_bias={0: 1e30}, repeat_last_n=-1, temperature=0, **extreme)
+    assert Sampler(params, 2).sample(np.array([1e4, 0], np.float32), 100, [0] * 100) == 0
+
+
+@pytest.mark.parametrize("name", ["dry_allowed_length", "dry_penalty_last_n", "repeat_last_n", "top_k"])
+def test_numbers_beyond_64_bits_mean_all_or_never(name: str) -> None:
+    history = [1, 2, 3, 1, 2]
+    given: dict[str, Any] = {"repeat_penalty": 1.5, "dry_multiplier": 9.0, "seed": 1}
+    expected = Sampler(SamplingParams(**given | {name: 100}), 10).candidates(random_logits(10, 1), history)
+    for huge in (2**63, 2**70):
+        found = Sampler(SamplingParams(**given | {name: huge}), 10).candidates(random_logits(10, 1), history)
+        assert np.array_equal(found, expected)
 
 
 def test_defaults_are_those_of_llama_cpp() -> None:
@@ -603,6 +636,9 @@ def test_arguments_are_checked() -> None:
             sampler.sample(logits, 0, [1, token])
     with pytest.raises(UsageError, match="logit_bias names token 10, but the vocabulary ends at 9"):
         Sampler(SamplingParams(logit_bias={10: 1.0}), 10)
+    for huge in (2**63, 2**70, 10**5000):
+        with pytest.raises(UsageError, match="logit_bias names token .*, but the vocabulary ends at 9"):
+            Sampler(SamplingParams(logit_bias={huge: 1.0}), 10)
     with pytest.raises(UsageError, match="at least 1 token, not 0"):
         Sampler(SamplingParams(), 0)
     with pytest.raises(UsageError, match="token ids must be 0 to 9"):

@@ -130,5 +130,5 @@ def test_where_it_strikes_depends_on_seed_and_position_only() -> None:
     ],
 )
 def test_parameters_are_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{message}$"):
+    with pytest.raises(UsageError, match=rf"^{message}\.$"):
         SamplingParams(**options)

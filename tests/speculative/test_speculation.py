@@ -1,5 +1,6 @@
 """The loop that verifies drafts against a loop that decodes plainly: the same tokens and caches at every step."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import engine
 from engine.cache.kv import CHUNK, KVCache
 from engine.decode.sampler import Sampler, SamplingParams
+from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS
 from engine.speculative.loop import NOTHING, Speculation, follow
 from engine.speculative.params import SpeculationParams
@@ -338,6 +340,31 @@ def test_the_end_of_the_context_inside_a_batch(files: dict[str, Path], options: 
 @pytest.fixture
 def drafting(files: dict[str, Path]) -> engine.LLM:
     return load(files["qwen3"], 160, files["qwen3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("draft_max", None, "draft_max must be a whole number, not None"),
+        ("draft_max", "3", "draft_max must be a whole number, not '3'"),
+        ("draft_max", 2.5, "draft_max must be a whole number, not 2.5"),
+        ("draft_max", True, "draft_max must be a whole number, not True"),
+        ("draft_max", 16, "draft_max must be 1 to 15, or 0 for the default, not 16"),
+        ("draft_min", None, "draft_min must be a whole number, not None"),
+        ("draft_min", 16, "draft_min must be between 0 and draft_max, not 16"),
+        ("draft_p_min", None, "draft_p_min must be a number, not None"),
+        ("draft_p_min", "x", "draft_p_min must be a number, not 'x'"),
+        ("draft_p_min", float("nan"), "draft_p_min must be a finite number, not nan"),
+        ("accept_p_min", 10**400, "accept_p_min must be a number, not a whole number of 1329 bits"),
+        ("accept_p_min", 1.5, "accept_p_min must be between 0 and 1, not 1.5"),
+        ("accept", [], "drafts are accepted by exact, ratio or p-min, not an empty list"),
+        ("accept", "always", "drafts are accepted by exact, ratio or p-min, not 'always'"),
+    ],
+    ids=range(14),
+)
+def test_params_are_checked(name: str, value: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{re.escape(said)}\.$"):
+        SpeculationParams(**{name: value})
 
 
 def test_how_much_may_be_in_flight() -> None:

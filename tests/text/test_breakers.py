@@ -64,3 +64,13 @@ def test_several_texts(tokenizer: Tokenizer) -> None:
 def test_texts_are_checked(tokenizer: Tokenizer, texts: object) -> None:
     with pytest.raises(UsageError, match="dry_sequence_breakers must be a list of texts that are not empty"):
         breaker_ids(tokenizer, texts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("x" * 41, "at most 40 characters long, not a text of 41"), ("a\ud800", "lone surrogate")]
+)
+def test_texts_that_are_too_long_or_no_text(tokenizer: Tokenizer, text: str, said: str) -> None:
+    assert breaker_ids(tokenizer, ["x" * 40])
+    with pytest.raises(UsageError, match=said) as caught:
+        breaker_ids(tokenizer, [text])
+    assert str(caught.value).isprintable()

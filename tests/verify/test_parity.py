@@ -53,7 +53,8 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     for words in ([], ["--device", "auto"], ["no.gguf", "-p", "5"]):
         assert parity.main(words) == 2
         assert sentence(capsys) == (
-            "error: bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: no NVIDIA driver was found on this machine; install one"
+            "error: bitmirror parity compares the CPU with an NVIDIA GPU, and there is none to use: "
+            "no NVIDIA driver was found on this machine; install one"
         )
 
 

@@ -286,6 +286,11 @@ def test_rows_that_cannot_be_sampled(value: float, code: int, temperature: float
         ({"dry_multiplier": 0.8, "temperature": 0}, False),
         ({"xtc_probability": 0.5}, False),
         ({"logits_processors": [print]}, False),
+        ({"xtc_threshold": 0.2}, True),
+        ({"xtc_probability": 0.5, "xtc_threshold": 0.6}, True),
+        ({"xtc_probability": 0.5, "temperature": 0}, True),
+        ({"dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_breakers": [[1]]}, True),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": 0}, True),
     ],
 )
 def test_supported(changes: dict[str, Any], can: bool) -> None:
