@@ -60,7 +60,8 @@ class Backend:
         available = numba.config.NUMBA_NUM_THREADS
         if not 0 <= n_threads <= available:
             raise UsageError(
-                f"the number of threads (-t, n_threads) must be 1 to {available}, or 0 for every core, not {described(n_threads)}."
+                f"the number of threads (-t, n_threads) must be 1 to {available}, or 0 for every core, "
+                f"not {described(n_threads)}."
             )
         self.n_threads = n_threads or available
         self.max_rows = max_rows or BATCH_SIZE

@@ -55,7 +55,7 @@ def test_two_chats(tmp_path: Path) -> None:
     terminal.wait_for("interrupted]")
     terminal.wait_for(PROMPT)
     press(terminal, "\x03")
-    terminal.wait_for("Ctrl-D or /quit ends the chat")
+    terminal.wait_for("press Ctrl-C again")
     terminal.wait_for(PROMPT)
     press(terminal, "\x03")
     status, text = terminal.finish()
