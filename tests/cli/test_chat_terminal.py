@@ -18,7 +18,7 @@ PROMPT = "\x1b[0m>"
 
 def talk(*words: str, **environment: Any) -> Terminal:
     """A chat with the fake model, at its first prompt."""
-    terminal = Terminal([*words], FAKE_TEMPLATE="1", **environment)
+    terminal = Terminal(["-m", "pycoder", *words], FAKE_TEMPLATE="1", **environment)
     terminal.wait_for("/help lists")
     terminal.wait_for(PROMPT)
     return terminal
@@ -129,7 +129,7 @@ def test_a_terminal_is_quiet_and_then_as_it_was(monkeypatch: pytest.MonkeyPatch)
 def test_the_terminal_is_given_back_after_an_error() -> None:
     import termios
 
-    terminal = Terminal(["--cnv", "-p", "x"], FAKE_TEMPLATE="1", FAKE_ERROR="ZeroDivisionError")
+    terminal = Terminal(["-m", "pycoder", "--cnv", "-p", "x"], FAKE_TEMPLATE="1", FAKE_ERROR="ZeroDivisionError")
     before = termios.tcgetattr(terminal.fd)
     terminal.wait_for("this is a bug")
     assert termios.tcgetattr(terminal.fd) == before

@@ -162,4 +162,4 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
 
 def test_a_context_that_cannot_fit() -> None:
     with pytest.raises(ContextError, match="choose a smaller context"):
-        engine.load(REPOSITORY / "engine/data/pycoder-draft-Q4_K_M.gguf", n_ctx=1 << 34)
+        engine.load(REPOSITORY / "engine/data/pycoder-draft-Q4_K_M.gguf", n_ctx=2**31 - 1)
