@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Does what the flags request, from loading the model to the report; raises EngineError."""
-    if args.version:
-        import engine
+    import engine
 
+    if args.version:
         print(f"bitmirror {engine.__version__}")
         return 0
     if args.list_devices:
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     prompt, options = read_prompt(args), generation_options(args)
     check(args, prompt)
 
-    import engine
     from engine.cli.answer import Answer, answer
     from engine.cli.chat import chat
     from engine.cli.first_model import conversation_model

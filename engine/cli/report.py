@@ -392,7 +392,7 @@ def _fills_line(text: str, stream: TextIO) -> bool:
     from rich.cells import cell_len
 
     columns, column = _terminal_size(stream).columns, 0
-    for character in printable(text).rpartition("\n")[2]:
+    for character in printable(text.rpartition("\n")[2]):
         width = cell_len(character)
         column = width if column + width > columns else column + width
     return column == columns

@@ -9,6 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from engine.checks import require, whole
 from engine.cli.flags import parser, unescape, valid
 from engine.decode.params import SamplingParams
 from engine.errors import UsageError
@@ -72,15 +73,11 @@ class Settings:
         options = self.options | dict(values)
         params = SamplingParams(**{name: options[name] for name in PARAMS})
         options |= {name: getattr(params, name) for name in PARAMS}
-        most = options["max_tokens"]
-        if not isinstance(most, int) or isinstance(most, bool) or most < -1:
-            raise UsageError(f"max_tokens must be -1 (no limit) or a whole number of at least 0, not {most!r:.40}")
+        most = whole("max_tokens", options["max_tokens"])
+        require(most >= -1, "max_tokens", "-1 (no limit) or a whole number of at least 0", most)
         for name in TEXTS:
-            if not isinstance(options[name], list) or not all(isinstance(text, str) for text in options[name]):
-                raise UsageError(f"{name} must be a list of strings, not {options[name]!r:.40}")
-            options[name] = [valid(text) for text in options[name] if text]
-        if not isinstance(options["ignore_eos"], bool):
-            raise UsageError(f"ignore_eos must be on or off, not {options['ignore_eos']!r:.40}")
+            options[name] = [valid(text) for text in _strings(name, options[name]) if text]
+        require(isinstance(options["ignore_eos"], bool), "ignore_eos", "on or off", options["ignore_eos"])
         return Settings(options)
 
     def parsed(self, name: str, text: str) -> "Settings":
@@ -123,10 +120,8 @@ class Settings:
                 raise UsageError(f"there is no setting {name!r:.40}")
             read[name] = value
             if isinstance(self.options[name], Mapping):
-                if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-                    raise UsageError(f"{name} must be a list of strings, not {value!r:.40}")
                 try:
-                    read[name] = self._list(actions()[name], value)
+                    read[name] = self._list(actions()[name], _strings(name, value))
                 except argparse.ArgumentTypeError as error:
                     raise UsageError(f"{name} {error}") from error
         return self.changed(read)
@@ -139,6 +134,12 @@ class Settings:
 
 def _value(action: argparse.Action, text: str) -> Any:
     return action.type(text) if callable(action.type) else text
+
+
+def _strings(name: str, value: Any) -> list[str]:
+    """A list of strings as it is; raises UsageError for anything else."""
+    require(isinstance(value, list) and all(isinstance(text, str) for text in value), name, "a list of strings", value)
+    return list(value)
 
 
 def _words(text: str) -> list[str]:
