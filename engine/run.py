@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     check(args, prompt)
 
     from engine.cli.answer import Answer, answer
-    from engine.cli.chat import chat
     from engine.cli.first_model import conversation_model
     from engine.cli.report import Report
     from engine.decode.sampler import SamplingParams
@@ -98,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
             return answer(llm, asked, given, report, echo=asked if isinstance(asked, str) else "")
 
         if prompt is None or args.cnv:
+            from engine.cli.chat import chat  # here: a single answer needs none of it
+
             return chat(llm, template, ask, report, options, system=args.system, first=prompt)
         ids: Sequence[int] | str = prompt
         if template is not None:
