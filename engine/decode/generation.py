@@ -272,8 +272,7 @@ class Generation:
 
     def _beginning(self, logits: np.ndarray) -> np.ndarray:
         """The logits with every token excluded whose text does not begin with ``begins_with``."""
-        tokenizer, prefix = self._llm.tokenizer, self._begins_with.encode()
-        allowed = [i for i in range(logits.size) if tokenizer.token_bytes(i).startswith(prefix)]
+        allowed = self._llm.tokenizer.beginning_with(self._begins_with)
         kept = np.full_like(logits, -np.inf)
         kept[allowed] = logits[allowed]
         return kept

@@ -11,6 +11,7 @@ import numpy as np
 from engine.checks import described
 from engine.errors import TokenizerError
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
+from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
 from engine.text.vocabulary import Metadata, TokenType, Vocabulary, byte_value
 
@@ -131,6 +132,17 @@ class Tokenizer:
     @cached_property
     def _byte_values(self) -> dict[str, int]:
         return {symbol: byte for byte, symbol in byte_alphabet().items()}
+
+    def beginning_with(self, text: str) -> Ids:
+        """The ids, ascending, int64, of the tokens whose :meth:`token_bytes` begin with the bytes of ``text``.
+
+        ``text`` must not be empty. The first call prepares an index.
+        """
+        return self._prefixes.ids(text)
+
+    @cached_property
+    def _prefixes(self) -> Prefixes:
+        return Prefixes(self.vocabulary)
 
     def token_type(self, id: int) -> TokenType:
         """The type of token ``id``; raises TokenizerError for an id outside the vocabulary."""
