@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
@@ -29,6 +29,7 @@ class CPUJob:
     home: str
     name: str
     signature: tuple[Any, ...]
+    part: ClassVar[kernel_cache.Part] = "cpu"
 
     @property
     def _dispatcher(self) -> Any:
@@ -47,7 +48,7 @@ class CPUJob:
 
     def size(self) -> int:
         """An estimate of the work: bytes of bytecode of the function and of the functions that it calls."""
-        return _size(self._dispatcher.py_func)
+        return size_of(self._dispatcher.py_func)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class GPUJob:
     name: str
     constants: tuple[Any, ...]
     compute_capability: tuple[int, int]
+    part: ClassVar[kernel_cache.Part] = "gpu"
 
     @property
     def _specialization(self) -> Any:
@@ -78,10 +80,24 @@ class GPUJob:
     def size(self) -> int:
         """An estimate of the work: bytes of bytecode, weighted by the number of rows or columns at a time."""
         numbers = [n for n in self.constants if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 32]
-        return _size(self._specialization.kernel.build) * max(numbers, default=1)
+        return size_of(self._specialization.kernel.build) * max(numbers, default=1)
 
 
-Job = CPUJob | GPUJob
+class Job(Protocol):
+    """Something to compile: a small value, which can be sent to another process."""
+
+    @property
+    def part(self) -> kernel_cache.Part:
+        """Whose kernel it is: "cpu" or "gpu"."""
+
+    def kept(self) -> bool:
+        """Whether it was compiled before."""
+
+    def compile(self) -> None:
+        """Compile it and store the result."""
+
+    def size(self) -> int:
+        """An estimate of the work."""
 
 
 def gpu_job(specialization: Any, compute_capability: tuple[int, int]) -> GPUJob:
@@ -90,7 +106,7 @@ def gpu_job(specialization: Any, compute_capability: tuple[int, int]) -> GPUJob:
     return GPUJob(kernel.build.__module__, kernel.name, specialization.constants, compute_capability)
 
 
-def _size(function: FunctionType) -> int:
+def size_of(function: FunctionType) -> int:
     """Bytes of bytecode of a function and of all functions of this package that it uses."""
     seen: set[Any] = set()
     waiting = [function]

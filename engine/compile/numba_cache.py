@@ -30,9 +30,12 @@ PACKAGE = __name__.partition(".")[0]
 class KernelCache(caching.FunctionCache):
     """The cache of one function, with the interface that Numba's dispatcher uses."""
 
-    def __init__(self, py_func: Any) -> None:
+    def __init__(self, py_func: Any, name: str = "", *others: Any) -> None:
+        """name: identifies the function, together with ``others``, whose representations are equal in all processes; "": its
+        own name and a hash of its code and closure do."""
         self._py_func = py_func
-        self._name = f"{py_func.__module__}.{py_func.__qualname__}"
+        self._given = (name, others) if name else None
+        self._name = name or f"{py_func.__module__}.{py_func.__qualname__}"
         self.enable()
 
     @property
@@ -46,7 +49,9 @@ class KernelCache(caching.FunctionCache):
     def file(self, signature: Any, codegen: Any) -> str:
         """The file name for a signature (argument types) and the kind of CPU that ``codegen`` targets."""
         arguments, _ = normalize_signature(signature)
-        key = repr(self._index_key(arguments, codegen))
+        key = repr(
+            (arguments, codegen.magic_tuple(), self._given) if self._given else self._index_key(arguments, codegen)
+        )
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.numba"
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.compile import cache as kernel_cache
-from engine.compile.jobs import CPUJob, Job
+from engine.compile.jobs import Job
 from engine.compile.worker import START
+from engine.cpu.cores import available_cores
 from engine.cpu.memory import available_memory
 
 Progress = Callable[[str, int, int], None]
@@ -24,11 +25,6 @@ Worker = subprocess.Popen[bytes]
 
 WORKER_BYTES = 512 << 20
 """Bytes of memory that a process may need; most need half of it."""
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_all(jobs: Iterable[Job], progress: Progress | None = None) -> int:
@@ -40,7 +36,7 @@ def compile_all(jobs: Iterable[Job], progress: Progress | None = None) -> int:
     missing = [job for job in dict.fromkeys(jobs) if not job.kept()]
     tell = progress or _silent
     tell("compile", 0, len(missing))
-    parts: set[kernel_cache.Part] = {"cpu" if isinstance(job, CPUJob) else "gpu" for job in missing}
+    parts: set[kernel_cache.Part] = {job.part for job in missing}
     # On other systems, no call waits for several pipes.
     able = os.name == "posix" and bool(sys.executable)
     if missing and able and all(kernel_cache.places(part).write is not None for part in sorted(parts)):
@@ -63,7 +59,7 @@ def _share(jobs: list[Job], tell: Progress) -> None:
     memory = available_memory() // WORKER_BYTES
     try:
         with selectors.DefaultSelector() as selector:
-            for _ in range(max(1, min(cores(), len(jobs), memory))):
+            for _ in range(max(1, min(available_cores(), len(jobs), memory))):
                 worker = _start(waiting.popleft())
                 if worker is None:
                     break  # the remaining kernels are compiled when they are first used

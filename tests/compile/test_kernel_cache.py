@@ -130,7 +130,7 @@ def test_a_constant_that_a_kernel_reads_changes_the_fingerprint(part: kernel_cac
         if place is not None:
             found.setdefault(place[0], {})[name] = place[1]
     names_found = {name for names in found.values() for name in names}
-    assert names_found >= ({"CHUNK", "BLOCK", "LANES", "TINY", "CHAINS"} if part == "cpu" else {"CHUNK", "MOST_ROWS"})
+    assert names_found >= ({"CHUNK", "BLOCK", "LANES", "TINY"} if part == "cpu" else {"CHUNK", "MOST_ROWS"})
     sources = Sources(files)
     before = sources.definitions(part)
     for module, lines in found.items():
@@ -238,6 +238,52 @@ def test_old_folders_are_removed(tmp_path: Path) -> None:
     assert left == {f"cpu-{i}" for i in (3, 4, 5, 6)} | {f"gpu-{i}" for i in range(7)}
 
 
+# --- families ----------------------------------------------------------------------------------------------------
+
+FILES = """
+import numpy as np
+from engine.cpu import embed
+from engine.cpu.runtime.entry import _RANGE, entry_of
+data, tokens = np.zeros((1, 2), np.uint8), np.zeros(1, np.int32)
+arguments = data, tokens, np.float32(1), np.zeros((1, 1), np.float32)
+for kernel in (embed.embed_rows("F16"), embed.embed_rows("BF16"), embed.embed_rows("Q4_K"), embed.embed_records("Q4_K")):
+    codegen = kernel.targetctx.codegen()
+    print(kernel._cache.file(_RANGE, codegen))
+    print(entry_of(kernel, arguments)._dispatcher()._cache.file(_RANGE, codegen))
+print(entry_of(embed.embed_rows("F16"), (*arguments[:3], data))._dispatcher()._cache.file(_RANGE, codegen))
+"""
+
+
+def test_members_of_a_family_are_stored_apart() -> None:
+    """Their names, and those of their entries, differ by the constants and the types of arguments, and are the same in every
+    process."""
+    found = [
+        subprocess.run([sys.executable, "-c", FILES], capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+    assert found[0] == found[1]
+    assert len(set(found[0])) == len(found[0]) == 9
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("engine.cpu.products.unpack", "z & 15 | x.bits(2, 48)", "z & 15 | x.bits(1, 48)"),
+        ("engine.cpu.products.law", "d * x.to_float()", "x.to_float() * d"),
+        ("engine.cpu.products.repack", "code.load(place, 0, lane, 1)", "code.load(place, 1, lane, 1)"),
+        ("engine.cpu.simd", "class Vec", "class Vec(object)"),
+        ("engine.gguf.quants", "CHAINS = 8", "CHAINS = 4"),
+        ("engine.cpu.runtime.entry", "ir.IntType(1)", "ir.IntType(8)"),
+        ("engine.cpu.runtime.atomics", '"seq_cst", 8)', '"monotonic", 8)'),
+        ("engine.cpu.runtime.walk", "SPINS = 400", "SPINS = 300"),
+    ],
+)
+def test_code_that_emits_machine_code_changes_the_fingerprint(module: str, old: str, new: str) -> None:
+    files = texts()
+    assert old in files[module]
+    assert digests(files | {module: files[module].replace(old, new)})[0] != digests(files)[0]
+
+
 # --- folders -----------------------------------------------------------------------------------------------------
 
 
@@ -338,7 +384,7 @@ import numpy as np
 from engine.cpu import glu
 x = np.ones(4, np.float32)
 out = np.empty_like(x)
-glu.swiglu(x, x, out)
+glu.swiglu(x, x, out, 0, 4)
 print(out[0])
 """
 
@@ -371,10 +417,10 @@ def test_a_changed_function_is_compiled_again(where: str, tmp_path: Path) -> Non
 
 
 SYMBOL = """
-from engine.cpu import unpack
-rows = unpack._q4_k
-rows.compile("(uint8[::1], int16[::1], int64, int16[::1], float32[::1], float32[::1], int64, int64, int64, boolean)")
-print(next(iter(rows.overloads.values())).fndesc.mangled_name)
+from engine.cpu import embed
+row = embed._dequantize_row("Q4_1")
+row.compile("(uint8[::1], int64, int64, float32, float32[::1])")
+print(next(iter(row.overloads.values())).fndesc.mangled_name)
 """
 
 
@@ -389,4 +435,4 @@ def test_functions_of_different_processes_have_different_symbols(tmp_path: Path)
         for _ in range(2)
     }
     assert len(symbols) == 2
-    assert all("unpack_row" in symbol for symbol in symbols)
+    assert all("dequantize_row" in symbol for symbol in symbols)
