@@ -1,6 +1,8 @@
-"""Matrix products: the rounding steps that the contract allows, and no others."""
+"""Matrix products: the rounding steps that the contract allows, and no others, with every instruction set."""
 
+from collections.abc import Iterator
 from fractions import Fraction
+from typing import Any
 
 import gguf
 import numpy as np
@@ -9,46 +11,57 @@ from gguf import GGMLQuantizationType as T
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cpu import matmul
-from engine.cpu.backend import Backend
-from engine.cpu.unpack import unpack_row
-from engine.gguf.quants import CHAINS, FORMATS, Format
+from engine.cpu import simd
+from engine.cpu.products.dense import matmul_float
+from engine.cpu.products.law import Law
+from engine.cpu.products.matmul import matmul_rows
+from engine.cpu.products.repack import make_records
+from engine.cpu.products.unpack import UNPACK
+from engine.gguf.quants import ACTIVATION_MAX, CHAINS, Format
 from engine.models.weights import Weight
+from tests.cpu.blocks import (
+    FLOATS,
+    KERNELS,
+    QUANTIZED,
+    decoded,
+    finite_rows,
+    product,
+    quantized,
+    run,
+    with_factors,
+)
 from tests.tiers import examples
 
-QUANTIZED = [f for f in FORMATS.values() if f.quantized]
+F = np.float32
+
 EACH = pytest.mark.parametrize("entry", QUANTIZED, ids=lambda f: f.name)
-FLOATS = [f for f in FORMATS.values() if not f.quantized]
+FLOAT = pytest.mark.parametrize("entry", FLOATS, ids=lambda f: f.name)
 
 
-def finite_rows(entry: Format, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Random packed rows whose scales are finite and of ordinary size."""
-    rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (rows * columns // entry.block, entry.block_bytes), dtype=np.uint8)
-    if entry.type == T.MXFP4:
-        blocks[:, 0] = rng.integers(120, 130, len(blocks))
-    else:
-        places = {T.Q2_K: (80, 82), T.Q3_K: (108,), T.Q6_K: (208,), T.Q4_K: (0, 2), T.Q5_K: (0, 2)}
-        for at in places.get(entry.type, (0, 2) if entry.min_max else (0,)):
-            scale = (rng.standard_normal(len(blocks)) * 0.01).astype(np.float16)
-            blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(rows, entry.row_bytes(columns))
+def cases() -> Iterator[Any]:
+    """Every kernel.  The first tier has every format with two of the instruction sets, one with one and one with many
+    rows, and the kernel for a few rows of two formats."""
+    for i, entry in enumerate(QUANTIZED):
+        for j, instructions in enumerate(simd.INSTRUCTION_SETS):
+            for kernel in KERNELS:
+                first = (i + j) % 4 == ("step", "rows", "few").index(kernel)
+                if kernel == "few":
+                    first = entry.name in ("Q4_K", "Q8_0") and instructions in ("vnni", "avx2")
+                marks = () if first else pytest.mark.thorough
+                name = f"{entry.name}-{instructions}-{kernel}"
+                yield pytest.param(entry, instructions, kernel, id=name, marks=marks)
 
 
-def quantized(x: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    n, columns = x.shape
-    q = np.empty((n, columns), np.int8)
-    d = np.empty((n, columns // unit), np.float32)
-    s = np.empty((n, columns // 16), np.int16)
-    matmul.quantize_rows(x, unit, q, d, s)
-    return q, d, s
+def on_each_kernel(test: Any) -> Any:
+    """Run a test with every kernel."""
+    test = pytest.mark.parametrize(("entry", "instructions", "kernel"), list(cases()))(test)
+    return pytest.mark.usefixtures("_there")(test)
 
 
-def product(entry: Format, data: np.ndarray, x: np.ndarray, shares: int = 2) -> np.ndarray:
-    out = np.empty((len(x), len(data)), np.float32)
-    q, d, s = quantized(x, entry.unit)
-    matmul.matmul_quantized(int(entry.type), entry.unit, entry.min_max > 0, data, q, d, s, shares, out)
-    return out
+@pytest.fixture
+def _there(instructions: str) -> None:
+    if instructions not in simd.available():
+        pytest.skip(f"this CPU has no {instructions}")
 
 
 def to_float32(x: Fraction) -> Fraction:
@@ -66,48 +79,50 @@ def exact(value: np.generic | float) -> Fraction:
     return Fraction(float(value))
 
 
-@EACH
-def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format) -> None:
-    """Replays a row in exact rational arithmetic with one float32 rounding per step of the documented order."""
+def value_of(d: np.generic, dot: int, dm: np.generic, minimum: int, has_min: bool) -> Fraction:
+    """A unit's value, with the roundings of the contract."""
+    value = to_float32(exact(d) * to_float32(Fraction(dot)))
+    return to_float32(exact(dm) * to_float32(Fraction(minimum)) + value) if has_min else value
+
+
+@on_each_kernel
+def test_the_dot_product_rounds_exactly_where_the_contract_says(entry: Format, instructions: str, kernel: str) -> None:
+    """Replays rows in exact rational arithmetic with one float32 rounding per step of the documented order."""
     units = 9 if entry.unit == 256 else 21
     columns = units * entry.unit
-    data = finite_rows(entry, 3, columns, 1)
-    x = np.random.default_rng(2).standard_normal((2, columns)).astype(np.float32)
-    q, da, _ = quantized(x, entry.unit)
-    actual = product(entry, data, x)
-    w, m = np.zeros(columns, np.int16), np.zeros(columns // 16, np.int16)
-    d, dm = np.zeros(units, np.float32), np.zeros(units, np.float32)
+    # Two groups of weight rows, and tiles of 8, 4, 2 and 1 activation rows.
+    n_rows, n = 11, {"step": 2, "few": 6, "rows": 15}[kernel]
+    data = finite_rows(entry, n_rows, columns, 1)
+    rng = np.random.default_rng(2)
+    activations = quantized(rng.standard_normal((n, columns)).astype(F), entry.unit)
+    residual = rng.standard_normal((n, n_rows)).astype(F)
+    actual = product(entry, instructions, kernel, data, activations)
+    added = product(entry, instructions, kernel, data, activations, residual)
+    w, m, d, dm = decoded(entry, data)
+    q, da, _ = activations
+    dots = (q.reshape(n, 1, units, -1).astype(int) * w.reshape(1, n_rows, units, -1)).sum(axis=3)
+    minimums = (q.reshape(n, 1, units, -1).astype(int) * m.reshape(1, n_rows, units, -1)).sum(axis=3)
     length = -(-units // CHAINS)
-    for r in range(3):
-        unpack_row(int(entry.type), data[r], w, 0, m, d, dm, 0, 1, units, True)
-        for t in range(2):
+    for t in range(n):
+        for r in range(t % 3, n_rows, 3):
             total = Fraction(0)
             for first in range(0, units, length):
                 chain = Fraction(0)
                 for u in range(first, min(first + length, units)):
-                    span = slice(u * entry.unit, (u + 1) * entry.unit)
-                    a = q[t, span].astype(int)
-                    dot = int((w[span].astype(int) * a).sum())
-                    value = to_float32(exact(d[u]) * to_float32(Fraction(dot)))
-                    if entry.min_max:
-                        groups = (
-                            m[span.start // 16 : span.stop // 16].astype(int) if entry.unit == 256 else np.ones(2, int)
-                        )
-                        minimum = int((np.repeat(groups, 16) * a).sum())
-                        value = to_float32(exact(dm[u]) * to_float32(Fraction(minimum)) + value)
+                    value = value_of(d[r, u], int(dots[t, r, u]), dm[r, u], int(minimums[t, r, u]), entry.min_max > 0)
                     chain = to_float32(exact(da[t, u]) * value + chain)
                 total = to_float32(total + chain)
             assert exact(actual[t, r]) == total
+            assert exact(added[t, r]) == to_float32(exact(residual[t, r]) + total)
 
 
-@EACH
-def test_the_dot_product_against_float64(entry: Format) -> None:
+@on_each_kernel
+def test_the_dot_product_against_float64(entry: Format, instructions: str, kernel: str) -> None:
     """The product equals one in float64 of the same operands, with weights dequantized by ``gguf.quants``, up to those
     rounding steps."""
     columns = 4 * 256
     data = finite_rows(entry, 37, columns, 3)
-    x = np.random.default_rng(4).standard_normal((5, columns)).astype(np.float32)
-    q, da, _ = quantized(x, entry.unit)
+    q, da, s = quantized(np.random.default_rng(4).standard_normal((5, columns)).astype(F), entry.unit)
     weights = gguf.quants.dequantize(data, entry.type).astype(np.float64)
     activations = q.astype(np.float64) * np.repeat(da.astype(np.float64), entry.unit, axis=1)
     expected = activations @ weights.T
@@ -115,105 +130,161 @@ def test_the_dot_product_against_float64(entry: Format) -> None:
     # Each unit's value is rounded at most 5 times and added at most units / 8 + 8 times, half an ulp (2**-24) each.
     steps = 5 + columns // entry.unit / CHAINS + CHAINS
     # The dequantized weights of formats with a minimum are themselves rounded once.
-    assert np.all(np.abs(product(entry, data, x) - expected) <= (steps + 1) * 2.0**-24 * magnitude)
+    actual = product(entry, instructions, kernel, data, (q, da, s))
+    assert np.all(np.abs(actual - expected) <= (steps + 1) * 2.0**-24 * magnitude)
 
 
-@EACH
-def test_the_worst_case_does_not_overflow(entry: Format) -> None:
-    """All activations at +-127 against the block bytes that give the largest |I| among the extremes of every field."""
-    best = 0
-    w, m = np.zeros(entry.unit, np.int16), np.zeros(16, np.int16)
-    d, dm = np.zeros(1, np.float32), np.zeros(1, np.float32)
+def extremes(entry: Format) -> np.ndarray:
+    """Blocks in which fields have their extremes, with factors of 1."""
     patterns = [np.full(entry.block_bytes, byte, np.uint8) for byte in (0x00, 0x0F, 0x7F, 0x80, 0x88, 0xF0, 0xFF)]
     rng = np.random.default_rng(5)
     patterns += [rng.choice(np.array([0, 0x7F, 0x80, 0xFF], np.uint8), entry.block_bytes) for _ in range(64)]
-    for block in patterns:
-        unpack_row(int(entry.type), block, w, 0, m, d, dm, 0, 1, 1, True)
-        assert np.abs(w.astype(int)).max() <= entry.weight_max
-        assert not entry.min_max or np.abs(m.astype(int)).max() <= entry.min_max
-        for sign in (1, -1):
-            q = np.where(w.astype(int) * sign >= 0, 127, -127).astype(np.int8)
-            dot = int((w.astype(np.int64) * q).sum())
-            assert abs(dot) <= entry.dot_bound
-            best = max(best, abs(dot))
-            s = q.reshape(-1, 16).sum(axis=1).astype(np.int16)
-            out = np.empty((1, 1), np.float32)
-            # A block of scale 1: the float result is the rounded integer, so a wrapped sum would show.
-            scaled = _with_unit_scale(entry, block)
-            unpack_row(int(entry.type), scaled, w, 0, m, d, dm, 0, 1, 1, True)
-            dot = int((w.astype(np.int64) * q).sum())
-            groups = np.ones(2, np.int64) if entry.unit == 32 else m.astype(np.int64)
-            minimum = int((np.repeat(groups, 16) * q).sum()) if entry.min_max else 0
-            matmul.matmul_quantized(
-                int(entry.type), entry.unit, entry.min_max > 0, scaled.reshape(1, -1), q.reshape(1, -1),
-                np.ones((1, 1), np.float32), s.reshape(1, -1), 1, out,
-            )  # fmt: skip
-            value = to_float32(exact(d[0]) * to_float32(Fraction(dot)))
-            if entry.min_max:
-                value = to_float32(exact(dm[0]) * to_float32(Fraction(minimum)) + value)
-            assert exact(out[0, 0]) == value
-    assert best > entry.dot_bound // 8
+    return with_factors(entry, np.stack(patterns), 8 if entry.type == T.IQ2_XXS else 1, 1)
 
 
-def _with_unit_scale(entry: Format, block: np.ndarray) -> np.ndarray:
-    block = block.copy()
-    if entry.type == T.MXFP4:
-        block[0] = 128
-        return block
-    places = {T.Q2_K: (80, 82), T.Q3_K: (108,), T.Q6_K: (208,), T.Q4_K: (0, 2), T.Q5_K: (0, 2)}
-    for at in places.get(entry.type, (0, 2) if entry.min_max else (0,)):
-        block[at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
-    return block
+@on_each_kernel
+def test_the_worst_case_does_not_overflow(entry: Format, instructions: str, kernel: str) -> None:
+    """Activations of +-127, with the signs of the weights and with one sign, times extreme blocks of scale 1: the float
+    result is the rounded integer, so a sum that wraps or saturates would show."""
+    data = extremes(entry)
+    w, m, d, dm = decoded(entry, data)
+    assert np.abs(w).max() <= entry.weight_max
+    assert np.abs(m).max() <= entry.min_max
+    signs = np.where(w >= 0, 1, -1)
+    q = (127 * np.concatenate([signs, -signs, np.ones_like(signs[:1]), -np.ones_like(signs[:1])])).astype(np.int8)
+    if kernel == "few":
+        q = np.ascontiguousarray(q[::4])
+    s = q.reshape(len(q), -1, 16).sum(axis=2).astype(np.int16)
+    actual = product(entry, instructions, kernel, data, (q, np.ones((len(q), 1), F), s))
+    dots, minimums = q.astype(int) @ w.T, q.astype(int) @ m.T
+    # float32 holds the sums of one rounding each; their sum is exact in float64.
+    value = (d.T * dots.astype(F)).astype(F)
+    if entry.min_max:
+        value = (dm.T.astype(float) * minimums.astype(F) + value).astype(F)
+    assert np.array_equal(actual, value)
+    assert np.abs(dots).max() <= entry.dot_bound
+    assert np.abs(minimums).max() <= entry.min_bound
+    assert np.abs(dots).max() > entry.dot_bound // 8
 
 
+@pytest.mark.parametrize("instructions", simd.INSTRUCTION_SETS)
 @EACH
-@given(
-    rows=st.integers(1, 11),
-    n=st.integers(1, 6),
-    units=st.integers(1, 18),
-    shares=st.integers(1, 5),
-    seed=st.integers(0, 99),
-)
+def test_no_sum_overflows(entry: Format, instructions: str) -> None:
+    """The bounds in ``engine/cpu/products/law.py``."""
+    law = Law(UNPACK[entry.name], instructions)
+    fmt = law.fmt
+    pair = 2 * fmt.largest * ACTIVATION_MAX
+    assert law.limit >= 1
+    assert law.limit * pair < 2**15
+    scale = entry.weight_max // fmt.largest if fmt.offset == 0 else 128
+    quant = 255 if instructions in ("vnni512", "vnni") else fmt.largest
+    assert quant * ACTIVATION_MAX * entry.unit * max(scale, 1) < 2**31
+    # Sums of 16 activations times minimums, or scales and the offset.
+    assert entry.unit * ACTIVATION_MAX * 128 * max(law.offset, 1) < 2**31
+    assert not fmt.signed or not fmt.offset
+
+
+@on_each_kernel
+@given(rows=st.integers(1, 19), n=st.integers(1, 14), units=st.integers(1, 18), data=st.data())
 @examples(8, 3)
-def test_rows_batches_and_threads_do_not_show(
-    entry: Format, rows: int, n: int, units: int, shares: int, seed: int
+def test_rows_batches_and_ranges_do_not_show(
+    entry: Format, instructions: str, kernel: str, rows: int, n: int, units: int, data: st.DataObject
 ) -> None:
-    data = finite_rows(entry, rows, units * entry.unit, seed)
-    x = np.random.default_rng(seed + 1).standard_normal((n, units * entry.unit)).astype(np.float32)
-    together = product(entry, data, x, shares)
-    for t in range(n):
-        for r in range(rows):
-            assert product(entry, data[r : r + 1], x[t : t + 1], 1)[0, 0] == together[t, r]
+    packed = finite_rows(entry, rows, units * entry.unit, rows)
+    x = np.random.default_rng(n).standard_normal((n, units * entry.unit)).astype(F)
+    together = product(entry, instructions, kernel, packed, quantized(x, entry.unit))
+    assert not np.isnan(together).any()
+    t, r = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, rows - 1))
+    alone = product(entry, instructions, kernel, packed[r:], quantized(x[t:], entry.unit))
+    assert alone.tobytes() == together[t:, r:].tobytes()
 
 
-@pytest.mark.parametrize("entry", FLOATS, ids=lambda f: f.name)
+def test_a_range_writes_its_rows_only() -> None:
+    entry = QUANTIZED[0]
+    data, activations = finite_rows(entry, 29, 64, 0), quantized(np.ones((3, 64), F), entry.unit)
+    whole = product(entry, "plain", "rows", data, activations)
+    records = make_records(Weight("w", entry, 64, data), 1, run)
+    out = np.full((3, 29), np.nan, F)
+    matmul_rows(entry.name, "plain")(records.data[0], *activations, np.empty((0, 29), F), out, 1, 3)
+    assert np.array_equal(out[:, 8:24], whole[:, 8:24])
+    assert np.isnan(out[:, :8]).all() and np.isnan(out[:, 24:]).all()
+
+
+# --- float formats ---------------------------------------------------------------------------------------------
+
+
+def float_product(entry: Format, data: np.ndarray, x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
+    out = np.empty((len(x), len(data)), F)
+    before = np.empty((0, len(data)), F) if residual is None else residual
+    run(matmul_float(entry.name), data, x, before, out, items=len(data))
+    return out
+
+
+@FLOAT
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 100, 576])
 def test_float_formats(entry: Format, columns: int) -> None:
     rng = np.random.default_rng(columns)
-    values = rng.standard_normal((7, columns)).astype(np.float32)
+    values = rng.standard_normal((7, columns)).astype(F)
     data = gguf.quants.quantize(values, entry.type).view(np.uint8).reshape(7, -1)
     weights = gguf.quants.dequantize(data, entry.type).astype(np.float64)
-    x = rng.standard_normal((3, columns)).astype(np.float32)
-    (actual,) = Backend().matmul(x, Weight("w", entry, columns, data))
+    x, residual = rng.standard_normal((6, columns)).astype(F), rng.standard_normal((6, 7)).astype(F)
+    actual = float_product(entry, data, x)
     bound = (columns / 32 + 7) * 2.0**-24 * (np.abs(x) @ np.abs(weights).T)
     assert np.all(np.abs(actual - x.astype(np.float64) @ weights.T) <= bound)
-    for t in range(3):
-        (one,) = Backend().matmul(x[t : t + 1], Weight("w", entry, columns, data))
-        assert one.tobytes() == actual[t].tobytes()
+    assert float_product(entry, data, x, residual).tobytes() == (residual + actual).tobytes()
+    for t in range(6):
+        assert float_product(entry, data, x[t : t + 1]).tobytes() == actual[t].tobytes()
 
 
-@given(st.lists(st.floats(-1024, 1024, width=32), min_size=32, max_size=32), st.integers(-140, 100))
+@FLOAT
+def test_float_formats_round_in_the_order_of_the_contract(entry: Format) -> None:
+    """Replays 32 chains and the halving tree in exact rational arithmetic."""
+    columns = 75
+    rng = np.random.default_rng(0)
+    data = gguf.quants.quantize(rng.standard_normal((2, columns)).astype(F), entry.type).view(np.uint8).reshape(2, -1)
+    weights = gguf.quants.dequantize(data, entry.type)
+    x = rng.standard_normal((5, columns)).astype(F)
+    actual = float_product(entry, data, x)
+    for t in range(5):
+        for r in range(2):
+            chains = [Fraction(0)] * 32
+            for k in range(columns):
+                chains[k % 32] = to_float32(exact(weights[r, k]) * exact(x[t, k]) + chains[k % 32])
+            while len(chains) > 1:
+                half = len(chains) // 2
+                chains = [to_float32(a + b) for a, b in zip(chains[:half], chains[half:], strict=True)]
+            assert exact(actual[t, r]) == chains[0]
+
+
+# --- activations -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", [32, 256])
+@given(data=st.data(), exponent=st.integers(-140, 100))
 @settings(deadline=None)
-def test_activations_are_rounded_to_the_nearest_step(values: list[float], exponent: int) -> None:
-    x = np.ldexp(np.array([values], np.float32), exponent)
-    q, d, s = quantized(x, 32)
+def test_activations_are_rounded_to_the_nearest_step(unit: int, data: st.DataObject, exponent: int) -> None:
+    first = data.draw(st.lists(st.floats(-1024, 1024, width=32), min_size=32, max_size=32))
+    x = np.ldexp(np.resize(np.array(first, F), (1, unit)), exponent)
+    q, d, s = quantized(x, unit)
     amax = np.abs(x).max()
-    assert s.tolist() == [[int(q[0, :16].astype(int).sum()), int(q[0, 16:].astype(int).sum())]]
+    assert s.tolist() == q.reshape(-1, 16).sum(axis=1, dtype=int).reshape(1, -1).tolist()
     if amax < 2.0**-100:
         assert not q.any()
         assert d[0, 0] == 0
         return
-    assert d[0, 0] == np.float32(amax) / np.float32(127)
+    assert d[0, 0] == F(amax) / F(127)
     assert np.abs(q.astype(int)).max() == 127
     # One float32 rounding of 127 / amax moves a quotient by at most 127 * 2**-24.
     assert np.all(np.abs(q - x.astype(np.float64) / amax * 127) <= 0.5 + 127 * 2.0**-23)
+
+
+@pytest.mark.parametrize("unit", [32, 256])
+def test_units_are_quantized_alone(unit: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4 * unit)).astype(F)
+    q, d, s = quantized(x, unit)
+    for t in range(3):
+        for u in range(4):
+            own = quantized(np.ascontiguousarray(x[t : t + 1, u * unit : (u + 1) * unit]), unit)
+            assert own[0].tobytes() == q[t, u * unit : (u + 1) * unit].tobytes()
+            assert own[1][0, 0] == d[t, u]
+            assert own[2].tobytes() == s[t, u * unit // 16 : (u + 1) * unit // 16].tobytes()

@@ -1,0 +1,216 @@
+"""Mixtures of experts (Shazeer et al. 2017): which experts a row uses, their matrix products, and the sum of their outputs.
+
+Formula: of a row's logits l [n_expert] the n_used largest are chosen, the lower expert first where logits are equal; m is the
+    largest; p_s = exp(l_s - m), w_s = p_s / (p_0 + ... + p_(n_used - 1)): the softmax over all, renormalized over the chosen,
+    times the factor of the expert where a model has such factors;
+    y = residual + (sum_s w_s * expert_s(x) (+ sigmoid(l_shared) * shared(x))).
+Shapes: logits float32 [rows, n_expert (+ 1, the last one the shared network's)]; ids int32, weights float32 [rows, n_used],
+    largest first.  A *pair* is a row and one of its experts: pair = row * n_used + s.  ``order`` int32 [pairs] lists the
+    pairs by expert; group g consists of those at [starts[g], starts[g + 1]), which use expert used[g].  The matrices of all
+    experts are stacked (``Records.count``; rows of float formats).
+Who owns what: a row, or in a product eight rows of an expert, for all pairs that use it.
+Reduction order: p summed from the first to the last; products as in ``matmul.py`` and ``dense.py``;
+    sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)), then fma(sigmoid, shared, sum), then residual + that.
+    The order is that of the row's own choice, so it does not depend on the experts that other rows use.
+Bytes moved: the matrices of every expert in use, once.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.compile.family import family
+from engine.cpu.products.dense import dots
+from engine.cpu.products.law import Law
+from engine.cpu.products.matmul import Item, emit_rows, emit_step, item_of, scratch_bytes
+from engine.cpu.products.repack import ROWS
+from engine.cpu.products.unpack import UNPACK
+from engine.cpu.sample import pack
+from engine.cpu.simd import I32, I64, Code, data_of
+from engine.numerics import exp, fma, sigmoid
+
+f32 = np.float32
+u8 = np.uint8
+u64 = np.uint64
+
+
+@njit(cache=True, error_model="numpy")
+def route(logits, n_expert, ids, weights, first, last):  # type: ignore[no-untyped-def]
+    """The experts of rows [first, last) and their weights."""
+    n_used = ids.shape[1]
+    keys = np.empty(n_expert, np.uint64)
+    for t in range(first, last):
+        for e in range(n_expert):
+            keys[e] = pack(logits[t, e], e)
+        total = f32(0.0)
+        for s in range(n_used):
+            best = 0
+            for e in range(n_expert):
+                if keys[e] > keys[best]:
+                    best = e
+            keys[best] = u64(0)
+            ids[t, s] = best
+            weights[t, s] = exp(logits[t, best] - logits[t, ids[t, 0]])
+            total = total + weights[t, s]
+        for s in range(n_used):
+            weights[t, s] = weights[t, s] / total
+
+
+@njit(cache=True, error_model="numpy")
+def scale_weights(ids, scales, weights, first, last):  # type: ignore[no-untyped-def]
+    """Multiply the weights of rows [first, last) by the factors of their experts, scales float32 [n_expert], in place."""
+    for t in range(first, last):
+        for s in range(ids.shape[1]):
+            weights[t, s] = weights[t, s] * scales[ids[t, s]]
+
+
+@njit(cache=True, error_model="numpy")
+def group(ids, n_expert, order, used, starts, n_groups, first, last):  # type: ignore[no-untyped-def]
+    """List the pairs by expert, in their order where the expert is the same; there is a single item.
+
+    Writes order int32 [pairs], n_groups int32 [1], and the first n_groups of used int32 [min(n_expert, pairs)] and one more
+    of starts int32 [min(n_expert, pairs) + 1].
+    """
+    n_used = ids.shape[1]
+    for _ in range(first, last):
+        places = np.zeros(n_expert, np.int64)
+        for pair in range(ids.size):
+            places[ids[pair // n_used, pair % n_used]] += 1
+        groups = 0
+        at = 0
+        for e in range(n_expert):
+            count = places[e]
+            places[e] = at
+            if count:
+                used[groups] = e
+                starts[groups] = at
+                groups += 1
+                at += count
+        starts[groups] = at
+        n_groups[0] = groups
+        for pair in range(ids.size):
+            e = ids[pair // n_used, pair % n_used]
+            order[places[e]] = pair
+            places[e] += 1
+
+
+@functools.cache
+def _product_of_pairs(fmt: str, instructions: str, emit: Callable[[Code, Item], None]) -> Any:
+    """The intrinsic ``product`` of ``matmul.py`` for the n pairs from ``order[t]`` on; a pair reads row pair // share of the
+    activations and writes its own row of out, without a residual."""
+    law = Law(UNPACK[fmt], instructions)
+
+    @intrinsic
+    def product(typingctx, data, q, da, s, scratch, out, order, at, n, units, place, rows, count, t, share):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            code = Code(builder, instructions)
+            data, q, da, s, scratch, out, order = (data_of(context, builder, sig.args[i], args[i]) for i in range(7))
+            at, n, units, place, rows, count, t, share = args[7:]
+            order = code.at(order, code.times(t, 4))
+
+            def places(i: ir.Value) -> tuple[ir.Value, ir.Value]:
+                pair = code.load(order, code.times(i, 4), I32, 1).signed(I64).extract(0)
+                return builder.sdiv(pair, share), pair
+
+            numbers = [at, n, units, ir.Constant(I64, 0), place, rows, count]
+            item = item_of(law, code, [data, q, da, s, scratch, out, out], numbers)
+            emit(code, replace(item, places=places))
+            return context.get_dummy_value()
+
+        return types.void(data, q, da, s, scratch, out, order, *(types.int64,) * 8), codegen
+
+    return product
+
+
+@family
+def matmul_experts(fmt: str, instructions: str) -> Any:
+    """The kernel for stacked matrices of a quantized format (its name)."""
+    if instructions == "vnni512":
+        # An item has eight weight rows.
+        instructions = "vnni"
+    one = _product_of_pairs(fmt, instructions, emit_step)
+    many = _product_of_pairs(fmt, instructions, emit_rows)
+    unit_bytes = scratch_bytes(fmt, instructions)
+
+    @njit(cache=True, error_model="numpy")
+    def matmul_experts(data, q, da, s, order, share, used, starts, n_groups, out, first, last):  # type: ignore[no-untyped-def]
+        """out[pair] = row pair // share of the activations times the matrix of the pair's expert: float32 [pairs, R].
+
+        data uint8 [n_expert, groups of eight rows, bytes]; item g * data.shape[1] + i is group g of pairs and group i of
+        rows.  Items with g >= n_groups[0] do nothing.
+        """
+        rows = out.shape[1]
+        units = da.shape[1]
+        scratch = np.empty(units * unit_bytes, u8)
+        for item in range(first, last):
+            g, i = item // data.shape[1], item % data.shape[1]
+            if g >= n_groups[0]:
+                break
+            at = (used[g] * data.shape[1] + i) * data.shape[2]
+            place = ROWS * i
+            count = min(ROWS, rows - place)
+            t = starts[g]
+            n = starts[g + 1] - t
+            if n == 1:
+                one(data, q, da, s, scratch, out, order, at, n, units, place, rows, count, t, share)
+            else:
+                many(data, q, da, s, scratch, out, order, at, n, units, place, rows, count, t, share)
+
+    return matmul_experts
+
+
+@family
+def matmul_float_experts(fmt: str) -> Any:
+    """The kernel for stacked matrices of a float format (its name)."""
+    one = dots(fmt, 1)
+
+    @njit(cache=True, error_model="numpy")
+    def matmul_float_experts(  # type: ignore[no-untyped-def]
+        data, begin, pitch, x, order, share, used, starts, n_groups, out, first, last
+    ):
+        """As ``matmul_experts``, with row r of expert e at ``e * pitch + begin + r`` of data uint8 [n, row bytes]; item
+        g * R + r is group g of pairs and row r."""
+        rows = out.shape[1]
+        total = np.empty(1, np.float32)
+        for item in range(first, last):
+            g, r = item // rows, item % rows
+            if g >= n_groups[0]:
+                break
+            at = (used[g] * pitch + begin + r) * data.shape[1]
+            for i in range(starts[g], starts[g + 1]):
+                one(data, at, x, x.shape[1], order[i] // share, total)
+                out[order[i], r] = total[0]
+
+    return matmul_float_experts
+
+
+@njit(cache=True, error_model="numpy")
+def join(residual, y, weights, shared, logits, out, first, last):  # type: ignore[no-untyped-def]
+    """out = residual + the weighted sum of y [rows * n_used, n] + shared, which sigmoid(the last logit) scales, for rows
+    [first, last); residual and shared [rows, n] may have no rows, and are left out then.  out is none of them."""
+    n_used = weights.shape[1]
+    n = out.shape[1]
+    for t in range(first, last):
+        total = out[t]
+        for i in range(n):
+            total[i] = f32(0.0)
+        for s in range(n_used):
+            weight = weights[t, s]
+            part = y[t * n_used + s]
+            for i in range(n):
+                total[i] = fma(weight, part[i], total[i])
+        if shared.shape[0] > 0:
+            weight = sigmoid(logits[t, logits.shape[1] - 1])
+            part = shared[t]
+            for i in range(n):
+                total[i] = fma(weight, part[i], total[i])
+        if residual.shape[0] > 0:
+            part = residual[t]
+            for i in range(n):
+                total[i] = part[i] + total[i]

@@ -1,0 +1,181 @@
+"""From the rows of a file to records of eight rows: the same bytes, arranged so that eight rows are eight lanes.
+
+Formula: a record holds one block of each of eight consecutive rows.  A field of the block, ``length`` bytes in pieces of
+    ``size`` bytes, becomes [piece][row][size]: factors are pieces of two bytes, scales pieces of one byte (a *plane*), and
+    quants pieces of four bytes, so that a vector of 32 bytes holds four consecutive bytes of each of eight rows.
+Shapes: source uint8 [rows, row bytes]; records uint8 [count, groups, units * 8 * block bytes], groups = ceil(rows / 8); the
+    missing rows of a last group are zeros.
+Who owns what: an item is a group of eight rows.
+Bytes moved: each row once in, once out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.cpu.simd import I8, I16, I32, Code, Vec, data_of
+from engine.gguf.quants import Format
+from engine.models.weights import Weight
+
+ROWS = 8
+"""Rows of a record."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """``length`` bytes of a block from byte ``source`` on, which stay together in pieces of ``size`` bytes.
+
+    ``turned``: a word of 32 bits, one for each weight; bit 4 q + c becomes bit q of byte c, so that a shift by q and a mask
+    give the bits of four consecutive weights.
+    """
+
+    source: int
+    length: int
+    size: int
+    turned: bool = False
+
+
+FIELDS: dict[str, tuple[Field, ...]] = {
+    "Q4_0": (Field(0, 2, 2), Field(2, 16, 4)),
+    "Q4_1": (Field(0, 4, 2), Field(4, 16, 4)),
+    "Q5_0": (Field(0, 2, 2), Field(2, 4, 4, True), Field(6, 16, 4)),
+    "Q5_1": (Field(0, 4, 2), Field(4, 4, 4, True), Field(8, 16, 4)),
+    "Q8_0": (Field(0, 2, 2), Field(2, 32, 4)),
+    "Q2_K": (Field(80, 4, 2), Field(0, 16, 1), Field(16, 64, 4)),
+    "Q3_K": (Field(108, 2, 2), Field(96, 12, 1), Field(0, 96, 4)),
+    "Q4_K": (Field(0, 4, 2), Field(4, 12, 1), Field(16, 128, 4)),
+    "Q5_K": (Field(0, 4, 2), Field(4, 12, 1), Field(16, 160, 4)),
+    "Q6_K": (Field(208, 2, 2), Field(192, 16, 1), Field(0, 192, 4)),
+    "IQ2_XXS": (Field(0, 2, 2), Field(2, 64, 4)),
+    "IQ4_NL": (Field(0, 2, 2), Field(2, 16, 4)),
+    "IQ4_XS": (Field(0, 2, 2), Field(2, 6, 1), Field(8, 128, 4)),
+    "MXFP4": (Field(0, 1, 1), Field(1, 16, 4)),
+}
+"""The fields of a block in the order of a record: first d, then the minimum's factor, scales and quants."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """A quantized matrix, or ``count`` stacked ones, in records of eight rows.
+
+    ``rows``: of each matrix; ``data``: uint8 [count, ceil(rows / 8), units * 8 * block bytes].
+    """
+
+    name: str
+    format: Format
+    rows: int
+    columns: int
+    count: int
+    data: np.ndarray
+
+
+def fields_of(entry: Format) -> np.ndarray:
+    """The fields of a format for :func:`repack`: int64 [n, 4], each (source, pieces, size of a piece, turned)."""
+    fields = FIELDS[entry.name]
+    assert sum(field.length for field in fields) == entry.block_bytes
+    return np.array([(f.source, f.length // f.size, f.size, f.turned) for f in fields], np.int64)
+
+
+def _turned(words: Vec) -> Vec:
+    """Words of 32 bits whose bit 4 q + c becomes bit 8 c + q."""
+    # Twice the outer unshuffle (even bits to the lower half; Warren, Hacker's Delight, 7-2) turns the bits of an index by 2.
+    for _ in range(2):
+        for shift, mask in ((1, 0x22222222), (2, 0x0C0C0C0C), (4, 0x00F000F0), (8, 0x0000FF00)):
+            swapped = (words ^ words >> shift) & mask
+            words = words ^ swapped ^ swapped << shift
+    return words
+
+
+def _make_copy(lane: ir.IntType, turned: bool = False) -> Callable[..., Any]:
+    """``copy(target, i, source, j, stride)``: eight pieces, ``stride`` bytes apart, one after another."""
+
+    @intrinsic
+    def copy(typingctx, target, i, source, j, stride):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            code = Code(builder, "plain")
+            to = code.at(data_of(context, builder, sig.args[0], args[0]), args[1])
+            place = code.at(data_of(context, builder, sig.args[2], args[2]), args[3])
+            for r in range(ROWS):
+                code.store(code.load(place, 0, lane, 1), to, r * lane.width // 8)
+                place = code.at(place, args[4])
+            if turned:
+                code.store(_turned(code.load(to, 0, lane, ROWS)), to)
+            return context.get_dummy_value()
+
+        return types.void(target, types.int64, source, types.int64, types.int64), codegen
+
+    return copy
+
+
+_copy1, _copy2, _copy4, _copy_turned = _make_copy(I8), _make_copy(I16), _make_copy(I32), _make_copy(I32, True)
+
+
+@njit(cache=True)
+def repack(source, fields, block_bytes, begin, pitch, rows, data, first, last):  # type: ignore[no-untyped-def]
+    """Copy groups [first, last) of eight rows into their records.
+
+    Row r of matrix e is row ``e * pitch + begin + r`` of ``source`` uint8 [n, row bytes]; an item e * groups + g is group g
+    of matrix e.  ``fields``: :func:`fields_of`; ``data``: as in :class:`Records`.
+    """
+    groups = data.shape[1]
+    stride = source.shape[1]
+    block = np.empty((ROWS, block_bytes), np.uint8)
+    for item in range(first, last):
+        e, g = item // groups, item % groups
+        row = e * pitch + begin + ROWS * g
+        count = min(ROWS, rows - ROWS * g)
+        to = item * data.shape[2]
+        for u in range(stride // block_bytes):
+            if count == ROWS:
+                to = _repack_block(source, row * stride + u * block_bytes, stride, fields, data, to)
+            else:
+                for r in range(ROWS):
+                    for i in range(block_bytes):
+                        block[r, i] = source[row + r, u * block_bytes + i] if r < count else 0
+                to = _repack_block(block, 0, block_bytes, fields, data, to)
+
+
+@njit
+def _repack_block(source, at, stride, fields, data, to):  # type: ignore[no-untyped-def]
+    """Write a record at byte ``to`` from eight blocks, the first at byte ``at``, ``stride`` bytes apart; returns its end."""
+    for f in range(fields.shape[0]):
+        place, pieces, size, turned = at + fields[f, 0], fields[f, 1], fields[f, 2], fields[f, 3]
+        if turned:
+            _copy_turned(data, to, source, place, stride)
+        elif size == 4:
+            for i in range(pieces):
+                _copy4(data, to + 32 * i, source, place + 4 * i, stride)
+        elif size == 2:
+            for i in range(pieces):
+                _copy2(data, to + 16 * i, source, place + 2 * i, stride)
+        else:
+            for i in range(pieces):
+                _copy1(data, to + 8 * i, source, place + i, stride)
+        to += ROWS * size * pieces
+    return to
+
+
+def empty_records(weight: Weight, count: int) -> Records:
+    """Memory for the rows of ``weight`` as ``count`` stacked matrices of records."""
+    rows, entry = weight.rows // count, weight.format
+    data = np.empty((count, -(-rows // ROWS), ROWS * entry.row_bytes(weight.columns)), np.uint8)
+    return Records(weight.name, entry, rows, weight.columns, count, data)
+
+
+def arguments_of(weight: Weight, records: Records) -> tuple[Any, ...]:
+    """The arguments of :func:`repack`, without the range, that copy the rows of ``weight`` to ``records``."""
+    entry, pitch = weight.format, weight.pitch or records.rows
+    return weight.data, fields_of(entry), entry.block_bytes, weight.first, pitch, records.rows, records.data
+
+
+def make_records(weight: Weight, count: int, run: Callable[..., Any]) -> Records:
+    """The rows of ``weight`` as ``count`` stacked matrices of records.  ``run(kernel, *arguments, items=n)`` executes
+    ``kernel(*arguments, first, last)`` over the items [0, n)."""
+    records = empty_records(weight, count)
+    run(repack, *arguments_of(weight, records), items=count * records.data.shape[1])
+    return records
