@@ -81,6 +81,8 @@ class Context(Reader):
         "ratio" or "p-min".
         """
         params = speculation.params if speculation is not None else SpeculationParams()
+        if speculation is not None:
+            self.model.ops.expect_drafts()
         history = list(ids)
         while count > 0:
             self._settle()

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from engine.compile.target import Target
+    from engine.cpu.operations import Matrix
     from engine.cuda.runtime.device import Device
     from engine.cuda.runtime.tensor import DeviceWeight, Tensor
     from engine.cuda.runtime.values import Deferred
-    from engine.models.weights import Weight
     from engine.ops import Operations, Ops
 
 MOST_BATCH = 4096
@@ -77,11 +77,10 @@ def why_no_gpu() -> str:
 
 def describe_devices() -> list[tuple[str, str]]:
     """The name and a description of each device of this machine; without a GPU, "cuda" and the sentence that says why."""
-    import numba
-
+    from engine.cpu.cores import available_cores
     from engine.cpu.memory import available_memory
 
-    threads = numba.config.NUMBA_NUM_THREADS
+    threads = available_cores()
     free = f"{available_memory() / 1e9:.1f} GB of memory free"
     devices = [("cpu", f"{threads} thread{'s' * (threads != 1)}, {free}")]
     try:
@@ -99,7 +98,7 @@ def describe_devices() -> list[tuple[str, str]]:
 def _cpu(n_threads: int, max_rows: int) -> "Ops":
     from engine.cpu.backend import Backend
 
-    ops: Operations[np.ndarray, np.ndarray, Weight] = Backend(n_threads, max_rows)
+    ops: Operations[np.ndarray, np.ndarray, Matrix] = Backend(n_threads, max_rows)
     return cast("Ops", ops)
 
 

@@ -207,8 +207,16 @@ class LLM(Context):
         self.warm_up()
         if isinstance(self.draft, DraftModel):
             self.draft.llm.warm_up()
-        self.compile_seconds = time.perf_counter() - started
-        return self.compile_seconds
+        seconds = time.perf_counter() - started
+        self.compile_seconds += seconds
+        return seconds
+
+    def compile_missing(self, progress: Progress | None = None) -> None:
+        """Compile the missing kernels of this model, those that loading its weights needs included, before its weights are
+        loaded."""
+        started = time.perf_counter()
+        compile_all([*self.model.ops.load_jobs(), *self.jobs()], progress)
+        self.compile_seconds += time.perf_counter() - started
 
     # --- answers -----------------------------------------------------------------------------------------------
 

@@ -1,13 +1,9 @@
 """Opening a model: the file, the backend, the sizes of its context and rings, and the draft model."""
 
-import mmap
 import os
-import sys
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
@@ -34,9 +30,6 @@ from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.compile.target import Target
-
-POPULATE_READ = 22
-"""MADV_POPULATE_READ of Linux 5.14 and later, which Python does not define."""
 
 SNAPSHOT_BYTES = 2 << 30
 """The default limit of host memory for snapshots of recurrent models, in bytes."""
@@ -158,6 +151,8 @@ def load(
     beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
     options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
+    if drafter is not None:
+        ops.expect_drafts()
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
     elif drafter is not None:
@@ -221,14 +216,21 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     _check_types(config, options.types, gguf)
     n_ctx, ops.max_rows = _context(config, n_ctx, options, slots, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
-    _read_ahead(gguf, progress)
+    ops.loading([tensor.data for tensor in gguf.tensors.values()], progress)
     model = build(config, gguf, ops, n_ctx, options.types, slots)
-    ops.loaded()
     budget = options.snapshot_bytes
     if budget is None:
         # A snapshot is useless if it makes the system swap.
         budget = min(SNAPSHOT_BYTES, available_memory() // 8)
-    return LLM(gguf, tokenizer, model, file.seconds + time.perf_counter() - started, notes, budget)
+    llm = LLM(gguf, tokenizer, model, 0.0, notes, budget)
+    if model.mtp is not None:
+        ops.expect_drafts()
+    if not all(job.kept() for job in ops.load_jobs()):
+        # The first model of all: what loading needs is compiled together with the rest, by all cores.
+        llm.compile_missing(progress)
+    ops.loaded()
+    llm.load_seconds = file.seconds + time.perf_counter() - started - llm.compile_seconds
+    return llm
 
 
 def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
@@ -301,35 +303,3 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
             f"model, or {smaller}."
         )
     return positions, rows
-
-
-def _read_ahead(gguf: GGUF, progress: Progress | None) -> None:
-    """Touch the pages of the weights so that the first token does not wait for the disk.  Does nothing if they do not all
-    fit into memory."""
-    total = gguf.n_bytes
-    if available_memory() < total:
-        return
-    done = 0
-    for tensor in gguf.tensors.values():
-        if progress:
-            progress("load", done, total)
-        _touch(tensor.data)
-        done += tensor.nbytes
-    if progress:
-        progress("load", total, total)
-
-
-def _touch(data: np.ndarray) -> None:
-    """Bring the pages of a mapped array into memory, by one system call if there is one, which takes half the time."""
-    owner: object = data
-    while isinstance(owner, (np.ndarray, memoryview)):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if isinstance(owner, mmap.mmap) and sys.platform == "linux" and data.nbytes:
-        start = data.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
-        first = start // mmap.PAGESIZE * mmap.PAGESIZE
-        try:
-            owner.madvise(POPULATE_READ, first, start - first + data.nbytes)
-            return
-        except OSError:
-            pass  # an older system
-    int(data[::4096].max(initial=0))

@@ -187,8 +187,16 @@ class Operations(Protocol[A, V, M]):
         host: keep it in host memory, for a table of which a pass reads only a few rows.
         """
 
+    def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
+        """Prepare to load the tensors of a file.  ``progress("load", done, total)`` is called as their bytes are read, now or
+        by ``loaded``."""
+
+    def load_jobs(self) -> list[Job]:
+        """Compile jobs of kernels that ``loaded`` uses, which may be compiled before it is called."""
+
     def loaded(self) -> None:
-        """Release memory that only loading needs.  Call it after the last ``weight``."""
+        """Complete the loading of all matrices, and release memory that only loading needs.  Call it after the last
+        ``weight``."""
 
     def inputs(self) -> Pass[A] | None:
         """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each; None
@@ -212,6 +220,9 @@ class Operations(Protocol[A, V, M]):
 
     def warm_up(self, model: Decoder[A]) -> None:
         """Load the kernels of ``jobs``, and compile those that are not compiled yet.  Overwrites the model's cache."""
+
+    def expect_drafts(self) -> None:
+        """Choose kernels that are fast for passes of a few rows, which verify drafts."""
 
     def observe(self, observer: Observer[A] | None) -> None:
         """Call ``observer`` with intermediate values of all further operations; None: stop.

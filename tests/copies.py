@@ -92,6 +92,10 @@ def _walk(folder: Path) -> Iterator[Path]:
 C = TypeVar("C", bound=Change)
 
 
+ENTRIES = "engine/cpu/runtime/entry.py"
+"""Makes the entries of all kernels, which are stored under the names of the kernels."""
+
+
 class Imports:
     """The imports between modules of the package."""
 
@@ -156,6 +160,8 @@ class Copy:
     def seed(self, other: "Copy", changed: str, imports: Imports) -> None:
         """Start with the kernels that ``other`` has compiled, except those that depend on ``changed``."""
         stale = imports.users(changed)
+        if ENTRIES in stale:
+            return
         version = self.cache / self.version
         version.mkdir(parents=True, exist_ok=True)
         for path in (other.cache / other.version).glob("*.numba"):
@@ -184,9 +190,6 @@ class Copy:
             "NUMBA_CACHE_DIR": str(self.cache),
             "BITMIRROR_CACHE": os.environ.get("BITMIRROR_CACHE") or str(self.tree.parent / "models"),
             "BITMIRROR_SHARED": os.environ.get("BITMIRROR_SHARED") or str(REPOSITORY.parent / "shared"),
-            # Copies run in parallel, with one core each.
-            "NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS") or "2",
-            "OMP_NUM_THREADS": "1",
         }
 
     def test(self, targets: Sequence[str], limit: float) -> Outcome:

@@ -46,19 +46,26 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/delta_net.py": ("tests/cpu/test_delta_net.py",),
             "engine/cpu/dry.py": ("tests/decode/test_dry.py",),
             "engine/cpu/embed.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
-            "engine/cpu/experts.py": ("tests/cpu/test_experts.py",),
             "engine/cpu/fold.py": ("tests/cpu/test_operations.py", "tests/cpu/test_matmul.py"),
             "engine/cpu/glu.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
-            "engine/cpu/intrinsics.py": ("tests/cpu/test_intrinsics.py", "tests/cpu/test_matmul.py"),
-            "engine/cpu/matmul.py": ("tests/cpu/test_matmul.py",),
-            "engine/cpu/mtp.py": ("tests/models/test_mtp.py",),
+            "engine/cpu/lanes.py": ("tests/cpu/test_lanes.py",),
+            "engine/cpu/mtp.py": ("tests/models/test_mtp.py", "tests/cuda/simulated/test_mtp.py"),
             "engine/cpu/per_layer.py": ("tests/models/test_gemma4.py", "tests/models/test_oracle.py"),
+            "engine/cpu/products/dense.py": ("tests/cpu/test_matmul.py -k float",),
+            "engine/cpu/products/experts.py": ("tests/cpu/test_experts.py",),
+            "engine/cpu/products/law.py": ("tests/cpu/test_matmul.py",),
+            "engine/cpu/products/matmul.py": ("tests/cpu/test_matmul.py",),
+            "engine/cpu/products/quantize.py": ("tests/cpu/test_matmul.py",),
+            "engine/cpu/products/repack.py": ("tests/cpu/test_repack.py",),
+            "engine/cpu/products/unpack.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
             "engine/cpu/quantized_cache.py": ("tests/cpu/test_quantized_cache.py",),
             "engine/cpu/rms_norm.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
             "engine/cpu/rope.py": ("tests/cpu/test_operations.py",),
+            "engine/cpu/runtime/pool.py": ("tests/cpu/test_programs.py",),
+            "engine/cpu/runtime/program.py": ("tests/cpu/test_team.py", "tests/cpu/test_programs.py"),
+            "engine/cpu/runtime/walk.py": ("tests/cpu/test_team.py",),
             "engine/cpu/sample.py": ("tests/decode/test_sampler.py",),
             "engine/cpu/softcap.py": ("tests/cpu/test_operations.py", "tests/models/test_oracle.py"),
-            "engine/cpu/unpack.py": ("tests/gguf/test_quants.py", "tests/cpu/test_matmul.py"),
             "engine/cpu/xtc.py": ("tests/decode/test_xtc.py",),
         },
     ),
@@ -183,7 +190,19 @@ ON_DEVICE = "engine/cuda/"
 
 TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
-    + ("AHEAD_OF_LOOKUP", "SPARE", "step", "shares", "__all__")
+    + (
+        "AHEAD_OF_LOOKUP",
+        "SPARE",
+        "step",
+        "shares",
+        "__all__",
+        "SPINS",
+        "YIELDS",
+        "LINGERS",
+        "TILE_NS",
+        "TILE",
+        "grain",
+    )
 )
 """Names of constants that affect only speed."""
 

@@ -134,6 +134,19 @@ def test_the_layer_multiplies_every_matrix_of_the_file_once() -> None:
         made |= {number for number, _ in call["out"]}
 
 
+def test_a_record_has_the_bytes_of_eight_blocks() -> None:
+    found, reader = facts("record"), gguf.GGUFReader(resolve(None))
+    (tensor,) = (tensor for tensor in reader.tensors if tensor.name == found["tensor"])
+    blocks = np.array(found["blocks"])
+    assert np.array_equal(blocks, tensor.data[:8, :144])
+    pieces = [
+        blocks[:, source + at : source + at + size].reshape(-1)
+        for source, length, size in found["fields"]
+        for at in range(0, length, size)
+    ]
+    assert np.concatenate(pieces).tolist() == found["record"]
+
+
 def test_the_ring_holds_the_latest_positions() -> None:
     found = facts("ring")
     for ring in found["rings"]:

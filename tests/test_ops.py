@@ -9,9 +9,9 @@ import pytest
 
 from engine.arrays import Pass
 from engine.cpu import backend as cpu
+from engine.cpu.operations import Matrix
 from engine.errors import ModelError
 from engine.models.experts import Experts
-from engine.models.weights import Weight
 from engine.ops import Operations
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from engine.cuda.runtime.values import Deferred
 
     # mypy checks these assignments: every operation with its types.
-    of_cpu: Callable[[cpu.Backend], Operations[np.ndarray, np.ndarray, Weight]] = lambda ops: ops  # noqa: E731
+    of_cpu: Callable[[cpu.Backend], Operations[np.ndarray, np.ndarray, Matrix]] = lambda ops: ops  # noqa: E731
     of_gpu: Callable[[cuda.Backend], Operations[Tensor, Tensor | Deferred, DeviceWeight]] = lambda ops: ops  # noqa: E731
 
 BESIDE = {
-    "cpu": {"append", "attend", "convolved", "int8_queries", "rope"},
+    "cpu": {"append", "attend", "convolved", "int8_queries", "rope"}
+    | {"compute", "do", "empty", "flush", "record", "run_program"},
     "cuda": {"capture", "plan", "record", "start"},
 }
 """Public methods that only one backend has."""
@@ -40,10 +41,11 @@ def backend(name: str) -> Any:
 
 
 def members(owner: type) -> dict[str, Any]:
-    """Public methods and properties."""
+    """Public methods and properties, including those of base classes."""
     return {
         name: member
-        for name, member in vars(owner).items()
+        for base in reversed(owner.__mro__)
+        for name, member in vars(base).items()
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
     }
 

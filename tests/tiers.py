@@ -98,12 +98,6 @@ def pytest_configure(config: pytest.Config) -> None:
     Tier.all, Tier.rest, Tier.gpu = (bool(config.getoption(name)) for name in ("--all", "--rest", "--gpu"))
     if Tier.all + Tier.rest + Tier.gpu > 1:
         raise pytest.UsageError("--all, --rest and --gpu exclude each other.")
-    # Several processes share the cores, so waiting OpenMP threads must not spin.  With a load of 13 on two cores, three
-    # answers of 24 tokens took 62 s with spinning and 1 s without.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if Tier.gpu:
-        # There is one process per core.
-        os.environ.setdefault("NUMBA_NUM_THREADS", "2")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell makes background jobs ignore the signal, and the processes that they start inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)

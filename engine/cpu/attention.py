@@ -2,86 +2,111 @@
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1).
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or
-    uint16 holding float16, or words (``engine/cache/types.py``); out float32 [rows, n_head, d_v].  Position j lives in ring
-    chunk (j // 64) % chunks, lane j % 64.  Keys are stored transposed within a chunk, so that 64 scores are 64 lanes and each
-    is one chain over d_k.
-Who owns what: a thread owns (row, head) pairs; head h reads the keys and values of head h // (n_head / n_head_kv).
+    float16, given as words uint32 [n_head_kv, chunks, words], or quantized (``engine/cache/types.py``); out float32 [rows,
+    n_head, d_v].  Position j lives in ring chunk (j // 64) % chunks, lane j % 64.  Keys are stored transposed within a
+    chunk, so that 64 scores are 64 lanes and each is one chain over d_k.
+Who owns what: an item is a pair (head, row), the rows of a head are consecutive; a call owns items [first, last).  Head h
+    reads the keys and values of head h // (n_head / n_head_kv).
 Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q * scale; hidden positions score -inf;
     with a quantized cache by ``engine/cpu/quantized_cache.py``;
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
     o_d = fma(p_b, v_bd, ... fma(p_a, v_ad, 0)) over the visible lanes a..b of the chunk only;
     chunks join in rising position: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l),
     O' = fma(O, a, b o); out = O / L.
-Bytes moved: (d_k + d_v) * element size per visible position, n_head_kv times from memory.
+Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and head of keys that its items
+    share, and once per four items from a cache of the CPU.
 """
 
-import numpy as np
-from numba import njit, prange
+from collections.abc import Callable
+from typing import Any
 
-from engine.cache.types import CHUNK
+import numpy as np
+from numba import njit
+
+from engine.cache.types import BLOCK, CHUNK
+from engine.compile.family import family
 from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
-from engine.cpu.intrinsics import LANES, weighted_sum64
-from engine.numerics import exp, float_to_half, fma, half_to_float
+from engine.cpu.lanes import ROWS, add_weighted, clear, hide
+from engine.numerics import exp, float_to_half, fma
 
 f32 = np.float32
+i64 = np.int64
 
 
-@njit(cache=True)
-def append(x, positions, half, by_position, ring):  # type: ignore[no-untyped-def]
-    """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at their positions int32 [rows]; ``half``: the
-    ring [n_head_kv, chunks, d, 64] or [n_head_kv, chunks, 64, d] holds float16 bits."""
-    chunks = ring.shape[1]
-    for t in range(x.shape[0]):
-        c = positions[t] // CHUNK % chunks
+@njit(cache=True, error_model="numpy")
+def append(x, positions, by_position, ring, first, last):  # type: ignore[no-untyped-def]
+    """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at their positions int32 [rows] of a ring
+    [n_head_kv, chunks, d, 64] or [n_head_kv, chunks, 64, d], float32 or uint16 for the bits of float16.  An item is a pair of
+    a row and a head, row by row."""
+    heads, chunks, d = x.shape[1], ring.shape[1], x.shape[2]
+    flat = ring.reshape(-1)
+    for item in range(first, last):
+        t, h = item // heads, item % heads
         lane = positions[t] % CHUNK
-        for h in range(x.shape[1]):
-            for d in range(x.shape[2]):
-                value = float_to_half(x[t, h, d]) if half else x[t, h, d]
-                if by_position:
-                    ring[h, c, lane, d] = value
-                else:
-                    ring[h, c, d, lane] = value
+        at = (h * chunks + positions[t] // CHUNK % chunks) * CHUNK * d
+        at, step = (at + lane * d, 1) if by_position else (at + lane, CHUNK)
+        for i in range(d):
+            if ring.itemsize == 2:
+                flat[at + i * step] = float_to_half(x[t, h, i])
+            else:
+                flat[at + i * step] = x[t, h, i]
+
+
+# --- one chunk -------------------------------------------------------------------------------------------------
 
 
 @njit(cache=True)
-def weighted_sum(c, first, last, rows, half, out):  # type: ignore[no-untyped-def]
-    """out[t] = sum of c[i] * rows[i, t] for first <= i < last, one fma chain per t in rising i, from 0; rows [n, width]."""
-    width = out.size
-    flat = rows.reshape(-1)
-    whole = width // LANES * LANES
-    for t in range(0, whole, LANES):
-        weighted_sum64(c, first, last - first, flat, first * width + t, width, out, t)
-    for t in range(whole, width):
-        total = f32(0.0)
-        for i in range(first, last):
-            x = flat[i * width + t]
-            total = fma(c[i], half_to_float(np.uint16(x)) if half else f32(x), total)
-        out[t] = total
+def first_visible(position, window):  # type: ignore[no-untyped-def]
+    """The first position that the row at ``position`` sees."""
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@njit(cache=True)
+def visible(chunk, position, window):  # type: ignore[no-untyped-def]
+    """The lanes [first, last) of a chunk that the row at ``position`` sees; none if last <= first."""
+    return max(0, first_visible(position, window) - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
 
 
 @njit(cache=True, error_model="numpy")
 def weigh(p, first, last):  # type: ignore[no-untyped-def]
     """Turn scores p [64] into exp(p - maximum) in place, 0 outside the lanes [first, last); returns the maximum."""
-    m = f32(-np.inf)
-    for j in range(CHUNK):
-        if j < first or j >= last:
-            p[j] = f32(-np.inf)
-        m = max(m, p[j])
+    m = hide(p, first, last)
     for j in range(CHUNK):
         p[j] = exp(p[j] - m)
     return m
 
 
-@njit(cache=True, error_model="numpy")
-def attend_chunk(scaled, keys, values, first, last, half, p, o):  # type: ignore[no-untyped-def]
-    """Attend over one chunk: scaled q' [d_k], keys [d_k, 64], values [64, d_v]; the lanes [first, last) are visible.
-    Returns the largest score and the sum of p, and writes the weighted values to o [d_v]; p [64] is scratch."""
-    weighted_sum(scaled, 0, scaled.size, keys, half, p)
-    m = weigh(p, first, last)
-    # Hidden lanes hold keys and values of other rows or older answers; without this, 0 * inf would give NaN.
-    weighted_sum(p, first, last, values, half, o)
-    return m, fold(p, CHUNK)
+@family
+def weighted_values(half: bool) -> Callable[..., None]:
+    """The function ``weighted_values(p, n, lanes, values, j, d_v, o)``: o[r] = weighted values [64, d_v] of the lanes
+    ``lanes[r]`` [first, last) of n queries, p [4, 64], o [4, d_v]; the values are float16 if ``half``, else float32, from
+    element j of an array.
+
+    Hidden lanes hold values of other rows or older answers, possibly 0 * inf, so they take no part.  The lanes that all
+    queries see are summed for all of them at once, the others before and after for each.
+    """
+    add = add_weighted(half)
+
+    @njit(error_model="numpy")
+    def weighted_values(p, n, lanes, values, j, d_v, o):  # type: ignore[no-untyped-def]
+        first, last = lanes[0, 0], lanes[0, 1]
+        for r in range(1, n):
+            first, last = max(first, lanes[r, 0]), min(last, lanes[r, 1])
+        if first >= last:
+            first = last = i64(CHUNK)
+        one, together = i64(1), i64(1 if n == 1 else ROWS)
+        clear(o, together * d_v)
+        for r in range(n):
+            low, high = lanes[r, 0], min(first, lanes[r, 1])
+            add(p, r * CHUNK + low, one, one, high - low, values, j + low * d_v, d_v, d_v, o, r * d_v, d_v)
+        stride = i64(CHUNK)
+        add(p, first, stride, together, last - first, values, j + first * d_v, d_v, d_v, o, i64(0), d_v)
+        for r in range(n):
+            count = lanes[r, 1] - last
+            add(p, r * CHUNK + last, one, one, count, values, j + last * d_v, d_v, d_v, o, r * d_v, d_v)
+
+    return weighted_values
 
 
 @njit(cache=True, error_model="numpy")
@@ -95,162 +120,131 @@ def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
     return joined, fma(total, a, b * weight)
 
 
-@njit(cache=True)
-def first_visible(position, window):  # type: ignore[no-untyped-def]
-    """The first position that the row at ``position`` sees."""
-    return max(0, position - window + 1) if window > 0 else 0
+# --- types of keys and values ----------------------------------------------------------------------------------
 
 
-@njit(cache=True, error_model="numpy")
-def attend_one(q, keys, values, position, scale, window, half, scaled, p, o, out):  # type: ignore[no-untyped-def]
-    """Attention of one head of one row: q [d_k], keys [chunks, d_k, 64], values [chunks, 64, d_v], out [d_v]; scaled [d_k],
-    p [64] and o [d_v] are scratch."""
-    chunks = keys.shape[0]
-    low = first_visible(position, window)
-    for d in range(q.size):
-        scaled[d] = q[d] * scale
-    maximum = f32(-np.inf)
-    total = f32(0.0)
-    out[:] = f32(0.0)
-    for chunk in range(low // CHUNK, position // CHUNK + 1):
-        c = chunk % chunks
-        first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
-        m, weight = attend_chunk(scaled, keys[c], values[c], first, last, half, p, o)
-        maximum, total = join(maximum, total, m, weight, o, out)
-    for d in range(out.size):
-        out[d] = out[d] / total
+def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
+    """The functions that read a cache of these types.
 
-
-@njit(cache=True, parallel=True, error_model="numpy")
-def attend(q, keys, values, positions, scale, window, half, shares, out):  # type: ignore[no-untyped-def]
-    """Attention of every head of every row; keys and values are both float32 or both float16; window 0 means all earlier
-    positions."""
-    rows, n_head, d_k = q.shape
-    group = n_head // keys.shape[0]
-    tasks = rows * n_head
-    step = (tasks + shares - 1) // shares
-    for share in prange(shares):
-        scaled = np.empty(d_k, np.float32)
-        p = np.empty(CHUNK, np.float32)
-        o = np.empty(values.shape[3], np.float32)
-        for task in range(share * step, min((share + 1) * step, tasks)):
-            # Rows of a head are consecutive, so a thread reads few heads of the cache.
-            h = task // rows
-            t = task % rows
-            attend_one(
-                q[t, h],
-                keys[h // group],
-                values[h // group],
-                positions[t],
-                scale,
-                window,
-                half,
-                scaled,
-                p,
-                o,
-                out[t, h],
-            )
-
-
-# --- quantized keys or values ----------------------------------------------------------------------------------
-
-
-@njit(cache=True, error_model="numpy")
-def floats(chunk, bits, out):  # type: ignore[no-untyped-def]
-    """Convert a chunk of float32 or float16, given as words, to float32."""
-    flat = out.reshape(-1)
-    if bits == 32:
-        words = chunk.view(np.float32)
-        for i in range(flat.size):  # an assignment of arrays takes seconds to compile
-            flat[i] = words[i]
-    else:
-        halves = chunk.view(np.uint16)
-        for i in range(flat.size):
-            flat[i] = half_to_float(halves[i])
-
-
-@njit(cache=True, error_model="numpy")
-def unpack(keys, values, k_bits, v_bits, key_integers, key_floats, value_integers, value_floats):  # type: ignore[no-untyped-def]
-    """Unpack a chunk of keys and of values, given as words.  Keys: integers int16 [64, d_k] where they are quantized, else
-    key_floats float32 [d_k, 64].  Values: value_floats float32 [64, d_v]; value_integers int8 [64, d_v] is scratch."""
-    if k_bits < 16:
-        quantized_cache.integers(keys, key_integers.shape[1], k_bits, False, key_integers)
-    else:
-        floats(keys, k_bits, key_floats)
-    if v_bits < 16:
-        quantized_cache.values(values, value_integers.shape[1], v_bits, value_integers, value_floats)
-    else:
-        floats(values, v_bits, value_floats)
-
-
-@njit(cache=True, error_model="numpy")
-def score(q, integers, scales, scale, keys, k_bits, key_integers, key_floats, dots, scaled, p):  # type: ignore[no-untyped-def]
-    """p [64] = scores of one query with the keys that ``unpack`` has written; integers and scales are those of the query
-    where keys are quantized; dots int32 [64] and scaled float32 [d_k] are scratch."""
-    if k_bits < 16:
-        quantized_cache.scores(key_integers, keys, k_bits, integers, scales, dots, p)
-    else:
-        for d in range(q.size):
-            scaled[d] = q[d] * scale
-        weighted_sum(scaled, 0, q.size, key_floats, False, p)
-
-
-@njit(cache=True, error_model="numpy")
-def attend_share(  # type: ignore[no-untyped-def]
-    q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, begin, end, out
-):
-    """One thread's share of ``attend_quantized``: the pairs begin .. end - 1 of a head and a row; the rows of a head are
-    consecutive."""
-    rows, n_head, d_k = q.shape
-    group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
-    key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
-    dots = np.empty(CHUNK, np.int32)
-    key_floats, value_floats = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
-    p, o, scaled = np.empty(CHUNK, np.float32), np.empty(d_v, np.float32), np.empty(d_k, np.float32)
-    maxima, totals = np.empty(max(end - begin, 0), np.float32), np.empty(max(end - begin, 0), np.float32)
-    while begin < end:
-        g = begin // rows // group
-        stop = min(end, (g + 1) * group * rows)
-        low, high = positions[0], positions[0]
-        for task in range(begin, stop):
-            position = positions[task % rows]
-            low, high = min(low, first_visible(position, window)), max(high, position)
-            maxima[task - begin], totals[task - begin] = f32(-np.inf), f32(0.0)
-            out[task % rows, task // rows, :] = f32(0.0)
-        for chunk in range(low // CHUNK, high // CHUNK + 1):
-            own, unpacked = keys[g, chunk % chunks], (key_integers, key_floats)
-            unpack(own, values[g, chunk % chunks], k_bits, v_bits, *unpacked, value_integers, value_floats)
-            for task in range(begin, stop):
-                t, h = task % rows, task // rows
-                lowest = first_visible(positions[t], window)
-                first, last = max(0, lowest - chunk * CHUNK), min(CHUNK, positions[t] - chunk * CHUNK + 1)
-                if first >= last:
-                    continue
-                score(q[t, h], integers[t, h], scales[t, h], scale, own, k_bits, *unpacked, dots, scaled, p)
-                m = weigh(p, first, last)
-                weighted_sum(p, first, last, value_floats, False, o)
-                joined = join(maxima[task - begin], totals[task - begin], m, fold(p, CHUNK), o, out[t, h])
-                maxima[task - begin], totals[task - begin] = joined
-        for task in range(begin, stop):
-            for d in range(d_v):
-                out[task % rows, task // rows, d] = out[task % rows, task // rows, d] / totals[task - begin]
-        begin = stop
-
-
-@njit(cache=True, parallel=True, error_model="numpy")
-def attend_quantized(  # type: ignore[no-untyped-def]
-    q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, shares, out
-):
-    """Attention of every head of every row where keys, values or both are quantized.
-
-    q float32 [rows, n_head, d_k]; keys and values are words [n_head_kv, chunks, ...] whatever their types; positions int32
-    [rows]; window 0 means all earlier positions; out float32 [rows, n_head, d_v].
-
-    integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the query where keys are quantized.  A
-    thread unpacks a chunk once for all its heads and rows that share it.
+    ``query(q, integers, scales, scale, t, h, queries, dq, at)``: write a query as it is multiplied by keys to queries[at],
+    and its scales to dq[at];
+    ``read_keys(keys, g, c, scratch, dk)``: an array, and the index of its element where chunk c of head g begins, [d_k, 64];
+    the scales are written to dk [d_k / 32, 64];
+    ``scores(queries, dq, at, rows, keys, j, dk, dots, p)``: write the scores of 1 or 4 ``rows`` from ``at`` to p [4, 64];
+    ``read_values(values, g, c, scratch)``: like ``read_keys``, for values [64, d_v];
+    ``weighted_values(p, n, lanes, values, j, d_v, o)``.
     """
-    tasks = q.shape[0] * q.shape[1]
-    step = (tasks + shares - 1) // shares
-    for share in prange(shares):
-        begin, end = share * step, min((share + 1) * step, tasks)
-        attend_share(q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, begin, end, out)
+    weighted = weighted_values(v_bits == 16)
+    if v_bits < 16:
+
+        @njit(error_model="numpy")
+        def read_values(values, g, c, scratch):  # type: ignore[no-untyped-def]
+            quantized_cache.unpack_values(values[g, c], v_bits, scratch)
+            return scratch, 0
+
+    else:
+
+        @njit(error_model="numpy")
+        def read_values(values, g, c, scratch):  # type: ignore[no-untyped-def]
+            return values, (g * values.shape[1] + c) * values.shape[2] * (32 // v_bits)
+
+    if k_bits < 16:
+
+        @njit(error_model="numpy")
+        def read_keys(keys, g, c, scratch, dk):  # type: ignore[no-untyped-def]
+            quantized_cache.unpack_keys(keys[g, c], k_bits, dk, scratch)
+            return scratch, 0
+
+        return quantized_cache.query_floats, read_keys, quantized_cache.scores, read_values, weighted
+    add = add_weighted(k_bits == 16)
+
+    @njit(error_model="numpy")
+    def query(q, integers, scales, scale, t, h, queries, dq, at):  # type: ignore[no-untyped-def]
+        for i in range(q.shape[2]):
+            queries[at, i] = q[t, h, i] * scale
+
+    @njit(error_model="numpy")
+    def read_plain_keys(keys, g, c, scratch, dk):  # type: ignore[no-untyped-def]
+        return keys, (g * keys.shape[1] + c) * keys.shape[2] * (32 // k_bits)
+
+    @njit(error_model="numpy")
+    def scores(queries, dq, at, rows, keys, j, dk, dots, p):  # type: ignore[no-untyped-def]
+        clear(p, rows * CHUNK)
+        d, lanes = queries.shape[1], i64(CHUNK)
+        add(queries, at * d, d, rows, d, keys, j, lanes, lanes, p, i64(0), lanes)
+
+    return query, read_plain_keys, scores, read_values, weighted
+
+
+# --- all chunks ------------------------------------------------------------------------------------------------
+
+
+@family
+def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
+    """The kernel ``attend(q, integers, scales, keys, values, positions, scale, window, out, first, last)`` for keys and
+    values of these sizes in bits.
+
+    integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
+    keys, and empty for others; positions int32 [rows]; window 0 means all earlier positions.  If values are quantized, the
+    result has yet to be rotated (``engine/cpu/quantized_cache.py``).
+    """
+    query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
+    k_quantized, v_quantized = k_bits < 16, v_bits < 16
+
+    @njit(error_model="numpy")
+    def attend(q, integers, scales, keys, values, positions, scale, window, out, first, last):  # type: ignore[no-untyped-def]
+        rows, n_head, d_k = q.shape
+        group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
+        blocks = d_k // BLOCK if k_quantized else 0
+        most = min(last - first, group * rows)
+        # Four queries are read at once, even where fewer are left.
+        queries, dq = np.empty((most + ROWS, d_k), np.float32), np.empty((most + ROWS, blocks), np.float32)
+        clear(queries, queries.size)
+        clear(dq, dq.size)
+        k_scratch = np.empty((d_k if k_quantized else 0, CHUNK), np.float32)
+        v_scratch = np.empty((CHUNK, d_v if v_quantized else 0), np.float32)
+        dk, dots = np.empty((blocks, CHUNK), np.float32), np.empty((ROWS, CHUNK), np.float32)
+        p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
+        # The maximum and the sum of the chunks so far, and the maximum of the current one.
+        sums, lanes = np.empty((most, 3), np.float32), np.empty((ROWS, 2), np.int64)
+        while first < last:
+            g = first // rows // group
+            stop = min(last, (g + 1) * group * rows)
+            low, high = positions[0], positions[0]
+            for item in range(first, stop):
+                t, h, at = item % rows, item // rows, item - first
+                low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
+                query(q, integers, scales, scale, t, h, queries, dq, at)
+                sums[at, 0], sums[at, 1] = f32(-np.inf), f32(0.0)
+                for i in range(d_v):
+                    out[t, h, i] = f32(0.0)
+            for chunk in range(low // CHUNK, high // CHUNK + 1):
+                own_keys, key = read_keys(keys, g, chunk % chunks, k_scratch, dk)
+                own_values, value = read_values(values, g, chunk % chunks, v_scratch)
+                item = first
+                while item < stop:
+                    n = 0
+                    while n < ROWS and item + n < stop:
+                        lanes[n, 0], lanes[n, 1] = visible(chunk, positions[(item + n) % rows], window)
+                        if lanes[n, 0] >= lanes[n, 1]:
+                            break
+                        n += 1
+                    if n == 0:
+                        item += 1
+                        continue
+                    scores(queries, dq, item - first, i64(1 if n == 1 else ROWS), own_keys, key, dk, dots, p)
+                    for r in range(n):
+                        sums[item + r - first, 2] = weigh(p[r], lanes[r, 0], lanes[r, 1])
+                    weighted(p, n, lanes, own_values, value, d_v, o)
+                    for r in range(n):
+                        at, t, h = item + r - first, (item + r) % rows, (item + r) // rows
+                        weight, own = fold(p[r], CHUNK), sums[at]
+                        own[0], own[1] = join(own[0], own[1], own[2], weight, o[r], out[t, h])
+                    item += n
+            for item in range(first, stop):
+                row, total = out[item % rows, item // rows], sums[item - first, 1]
+                for i in range(d_v):
+                    row[i] = row[i] / total
+            first = stop
+
+    return attend

@@ -2,7 +2,7 @@
 
 Formula: total = sum of all words mod 2^64.
 Shapes: data uint64 [n]; a uint64 out.
-Who owns what: each of ``shares`` threads sums one part of ceil(n / shares) words.
+Who owns what: an item is one of the ``parts.size`` runs of ceil(n / parts.size) words.
 Reduction order: any, since integers do not round.
 Bytes moved: 8 n.
 """
@@ -12,9 +12,14 @@ import os
 import time
 from functools import cache
 
-import numba
 import numpy as np
-from numba import njit, prange
+from numba import njit
+
+from engine.cpu.runtime.program import TILE_NS, Program
+from engine.cpu.runtime.team import team
+
+RUN = 1 << 16
+"""Words that a thread reads at a time."""
 
 
 @njit(cache=True)
@@ -26,14 +31,12 @@ def sum_of(data):  # type: ignore[no-untyped-def]
     return total
 
 
-@njit(cache=True, parallel=True)
-def read_sum(data, shares):  # type: ignore[no-untyped-def]
-    """The sum of data uint64 [n]; each of ``shares`` threads reads its part once and does no other work."""
-    parts = np.zeros(shares, np.uint64)
-    step = (data.size + shares - 1) // shares
-    for c in prange(shares):
+@njit(cache=True)
+def read_sums(data, parts, first, last):  # type: ignore[no-untyped-def]
+    """parts [c] = the sum of the c-th run of data uint64 [n], for the runs [first, last); parts uint64."""
+    step = (data.size + parts.size - 1) // parts.size
+    for c in range(first, last):
         parts[c] = sum_of(data[c * step : (c + 1) * step])
-    return sum_of(parts)
 
 
 def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) -> float:
@@ -42,12 +45,15 @@ def memory_bandwidth(n_threads: int, n_bytes: int = 1 << 30, passes: int = 5) ->
     ``n_bytes`` must be much larger than the caches for the figure to be that of memory.
     """
     data = np.full(max(n_bytes // 8, 1), 1, np.uint64)
-    numba.set_num_threads(n_threads)
-    read_sum(data[:64], n_threads)
+    # Runs are short, so that no thread waits long for the last one.
+    parts = np.zeros(-(-data.size // RUN), np.uint64)
+    program = Program()
+    program.add(read_sums, (data, parts), parts.size, TILE_NS)
+    program.finish()
     best = math.inf
     for _ in range(passes):
         start = time.perf_counter()
-        read_sum(data, n_threads)
+        team().run(program, n_threads)
         best = min(best, time.perf_counter() - start)
     return data.nbytes / best
 

@@ -9,7 +9,7 @@ Formula, for the token at position p, with x_p the channels (q, k, v) before the
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv]; ring
     float32 [length, C], x of position p in row p % length; states float32 [slots, n_v, d, d], the state after position p in
     slot p % slots; out float32 [rows, n_v d].  d is a multiple of 32.
-Who owns what: a thread owns value heads; the convolution and the norms are one call, one thread.
+Who owns what: an item of the convolution is a block of 64 channels, of the norms a head of a row, of the rule a value head.
 Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2): the tree of ``engine/cpu/rms_norm.py``.
     M_j . k: chain c of 32 owns i with i % 32 == c, one fma each in rising i, from 0; then with s_l = (c_4l + c_4l+2) +
     (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...), (0 + 1).
@@ -20,7 +20,7 @@ Bytes moved: 4 d^2 n_v read, and as many written for each of the last ``slots`` 
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from engine.cpu.fold import fold
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
@@ -28,44 +28,50 @@ from engine.numerics import exp, fma, sigmoid, silu, softplus
 
 f32 = np.float32
 DOT_CHAINS = 32
+CHANNELS = 64
 
 
 @njit(cache=True, error_model="numpy")
-def causal_conv(x, positions, weight, ring, y):  # type: ignore[no-untyped-def]
-    """y = silu of the convolution of x with the earlier rows, which ``ring`` holds; then x is stored there too."""
+def causal_conv(x, positions, weight, ring, y, first, last):  # type: ignore[no-untyped-def]
+    """y = silu of the convolution of x with the earlier rows, which ``ring`` holds; then x is stored there too.  For the
+    blocks [first, last) of 64 channels."""
     rows, channels = x.shape
     taps, length = weight.shape[1], ring.shape[0]
-    nothing = np.zeros(channels, np.float32)
-    # Channels are contiguous in memory, for each tap and token.
-    by_tap = weight.T.copy()
+    begin, end = CHANNELS * first, min(CHANNELS * last, channels)
+    w = np.empty(end - begin, np.float32)
     for t in range(rows):
-        out = y[t]
-        out[:] = f32(0.0)
-        for j in range(taps):
-            back = taps - 1 - j
-            row = nothing
-            if t >= back:
-                row = x[t - back]
-            elif positions[t] >= back:
-                row = ring[(positions[t] - back) % length]
-            w = by_tap[j]
-            for c in range(channels):
-                out[c] = fma(row[c], w[c], out[c])
-        for c in range(channels):
+        y[t, begin:end] = f32(0.0)
+    for j in range(taps):
+        for c in range(end - begin):
+            w[c] = weight[begin + c, j]
+        back = taps - 1 - j
+        for t in range(rows):
+            if t < back and positions[t] < back:
+                continue  # the channels before position 0 are 0
+            row = x[t - back] if t >= back else ring[(positions[t] - back) % length]
+            given, out = row[begin:end], y[t, begin:end]
+            for c in range(end - begin):
+                out[c] = fma(given[c], w[c], out[c])
+    for t in range(rows):
+        out = y[t, begin:end]
+        for c in range(out.size):
             out[c] = silu(out[c])
     for t in range(max(0, rows - length), rows):
-        ring[positions[t] % length] = x[t]
+        ring[positions[t] % length, begin:end] = x[t, begin:end]
 
 
 @njit(cache=True, error_model="numpy")
-def l2_norm(y, eps, scale):  # type: ignore[no-untyped-def]
-    """y [n, d] in place: each row times 1 / sqrt(sum(y^2) + eps), then times ``scale``."""
+def l2_norm(y, heads, d, eps, scale, first, last):  # type: ignore[no-untyped-def]
+    """Normalize the queries and the keys, the first 2 * heads runs of d channels of each row of y [rows, C], in place: times
+    1 / sqrt(sum(y^2) + eps), and queries then times ``scale``.  Item: row * 2 * heads + run."""
     chains = np.empty(NORM_CHAINS, np.float32)
-    for t in range(y.shape[0]):
-        row = y[t]
+    for item in range(first, last):
+        t, run = item // (2 * heads), item % (2 * heads)
+        row = y[t, run * d : (run + 1) * d]
         r = f32(1.0) / f32(math.sqrt(f32(squares(row, chains) + eps)))
-        for i in range(row.size):
-            row[i] = row[i] * r * scale
+        factor = scale if run < heads else f32(1.0)
+        for i in range(d):
+            row[i] = row[i] * r * factor
 
 
 @njit(forceinline=True, error_model="numpy")
@@ -100,33 +106,36 @@ def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped
         out[j] = _fold_dot(chains)
 
 
-@njit(cache=True, parallel=True, error_model="numpy")
-def delta_rule(q, k, v, alpha, beta, a, dt, positions, shares, states, out):  # type: ignore[no-untyped-def]
-    """Run the rule over all rows: q, k [rows, n_k, d], normalized; v, out [rows, n_v, d]; alpha, beta [rows, n_v]; a, dt
-    [n_v]."""
-    rows, n_v, d = v.shape
-    n_k, slots = q.shape[1], states.shape[0]
-    step = (n_v + shares - 1) // shares
-    for share in prange(shares):
-        state = np.empty((d, d), np.float32)
-        chains = np.empty(DOT_CHAINS, np.float32)
-        for h in range(share * step, min((share + 1) * step, n_v)):
-            state[:] = f32(0.0)
-            if positions[0] > 0:
-                state[:] = states[(positions[0] - 1) % slots, h]
-            for t in range(rows):
-                e = exp(a[h] * softplus(alpha[t, h] + dt[h]))
-                delta_step(state, q[t, h % n_k], k[t, h % n_k], v[t, h], e, sigmoid(beta[t, h]), chains, out[t, h])
-                if t >= rows - slots:
-                    states[positions[t] % slots, h] = state
+@njit(cache=True, error_model="numpy")
+def delta_rule(y, n_k, alpha, beta, beta_at, a, dt, positions, states, out, first, last):  # type: ignore[no-untyped-def]
+    """Run the rule over all rows for the value heads [first, last): y float32 [rows, C], queries and keys normalized; out
+    [rows, n_v, d]; alpha [rows, n_v or more], beta [rows, beta_at + n_v], of which column beta_at + h belongs to head h; a,
+    dt [n_v]."""
+    rows, n_v, d = out.shape
+    slots = states.shape[0]
+    state = np.empty((d, d), np.float32)
+    chains = np.empty(DOT_CHAINS, np.float32)
+    for h in range(first, last):
+        state[:] = f32(0.0)
+        if positions[0] > 0:
+            state[:] = states[(positions[0] - 1) % slots, h]
+        q_at, k_at, v_at = h % n_k * d, (n_k + h % n_k) * d, (2 * n_k + h) * d
+        for t in range(rows):
+            e = exp(a[h] * softplus(alpha[t, h] + dt[h]))
+            q, k, v = y[t, q_at : q_at + d], y[t, k_at : k_at + d], y[t, v_at : v_at + d]
+            delta_step(state, q, k, v, e, sigmoid(beta[t, beta_at + h]), chains, out[t, h])
+            if t >= rows - slots:
+                states[positions[t] % slots, h] = state
 
 
 @njit(cache=True, error_model="numpy")
-def gated_norm(x, weight, gate, eps, y):  # type: ignore[no-untyped-def]
-    """y = ((x * r) * weight) * silu(gate), over each run of weight.size elements; r as in ``engine/cpu/rms_norm.py``."""
+def gated_norm(x, weight, gate, eps, y, first, last):  # type: ignore[no-untyped-def]
+    """y = ((x * r) * weight) * silu(gate), over the runs [first, last) of weight.size elements; r as in
+    ``engine/cpu/rms_norm.py``."""
     chains = np.empty(NORM_CHAINS, np.float32)
     n = weight.size
-    for t in range(x.shape[0]):
+    for t in range(first, last):
         r = inverse_rms(x[t], eps, chains)
-        for i in range(n):
-            y[t, i] = x[t, i] * r * weight[i] * silu(gate[t, i])
+        given, z, out = x[t, :n], gate[t, :n], y[t, :n]
+        for i in range(out.size):
+            out[i] = given[i] * r * weight[i] * silu(z[i])

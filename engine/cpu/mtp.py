@@ -4,7 +4,7 @@ Formula: ring[p % length] = x_p; with e_t the embedding of the token at position
     (zeros where p_t is 0): out_t = rms_norm(e_t), rms_norm(h), one after the other (``engine/cpu/rms_norm.py``).
 Shapes: x, e float32 [rows, n]; ring float32 [length, n]; positions int32 [rows]; weights float32 [n]; out float32
     [rows, 2 n].
-Who owns what: one call, one thread.
+Who owns what: an item is a row.
 Reduction order: that of ``engine/cpu/rms_norm.py``.
 Bytes moved: 8 n per row; 16 n for the input.
 """
@@ -12,26 +12,47 @@ Bytes moved: 8 n per row; 16 n for the input.
 import numpy as np
 from numba import njit
 
-from engine.cpu.rms_norm import rms_norm
+from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms
 
 f32 = np.float32
 
 
 @njit(cache=True, error_model="numpy")
-def keep_rows(ring, x, positions):  # type: ignore[no-untyped-def]
-    """Store x[t] in ring row positions[t] % length; if there are more rows than that, the last ones stay."""
+def keep_rows(ring, x, positions, first, last):  # type: ignore[no-untyped-def]
+    """Store x[t] in ring row positions[t] % length for the rows [first, last); if x has more rows than the ring, only the
+    last ones are stored."""
     rows, length = x.shape[0], ring.shape[0]
-    for t in range(max(0, rows - length), rows):
-        ring[positions[t] % length] = x[t]
+    for t in range(max(first, rows - length), last):
+        kept = ring[positions[t] % length]
+        for i in range(x.shape[1]):
+            kept[i] = x[t, i]
+
+
+@njit(cache=True)
+def beside(e, hiddens, positions, out, first, last):  # type: ignore[no-untyped-def]
+    """out [rows, n + m] = e [rows, n], and the row of the ring hiddens [length, m] for the position before."""
+    n, m = e.shape[1], hiddens.shape[1]
+    for t in range(first, last):
+        h = hiddens[(positions[t] - 1) % hiddens.shape[0]]
+        for i in range(n):
+            out[t, i] = e[t, i]
+        for i in range(m):
+            out[t, n + i] = h[i]
 
 
 @njit(cache=True, error_model="numpy")
-def mtp_input(e, e_norm, hiddens, h_norm, positions, eps, out):  # type: ignore[no-untyped-def]
-    """The input of the layer: the normalized token, then the normalized output of the trunk for the position before."""
-    rows, n = e.shape
-    h = np.zeros((rows, n), np.float32)
-    for t in range(rows):
+def mtp_input(e, e_norm, hiddens, h_norm, positions, eps, out, first, last):  # type: ignore[no-untyped-def]
+    """The input of the layer for the rows [first, last): the normalized token, then the normalized output of the trunk for
+    the position before, or zeros, normalized, where there is none."""
+    n = e.shape[1]
+    chains = np.empty(NORM_CHAINS, np.float32)
+    for t in range(first, last):
+        r = inverse_rms(e[t], eps, chains)
+        for i in range(n):
+            out[t, i] = e[t, i] * r * e_norm[i]
+            out[t, n + i] = f32(0.0) * h_norm[i]  # -0 where the weight is negative, as in any row of zeros
         if positions[t] > 0:
-            h[t] = hiddens[(positions[t] - 1) % hiddens.shape[0]]
-    rms_norm(e, e_norm, eps, out[:, :n])
-    rms_norm(h, h_norm, eps, out[:, n:])
+            h = hiddens[(positions[t] - 1) % hiddens.shape[0]]
+            r = inverse_rms(h, eps, chains)
+            for i in range(n):
+                out[t, n + i] = h[i] * r * h_norm[i]

@@ -7,11 +7,12 @@ Formula: rotate(x) = H x / sqrt(32) for each block of 32 elements, H the Hadamar
     magnitude, the negative one of two.
     Blocks whose largest magnitude is below 2**-100 count as zero.
     score = sum over blocks of (dq * dk) * I, I the integer dot product of a block of the key and one of the query, which is
-    int8 as in q8_0 but with a float32 scale dq.
+    int8 as in q8_0 but with a float32 scale dq.  A query is rotated, multiplied by the scale of attention, and quantized.
 Shapes: x float32 [n * 32]; a chunk of keys or values of one head: words (``engine/cache/types.py``).
-Who owns what: one call, one thread.
+Who owns what: a call owns the items [first, last) that its docstring names.
 Reduction order: rotation: levels h = 1, 2, 4, 8, 16, (a, b) -> (a + b, a - b) for elements i and i + h, then the product;
-    score: acc = fma(dq_b * dk_b, float32(I_b), acc) in rising b, from 0.  I is exact in any order.
+    score: acc = fma(dq_b * dk_b, float32(I_b), acc) in rising b, from 0.  I is exact in any order, even as a sum of
+    floats: no partial sum exceeds 32 * 127 * 127 < 2**24.
 Bytes moved: d * bits / 8 + d / 16 for a key or value of d elements.
 """
 
@@ -19,16 +20,19 @@ import numpy as np
 from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK
-from engine.cpu.intrinsics import dot32_four
+from engine.cpu.lanes import add_weighted, clear
 from engine.gguf.quants import TINY
 from engine.numerics import bits_float, float_bits, float_to_half, fma, half_to_float, round_product
 
 f32 = np.float32
 i8 = np.int8
 i32 = np.int32
+i64 = np.int64
 u32 = np.uint32
 
 UNIT = f32(BLOCK**-0.5)
+
+add_products = add_weighted(False)
 
 
 @njit(cache=True, error_model="numpy")
@@ -48,9 +52,9 @@ def rotate(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rotate_rows(x):  # type: ignore[no-untyped-def]
-    """Rotate each block of 32 of every row of x float32 [rows, n], in place."""
-    for t in range(x.shape[0]):
+def rotate_rows(x, first, last):  # type: ignore[no-untyped-def]
+    """Rotate each block of 32 of the rows [first, last) of x float32 [rows, n], in place."""
+    for t in range(first, last):
         rotate(x[t])
 
 
@@ -80,10 +84,17 @@ def quantize_query(x, q, d):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_queries(x, q, d):  # type: ignore[no-untyped-def]
-    """Quantize x float32 [rows, n] to q int8 [rows, n] and scales d float32 [rows, n / 32]."""
-    for t in range(x.shape[0]):
-        quantize_query(x[t], q[t], d[t])
+def quantize_queries(x, scale, q, d, first, last):  # type: ignore[no-untyped-def]
+    """Rotate each block of the rows [first, last) of x float32 [rows, n], multiply it by ``scale``, and quantize it to q int8
+    [rows, n] and scales d float32 [rows, n / 32]; x is not changed."""
+    row = np.empty(x.shape[1], np.float32)
+    for t in range(first, last):
+        for i in range(row.size):
+            row[i] = x[t, i]
+        rotate(row)
+        for i in range(row.size):
+            row[i] = row[i] * scale
+        quantize_query(row, q[t], d[t])
 
 
 @njit(cache=True, error_model="numpy")
@@ -151,58 +162,86 @@ def store(chunk, j, x, bits, by_position):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, bits, by_position, ring):  # type: ignore[no-untyped-def]
-    """Store x float32 [rows, n_head_kv, d], rotated, at positions int32 [rows] of a ring [n_head_kv, chunks, words]."""
-    for t in range(x.shape[0]):
-        for h in range(x.shape[1]):
-            chunk = ring[h, positions[t] // CHUNK % ring.shape[1]]
-            store(chunk, positions[t] % CHUNK, x[t, h], bits, by_position)
+def append(x, positions, bits, by_position, ring, first, last):  # type: ignore[no-untyped-def]
+    """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
+    a ring [n_head_kv, chunks, words]; x is not changed.  An item is a pair of a row and a head, row by row."""
+    heads = x.shape[1]
+    row = np.empty(x.shape[2], np.float32)
+    for item in range(first, last):
+        t, h = item // heads, item % heads
+        for i in range(row.size):
+            row[i] = x[t, h, i]
+        rotate(row)
+        store(ring[h, positions[t] // CHUNK % ring.shape[1]], positions[t] % CHUNK, row, bits, by_position)
+
+
+# --- what attention reads --------------------------------------------------------------------------------------
 
 
 @njit(cache=True, error_model="numpy")
-def integers(chunk, d, bits, by_position, out):  # type: ignore[no-untyped-def]
-    """Unpack the integers of a chunk into out int8 or int16 [64, d]; runs of 16 bytes are contiguous in either layout."""
-    runs = chunk[: n_words(d, bits)].view(np.uint8).reshape(-1, 16)
-    per_row = d * bits // 128
-    for j in range(CHUNK):
-        for g in range(per_row):
-            run = runs[j * per_row + g if by_position else g * CHUNK + j]
-            # Slices are compiled in a third of the time that indices into out take.
-            if bits == 8:
-                row = out[j, 16 * g : 16 * g + 16]
-                for i in range(16):
-                    row[i] = i8(run[i])
-            else:
-                row = out[j, 32 * g : 32 * g + 32]
-                for w in range(4):
-                    for i in range(4):
-                        row[8 * w + i] = i8(i32(run[4 * w + i] & 15) - i32(8))
-                        row[8 * w + 4 + i] = i8(i32(run[4 * w + i] >> 4) - i32(8))
+def unpack_keys(chunk, bits, scales, out):  # type: ignore[no-untyped-def]
+    """The integers of a chunk of keys as float32 [d, 64], and their scales [d / 32, 64]."""
+    each, ones = 32 // bits, u32((1 << bits) - 1)
+    for w in range(out.shape[0] // each):
+        words = chunk[w // 4 * 4 * CHUNK + w % 4 : (w // 4 + 1) * 4 * CHUNK : 4]
+        for i in range(each):
+            # An element of 4 bits is stored plus 8; the sign of one of 8 bits is that of the byte.
+            shift, offset = place_of(0, i, 0, bits, True)[1], 1 << (bits - 1)
+            row = out[w * each + i]
+            for j in range(CHUNK):
+                value = i32((words[j] >> u32(shift)) & ones)
+                row[j] = f32((value ^ offset) - offset if bits == 8 else value - offset)
+    halves = chunk[n_words(out.shape[0], bits) :].view(np.uint16)
+    flat = scales.reshape(-1)
+    for i in range(flat.size):
+        flat[i] = half_to_float(halves[i])
 
 
 @njit(cache=True, error_model="numpy")
-def scores(keys, chunk, bits, q, dq, dots, p):  # type: ignore[no-untyped-def]
-    """p[j] = score of position j: keys int16 [64, d], the integers of a chunk, q int8 [d], dq float32 [d / 32]; dots
-    int32 [64] is scratch."""
-    d = q.size
-    scales = chunk[n_words(d, bits) :].view(np.uint16)
-    flat = keys.reshape(-1)
-    for j in range(CHUNK):
-        p[j] = f32(0.0)
-    for b in range(dq.size):
-        for j in range(0, CHUNK, 4):
-            dot32_four(flat, j * d + b * BLOCK, d, q, b * BLOCK, dots, j)
-        for j in range(CHUNK):
-            p[j] = fma(dq[b] * half_to_float(scales[scale_of(j, b, d, False)]), f32(dots[j]), p[j])
+def query_floats(q, integers, scales, scale, t, h, queries, dq, at):  # type: ignore[no-untyped-def]
+    """Copy a quantized query, integers int8 [t, h] and scales [t, h], to float32 queries[at] and dq[at]; q and scale are
+    those of queries that are not quantized."""
+    for i in range(integers.shape[2]):
+        queries[at, i] = f32(integers[t, h, i])
+    for b in range(scales.shape[2]):
+        dq[at, b] = scales[t, h, b]
 
 
 @njit(cache=True, error_model="numpy")
-def values(chunk, d, bits, scratch, out):  # type: ignore[no-untyped-def]
-    """Unpack the values of a chunk into out float32 [64, d]: a float16 times eight bits is exact; scratch int8 [64, d]."""
-    integers(chunk, d, bits, True, scratch)
-    scales = chunk[n_words(d, bits) :].view(np.uint16)
-    for j in range(CHUNK):
-        for b in range(d // BLOCK):
-            scale = half_to_float(scales[scale_of(j, b, d, True)])
-            for i in range(b * BLOCK, (b + 1) * BLOCK):
-                out[j, i] = scale * f32(scratch[j, i])
+def scores(queries, dq, at, rows, keys, j, dk, dots, p):  # type: ignore[no-untyped-def]
+    """p[r, i] = score of position i and query ``at`` + r, for 1 or 4 ``rows``: queries float32 [n, d], integers, dq float32
+    [n, d / 32]; keys [d, 64], from element j, and dk [d / 32, 64] by ``unpack_keys``; dots float32 [4, 64] is scratch."""
+    d, lanes = queries.shape[1], i64(CHUNK)
+    clear(p, rows * CHUNK)
+    for b in range(dq.shape[1]):
+        clear(dots, rows * CHUNK)
+        first = at * d + b * BLOCK
+        add_products(
+            queries, first, d, rows, i64(BLOCK), keys, j + b * BLOCK * CHUNK, lanes, lanes, dots, i64(0), lanes
+        )
+        own = dk[b]
+        for r in range(rows):
+            scale, score, products = dq[at + r, b], p[r], dots[r]
+            for i in range(CHUNK):
+                score[i] = fma(scale * own[i], products[i], score[i])
+
+
+@njit(cache=True, error_model="numpy")
+def unpack_values(chunk, bits, out):  # type: ignore[no-untyped-def]
+    """The values of a chunk as float32 [64, d]: a float16 times eight bits is exact."""
+    d = out.shape[1]
+    runs = chunk[: n_words(d, bits)].view(np.uint8)
+    halves = chunk[n_words(d, bits) :].view(np.uint16)
+    size = BLOCK * bits // 8
+    for n in range(CHUNK * d // BLOCK):
+        scale = half_to_float(halves[n])
+        run = runs[n * size : (n + 1) * size]
+        block = out.reshape(-1)[n * BLOCK : (n + 1) * BLOCK]
+        if bits == 8:
+            for i in range(BLOCK):
+                block[i] = scale * f32(i8(run[i]))
+        else:
+            for w in range(4):
+                for i in range(4):
+                    block[8 * w + i] = scale * f32(i32(run[4 * w + i] & 15) - i32(8))
+                    block[8 * w + 4 + i] = scale * f32(i32(run[4 * w + i] >> 4) - i32(8))

@@ -2,7 +2,7 @@
 
 Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps).
 Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n].
-Who owns what: one call, one thread; a row at a time.
+Who owns what: an item is a row.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
     (c0 + c128, c1 + c129, ...), (0 + 64, ...), ..., (0 + 1).  Rows shorter than 256 leave chains at 0.
 Bytes moved: 8 n per row.
@@ -52,20 +52,24 @@ def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def rms_norm(x, weight, eps, y):  # type: ignore[no-untyped-def]
-    """y = normalized x, row by row; x, y float32 [rows, n], weight float32 [n]."""
+def rms_norm(x, weight, eps, y, first, last):  # type: ignore[no-untyped-def]
+    """y = normalized x for the rows [first, last); x, y float32 [rows, n], weight float32 [n], or [0] for ones."""
     chains = np.empty(NORM_CHAINS, np.float32)
-    for t in range(x.shape[0]):
+    for t in range(first, last):
         r = inverse_rms(x[t], eps, chains)
-        for i in range(weight.size):
-            y[t, i] = x[t, i] * r * weight[i]
+        if weight.size == 0:
+            for i in range(x.shape[1]):
+                y[t, i] = x[t, i] * r
+        else:
+            for i in range(weight.size):
+                y[t, i] = x[t, i] * r * weight[i]
 
 
 @njit(cache=True, error_model="numpy")
-def rms_norm_add(residual, x, weight, eps, scale, y):  # type: ignore[no-untyped-def]
-    """y = (residual + normalized x) * scale: fma(x * r, weight, residual) * scale."""
+def rms_norm_add(residual, x, weight, eps, scale, y, first, last):  # type: ignore[no-untyped-def]
+    """y = (residual + normalized x) * scale, fma(x * r, weight, residual) * scale, for the rows [first, last)."""
     chains = np.empty(NORM_CHAINS, np.float32)
-    for t in range(x.shape[0]):
+    for t in range(first, last):
         r = inverse_rms(x[t], eps, chains)
         for i in range(weight.size):
             y[t, i] = fma(x[t, i] * r, weight[i], residual[t, i]) * scale

@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al. 2021), in place.
+"""Rotary position embedding (Su et al. 2021).
 
 Formula: for pair i of a head, (a, b) -> (a cos - b sin, a sin + b cos), angle = position * frequency[i].
-Shapes: x float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass.
-Who owns what: one call, one thread.
+Shapes: x, y float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass.
+Who owns what: an item is a head of a row, row * heads + head.
 Reduction order: fma(a, cos, -(b sin)) and fma(a, sin, b cos).
 Bytes moved: 8 n_rot per head.
 """
@@ -13,18 +13,24 @@ from engine.numerics import fma
 
 
 @njit(cache=True)
-def rope(x, positions, table, neox):  # type: ignore[no-untyped-def]
-    """Rotate x in place; pairs are (i, i + n_rot / 2) where ``neox``, else (2i, 2i + 1)."""
-    half = table.shape[2]
-    for t in range(x.shape[0]):
-        cos = table[positions[t], 0]
-        sin = table[positions[t], 1]
-        for h in range(x.shape[1]):
-            head = x[t, h]
+def rope(x, positions, table, neox, y, first, last):  # type: ignore[no-untyped-def]
+    """y = x rotated, for the items [first, last); y may be x.  Pairs are (i, i + n_rot / 2) where ``neox``, else
+    (2i, 2i + 1)."""
+    half, heads = table.shape[2], x.shape[1]
+    for item in range(first, last):
+        t, h = item // heads, item % heads
+        cos, sin = table[positions[t], 0], table[positions[t], 1]
+        head, out = x[t, h], y[t, h]
+        if neox:  # slices, so that the loop becomes vector operations
+            ones, others, out_ones, out_others = head[:half], head[half:], out[:half], out[half:]
             for i in range(half):
-                first = i if neox else 2 * i
-                second = i + half if neox else 2 * i + 1
-                a = head[first]
-                b = head[second]
-                head[first] = fma(a, cos[i], -(b * sin[i]))
-                head[second] = fma(a, sin[i], b * cos[i])
+                a, b = ones[i], others[i]
+                out_ones[i] = fma(a, cos[i], -(b * sin[i]))
+                out_others[i] = fma(a, sin[i], b * cos[i])
+        else:
+            for i in range(half):
+                a, b = head[2 * i], head[2 * i + 1]
+                out[2 * i] = fma(a, cos[i], -(b * sin[i]))
+                out[2 * i + 1] = fma(a, sin[i], b * cos[i])
+        for i in range(2 * half, head.size):
+            out[i] = head[i]

@@ -18,6 +18,7 @@ from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
+from engine.cpu.memory import available_memory
 from engine.cuda import (
     add,
     bandwidth,
@@ -43,12 +44,13 @@ from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.decode.sampler import Sampler, SamplingParams
+from engine.gguf.pages import touch
 from engine.limits import STEP_ROWS
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts, check_activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer
+from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
@@ -155,6 +157,24 @@ class Backend:
         host: keep it in host memory that the device reads, for a table of which a pass reads only a few rows.
         """
         return self._memory.weight(weight, host)
+
+    def loading(self, tensors: Sequence[np.ndarray], progress: Progress | None) -> None:
+        """Bring the tensors of a file into memory, unless it is too small: copies from pages that are not in memory are slow.
+        Calls ``progress("load", done, total)``."""
+        total, done = sum(tensor.nbytes for tensor in tensors), 0
+        if available_memory() < total:
+            return
+        for tensor in tensors:
+            if progress:
+                progress("load", done, total)
+            touch(tensor)
+            done += tensor.nbytes
+        if progress:
+            progress("load", total, total)
+
+    def load_jobs(self) -> list[Job]:
+        """None: the kernels that weights need are compiled when they are first used."""
+        return []
 
     def loaded(self) -> None:
         """Release memory that only loading needs.  Call it after the last ``weight``."""
@@ -263,6 +283,9 @@ class Backend:
                 observer(Observation(kernel.kernel.name, kernel.name, values))
 
         self.plans.start(plan, tell if observer is not None else None)
+
+    def expect_drafts(self) -> None:
+        """Do nothing: passes of any number of rows up to that of a step use the same kernels."""
 
     def observe(self, observer: Observer[Tensor] | None) -> None:
         """Call ``observer`` after each kernel that ``start`` starts, from now on; None: stop."""

@@ -13,7 +13,7 @@ of a dot product with int8 activations ``a`` of scale ``da`` is therefore two ex
 
 ``Format.dot_bound`` and ``Format.min_bound`` bound ``|I|`` and ``|M|``; both stay below 2**31, so int32 never
 overflows and each conversion to float32 rounds at most once.  Sources of the layouts: ``ggml-common.h`` of llama.cpp.
-To add a format: one entry here and one function in ``engine/cpu/unpack.py``.
+To add a format: one entry here and one class in ``engine/cpu/products/unpack.py``.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,8 @@ class Weight:
     """Packed rows of one tensor.
 
     ``data``: uint8 [n, row bytes], usually a view of the mapped file; ``columns``: weights per row.  If ``pitch`` is not 0,
-    the matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.
+    the matrix consists of only ``count`` rows of every ``pitch``, from row ``first`` on.  ``stack``: the number of matrices
+    that the rows consist of, those of a mixture's experts.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Weight:
     first: int = 0
     count: int = 0
     pitch: int = 0
+    stack: int = 1
 
     @property
     def rows(self) -> int:
@@ -61,7 +63,7 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) 
             f"{gguf.path}: tensor {name} has shape {list(tensor.shape)} where the metadata requires {list(shape)}; "
             "the file is inconsistent."
         )
-    return Weight(name, entry, columns, tensor.data.reshape(-1, entry.row_bytes(columns)))
+    return Weight(name, entry, columns, tensor.data.reshape(-1, entry.row_bytes(columns)), stack=count or 1)
 
 
 def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:

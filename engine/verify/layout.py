@@ -1,7 +1,7 @@
 """Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, rings, weights."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,13 @@ import numpy as np
 from numba import njit
 
 from engine.cache.kv import LayerCache
-from engine.cache.types import CHUNK, CacheType
-from engine.cpu.attention import first_visible, score, unpack, weigh, weighted_sum
+from engine.cache.types import BLOCK, CHUNK, CacheType
+from engine.compile.family import family
+from engine.cpu.attention import first_visible, readers, visible, weigh
 from engine.cpu.fold import fold
+from engine.cpu.lanes import ROWS
+from engine.cpu.products.repack import FIELDS, Records
+from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.numerics import exp, sigmoid, softplus
@@ -44,34 +48,42 @@ def activations(
     return by_row(q), by_row(scales), by_row(totals)
 
 
-@njit(cache=True, error_model="numpy")
-def chunk_parts(  # type: ignore[no-untyped-def]
-    q, integers, scales, keys, values, positions, scale, window, k_bits, v_bits, mass, sums, seen
-):
-    """``engine/cpu/attention.py`` without joining the chunks.  For each chunk that a row sees, counted from the first, it
-    writes the maximum and the sum to mass [rows, n_head, slots, 2], the weighted values to sums [rows, n_head, slots, d_v],
-    and whether it was seen to seen [rows, slots].  The other arguments are those of ``attend_quantized``."""
-    rows, n_head, d_k = q.shape
-    group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
-    key_integers, value_integers = np.empty((CHUNK, d_k), np.int16), np.empty((CHUNK, d_v), np.int8)
-    key_floats, value_floats = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
-    unpacked = (key_integers, key_floats)
-    p, dots, scaled = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.int32), np.empty(d_k, np.float32)
-    for t in range(rows):
-        position = positions[t]
-        low = first_visible(position, window)
-        for chunk in range(low // CHUNK, position // CHUNK + 1):
-            slot = chunk - low // CHUNK
-            seen[t, slot] = True
-            first, last = max(0, low - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
-            for h in range(n_head):
-                own_keys, own_values = keys[h // group, chunk % chunks], values[h // group, chunk % chunks]
-                if h % group == 0:
-                    unpack(own_keys, own_values, k_bits, v_bits, *unpacked, value_integers, value_floats)
-                score(q[t, h], integers[t, h], scales[t, h], scale, own_keys, k_bits, *unpacked, dots, scaled, p)
-                mass[t, h, slot, 0] = weigh(p, first, last)
-                weighted_sum(p, first, last, value_floats, False, sums[t, h, slot])
-                mass[t, h, slot, 1] = fold(p, CHUNK)
+@family
+def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
+    """``engine/cpu/attention.py`` for keys and values of these sizes in bits, without joining the chunks.
+
+    For each chunk that a row sees, counted from the first, it writes the maximum and the sum to mass [rows, n_head, slots,
+    2], the weighted values to sums [rows, n_head, slots, d_v], and whether it was seen to seen [rows, slots].  The other
+    arguments are those of ``attend``.
+    """
+    query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
+
+    @njit(error_model="numpy")
+    def parts(q, integers, scales, keys, values, positions, scale, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+        rows, n_head, d_k = q.shape
+        group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
+        queries, dq = np.zeros((ROWS, d_k), np.float32), np.zeros((ROWS, scales.shape[2]), np.float32)
+        k_scratch, v_scratch = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
+        dk, dots = np.empty((d_k // BLOCK, CHUNK), np.float32), np.empty((ROWS, CHUNK), np.float32)
+        p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
+        lanes = np.empty((ROWS, 2), np.int64)
+        for t in range(rows):
+            first_chunk = first_visible(positions[t], window) // CHUNK
+            for chunk in range(first_chunk, positions[t] // CHUNK + 1):
+                slot = chunk - first_chunk
+                seen[t, slot] = True
+                lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
+                for h in range(n_head):
+                    own_keys, key = read_keys(keys, h // group, chunk % chunks, k_scratch, dk)
+                    own_values, value = read_values(values, h // group, chunk % chunks, v_scratch)
+                    query(q, integers, scales, scale, t, h, queries, dq, 0)
+                    scores(queries, dq, 0, 1, own_keys, key, dk, dots, p)
+                    mass[t, h, slot, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
+                    weighted(p, 1, lanes, own_values, value, d_v, o)
+                    sums[t, h, slot] = o[0]
+                    mass[t, h, slot, 1] = fold(p[0], CHUNK)
+
+    return parts
 
 
 @njit(cache=True, error_model="numpy")
@@ -165,13 +177,39 @@ def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
     return keys, stored(layer.values, layer.v_type, True, place, lane)
 
 
+def rows_of(records: Records, first: int, last: int) -> np.ndarray:
+    """The rows [first, last) of all stacked matrices as the file has them, uint8 [rows, row bytes]: the reverse of
+    ``repack``."""
+    entry, groups = records.format, records.data.shape[1]
+    at = np.arange(first, min(last, records.count * records.rows))
+    place = at // records.rows * groups + at % records.rows // ROWS_OF_RECORD
+    data = records.data.reshape(records.count * groups, -1)[place[0] : place[-1] + 1]
+    units = data.shape[1] // (ROWS_OF_RECORD * entry.block_bytes)
+    data = data.reshape(len(data), units, -1)
+    blocks = np.empty((len(data), ROWS_OF_RECORD, units, entry.block_bytes), np.uint8)
+    begin = 0
+    for field in FIELDS[entry.name]:
+        end = begin + ROWS_OF_RECORD * field.length
+        part = data[:, :, begin:end].reshape(len(data), units, -1, ROWS_OF_RECORD, field.size)
+        if field.turned:
+            # Bit q of byte c was bit 4 q + c.
+            bits = np.unpackbits(part, axis=-1, bitorder="little").reshape(*part.shape[:4], 4, 8)
+            part = np.packbits(bits.swapaxes(4, 5).reshape(*part.shape[:4], 32), axis=-1, bitorder="little")
+        rows = part.transpose(0, 3, 1, 2, 4).reshape(len(data), ROWS_OF_RECORD, units, field.length)
+        blocks[..., field.source : field.source + field.length] = rows
+        begin = end
+    return blocks[place - place[0], at % records.rows % ROWS_OF_RECORD].reshape(len(at), -1)
+
+
 def same_weights(gpu: Any, pair: Any) -> bool:
-    """Whether a matrix in device memory (``pair.gpu``) has the same bytes as in the file (``pair.cpu``)."""
-    weight, memory, row_bytes = pair.cpu, pair.gpu.memory, pair.cpu.data.shape[1]
+    """Whether a matrix in device memory (``pair.gpu``) has the same bytes as the CPU's (``pair.cpu``)."""
+    weight, memory, entry = pair.cpu, pair.gpu.memory, pair.cpu.format
+    packed = isinstance(weight, Records)
+    n_rows, row_bytes = weight.rows * (weight.count if packed else 1), entry.row_bytes(weight.columns)
     step = TILE * max(1, (16 << 20) // (TILE * row_bytes))
-    for row in range(0, weight.rows, step):
-        part = weight.part(row, row + step)
-        law = repack_rows(weight.format, part) if weight.format.quantized else part
+    for row in range(0, n_rows, step):
+        part = rows_of(weight, row, row + step) if packed else weight.part(row, row + step)
+        law = repack_rows(entry, part) if entry.quantized else part
         if not np.array_equal(gpu.device.read(memory.address + row * row_bytes, law.shape, np.uint8), law):
             return False
     return True

@@ -19,6 +19,7 @@ from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import CHUNK
+from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.runtime.tensor import Tensor
 from engine.cuda.runtime.values import Attended, Deferred
@@ -155,7 +156,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 def join(cpu: Given, gpu: Given, name: str = "") -> Given:
     """Join attributes of the same name of two models: arrays and weights become pairs, containers of them are copied."""
-    if isinstance(cpu, (np.ndarray, Weight)):
+    if isinstance(cpu, (np.ndarray, Records, Weight)):
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
         return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
@@ -446,8 +447,10 @@ class Lockstep:
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
         rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
-        mirror = (*rings, positions, f32(heads.scale), attended.window, cache.k_type.bits, cache.v_type.bits)
-        chunk_parts(queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0])
+        mirror = (*rings, positions, f32(heads.scale), attended.window)
+        chunk_parts(cache.k_type.bits, cache.v_type.bits)(
+            queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0]
+        )
         found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
         parts = gpu.download(values["values"]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
@@ -526,7 +529,7 @@ class Lockstep:
         fresh memory."""
         gpu = self._gpu.ops
         for pair in args:
-            if isinstance(pair, Pair) and isinstance(pair.cpu, Weight) and not same_weights(gpu, pair):
+            if isinstance(pair, Pair) and isinstance(pair.cpu, (Records, Weight)) and not same_weights(gpu, pair):
                 return (
                     f"the weights {pair.cpu.name} in device memory are not those of the file: "
                     "they were laid out wrongly when they were loaded (kernel repack), or overwritten since."
@@ -544,7 +547,7 @@ class Lockstep:
                 moved = moved_rings(replace(value, **both), chunks, end)
                 return replace(moved, keys=gpu.upload(moved.keys), values=gpu.upload(moved.values))
             if isinstance(value, Pair):
-                if isinstance(value.cpu, Weight):
+                if isinstance(value.cpu, (Records, Weight)):
                     return value.gpu
                 if value.parts:
                     return replace(value.gpu, **{name: fresh(part) for name, part in value.parts})

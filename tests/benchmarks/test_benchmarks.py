@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.suites import commits, cuda, generate, load, operations, sampler, tokenizer
+from engine.cpu.products.repack import Records
 from engine.errors import DeviceError
 from engine.gguf.quants import FORMATS
 from engine.hub.resolve import resolve
@@ -39,6 +40,15 @@ def test_a_suite_runs(suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert timed
     for name in timed:
         getattr(instance, name)(*params)
+
+
+def test_quantized_matrices_are_measured_as_models_use_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "SECONDS", 0.0)
+    product, embedding = operations.Matmul(), operations.Embed()
+    product.setup("Q4_K", 1)
+    embedding.setup("Q4_K", 1)
+    assert isinstance(product.weight, Records) and isinstance(embedding.table, Records)
+    assert product.track_matmul("Q4_K", 1) > 0 and embedding.track_embed("Q4_K", 1) > 0
 
 
 def test_a_large_model_is_loaded() -> None:

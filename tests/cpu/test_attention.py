@@ -1,13 +1,17 @@
 """Attention over the ring against float64, and the paths whose choice must not affect a bit."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.kv import KVCache, LayerShape
-from engine.cache.types import F16, F32
-from engine.cpu.backend import Backend
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32
+from engine.cpu import attention, quantized_cache
+from engine.numerics import exp
+from tests.mirror import Mirror as Backend
 from tests.tiers import examples
 
 SCALE = 0.125
@@ -110,3 +114,87 @@ def test_hidden_lanes_never_show(window: int, poison: float) -> None:
     v[70] = poison
     later = run(q, k, v, [100], window, half=False)
     assert np.isfinite(later[:70]).all()
+
+
+# --- ranges of items -------------------------------------------------------------------------------------------
+
+
+def unset(words: np.ndarray) -> np.ndarray:
+    """Fill an array with NaNs, of float32 and of float16."""
+    words.reshape(-1).view(np.uint16)[:] = 0x7FC1
+    return words
+
+
+@pytest.mark.parametrize("kinds", [("f16", "f16"), ("f32", "f16"), ("q8_0", "q4_0"), ("q4_0", "f32")], ids="-".join)
+@given(st.data())
+@examples(20, 3)
+def test_ranges_do_not_show(kinds: tuple[str, str], data: st.DataObject) -> None:
+    """Any division of the items, in any order, in every kernel of a pass; positions in any order as well."""
+    k_type, v_type = (CACHE_TYPES[name] for name in kinds)
+    rows, group, heads_kv = (data.draw(st.integers(1, n)) for n in (9, 5, 3))
+    d_k = data.draw(st.sampled_from([32, 96] if k_type.quantized else [8, 50, 64, 80]))
+    d_v = data.draw(st.sampled_from([32, 96] if v_type.quantized else [2, 48, 66, 112]))
+    window, heads, n = data.draw(st.sampled_from([0, 1, 40, 70])), heads_kv * group, 150
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    positions = rng.integers(0, n, rows).astype(np.int32)
+    if data.draw(st.booleans()):
+        positions = np.arange(positions[0], positions[0] + rows, dtype=np.int32)
+    chunks = -(-(n + rows) // CHUNK)
+
+    def ranges(items: int) -> list[tuple[int, int]]:
+        cuts = data.draw(st.lists(st.integers(0, items), max_size=6))
+        return data.draw(st.permutations(list(pairwise(sorted({0, items, *cuts})))))
+
+    every, stored = np.arange(chunks * CHUNK, dtype=np.int32), []
+    for kind, d, by_position in ((k_type, d_k, False), (v_type, d_v, True)):
+        x = rng.standard_normal((every.size, heads_kv, d)).astype(np.float32)
+        whole, parts = (
+            unset(np.empty(kind.shape(heads_kv, chunks, *((CHUNK, d) if by_position else (d, CHUNK))), kind.dtype))
+            for _ in range(2)
+        )
+        items = every.size * heads_kv
+        for ring, divided in ((whole, [(0, items)]), (parts, ranges(items))):
+            for at in divided:
+                if kind.quantized:
+                    quantized_cache.append(x, every, kind.bits, by_position, ring, *at)
+                else:
+                    attention.append(x, every, by_position, ring, *at)
+        assert parts.tobytes() == whole.tobytes()
+        stored.append(whole.reshape(heads_kv, chunks, -1).view(np.uint32))
+    q = rng.standard_normal((rows, heads, d_k)).astype(np.float32)
+    d = d_k if k_type.quantized else 0
+    queries = [
+        (unset(np.empty((rows, heads, d), np.int8)), np.empty((rows, heads, d // BLOCK), np.float32)) for _ in "ab"
+    ]
+    for (integers, scales), divided in zip(queries, ([(0, rows * heads)], ranges(rows * heads)), strict=True):
+        for at in divided if d else ():
+            given = q.reshape(-1, d_k), np.float32(SCALE), integers.reshape(-1, d), scales.reshape(-1, d // BLOCK)
+            quantized_cache.quantize_queries(*given, *at)
+    assert [x.tobytes() for x in queries[0]] == [x.tobytes() for x in queries[1]]
+    kernel, found = attention.attend(k_type.bits, v_type.bits), set()
+    singles = [(item, item + 1) for item in range(rows * heads)]
+    for divided in ([(0, rows * heads)], ranges(rows * heads), singles):
+        out = unset(np.empty((rows, heads, d_v), np.float32))
+        for at in divided:
+            kernel(q, *queries[0], *stored, positions, np.float32(SCALE), window, out, *at)
+        assert np.isfinite(out).all()
+        found.add(out.tobytes())
+    assert len(found) == 1
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, CHUNK - 1), st.integers(1, CHUNK), st.sampled_from([1, 50, 1e30]))
+@examples(100)
+def test_weights_are_those_of_the_scalar_law(seed: int, first: int, n: int, size: float) -> None:
+    """Every lane has the bits of ``exp``, whatever hidden lanes hold."""
+    rng = np.random.default_rng(seed)
+    last = min(CHUNK, first + n)
+    p = (rng.standard_normal(CHUNK) * size).astype(np.float32)
+    p[rng.random(CHUNK) < 0.1] = -np.inf
+    p[last - 1] = rng.standard_normal()
+    visible = p[first:last].copy()
+    p[:first], p[last:] = np.nan, np.inf
+    m = attention.weigh(p, first, last)
+    assert m == visible.max()
+    expected = np.zeros(CHUNK, np.float32)
+    expected[first:last] = [exp(np.float32(x - m)) for x in visible]
+    assert p.tobytes() == expected.tobytes()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.arrays import Pass
 from engine.cache.recurrent import RecurrentLayer
 from engine.cpu import delta_net
-from engine.cpu.backend import Backend
 from engine.models.delta_net import DeltaNet
+from tests.mirror import Mirror as Backend
 from tests.tiers import examples
 
 F = np.float32
@@ -179,11 +179,11 @@ def test_what_is_written_is_read(d: int) -> None:
 
 def test_l2_norm_adds_epsilon_to_the_sum() -> None:
     """Epsilon is added neither to the mean nor as a lower bound of the length."""
-    y = np.full((2, 64), 1e-4, F)
-    y[1] = 0
-    delta_net.l2_norm(y, F(EPS), F(1))
-    assert np.allclose(y[0], 1e-4 / np.sqrt(64e-8 + 1e-6), rtol=1e-6)
-    assert not y[1].any()
+    y = np.full((1, 128), 1e-4, F)  # a query and a key
+    y[0, 64:] = 0
+    delta_net.l2_norm(y, 1, 64, F(EPS), F(1), 0, 2)
+    assert np.allclose(y[0, :64], 1e-4 / np.sqrt(64e-8 + 1e-6), rtol=1e-6)
+    assert not y[0, 64:].any()
 
 
 @pytest.mark.parametrize("d", [32, 64, 128])

@@ -1,5 +1,7 @@
 """Mixtures of experts against float64, and the paths whose choice must not affect a bit."""
 
+from dataclasses import dataclass
+
 import gguf
 import numpy as np
 import pytest
@@ -7,12 +9,13 @@ from gguf import GGMLQuantizationType as T
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cpu import experts as mixture
-from engine.cpu.backend import Backend
-from engine.gguf.quants import FORMATS
-from engine.models.experts import Experts
+from engine.cpu import simd
+from engine.cpu.products import experts as mixture
+from engine.cpu.products.repack import make_records
+from engine.gguf.quants import FORMATS, Format
 from engine.models.weights import Weight
 from engine.synthetic.model import random_blocks
+from tests.cpu.blocks import QUANTIZED, finite_rows, product, quantized, run
 from tests.tiers import examples
 
 F = np.float32
@@ -21,7 +24,7 @@ ULP = 2.0**-23
 
 def route(logits: np.ndarray, n_expert: int, n_used: int) -> tuple[np.ndarray, np.ndarray]:
     ids, weights = np.full((len(logits), n_used), -1, np.int32), np.empty((len(logits), n_used), F)
-    mixture.route(logits.astype(F), n_expert, ids, weights)
+    run(mixture.route, logits.astype(F), n_expert, ids, weights, items=len(logits))
     return ids, weights
 
 
@@ -74,18 +77,124 @@ def test_a_row_chooses_for_itself(n_expert: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("with_shared", [False, True])
-def test_join(with_shared: bool) -> None:
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_join(with_shared: bool, with_residual: bool) -> None:
     rng = np.random.default_rng(0)
     rows, n_used, n = 6, 3, 70
     residual, shared = rng.standard_normal((2, rows, n)).astype(F)
-    y, gate = rng.standard_normal((rows, n_used, n)).astype(F), rng.standard_normal(rows).astype(F)
+    y, logits = rng.standard_normal((rows * n_used, n)).astype(F), rng.standard_normal((rows, 5)).astype(F)
     weights = rng.dirichlet(np.ones(n_used), rows).astype(F)
-    expected = np.einsum("ts,tsn->tn", weights.astype(float), y)
+    expected = np.einsum("ts,tsn->tn", weights.astype(float), y.reshape(rows, n_used, n))
     if with_shared:
-        expected += shared / (1 + np.exp(-gate.astype(float)))[:, None]
-    out = np.empty((rows, n), F)
-    mixture.join(residual, y, weights, shared if with_shared else shared[:0], gate, out)
-    assert np.abs(out - (residual + expected)).max() < 8 * ULP * np.abs(y).max()
+        expected += shared / (1 + np.exp(-logits[:, -1:].astype(float)))
+    if with_residual:
+        expected += residual
+    given = (residual[: rows * with_residual], y, weights, shared[: rows * with_shared], logits)
+    out = np.full((rows, n), np.nan, F)
+    run(mixture.join, *given, out, items=rows)
+    assert np.abs(out - expected).max() < 8 * ULP * np.abs(y).max()
+    alone = np.full((rows, n), np.nan, F)
+    mixture.join(*given, alone, 2, 4)
+    assert np.array_equal(alone[2:4], out[2:4])
+    assert np.isnan(alone[[0, 1, 4, 5]]).all()
+
+
+def test_factors_of_experts() -> None:
+    rng = np.random.default_rng(0)
+    ids, scales = rng.integers(0, 7, (5, 3)).astype(np.int32), rng.standard_normal(7).astype(F)
+    weights = rng.standard_normal((5, 3)).astype(F)
+    scaled = weights.copy()
+    run(mixture.scale_weights, ids, scales, scaled, items=5)
+    assert np.array_equal(scaled, weights * scales[ids])
+
+
+@dataclass
+class Groups:
+    """The pairs of a mixture by expert."""
+
+    order: np.ndarray
+    used: np.ndarray
+    starts: np.ndarray
+    n: np.ndarray
+
+
+def grouped(ids: np.ndarray, n_expert: int) -> Groups:
+    most = min(n_expert, ids.size)
+    # The beginnings of arrays are written, and nothing else.
+    groups = Groups(*(np.full(n, -1, np.int32) for n in (ids.size, most, most + 1, 1)))
+    run(mixture.group, ids, n_expert, groups.order, groups.used, groups.starts, groups.n, items=1)
+    return groups
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.data())
+@examples(100)
+def test_group(rows: int, n_expert: int, data: st.DataObject) -> None:
+    n_used = data.draw(st.integers(1, n_expert))
+    ids = np.array([data.draw(st.permutations(range(n_expert)))[:n_used] for _ in range(rows)], np.int32)
+    groups = grouped(ids, n_expert)
+    order = np.argsort(ids.reshape(-1), kind="stable")
+    used, starts = np.unique(ids.reshape(-1)[order], return_index=True)
+    assert groups.order.tolist() == order.tolist()
+    assert groups.n.tolist() == [len(used)]
+    assert groups.used[: len(used)].tolist() == used.tolist()
+    assert groups.starts[: len(used) + 1].tolist() == [*starts, order.size]
+
+
+# --- products --------------------------------------------------------------------------------------------------
+
+IDS = np.array([[1, 4], [1, 2], [5, 1], [1, 4], [2, 1]], np.int32)
+"""Experts that many rows use, that two use, that one uses, and that no row uses."""
+
+
+def products(
+    weight: Weight, n_expert: int, groups: Groups, share: int, x: np.ndarray, instructions: str = ""
+) -> np.ndarray:
+    """Row ``pair // share`` of x times the matrix of the pair's expert: float32 [pairs, R]."""
+    n_rows, pairs = weight.rows // n_expert, groups.order.size
+    out = np.full((pairs, n_rows), np.nan, F)
+    given = (groups.order, share, groups.used, groups.starts, groups.n, out)
+    most, name = len(groups.used), weight.format.name
+    if not weight.format.quantized:
+        pitch = weight.pitch or n_rows
+        kernel = mixture.matmul_float_experts(name)
+        run(kernel, weight.data, weight.first, pitch, x, *given, items=most * n_rows)
+        return out
+    records = make_records(weight, n_expert, run)
+    kernel = mixture.matmul_experts(name, instructions or simd.host())
+    run(kernel, records.data, *quantized(x, weight.format.unit), *given, items=most * records.data.shape[1])
+    return out
+
+
+EACH = [pytest.param(f, marks=() if f.name in ("Q4_K", "Q8_0") else pytest.mark.thorough, id=f.name) for f in QUANTIZED]
+
+
+@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("instructions", simd.INSTRUCTION_SETS)
+@pytest.mark.parametrize("entry", EACH)
+@pytest.mark.covering(1)
+def test_an_experts_product_is_that_of_its_matrix_alone(entry: Format, instructions: str, share: int) -> None:
+    """Both have the same bits, for inputs of rows (share = 2) and of pairs."""
+    if instructions not in simd.available():
+        pytest.skip(f"this CPU has no {instructions}")
+    n_expert, n_rows = 6, 19
+    data = finite_rows(entry, n_expert * n_rows, 512, 0)
+    x = np.random.default_rng(1).standard_normal((IDS.size // share, 512)).astype(F)
+    found = products(Weight("w", entry, 512, data), n_expert, grouped(IDS, n_expert), share, x, instructions)
+    for pair, e in enumerate(IDS.reshape(-1)):
+        own = data[e * n_rows : (e + 1) * n_rows]
+        activations = quantized(x[pair // share : pair // share + 1], entry.unit)
+        assert found[pair].tobytes() == product(entry, instructions, "step", own, activations)[0].tobytes()
+
+
+@pytest.mark.parametrize("kind", [T.F32, T.Q4_K], ids=lambda kind: kind.name)
+def test_gate_and_up_that_a_file_stores_together(kind: T) -> None:
+    n_expert, half = 6, 9
+    weight = matrix("both", kind, n_expert * 2 * half, 256)
+    x = np.random.default_rng(1).standard_normal((len(IDS), 256)).astype(F)
+    groups = grouped(IDS, n_expert)
+    together = products(weight, n_expert, groups, 2, x)
+    parts = [products(part, n_expert, groups, 2, x) for part in weight.halves(2 * half)]
+    assert np.concatenate(parts, axis=1).tobytes() == together.tobytes()
 
 
 # --- the whole mixture -----------------------------------------------------------------------------------------
@@ -98,83 +207,51 @@ def matrix(name: str, kind: T, rows: int, columns: int) -> Weight:
     return Weight(name, entry, columns, blocks.reshape(rows, -1))
 
 
-def mix(kind: T, n_expert: int, n_used: int, n_embd: int, n_ff: int, n_ff_shared: int) -> Experts:
-    shared = None
-    if n_ff_shared:
-        shared = (
-            matrix("gate_shared", kind, n_ff_shared, n_embd),
-            matrix("up_shared", kind, n_ff_shared, n_embd),
-            matrix("down_shared", kind, n_embd, n_ff_shared),
-        )
-    return Experts(
-        n_expert,
-        n_used,
-        matrix("router", T.F32, n_expert + (shared is not None), n_embd),
-        matrix("gate", kind, n_expert * n_ff, n_embd),
-        matrix("up", kind, n_expert * n_ff, n_embd),
-        matrix("down", kind, n_expert * n_embd, n_ff),
-        shared,
-    )
-
-
-def rows_of(n: int, n_embd: int) -> tuple[np.ndarray, np.ndarray]:
-    """A residual, and the input."""
-    rng = np.random.default_rng(n)
-    return rng.standard_normal((n, n_embd)).astype(F), rng.standard_normal((n, n_embd)).astype(F)
-
-
 def wide(weight: Weight) -> np.ndarray:
     """A weight decoded by ``gguf.quants``."""
     return gguf.quants.dequantize(weight.data, weight.format.type).astype(float).reshape(weight.rows, weight.columns)
 
 
-def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    return gate / (1 + np.exp(-gate)) * up
+def mix(kind: T, n_ff: int, n_expert: int, n_used: int, x: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The mixture of the rows x by our kernels, and in float64, row by row and expert by expert."""
+    rows, n_embd = x.shape
+    gate, up = (matrix(name, kind, n_expert * n_ff, n_embd) for name in ("gate", "up"))
+    down = matrix("down", kind, n_expert * n_embd, n_ff)
+    ids, weights = route(logits, n_expert, n_used)
+    groups = grouped(ids, n_expert)
+    inner = [products(w, n_expert, groups, n_used, x) for w in (gate, up)]
+    g, u = (part.astype(float) for part in inner)
+    y = products(down, n_expert, groups, 1, (g / (1 + np.exp(-g)) * u).astype(F))
+    out, nothing = np.empty((rows, n_embd), F), np.empty((0, n_embd), F)
+    run(mixture.join, x, y, weights, nothing, logits.astype(F), out, items=rows)
+    expected = x.astype(float)
+    matrices = [wide(w).reshape(n_expert, -1, w.columns) for w in (gate, up, down)]
+    for t in range(rows):
+        for s, e in enumerate(ids[t]):
+            a, b = matrices[0][e] @ x[t], matrices[1][e] @ x[t]
+            expected[t] += weights[t, s] * (matrices[2][e] @ (a / (1 + np.exp(-a)) * b))
+    return out, expected
 
 
-@pytest.mark.parametrize("n_ff_shared", [0, 56])
 @pytest.mark.parametrize("kind", [T.F32, T.F16, T.BF16], ids=lambda kind: kind.name)
-def test_the_mixture_against_float64(kind: T, n_ff_shared: int) -> None:
-    """Row by row and expert by expert, as defined by Shazeer et al.; with the gated shared expert of Qwen."""
-    n_expert, n_used, n_embd, n_ff = 7, 3, 80, 40
-    e = mix(kind, n_expert, n_used, n_embd, n_ff, n_ff_shared)
-    residual, x = rows_of(25, n_embd)
-    logits = x.astype(float) @ wide(e.router).T
-    ids, weights = chosen(logits[:, :n_expert], n_used)
-    gate, up, down = (wide(w).reshape(n_expert, -1, w.columns) for w in (e.gate, e.up, e.down))
-    expected = residual.astype(float)
-    for t in range(len(x)):
-        for s, k in enumerate(ids[t]):
-            expected[t] += weights[t, s] * (down[k] @ swiglu(gate[k] @ x[t], up[k] @ x[t]))
-    if e.shared:
-        gate, up, down = map(wide, e.shared)
-        expected += (swiglu(x @ gate.T, x @ up.T) @ down.T) / (1 + np.exp(-logits[:, n_expert:]))
-    assert np.abs(Backend().experts(e, residual, x) - expected).max() < 5e-6
+def test_the_mixture_against_float64(kind: T) -> None:
+    rng = np.random.default_rng(0)
+    x, logits = rng.standard_normal((25, 80)).astype(F), rng.standard_normal((25, 7)).astype(F)
+    out, expected = mix(kind, 40, 7, 3, x, logits)
+    assert np.abs(out - expected).max() < 5e-6
 
 
-@pytest.mark.parametrize("kind", [T.Q4_K, T.Q6_K, T.Q8_0, T.Q5_0, T.MXFP4], ids=lambda kind: kind.name)
-def test_an_experts_product_is_that_of_its_matrix_alone(kind: T) -> None:
-    """Both have the same bits, for experts that several rows use, that one row uses, and that no row uses."""
-    ops, n_expert, n_rows = Backend(), 6, 37
-    weight = matrix("gate", kind, n_expert * n_rows, 512)
-    _, x = rows_of(9, 512)
-    used, starts = np.array([1, 2, 5]), np.array([0, 4, 5, 9])
-    products = ops._matmul_experts(x, weight, n_expert, used, starts)
-    for e, first, last in zip(used, starts, starts[1:], strict=False):
-        own = Weight("own", weight.format, 512, weight.data[e * n_rows : (e + 1) * n_rows])
-        assert products[first:last].tobytes() == ops.matmul(x[first:last], own)[0].tobytes()
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from([T.Q4_K, T.F32]), st.booleans())
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from([T.Q4_K, T.F32]))
 @examples(20)
-def test_other_rows_do_not_show(batches: list[int], kind: T, with_shared: bool) -> None:
-    e = mix(kind, 5, 2, 256, 256, 256 if with_shared else 0)
-    residual, x = rows_of(sum(batches), 256)
-    whole = Backend(2).experts(e, residual, x)
+def test_other_rows_do_not_show(batches: list[int], kind: T) -> None:
+    rows = sum(batches)
+    rng = np.random.default_rng(rows)
+    x, logits = rng.standard_normal((rows, 256)).astype(F), rng.standard_normal((rows, 5)).astype(F)
+    whole, _ = mix(kind, 256, 5, 2, x, logits)
     first = 0
-    for rows in batches:
-        span = slice(first, first + rows)
-        assert Backend(1).experts(e, residual[span], x[span]).tobytes() == whole[span].tobytes()
-        first += rows
-    order = np.random.default_rng(0).permutation(len(x))
-    assert Backend(2).experts(e, residual[order], x[order]).tobytes() == whole[order].tobytes()
+    for n in batches:
+        span = slice(first, first + n)
+        assert mix(kind, 256, 5, 2, x[span], logits[span])[0].tobytes() == whole[span].tobytes()
+        first += n
+    order = rng.permutation(rows)
+    assert mix(kind, 256, 5, 2, x[order], logits[order])[0].tobytes() == whole[order].tobytes()

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numba import njit
 
-from engine.cpu.backend import Backend
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
 from engine.models.config import RopeConfig
 from engine.models.rotary import Rotary, frequencies, magnitude
 from engine.numerics import fma
+from tests.mirror import Mirror as Backend
 
 ops: Any = Backend()
 ULP = 2.0**-23

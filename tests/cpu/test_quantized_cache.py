@@ -16,9 +16,10 @@ from numba import njit
 from engine.cache.kv import KVCache, LayerCache, LayerShape
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType, Types
 from engine.cpu import quantized_cache
-from engine.cpu.backend import Backend
+from engine.cpu.lanes import ROWS
 from engine.numerics import fma
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
+from tests.mirror import Mirror as Backend
 from tests.test_numerics import round_to_float32
 from tests.tiers import examples
 
@@ -85,7 +86,8 @@ def put(x: np.ndarray, kind: CacheType, by_position: bool) -> Stored:
     chunks = (len(x) + CHUNK - 1) // CHUNK
     shape = (CHUNK, x.shape[1]) if by_position else (x.shape[1], CHUNK)
     ring = np.zeros(kind.shape(1, chunks, *shape), np.uint32)
-    quantized_cache.append(x[:, None], np.arange(len(x), dtype=np.int32), kind.bits, by_position, ring)
+    for p, row in enumerate(x):
+        quantized_cache.store(ring[0, p // CHUNK], p % CHUNK, row, kind.bits, by_position)
     both = stored(ring, kind, x.shape[1], by_position)
     return Stored(both.integers[:, : len(x)], both.scales[:, : len(x)])
 
@@ -121,18 +123,19 @@ def contents(layer: LayerCache) -> tuple[np.ndarray, np.ndarray]:
 def test_rotation_against_the_matrix(seed: int, scale: float, blocks: int) -> None:
     x = (np.random.default_rng(seed).standard_normal((5, blocks * BLOCK)) * scale).astype(np.float32)
     once = x.copy()
-    quantized_cache.rotate_rows(once)
+    quantized_cache.rotate_rows(once, 0, 2)
+    quantized_cache.rotate_rows(once, 2, 5)
     # Five sums and a product are rounded, and the root is: each partial sum is at most the sum of all magnitudes.
     bound = 7 * ULP * np.repeat(np.abs(x.reshape(5, -1, BLOCK)).sum(axis=2), BLOCK, axis=1) / np.sqrt(BLOCK)
     assert (np.abs(once - rotated(x)) <= bound).all()
     twice = once.copy()
-    quantized_cache.rotate_rows(twice)
+    quantized_cache.rotate_rows(twice, 0, 5)
     assert np.abs(twice - x).max() <= 2 * np.sqrt(BLOCK) * bound.max()
 
 
 def test_rotation_is_orthonormal_and_its_own_inverse() -> None:
     matrix = np.eye(BLOCK, dtype=np.float32)
-    quantized_cache.rotate_rows(matrix)
+    quantized_cache.rotate_rows(matrix, 0, BLOCK)
     assert np.array_equal(matrix, H.astype(np.float32))
     assert np.array_equal(matrix, matrix.T)
     assert np.allclose(matrix.astype(np.float64) @ matrix, np.eye(BLOCK), atol=1e-6)
@@ -272,15 +275,17 @@ def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
         assert np.abs(values - x[100:]).max() < 1.1 * step * np.sqrt(BLOCK)
         assert np.sqrt(np.mean((values - x[100:]) ** 2)) < (0.35 if name == "q8_0" else 0.4) * step
         # The same with the functions that attention reads them with.
-        out = np.empty((CHUNK, d), np.int8)
+        floats, keys = np.empty((CHUNK, d), np.float32), np.empty((d, CHUNK), np.float32)
+        scales = np.empty((d // BLOCK, CHUNK), np.float32)
         for h, c in product(range(heads), range(layer.chunks)):
-            quantized_cache.integers(ring[h, c], d, kind.bits, by_position, out)
             span = slice(c * CHUNK, (c + 1) * CHUNK)
-            assert np.array_equal(out, found.integers[h, span])
             if by_position:
-                floats = np.empty((CHUNK, d), np.float32)
-                quantized_cache.values(ring[h, c], d, kind.bits, out, floats)
+                quantized_cache.unpack_values(ring[h, c], kind.bits, floats)
                 assert np.array_equal(floats, found.values[h, span])
+            else:
+                quantized_cache.unpack_keys(ring[h, c], kind.bits, scales, keys)
+                assert np.array_equal(keys.T, found.integers[h, span])
+                assert np.array_equal(scales.T, found.scales[h, span])
 
 
 # --- scores ----------------------------------------------------------------------------------------------------
@@ -310,12 +315,19 @@ def chunk_of(integers: np.ndarray, scales: np.ndarray, kind: CacheType) -> np.nd
 
 def scores(integers: np.ndarray, scales: np.ndarray, kind: CacheType, q: np.ndarray, dq: np.ndarray) -> np.ndarray:
     d = q.size
-    chunk, keys = chunk_of(integers, scales, kind), np.empty((CHUNK, d), np.int16)
-    quantized_cache.integers(chunk, d, kind.bits, False, keys)
-    assert np.array_equal(keys, integers)
-    out = np.empty(CHUNK, np.float32)
-    quantized_cache.scores(keys, chunk, kind.bits, q, dq, np.empty(CHUNK, np.int32), out)
-    return out
+    chunk, keys = chunk_of(integers, scales, kind), np.empty((d, CHUNK), np.float32)
+    dk = np.empty((d // BLOCK, CHUNK), np.float32)
+    quantized_cache.unpack_keys(chunk, kind.bits, dk, keys)
+    assert np.array_equal(keys.T, integers)
+    out, dots = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, CHUNK), np.float32)
+    # The last of five queries alone, and with others before it.
+    queries, scales_of = np.ones((5, d), np.float32), np.ones((5, d // BLOCK), np.float32)
+    quantized_cache.query_floats(None, q[None, None], dq[None, None], 1, 0, 0, queries, scales_of, 4)
+    quantized_cache.scores(queries, scales_of, 4, 1, keys, 0, dk, dots, out)
+    alone = out[0].copy()
+    quantized_cache.scores(queries, scales_of, 1, ROWS, keys, 0, dk, dots, out)
+    assert out[3].tobytes() == alone.tobytes()
+    return alone
 
 
 @pytest.mark.parametrize("d", [32, 96, 256, 512])
@@ -362,11 +374,9 @@ def as_scored(q: np.ndarray, kind: str) -> np.ndarray:
     returned as the float64 that they represent."""
     if kind not in QUANTIZED:
         return q
-    turned = q.reshape(-1, q.shape[2]).copy()
-    quantized_cache.rotate_rows(turned)
-    turned *= np.float32(SCALE)
-    integers, scales = np.empty(turned.shape, np.int8), np.empty((len(turned), turned.shape[1] // BLOCK), np.float32)
-    quantized_cache.quantize_queries(turned, integers, scales)
+    rows = q.reshape(-1, q.shape[2])
+    integers, scales = np.empty(rows.shape, np.int8), np.empty((len(rows), rows.shape[1] // BLOCK), np.float32)
+    quantized_cache.quantize_queries(rows, np.float32(SCALE), integers, scales, 0, len(rows))
     return rotated(integers * np.repeat(scales, BLOCK, axis=1).astype(np.float64) / SCALE).reshape(q.shape)
 
 

@@ -38,6 +38,7 @@ from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached
 from engine.verify.tally import Tally
 from tests.conftest import REPOSITORY, shared_model
+from tests.mirror import Mirror
 from tests.speculative.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
 from tests.tiers import together
 
@@ -68,7 +69,7 @@ def gpu() -> Any:
 
 @pytest.fixture(scope="module")
 def cpu(gpu: Any) -> Any:
-    return open_device("cpu")
+    return Mirror()
 
 
 def computed(gpu: Any, operation: Callable[..., Any], *args: Any, twice: bool = True) -> list[np.ndarray]:

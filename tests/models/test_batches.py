@@ -14,6 +14,7 @@ from engine.models.base import row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY
+from tests.interrupts import interrupted
 from tests.tiers import few
 
 SIZES = (1, 16, 17, 100, 0, 512)
@@ -80,7 +81,7 @@ def test_passes_are_as_large_as_asked_for(path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("size", [1, 16, 50])
-def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int) -> None:
     """Interrupted between two passes, or in one: what has been read stays, and the next prompt is read as usual."""
     llm, tokens = loaded(path, size, snapshot_bytes=0), np.random.default_rng(2).integers(3, 200, 250).tolist()
     expected = llm.prefill(tokens)[0].tobytes()
@@ -95,18 +96,9 @@ def test_ctrl_c_while_a_prompt_is_read(path: Path, size: int, monkeypatch: pytes
     assert llm.n_cached == llm.cache.length == -(-100 // size) * size
     assert llm.prefill(tokens)[0].tobytes() == expected
 
-    compute = llm.model.compute
-
-    def inside(batch: Any, n_logits: int) -> Any:
-        compute(batch, n_logits)
-        if batch.positions[-1] >= 200:
-            raise KeyboardInterrupt
-
     llm.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.model, "compute", inside)
-        with pytest.raises(KeyboardInterrupt):
-            llm.prefill(tokens)
+    with interrupted(llm.model.ops, 0.6, after=200 // size), pytest.raises(KeyboardInterrupt):
+        llm.prefill(tokens)
     assert llm.n_cached == 200 // size * size
     assert llm.cache.length == min(llm.n_cached + size, 250)
     last = [llm.step(token) for token in tokens[llm.n_cached :]][-1]
@@ -142,7 +134,7 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
     llm = engine.load(path, **options)
     assert llm.batch_size == 128
     c = llm.config
-    fixed = llm.cache_bytes + 4 * n_ctx * c.rope.n_rot
+    fixed = llm.n_bytes + llm.cache_bytes + 4 * n_ctx * c.rope.n_rot
     for rows, expected in ((128, 128), (100, 64), (17, 16), (16, 16)):
         monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
         llm = engine.load(path, **options)

@@ -17,6 +17,7 @@ from engine.errors import ContextError
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.text.template.chat import ChatTemplate
+from tests.interrupts import interrupted
 from tests.tiers import examples
 
 SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
@@ -176,7 +177,7 @@ def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.
     whole = engine.load(path, n_ctx=128, n_threads=1, draft_max=15)
     assert whole.model.slots == 18 and whole.notes == []
     size = whole.slot_bytes
-    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: 20 * size)
+    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: whole.n_bytes + 20 * size)
     llm = engine.load(path, n_ctx=32, n_threads=1, draft_max=15)
     assert llm.model.slots == 5
     (note,) = llm.notes
@@ -188,28 +189,15 @@ def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.
         assert found.speculation is not None and max(found.speculation.drafted_at) <= 2
 
 
-def test_an_interrupted_pass(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_pass(llm: engine.LLM) -> None:
     """It has moved states of the first layers and claimed positions: the next pass still works correctly."""
     tokens = list(range(3, 90))
     expected = llm.logits(tokens)[-1]
     for at in (1, 2):
         llm.reset()
         llm.prefill(tokens[:40])
-        calls = 0
-        block = llm.model.block
-
-        def failing(il: int, x: Any, batch: Any, at: int = at, block: Any = block) -> Any:
-            nonlocal calls
-            calls += 1
-            if il == at:
-                raise KeyboardInterrupt
-            return block(il, x, batch)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.model, "block", failing)
-            with pytest.raises(KeyboardInterrupt):
-                llm.prefill(tokens)
-        assert calls == at + 1
+        with interrupted(llm.model.ops, (at + 0.5) / llm.config.n_layer), pytest.raises(KeyboardInterrupt):
+            llm.prefill(tokens)
         if at == 2:  # the next pass may also be a single step
             last = [llm.step(token) for token in tokens[llm.n_cached :]][-1]
             assert last.tobytes() == expected.tobytes()

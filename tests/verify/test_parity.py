@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from engine import devices, parity
+from engine.cpu.products.repack import make_records
+from engine.cpu.products.unpack import UNPACK
 from engine.errors import DeviceError
+from engine.gguf.quants import FORMATS
+from engine.models.weights import Weight
 from engine.verify import passes
 
 Capture = pytest.CaptureFixture[str]
@@ -159,6 +163,7 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: tuple[str, str]) 
     from engine.cache.kv import LayerShape
     from engine.cache.types import Types, cache_type
     from engine.cpu.backend import Backend
+    from engine.cpu.quantized_cache import rotate_rows
 
     rng = np.random.default_rng(1)
     rows, n_head, n_kv, d, ops = 3, 4, 2, 32, Backend(1)
@@ -174,15 +179,16 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: tuple[str, str]) 
         sums = np.zeros((rows, n_head, 3, d), np.float32)
         seen = np.zeros((rows, 3), np.bool_)
         integers, scales = ops.int8_queries(q, 0.5, cache.k_type)
-        rings = (ring.reshape(n_kv, 3, -1) for ring in (cache.keys, cache.values))
-        given = (*rings, positions, np.float32(0.5), window, cache.k_type.bits, cache.v_type.bits)
-        layout.chunk_parts(q, integers, scales, *given, mass, sums, seen)
+        rings = (ring.reshape(n_kv, 3, -1).view(np.uint32) for ring in (cache.keys, cache.values))
+        given = (*rings, positions, np.float32(0.5), window)
+        layout.chunk_parts(cache.k_type.bits, cache.v_type.bits)(q, integers, scales, *given, mass, sums, seen)
         assert seen.sum(1).tolist() == ([3, 3, 3] if window == 0 else [3, 3, 2])
         m, part, values_of = (np.where(seen[:, None, :], a, 0).astype(float) for a in (mass[..., 0], mass[..., 1], 1))
         factor = np.exp(m - np.where(seen[:, None, :], m, -np.inf).max(2, keepdims=True)) * values_of
         joined = (factor[..., None] * sums).sum(2) / (factor * part).sum(2)[..., None]
         if cache.v_type.quantized:
-            joined = ops._rotated(joined.astype(np.float32))
+            joined = joined.astype(np.float32)
+            rotate_rows(joined.reshape(-1, d), 0, rows * n_head)
         assert np.abs(joined - whole).max() < 1e-6
 
 
@@ -213,3 +219,15 @@ def test_rings_of_different_lengths(layout: Any, window: int, types: tuple[str, 
     for layer in (large, layout.moved_rings(large, small.chunks, length)):
         for mine, theirs in zip(layout.cached(layer, length), expected, strict=True):
             assert mine.tobytes() == theirs.tobytes() and mine.size
+
+
+@pytest.mark.parametrize("name", UNPACK)
+def test_records_are_turned_back_into_rows(layout: Any, name: str) -> None:
+    """Rows of a file, of several stacked matrices, whose last groups of eight are not full."""
+    (entry,) = (entry for entry in FORMATS.values() if entry.name == name)
+    columns, count = 2 * entry.block, 3
+    data = np.random.default_rng(0).integers(0, 256, (count * 13, entry.row_bytes(columns)), dtype=np.uint8)
+    weight = Weight("w", entry, columns, data)
+    records = make_records(weight, count, lambda kernel, *given, items: kernel(*given, 0, items))
+    for first, last in ((0, 39), (0, 16), (5, 6), (12, 14), (25, 39), (32, 48)):
+        assert np.array_equal(layout.rows_of(records, first, last), data[first:last])

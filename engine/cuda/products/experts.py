@@ -1,6 +1,6 @@
 """Products with the experts that rows have chosen, and the sum of their outputs (Shazeer et al. 2017).
 
-Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
+Formula: ``engine/cpu/products/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
 Shapes: a *pair* is a row and one of its experts, pair = row * n_used + s; ids int32, weights float32 [rows, n_used].
     The matrices of all experts form one of n_expert * R rows: rows [e R, (e + 1) R) are those of expert e.  Outputs float32
     [pairs, R]; if a network that every row uses takes part, ``rows`` more follow: [pairs + rows, R].  Activations are int8 in

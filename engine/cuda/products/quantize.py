@@ -1,7 +1,7 @@
 """Activations to int8, in the layout that tensor cores read.
 
 Formula: per unit d = amax / 127, q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero
-    (``engine/cpu/matmul.py``, ``quantize_unit``).  The kernels differ in the source of x: memory, or a gate and what it
+    (``engine/cpu/products/quantize.py``).  The kernels differ in the source of x: memory, or a gate and what it
     multiplies (``swiglu``, ``geglu``); ``engine/cuda/rms_norm.py`` has one that normalizes first.
 Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-core tile.  Row t is column c = t % 8 of
     tile n = t // 8.

@@ -48,7 +48,7 @@ def _join(*planes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [place for plane in planes for place in plane]
 
 
-# Byte offsets are those of the block's fields (ggml-common.h); see engine/cpu/unpack.py for what they mean.
+# Byte offsets are those of the block's fields (ggml-common.h); see engine/cpu/products/unpack.py for what they mean.
 _RECORDS: dict[T, Callable[[], list[tuple[int, int]]]] = {
     # d, qs[16]: low nibbles are positions 0 .. 15, high ones 16 .. 31, so one word serves a0 and a2.
     T.Q4_0: lambda: _join(_lane_plane(2), _row_plane(0, 2)),

@@ -1,6 +1,6 @@
 """The choice of experts: logits of a float32 router on normalized rows, the largest of them, and their weights.
 
-Formula: ``engine/cpu/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/matmul.py`` (float formats).
+Formula: ``engine/cpu/products/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/products/dense.py``.
 Shapes: x float32 [rows, n]; router float32 [n_rows, n]; logits float32 [rows, n_rows], of which the first n_expert are
     experts; ids int32, weights float32 [rows, n_used]; scales float32 [n_expert], where experts have any.
 Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others own one

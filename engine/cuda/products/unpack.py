@@ -1,6 +1,6 @@
 """From records to tensor-core operands: the only place where the GPU backend knows how a format stores its bits.
 
-Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/unpack.py``
+Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/products/unpack.py``
     writes w with the scales of the sub-blocks multiplied in; here a lane gets the bare integers q, four to a word, and
     the scales beside them: w[i] = scale[i // group] * (q[i] - offset), so that q fits the int8 of ``mma32`` and the
     scales multiply its sums.
@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda, njit
 
-from engine.cpu.unpack import IQ2_XXS_GRID
+from engine.cpu.products.unpack import IQ2_XXS_GRID
 from engine.cuda.intrinsics import SIMULATED, bits_float, half_to_float, pick_bytes, stream1, stream2, stream4
 from engine.cuda.runtime.kinds import DeviceFunction
 

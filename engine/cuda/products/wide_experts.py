@@ -1,6 +1,6 @@
 """Products with the experts that the many rows of a prompt have chosen: pairs sorted by expert, one product per expert.
 
-Formula: ``engine/cpu/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
+Formula: ``engine/cpu/products/experts.py``; the products are those of ``engine/cuda/products/matmul.py``.
 Shapes: pairs, ids and the matrices of all experts as in ``engine/cuda/products/experts.py``; listed int32 [pairs]: the
     pairs of the first expert, those of the second, and so on; items int32 [``n_items``, 4]: expert, where its pairs
     begin in the list, the number of them, at most the columns of a block (0: the item is empty), and an unused word.

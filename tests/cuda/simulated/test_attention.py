@@ -16,8 +16,7 @@ from engine.cache.kv import LayerCache, LayerShape
 from engine.cache.types import CHUNK, F16, F32, Types, cache_type
 from engine.cpu import attention as mirror
 from engine.cpu import glu
-from engine.cpu.backend import Backend as CPU
-from engine.cpu.matmul import quantize_rows
+from engine.cpu.products.quantize import quantize_rows
 from engine.cpu.quantized_cache import rotate_rows
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
@@ -29,6 +28,7 @@ from engine.errors import DeviceError
 from engine.models.heads import Heads
 from engine.verify.layout import activations
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.mirror import Mirror as CPU
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
@@ -44,8 +44,9 @@ def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.ran
     at = np.arange(first, positions, dtype=np.int32)
     k, v = (rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32) for d in (shape.d_k, shape.d_v))
     v[rng.random(v.shape) < 0.1] = -0.0
-    mirror.append(k, at, half, False, keys)
-    mirror.append(v, at, half, True, values)
+    items = at.size * shape.n_head_kv
+    mirror.append(k, at, False, keys, 0, items)
+    mirror.append(v, at, True, values, 0, items)
     return keys, values
 
 
@@ -73,12 +74,15 @@ def agree(
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     expected = np.empty((rows, n_head, d_v), np.float32)
-    mirror.attend(q, keys, values, at, SCALE, window, half, 1, expected)
+    bits = 16 if half else 32
+    given = (ring.reshape(*ring.shape[:2], -1).view(np.uint32) for ring in (keys, values))
+    none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
+    mirror.attend(bits, bits)(q, *none, *given, at, SCALE, window, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
         gate[:, :, 0] = np.nan  # the queries
-        glu.sigmoid_gate(expected, gate[:, :, 1])
+        glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
 
     n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
     plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated)
@@ -215,9 +219,9 @@ def test_chunks_joined_and_quantized(
     if rotated:
         # The CPU rotates the result back before the gates, if there are any.
         run(combine.combine(d_v, True, False), plan.combine_grid, plan.combine_block, arguments)
-        rotate_rows(out.reshape(-1, d_v))
+        rotate_rows(out.reshape(-1, d_v), 0, rows * n_head)
         if gate is not None:
-            glu.sigmoid_gate(out.reshape(rows, n_head, d_v), gate[:, :, 1])
+            glu.sigmoid_gate(out.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
         expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True))
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
     assert np.isfinite(out).all() and (not rotated or out.tobytes() == expected.tobytes())
@@ -229,7 +233,7 @@ def test_chunks_joined_and_quantized(
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
     law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
     s = np.empty((rows, columns // 16), np.int16)
-    quantize_rows(out, unit, *law, s)
+    quantize_rows(out, unit, *law, s, 0, law[1].size)
     wide = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
     found = activations(unit, rows, columns, q, d, totals)
     assert found[0].tobytes() == law[0].tobytes() and found[1].tobytes() == law[1].tobytes()

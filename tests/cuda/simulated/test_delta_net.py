@@ -17,7 +17,6 @@ from types import SimpleNamespace
 
 from engine.cache.recurrent import RecurrentLayer, RecurrentShape
 from engine.cache.types import F32
-from engine.cpu.backend import Backend as CPU
 from engine.cuda import backend, delta_net
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import FORMATS
@@ -26,6 +25,7 @@ from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.mirror import Mirror as CPU
 from tests.tiers import few
 
 F = np.float32

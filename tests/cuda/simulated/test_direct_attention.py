@@ -41,9 +41,9 @@ def filled(positions: int, shape: LayerShape, rows: int, types: Types, rng: np.r
         x[rng.random(x.shape) < 0.1] = -0.0
         if of.quantized:
             x[-1, 0, :BLOCK] = 0
-            quantized_cache.append(x, at, of.bits, by_position, ring)
+            quantized_cache.append(x, at, of.bits, by_position, ring, 0, at.size * x.shape[1])
         else:
-            mirror.append(x, at, of.bits == 16, by_position, ring)
+            mirror.append(x, at, by_position, ring, 0, at.size * x.shape[1])
     return cache
 
 
@@ -70,15 +70,11 @@ def agree(
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
     if k.quantized:
-        scaled = q.reshape(-1, d_k) * SCALE
-        quantized_cache.quantize_queries(scaled, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK))
+        given = q.reshape(-1, d_k), SCALE, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK)
+        quantized_cache.quantize_queries(*given, 0, rows * n_head)
     expected = np.empty((rows, n_head, d_v), np.float32)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
-    if k == v and not k.quantized:
-        mirror.attend(q, cache.keys, cache.values, at, SCALE, window, k.bits == 16, 1, expected)
-    else:
-        given = q, integers, scales, *flat, at, SCALE, window, k.bits, v.bits, 1, expected
-        mirror.attend_quantized(*given)
+    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
     n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)

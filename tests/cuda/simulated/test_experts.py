@@ -11,7 +11,7 @@ from engine.cuda.intrinsics import SIMULATED
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cpu import experts as mirror
+from engine.cpu.products import experts as mirror
 from engine.cuda import backend
 from engine.cuda.products import matmul, repack, router, wide_experts
 from engine.cuda.products.experts import (
@@ -328,7 +328,7 @@ def test_a_product_that_chooses() -> None:
     arguments = [records, records, None, None, out, out, ids, weights, logits, scales, 1, 1, n_rows, 1, *packed(32, x)]
     run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert, True), (1, n_used), 32, arguments)
     theirs, shares = np.empty_like(ids), np.empty_like(weights)
-    mirror.route(logits, n_expert, theirs, shares)
+    mirror.route(logits, n_expert, theirs, shares, 0, 1)
     assert ids.tolist() == theirs.tolist()
     same(weights, shares * scales[theirs])
     for e, row in zip(ids[0], out, strict=True):
@@ -383,7 +383,7 @@ def test_the_end_of_a_single_row(name: str, units: int, n_used: int, shared: boo
     act = cpu.swiglu(gate, up)
     y = np.stack([cpu.matmul(act[g : g + 1], w)[0][0] for g, w in enumerate(matrices)])
     theirs = np.empty((1, n_rows), F)
-    mirror.join(residual[None], y[None, :n_used], weights[None], y[n_used:], logit, theirs)
+    mirror.join(residual[None], y[:n_used], weights[None], y[n_used:], logit[None], theirs, 0, 1)
     same(out[None], theirs)
 
 
@@ -399,7 +399,7 @@ def test_route(n_expert: int, n_used: int) -> None:
     logits[:, 0] = 1.0
     ids, weights = np.full((rows, n_used), -1, np.int32), np.full((rows, n_used), np.nan, F)
     other_ids, other_weights = np.empty_like(ids), np.empty_like(weights)
-    mirror.route(logits, n_expert, other_ids, other_weights)
+    mirror.route(logits, n_expert, other_ids, other_weights, 0, rows)
     scales = activations(1, n_expert)[0] if n_expert % 3 else None
     run(router.route(n_expert, n_used, scales is not None), rows, 32, [logits, stride, scales, ids, weights])
     assert ids.tolist() == other_ids.tolist()

@@ -15,7 +15,6 @@ from engine.cuda.runtime import values
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
-from engine.cpu.backend import Backend as CPU
 from engine.cuda import backend
 from engine.cuda.products import matmul, repack
 from engine.cuda.products.quantize import activation_words
@@ -25,6 +24,7 @@ from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.layout import activations as by_row
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.mirror import Mirror as CPU
 from tests.tiers import few
 
 F = np.float32

@@ -13,10 +13,10 @@ if not SIMULATED:
 
 from engine.cache.kv import LayerShape
 from engine.cache.types import CHUNK, Types, cache_type
-from engine.cpu.backend import Backend
 from engine.cuda import rope
 from engine.cuda.runtime.simulator import run
 from engine.models.heads import Heads
+from tests.mirror import Mirror as Backend
 
 EPS = np.float32(1e-6)
 SCALE = np.float32(0.3)
@@ -73,7 +73,10 @@ def agree(
         q = np.ascontiguousarray(q.reshape(rows, n_head, 2, d_k)[:, :, 0]).reshape(rows, -1)
     if n_head_kv:
         ops.remember(heads, k, v, cache, Pass(POSITIONS, POSITIONS), table)
-    q = ops._queries(heads, q, POSITIONS, table) if n_head else np.empty((rows, 0, d_k), np.float32)
+    if n_head:
+        (q,) = ops._prepared(heads, [q], Pass(POSITIONS, POSITIONS), table)
+    else:
+        q = np.empty((rows, 0, d_k), np.float32)
     expected = [q]
     if cache.k_type.quantized:
         expected = [*ops.int8_queries(q, float(SCALE), cache.k_type)]

@@ -52,21 +52,18 @@ def agree(
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
     if k.quantized:
-        scaled = q.reshape(-1, d_k) * SCALE
-        quantized_cache.quantize_queries(scaled, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK))
+        given = q.reshape(-1, d_k), SCALE, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK)
+        quantized_cache.quantize_queries(*given, 0, rows * n_head)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
     expected = np.empty((rows, n_head, d_v), np.float32)
-    if k == v and not k.quantized:
-        mirror.attend(q, cache.keys, cache.values, at, SCALE, window, k.bits == 16, 1, expected)
-    else:
-        mirror.attend_quantized(q, integers, scales, *flat, at, SCALE, window, k.bits, v.bits, 1, expected)
+    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, expected, 0, rows * n_head)
     if v.quantized:
-        quantized_cache.rotate_rows(expected.reshape(-1, d_v))
+        quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
         gate[:, :, 0] = np.nan  # the queries
-        glu.sigmoid_gate(expected, gate[:, :, 1])
+        glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
     group = n_head // n_head_kv
     kernel = tiled_attention.attend_tiles(k.name, v.name, d_k, d_v, group, pairs, own, threads, gated)
     out = np.full_like(expected, np.nan)

@@ -1,0 +1,487 @@
+"""The operations of a pass on the CPU: which kernels compute them, on which items.
+
+Arrays are NumPy arrays.  Every method returns a new array unless documented as "in place"; shapes are [rows, ...].  Times of
+items, in nanoseconds, only decide how many items a thread takes at a time.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.arrays import Pass
+from engine.cache.kv import LayerCache
+from engine.cache.recurrent import RecurrentLayer
+from engine.cache.types import BLOCK, CacheType
+from engine.cpu import add, attention, delta_net, embed, glu, mtp, per_layer, quantized_cache, rms_norm, rope, softcap
+from engine.cpu.products import dense, matmul, quantize
+from engine.cpu.products import experts as mixture
+from engine.cpu.products.repack import Records
+from engine.cpu.runtime.program import TILE_NS
+from engine.cpu.runtime.recorder import Recorder
+from engine.cpu.simd import host
+from engine.models.delta_net import DeltaNet
+from engine.models.experts import Experts, check_activation
+from engine.models.heads import Heads
+from engine.models.weights import Weight
+from engine.ops import Observation, Observer
+
+f32 = np.float32
+
+FEW = 4
+"""The most rows for which quants stay in registers, instead of being unpacked to memory once for all rows."""
+
+HOST = host()
+"""The instruction set that kernels are made for."""
+
+Matrix = Records | Weight
+"""Quantized matrices are records of eight rows; those of float formats, and tables of which a pass reads only a few rows, are
+the mapped rows of the file."""
+
+
+class Pairs(NamedTuple):
+    """Pairs of a row and one of its experts, grouped by expert (``engine/cpu/products/experts.py``).
+
+    order int32 [pairs]; used int32 [most groups]; starts int32 [most groups + 1]; n_groups int32 [1].
+    """
+
+    order: np.ndarray
+    used: np.ndarray
+    starts: np.ndarray
+    n_groups: np.ndarray
+
+
+_NOTHING = np.zeros((0, 0), f32)
+_NO_WEIGHTS = np.zeros(0, f32)
+
+Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Rows as products take them: int8 [rows, K], scales float32 [rows, K / unit], sums of 16 int16 [rows, K / 16]."""
+
+
+class PassOperations(Recorder):
+    """The operations that forward passes are written against (``engine/ops.py``)."""
+
+    def __init__(self, n_threads: int) -> None:
+        super().__init__(n_threads)
+        self._observer: Observer[np.ndarray] | None = None
+        self._drafts = False
+
+    def _tell(self, name: str, value: np.ndarray) -> None:
+        if self._observer is not None:
+            self.flush()
+            self._observer(Observation("", "", {name: value}))
+
+    # --- embedding and products --------------------------------------------------------------------------------
+
+    def embed(self, table: Matrix, tokens: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
+        out = self.empty((tokens.size, table.columns))
+        if isinstance(table, Records):
+            kernel = embed.embed_records(table.format.name)
+            self.do(kernel, table.data[0], tokens, f32(scale), out, items=tokens.size, ns=10.0 * table.columns)
+        else:
+            kernel = embed.embed_rows(table.format.name)
+            self.do(kernel, table.data, tokens, f32(scale), out, items=tokens.size, ns=10.0 * table.columns)
+        return out
+
+    def matmul(self, x: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
+        """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each; x is quantized once per unit."""
+        return self._products(x, _NOTHING, *weights)
+
+    def matmul_add(self, residual: np.ndarray, x: np.ndarray, weight: Matrix) -> np.ndarray:
+        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
+        return self._products(x, residual, weight)[0]
+
+    def _products(self, x: np.ndarray, residual: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
+        rows, columns = x.shape
+        units = {weight.format.unit for weight in weights if isinstance(weight, Records)}
+        quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
+        # Kernels for many rows may take two groups of weight rows at once.
+        pairs = 2 if rows > 1 else 1
+        some = matmul.matmul_few if rows <= FEW and self._drafts else matmul.matmul_rows
+        product = matmul.matmul_step if rows == 1 else some
+        outputs = []
+        for i, weight in enumerate(weights):
+            out = self.empty((rows, weight.rows))
+            if isinstance(weight, Records):
+                kernel = product(weight.format.name, HOST)
+                given = weight.data[0], *quantized[weight.format.unit], residual, out
+                items = weight.data.shape[1]
+                self.do(kernel, *given, items=items, ns=rows * columns / 8.0, joined=i > 0, multiple=pairs)
+            else:
+                kernel = dense.matmul_float(weight.format.name)
+                self.do(kernel, weight.data, x, residual, out, items=weight.rows, ns=rows * columns / 8.0, joined=i > 0)
+            outputs.append(out)
+        return outputs
+
+    def _quantize(self, x: np.ndarray, unit: int) -> Quantized:
+        rows, columns = x.shape
+        q = self.empty((rows, columns), np.int8)
+        d = self.empty((rows, columns // unit))
+        s = self.empty((rows, columns // 16), np.int16)
+        self.do(quantize.quantize_rows, x, unit, q, d, s, items=d.size, ns=unit / 4)
+        return q, d, s
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """x + y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
+        return self._add(x, y)
+
+    def _add(self, x: np.ndarray, y: np.ndarray, joined: bool = False) -> np.ndarray:
+        z = self.empty(x.shape)
+        if y.size == x.size:
+            given = x.reshape(-1), y.reshape(-1), z.reshape(-1)
+            self.do(add.add, *given, items=x.size, ns=0.1, joined=joined, multiple=64)
+        else:
+            n = y.size
+            self.do(add.add_bias, x.reshape(-1, n), y, z.reshape(-1, n), items=x.size // n, ns=0.1 * n, joined=joined)
+        return z
+
+    # --- norms and gates ---------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis: x [..., n], weight [n] or [0] for ones; float32 [..., n]."""
+        return self._norm(x, weight, eps)
+
+    def _norm(self, x: np.ndarray, weight: np.ndarray, eps: float, joined: bool = False) -> np.ndarray:
+        y, n = self.empty(x.shape), x.shape[-1]
+        given = x.reshape(-1, n), weight, f32(eps), y.reshape(-1, n)
+        self.do(rms_norm.rms_norm, *given, items=x.size // n, ns=20 + 0.3 * n, joined=joined)
+        return y
+
+    def rms_norm_add(
+        self, residual: np.ndarray, x: np.ndarray, weight: np.ndarray, eps: float, scale: float = 1.0
+    ) -> np.ndarray:
+        """(residual + rms_norm(x, weight, eps)) * scale: residual, x [rows, n], weight [n]; float32 [rows, n]."""
+        y, n = self.empty(x.shape), weight.size
+        given = residual, x, weight, f32(eps), f32(scale), y
+        self.do(rms_norm.rms_norm_add, *given, items=x.shape[0], ns=20 + 0.3 * n)
+        return y
+
+    def per_layer_inputs(
+        self, m: np.ndarray, e: np.ndarray, weight: np.ndarray, scale: float, eps: float
+    ) -> np.ndarray:
+        """The per-layer embeddings of the tokens (``engine/cpu/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
+        [layers, rows, n]."""
+        rows, n = m.shape[0], weight.size
+        out = self.empty((m.shape[1] // n, rows, n))
+        given = m, e, weight, f32(scale), f32(eps), out
+        self.do(per_layer.per_layer_inputs, *given, items=out.shape[0] * rows, ns=20 + 0.5 * n)
+        return out
+
+    def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        """silu(gate) * up, element by element: float32 [rows, n]."""
+        return self._gate(glu.swiglu, gate, up)
+
+    def geglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        """gelu(gate) * up, element by element, with the tanh approximation of gelu: float32 [rows, n]."""
+        return self._gate(glu.geglu, gate, up)
+
+    def _gate(self, kernel: object, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        y = self.empty(up.shape)
+        self.do(kernel, gate.reshape(-1), up.reshape(-1), y.reshape(-1), items=y.size, ns=0.5, multiple=64)
+        return y
+
+    def softcap(self, x: np.ndarray, cap: float) -> np.ndarray:
+        """cap * tanh(x / cap), in place; returns x."""
+        self.do(softcap.softcap, x.reshape(-1), f32(cap), items=x.size, ns=0.5, multiple=64)
+        return x
+
+    def gated_norm(self, x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
+        """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d]; float32 [rows, n]."""
+        y, n = self.empty(x.shape), weight.size
+        given = x.reshape(-1, n), weight, gate.reshape(-1, n), f32(eps), y.reshape(-1, n)
+        self.do(delta_net.gated_norm, *given, items=x.size // n, ns=20 + 1.5 * n)
+        return y
+
+    # --- attention ---------------------------------------------------------------------------------------------
+
+    def attention(
+        self,
+        heads: Heads[np.ndarray],
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
+        table: np.ndarray,
+    ) -> np.ndarray:
+        """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
+
+        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, and q and k are rotated by
+        ``table``.  If heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
+        """
+        both = q.reshape(-1, 2, heads.d_k) if heads.gated else None
+        if both is not None:
+            q = self.empty((batch.rows, heads.n_head * heads.d_k))
+            self.do(glu.ungated, both, q.reshape(-1, heads.d_k), items=both.shape[0], ns=0.1 * heads.d_k)
+        queries, k, v = self._prepared(heads, [q, k, v], batch, table)
+        self.append(cache, k, v, batch.positions)
+        out = self.attend(queries, cache, batch.positions, heads.scale)
+        if both is not None:
+            self.do(glu.sigmoid_gate, out.reshape(-1, heads.d_v), both, items=both.shape[0], ns=1.0 * heads.d_v)
+        return out
+
+    def attend_past(
+        self,
+        heads: Heads[np.ndarray],
+        q: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
+        last: np.ndarray,
+        table: np.ndarray,
+        window: int,
+    ) -> np.ndarray:
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
+        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """
+        (queries,) = self._prepared(heads, [q], batch, table)
+        return self.attend(queries, cache, last, heads.scale, window)
+
+    def _prepared(
+        self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Pass[np.ndarray], table: np.ndarray
+    ) -> list[np.ndarray]:
+        """Queries, keys or values with biases, normalized, and rotated by position unless they are values: [rows, heads, d]
+        each.  given: q; k and v; or all three.  What is done to one of them does not depend on the others, so each step is
+        one stage."""
+        here = {1: "q", 2: "kv", 3: "qkv"}[len(given)]
+        if heads.biases is not None:
+            biases = dict(zip("qkv", heads.biases, strict=True))
+            given = [self._add(x, biases[name], i > 0) for i, (name, x) in enumerate(zip(here, given, strict=True))]
+        n, d = {"q": heads.n_head}, {"v": heads.d_v}
+        parts = {
+            name: x.reshape(batch.rows, n.get(name, heads.n_head_kv), d.get(name, heads.d_k))
+            for name, x in zip(here, given, strict=True)
+        }
+        norms = {"q": heads.q_norm, "k": heads.k_norm, "v": _NO_WEIGHTS if heads.v_normed else None}
+        steps = 0
+        for name in here:
+            norm = norms[name]
+            if norm is not None:
+                parts[name] = self._norm(parts[name], norm, heads.eps, steps > 0)
+                steps += 1
+        for i, name in enumerate(here.replace("v", "")):
+            parts[name] = self._rotate(parts[name], batch.positions, table, heads.neox, i > 0)
+        return list(parts.values())
+
+    def remember(
+        self,
+        heads: Heads[np.ndarray],
+        k: np.ndarray,
+        v: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        batch: Pass[np.ndarray],
+        table: np.ndarray,
+    ) -> None:
+        """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
+        biases, normalization and rotation of ``attention``.  v may be k."""
+        k, v = self._prepared(heads, [k, v], batch, table)
+        self.append(cache, k, v, batch.positions)
+
+    def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
+        """Rotate x [rows, heads, head_dim] by its positions, in place; returns x."""
+        items, d = x.shape[0] * x.shape[1], x.shape[2]
+        self.do(rope.rope, x, positions, table, neox, x, items=items, ns=0.5 * d)
+        return x
+
+    def _rotate(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool, joined: bool) -> np.ndarray:
+        y = self.empty(x.shape)
+        items, d = x.shape[0] * x.shape[1], x.shape[2]
+        self.do(rope.rope, x, positions, table, neox, y, items=items, ns=0.5 * d, joined=joined)
+        return y
+
+    def append(self, cache: LayerCache[np.ndarray], k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
+        """Store k, v [rows, n_head_kv, head_dim] at their positions."""
+        given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
+        for i, (kind, x, ring, by_position) in enumerate(given):
+            items, ns = x.shape[0] * x.shape[1], 1.0 * x.shape[2]
+            if kind.quantized:
+                kernel, bits = quantized_cache.append, kind.bits
+                self.do(kernel, x, positions, bits, by_position, ring, items=items, ns=4 * ns, joined=i > 0)
+            else:
+                self.do(attention.append, x, positions, by_position, ring, items=items, ns=ns, joined=i > 0)
+
+    def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
+        """Queries [rows, n_head, d_k] quantized for quantized keys: int8, and scales float32 [rows, n_head, d_k / 32]; empty
+        arrays for other types of keys."""
+        d = q.shape[2] if k_type.quantized else 0
+        integers = self.empty((*q.shape[:2], d), np.int8)
+        scales = self.empty((*q.shape[:2], d // BLOCK))
+        if d:
+            rows = q.shape[0] * q.shape[1]
+            given = q.reshape(rows, d), f32(scale), integers.reshape(rows, d), scales.reshape(rows, d // BLOCK)
+            self.do(quantized_cache.quantize_queries, *given, items=rows, ns=1.0 * d)
+        return integers, scales
+
+    def attend(
+        self,
+        q: np.ndarray,
+        cache: LayerCache[np.ndarray],
+        positions: np.ndarray,
+        scale: float,
+        window: int | None = None,
+    ) -> np.ndarray:
+        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None:
+        float32 [rows, n_head * d_v]."""
+        self._tell("query", q)
+        rows, n_head, _ = q.shape
+        out = self.empty((rows, n_head, cache.d_v))
+        window = cache.window if window is None else window
+        k, v = cache.k_type, cache.v_type
+        keys, values = (
+            ring.reshape(cache.n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)
+        )
+        query = (q, *self.int8_queries(q, scale, k))
+        items = rows * n_head
+        # A tile with all items of a KV head unpacks its keys and values once; but each thread should get some tiles.
+        per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
+        self.do(
+            attention.attend(k.bits, v.bits),
+            *(*query, keys, values, positions, f32(scale), window, out),
+            items=items,
+            ns=TILE_NS / per_tile,
+        )
+        if v.quantized:
+            d = cache.d_v
+            self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)
+        return out.reshape(rows, -1)
+
+    # --- delta nets --------------------------------------------------------------------------------------------
+
+    def delta_net(
+        self,
+        net: DeltaNet[np.ndarray],
+        x: np.ndarray,
+        gates: Sequence[np.ndarray],
+        memory: RecurrentLayer[np.ndarray],
+        batch: Pass[np.ndarray],
+    ) -> np.ndarray:
+        """The gated delta rule over x [rows, n_channels]: float32 [rows, n_v * state_size].
+
+        gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
+        """
+        rows, positions, d = batch.rows, batch.positions, net.state_size
+        y = self.convolved(net, x, memory, positions)
+        self._tell("convolved", y)
+        out = self.empty((rows, net.n_v, d))
+        beta_at = 0 if len(gates) == 2 else net.n_v
+        given = gates[0], gates[-1], beta_at, net.a, net.dt, positions, memory.states, out
+        self.do(delta_net.delta_rule, y, net.n_k, *given, items=net.n_v, ns=rows * d * d / 8.0)
+        return out.reshape(rows, -1)
+
+    def convolved(
+        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], positions: np.ndarray
+    ) -> np.ndarray:
+        """The inputs of the rule made from x: float32 [rows, n_channels], queries and keys, normalized, and values."""
+        rows, channels = x.shape
+        y = self.empty(x.shape)
+        block = delta_net.CHANNELS
+        given = x, positions, net.conv1d, memory.conv, y
+        self.do(delta_net.causal_conv, *given, items=-(-channels // block), ns=3.0 * block * rows)
+        d, items = net.state_size, rows * 2 * net.n_k
+        self.do(delta_net.l2_norm, y, net.n_k, d, f32(net.eps), f32(1.0 / d**0.5), items=items, ns=20 + 0.5 * d)
+        return y
+
+    # --- mixtures of experts -----------------------------------------------------------------------------------
+
+    def experts(
+        self,
+        experts: Experts[np.ndarray, Matrix],
+        residual: np.ndarray | None,
+        x: np.ndarray,
+        router_x: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
+        router_x: the input of the router, None: x."""
+        check_activation(experts.activation)
+        rows, n_used, n_expert = x.shape[0], experts.n_used, experts.n_expert
+        (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
+        ids, weights = self.empty((rows, n_used), np.int32), self.empty((rows, n_used))
+        self.do(mixture.route, logits, n_expert, ids, weights, items=rows, ns=1.0 * n_used * n_expert)
+        pairs = self._pairs(ids, n_expert)
+        if experts.scales is not None:
+            self.do(mixture.scale_weights, ids, experts.scales, weights, items=rows, ns=2.0 * n_used, joined=True)
+        glu = {"swiglu": self.swiglu, "geglu": self.geglu}[experts.activation]
+        y = self._expert_products(glu(*self._expert_products(x, pairs, experts.gate, experts.up)), pairs, experts.down)[
+            0
+        ]
+        shared = _NOTHING
+        if experts.shared is not None:
+            gate, up, down = experts.shared
+            (shared,) = self.matmul(glu(*self.matmul(x, gate, up)), down)
+        out = self.empty(x.shape)
+        given = (_NOTHING if residual is None else residual), y, weights, shared, logits, out
+        self.do(mixture.join, *given, items=rows, ns=0.2 * (n_used + 2) * x.shape[1])
+        return out
+
+    def _pairs(self, ids: np.ndarray, n_expert: int) -> Pairs:
+        """The pairs of rows and experts, grouped by expert."""
+        most = min(n_expert, ids.size)
+        pairs = Pairs(
+            self.empty((ids.size,), np.int32),
+            self.empty((most,), np.int32),
+            self.empty((most + 1,), np.int32),
+            self.empty((1,), np.int32),
+        )
+        self.do(mixture.group, ids, n_expert, *pairs, items=1, ns=2.0 * (n_expert + ids.size))
+        return pairs
+
+    def _expert_products(self, x: np.ndarray, pairs: Pairs, *weights: Matrix) -> list[np.ndarray]:
+        """Rows of x times the matrices of their experts: float32 [pairs, R] for each weight.  x has a row for each pair, or
+        one for all pairs of a row."""
+        n, columns = pairs.order.size, x.shape[1]
+        share = n // x.shape[0]
+        units = {weight.format.unit for weight in weights if isinstance(weight, Records)}
+        quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
+        outputs = []
+        for i, weight in enumerate(weights):
+            n_rows = weight.rows if isinstance(weight, Records) else weight.rows // weight.stack
+            out = self.empty((n, n_rows))
+            matrix: tuple[object, ...]
+            if isinstance(weight, Records):
+                kernel = mixture.matmul_experts(weight.format.name, HOST)
+                matrix = weight.data, *quantized[weight.format.unit]
+                each = weight.data.shape[1]
+            else:
+                kernel = mixture.matmul_float_experts(weight.format.name)
+                matrix = weight.data, weight.first, weight.pitch or n_rows, x
+                each = n_rows
+            given = *matrix, pairs.order, share, *pairs[1:], out
+            items, ns = pairs.used.size * each, columns / 8.0 * -(-n // pairs.used.size)
+            self.do(kernel, *given, items=items, ns=ns, joined=i > 0)
+            outputs.append(out)
+        return outputs
+
+    # --- drafting ----------------------------------------------------------------------------------------------
+
+    def plain(self, x: np.ndarray) -> np.ndarray:
+        """x itself, which is an array and may be used any number of times."""
+        return x
+
+    def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Pass[np.ndarray]) -> None:
+        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
+        self.do(mtp.keep_rows, ring, x, batch.positions, items=x.shape[0], ns=0.1 * x.shape[1])
+
+    def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Pass[np.ndarray]) -> np.ndarray:
+        """e [rows, n] and the row of the ring ``hiddens`` [length, m] for the position before, concatenated: float32
+        [rows, n + m]."""
+        rows, n = e.shape[0], e.shape[1] + hiddens.shape[1]
+        out = self.empty((rows, n))
+        self.do(mtp.beside, e, hiddens, batch.positions, out, items=rows, ns=0.1 * n)
+        return out
+
+    def mtp_input(
+        self,
+        e: np.ndarray,
+        e_norm: np.ndarray,
+        hiddens: np.ndarray,
+        h_norm: np.ndarray,
+        batch: Pass[np.ndarray],
+        eps: float,
+    ) -> np.ndarray:
+        """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
+        0), concatenated: float32 [rows, 2 n]."""
+        rows, n = e.shape
+        out = self.empty((rows, 2 * n))
+        given = e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out
+        self.do(mtp.mtp_input, *given, items=rows, ns=0.6 * n)
+        return out

@@ -1,0 +1,1 @@
+"""Running passes on the CPU: recorded programs, a team of threads, and their memory."""

@@ -1,0 +1,170 @@
+"""What threads share: atomic integers, waiting, and calls of compiled kernels by their address.
+
+All functions are for compiled code.  Arrays are int64, contiguous; indices are not checked.
+"""
+
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
+_LINUX = sys.platform.startswith("linux")
+
+
+def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
+
+
+@intrinsic
+def load(typingctx, a, i):  # type: ignore[no-untyped-def]
+    """a[i], and everything that was written before the thread that stored it stored it."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.load_atomic(_element(context, builder, sig.args[0], *args), "seq_cst", 8)
+
+    return types.int64(a, types.int64), codegen
+
+
+@intrinsic
+def store(typingctx, a, i, value):  # type: ignore[no-untyped-def]
+    """a[i] = value, visible only after everything that this thread wrote before."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        builder.store_atomic(args[2], _element(context, builder, sig.args[0], *args[:2]), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(a, types.int64, types.int64), codegen
+
+
+@intrinsic
+def swap_if(typingctx, a, i, expected, value):  # type: ignore[no-untyped-def]
+    """Set a[i] to value if it is ``expected``; returns whether it was."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        place = _element(context, builder, sig.args[0], *args[:2])
+        return builder.extract_value(builder.cmpxchg(place, args[2], args[3], "seq_cst", "seq_cst"), 1)
+
+    return types.boolean(a, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def add(typingctx, a, i, value):  # type: ignore[no-untyped-def]
+    """Add value to a[i]; returns what it was before."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.atomic_rmw("add", _element(context, builder, sig.args[0], *args[:2]), args[2], "seq_cst")
+
+    return types.int64(a, types.int64, types.int64), codegen
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def pause(typingctx):  # type: ignore[no-untyped-def]
+    """Wait for some 40 cycles without using the core's resources, which its other hardware thread may need."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if _X86:
+            hint = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse2.pause"
+            )
+            builder.call(hint, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+def _system_call(builder: Any, name: str, arguments: Sequence[Any], result: Any = _I64) -> Any:
+    """Call a function of the C library."""
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}.get(platform.machine(), 0) if _LINUX else 0
+_WAIT, _WAKE = 128, 129  # FUTEX_WAIT and FUTEX_WAKE, private to the process
+_EVERYONE = 2**31 - 1
+
+
+def _futex(builder: Any, place: Any, operation: int, value: Any, timeout: Any) -> None:
+    zero = ir.Constant(_I64, 0)
+    given = ir.Constant(_I64, _FUTEX), builder.ptrtoint(place, _I64), ir.Constant(_I64, operation), value, timeout
+    _system_call(builder, "syscall", (*given, zero, zero))
+
+
+@intrinsic
+def yield_core(typingctx):  # type: ignore[no-untyped-def]
+    """Let another thread that is ready use this core."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        _system_call(builder, "SwitchToThread" if sys.platform == "win32" else "sched_yield", (), _I32)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def sleep_while(typingctx, a, i, value, timeout):  # type: ignore[no-untyped-def]
+    """Sleep while the low 32 bits of a[i] are those of ``value``, until ``wake`` is called or the time is over; timeout int64
+    [2]: seconds, nanoseconds.  Where the system cannot wait for a value, sleep for a moment."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if _FUTEX:
+            place = _element(context, builder, sig.args[0], *args[:2])
+            low = builder.and_(args[2], ir.Constant(_I64, 0xFFFFFFFF))
+            time = context.make_array(sig.args[3])(context, builder, args[3]).data
+            _futex(builder, place, _WAIT, low, builder.ptrtoint(time, _I64))
+        elif sys.platform == "win32":
+            _system_call(builder, "Sleep", [ir.Constant(_I32, 1)], ir.VoidType())
+        else:
+            _system_call(builder, "usleep", [ir.Constant(_I32, 50)], _I32)
+        return context.get_dummy_value()
+
+    return types.void(a, types.int64, types.int64, timeout), codegen
+
+
+@intrinsic
+def wake(typingctx, a, i):  # type: ignore[no-untyped-def]
+    """Wake every thread that sleeps in ``sleep_while`` for a[i]."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        if _FUTEX:
+            place = _element(context, builder, sig.args[0], *args)
+            _futex(builder, place, _WAKE, ir.Constant(_I64, _EVERYONE), ir.Constant(_I64, 0))
+        return context.get_dummy_value()
+
+    return types.void(a, types.int64), codegen
+
+
+# --- calls by address ------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def fetch(typingctx, address, i):  # type: ignore[no-untyped-def]
+    """The i-th int64 at an address."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.load(builder.gep(builder.inttoptr(args[0], _I64.as_pointer()), [args[1]]))
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def call(typingctx, function, arguments, first, last):  # type: ignore[no-untyped-def]
+    """Call the entry (``engine/cpu/runtime/entry.py``) at the address ``function``; returns whether it failed."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        convention, given = context.call_conv, (types.int64,) * 3
+        pointer = convention.get_function_type(types.none, given).as_pointer()
+        entry = builder.inttoptr(args[0], pointer)
+        status, _ = convention.call_function(builder, entry, types.none, given, args[1:])
+        return status.is_error
+
+    return types.boolean(*(types.int64,) * 4), codegen

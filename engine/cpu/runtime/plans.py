@@ -1,0 +1,60 @@
+"""Recorded passes, and which ones are kept."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.arrays import Pass
+from engine.cpu.runtime.program import Program
+from engine.cpu.runtime.recorder import Recorder
+from engine.limits import STEP_ROWS
+from engine.ops import Forward
+
+WIDE_PLANS = 4
+"""The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
+
+Key = tuple[Forward[np.ndarray], int, int]
+"""A pass, its number of rows, and its number of rows with logits."""
+
+
+@dataclass
+class Plan:
+    """A recorded pass: its tokens and positions are written to ``inputs`` before the program is run."""
+
+    inputs: Pass[np.ndarray]
+    program: Program
+
+
+class Plans:
+    """The passes of one backend.
+
+    ``kept``: passes with at most as many rows as a step, or with the most rows; ``latest``: the latest of all others, oldest
+    first.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.kept: dict[Key, Plan] = {}
+        self.latest: dict[Key, Plan] = {}
+        self._recorder = recorder
+
+    def record(self, forward: Forward[np.ndarray], rows: int, n_logits: int) -> Plan:
+        """A pass over ``rows`` tokens that returns the logits of the last ``n_logits``, not yet compiled."""
+        inputs = Pass(np.zeros(rows, np.int32), np.zeros(rows, np.int32))
+        return Plan(inputs, self._recorder.record(lambda: forward(inputs, n_logits)))
+
+    def forget(self, rows: range) -> None:
+        """Record passes of these numbers of rows anew when they are run again."""
+        self.kept = {key: plan for key, plan in self.kept.items() if key[1] not in rows}
+
+    def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int) -> Plan:
+        """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
+        largest pass."""
+        key, passing = (forward, rows, n_logits), STEP_ROWS < rows < most
+        plan = self.latest.pop(key, None) if passing else self.kept.get(key)
+        if plan is None:
+            plan = self.record(forward, rows, n_logits)
+            plan.program.finish()
+        if passing and len(self.latest) >= WIDE_PLANS:
+            del self.latest[next(iter(self.latest))]
+        (self.latest if passing else self.kept)[key] = plan
+        return plan

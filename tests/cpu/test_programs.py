@@ -1,0 +1,142 @@
+"""Recorded passes: operations that threads may compute at the same time do not depend on each other, and memory is used again
+only where nothing reads it any more."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.arrays import Pass
+from engine.cache.kv import LayerShape
+from engine.cache.types import F32
+from engine.cpu.backend import Backend
+from engine.cpu.runtime.entry import words
+from engine.cpu.runtime.pool import ALIGNMENT, Pool
+from engine.cpu.runtime.program import Operation, Program
+from engine.models.heads import Heads
+from engine.synthetic.model import make_model
+
+MODELS = {"tiny-qwen35moe": ("Q4_K_M", "f16"), "tiny-gemma4-moe": ("Q4_0", "q8_0")}
+"""Delta nets, experts, windows, per-layer sizes; their formats and cache types."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> engine.LLM:
+    quant, cache_type = MODELS[request.param]
+    path = make_model(tmp_path_factory.mktemp("model") / "tiny.gguf", request.param, quant, seed=3)
+    return engine.load(path, device="cpu", n_threads=2, n_ctx=64, cache_type=cache_type)
+
+
+def stages(program: Program) -> list[list[Operation]]:
+    """The operations of each stage."""
+    found: list[list[Operation]] = []
+    for operation in program.operations:
+        if operation.joined:
+            found[-1].append(operation)
+        else:
+            found.append([operation])
+    return found
+
+
+def reverse_stages(program: Program) -> None:
+    """Change the order of the operations of each stage: from the last to the first."""
+    program.operations = [
+        operation._replace(joined=i > 0) for stage in stages(program) for i, operation in enumerate(reversed(stage))
+    ]
+    program.finish()
+
+
+def poison(ops: Any) -> None:
+    """Fill the memory of intermediate results with NaN, and -1 where they are integers."""
+    ops._pool.begin_stage()
+    for slabs in ops._pool._unused.values():
+        for slab in slabs:
+            slab[:] = 0xFF
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, rows: int) -> None:
+    """Its result is that of the same operations computed when they are called, and does not change when those of each stage
+    are computed from the last to the first."""
+    ops: Any = llm.model.ops
+    tokens, positions = np.arange(5, 5 + rows, dtype=np.int32), np.arange(rows, dtype=np.int32)
+
+    def logits() -> bytes:
+        llm.reset()
+        poison(ops)
+        return llm.model.forward(tokens, positions, rows).tobytes()
+
+    llm.reset()
+    llm.model.prepare(0, rows)
+    expected = np.asarray(llm.model.compute(Pass(tokens, positions), rows))
+    assert np.isfinite(expected).all()
+    assert logits() == expected.tobytes()
+    plan = ops._plans.kept[llm.model.compute, rows, rows]
+    found = stages(plan.program)
+    assert len(found) < len(plan.program)
+    reverse_stages(plan.program)
+    ops.n_threads = 1
+    assert logits() == expected.tobytes()
+    ops.n_threads = 3
+    assert logits() == expected.tobytes()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_queries_keys_and_values_of_one_size(biased: bool) -> None:
+    """Steps of all three are stages, in which the result of one must not replace what another one reads."""
+    rng, rows, heads, d = np.random.default_rng(0), 3, 2, 32
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    biases = (normal(heads * d), normal(heads * d), normal(heads * d)) if biased else None
+    given = Heads(heads, heads, d, d, True, d**-0.5, 1e-6, normal(d), normal(d), biases, v_normed=True)
+    q, k, v, table = normal(rows, heads * d), normal(rows, heads * d), normal(rows, heads * d), normal(8, 2, d // 2)
+    positions = np.arange(rows, dtype=np.int32)
+    batch, results = Pass(positions, positions), []
+    for how in ("called", "recorded", "reversed"):
+        ops = Backend(1)
+        layer = LayerShape(heads, d, d).layer(64, rows, F32, np.zeros)
+        if how == "called":
+            results.append(ops.attention(given, q, k, v, layer, batch, table).tobytes())
+            continue
+        program = ops.record(partial(ops.attention, given, q, k, v, layer, batch, table))
+        program.finish()
+        if how == "reversed":
+            reverse_stages(program)
+        ops.run_program(program)
+        results.append(np.asarray(program.result).tobytes())
+    assert results[0] == results[1] == results[2]
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_used_again_when_nothing_refers_to_it() -> None:
+    pool = Pool()
+    first = pool.empty((3, 5), np.float32)
+    place, part = first.ctypes.data, first[1:].reshape(-1)
+    assert place % ALIGNMENT == 0
+    del first
+    # A view is left.
+    pool.begin_stage()
+    second = pool.empty((3, 5), np.float32)
+    assert second.ctypes.data != place
+    del part
+    # An operation of this stage may still read it.
+    other = pool.empty((3, 5), np.float32)
+    assert other.ctypes.data not in (place, second.ctypes.data)
+    pool.begin_stage()
+    third = pool.empty((15,), np.int32)
+    assert third.ctypes.data == place
+    assert third.shape == (15,) and third.dtype == np.int32
+    assert pool.empty((0, 4), np.float32).shape == (0, 4)
+
+
+def test_the_record_of_arguments() -> None:
+    """Arrays by address and shape, numbers by their bits."""
+    x = np.zeros((2, 7), np.int8)
+    found = words((x, 5, True, np.float32(1.5), 0.5, np.int64(-1)))
+    assert found == [x.ctypes.data, 2, 7, 5, 1, 0x3FC00000, 0x3F000000, -1]

@@ -1,0 +1,37 @@
+"""The operations of the CPU on matrices as a file has them, for comparisons with those of a GPU."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.cpu.backend import Backend
+from engine.cpu.operations import Matrix
+from engine.models.experts import Experts
+from engine.models.weights import Weight
+
+
+class Mirror(Backend):
+    """A CPU backend that converts matrices when an operation uses them, not when they are loaded."""
+
+    def embed(self, table: Matrix, tokens: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        """Rows of the table, times scale."""
+        return super().embed(self._converted(table), tokens, scale)
+
+    def _products(self, x: np.ndarray, residual: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
+        return super()._products(x, residual, *(self._converted(weight) for weight in weights))
+
+    def experts(
+        self,
+        experts: Experts[np.ndarray, Matrix],
+        residual: np.ndarray | None,
+        x: np.ndarray,
+        router_x: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The mixture of experts of x."""
+        names = ("gate", "up", "down")
+        stacks = {name: self._converted(getattr(experts, name), experts.n_expert) for name in names}
+        return super().experts(replace(experts, **stacks), residual, x, router_x)  # type: ignore[arg-type]
+
+    def _converted(self, weight: Any, stack: int = 1) -> Matrix:
+        return self.weight(replace(weight, stack=stack)) if isinstance(weight, Weight) else weight
