@@ -31,8 +31,8 @@ class Header:
 class Load:
     """The bundled model, 12 MB.
 
-    Peak memory includes the mapped pages of the file that loading touches, which belong to the system's page cache.  The
-    engine's own memory is the peak minus the memory of the imports and the size of the file.
+    Peak memory includes the weights as records, and the mapped pages of the file until loading gives them back, which belong
+    to the system's page cache.  Commits that used the weights in the mapped file have its pages in their place.
     """
 
     def time_load(self) -> None:

@@ -74,7 +74,7 @@ class Matmul(Operation):
     @once
     def setup(self, name: str, rows: int) -> None:
         self.ops = self.backend()
-        self.weight = random_weight(name, N_FF, N_EMBD)
+        self.weight = self.ops.weight(random_weight(name, N_FF, N_EMBD))
         self.x = self.normal(rows, N_EMBD)
 
     def track_matmul(self, name: str, rows: int) -> float:
@@ -90,7 +90,7 @@ class Embed(Operation):
     @once
     def setup(self, name: str, rows: int) -> None:
         self.ops = self.backend()
-        self.table = random_weight(name, N_FF, N_EMBD)
+        self.table = self.ops.weight(random_weight(name, N_FF, N_EMBD))
         self.tokens = self.rng.integers(0, N_FF, rows, dtype=np.int32)
 
     def track_embed(self, name: str, rows: int) -> float:
