@@ -27,6 +27,7 @@ FIGURES = {
     "ring": "docs.figures.ring",
     "chunks": "docs.figures.chunks",
     "sampling": "docs.figures.sampling",
+    "record": "docs.figures.record",
     "step": "docs.figures.step",
 }
 """The module of each figure that is drawn twice, for a light and for a dark page."""

@@ -7,7 +7,9 @@ import numpy as np
 
 from docs.figures import bundled
 from engine.cache.types import CHUNK
-from engine.cpu.attention import attend_chunk, attend_one, join, weigh, weighted_sum
+from engine.cpu.attention import attend, join, readers, weigh
+from engine.cpu.fold import fold
+from engine.cpu.lanes import ROWS
 from engine.ops import Observation
 
 if TYPE_CHECKING:
@@ -73,20 +75,27 @@ def facts() -> dict[str, Any]:
     q = queries[-config.n_layer :][LAYER][-1, HEAD]
     keys, values = cache.keys[HEAD // group], cache.values[HEAD // group]
     scale, position = np.float32(config.attention_scale), len(ids) - 1
-    p, o, out = np.empty(CHUNK, np.float32), np.empty(cache.d_v, np.float32), np.zeros(cache.d_v, np.float32)
+    scaled, none = np.zeros((ROWS, q.size), np.float32), np.empty((0, CHUNK), np.float32)
+    scaled[0] = q * scale
+    p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, cache.d_v), np.float32)
+    out = np.zeros(cache.d_v, np.float32)
+    _, _, scores, _, weighted_values = readers(16, 16)
     maximum, total, chunks = np.float32(-np.inf), np.float32(0), []
     for chunk in range(position // CHUNK + 1):
         last = min(CHUNK, position - chunk * CHUNK + 1)
-        weighted_sum(q * scale, 0, q.size, keys[chunk], True, p)
-        weigh(p, 0, last)
-        weights = [round(float(w), 4) for w in p[:last]]
-        m, weight = attend_chunk(q * scale, keys[chunk], values[chunk], 0, last, True, p, o)
-        maximum, total = join(maximum, total, m, weight, o, out)
+        scores(scaled, none, 0, 1, keys[chunk], 0, none, none, p)
+        m = weigh(p[0], 0, last)
+        weights = [round(float(w), 4) for w in p[0, :last]]
+        weighted_values(p, 1, np.array([[0, last]]), values[chunk], 0, cache.d_v, o)
+        weight = fold(p[0], CHUNK)
+        maximum, total = join(maximum, total, m, weight, o[0], out)
         numbers = {"m": m, "l": weight, "M": maximum, "L": total}
         chunks.append({"weights": weights} | {name: round(float(n), 3) for name, n in numbers.items()})
-    whole = np.empty_like(out)
-    attend_one(q, keys, values, position, scale, 0, True, q.copy(), p, o, whole)
-    assert np.array_equal(out / total, whole)
+    whole = np.empty((1, 1, cache.d_v), np.float32)
+    rings = (ring[None].reshape(1, len(ring), -1).view(np.uint32) for ring in (keys, values))
+    query = q[None, None], np.empty((1, 1, 0), np.int8), np.empty((1, 1, 0), np.float32)
+    attend(16, 16)(*query, *rings, np.array([position], np.int32), scale, 0, whole, 0, 1)
+    assert np.array_equal(out / total, whole[0, 0])
     return {
         "layer": LAYER,
         "head": HEAD,

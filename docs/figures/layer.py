@@ -7,6 +7,7 @@ import numpy as np
 from docs.figures import bundled
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
+from engine.cpu.products.repack import Records
 from engine.models.heads import Heads
 from engine.models.weights import Weight
 
@@ -40,7 +41,7 @@ class Recorder:
         def call(*arguments: Any) -> Any:
             noted: dict[str, Any] = {"operation": name, "in": [], "matrices": [], "vectors": []}
             for given in arguments:
-                if isinstance(given, Weight):
+                if isinstance(given, (Records, Weight)):
                     noted["matrices"].append([short(given.name), given.rows, given.columns, given.format.name])
                 elif isinstance(given, Heads):
                     norms = given.q_norm is not None, given.k_norm is not None

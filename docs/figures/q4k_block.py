@@ -8,7 +8,6 @@ from gguf.quants import dequantize as reference
 
 from docs.figures import bundled
 from engine.cpu.embed import dequantize
-from engine.cpu.unpack import scale_min
 from engine.gguf.quants import FORMATS
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ SHOWN = 8
 
 
 def facts() -> dict[str, Any]:
-    """The bytes of the block, its scales as the engine reads them, and its first weights, the same in ``gguf.quants``."""
+    """The bytes of the block, its scales, and its first weights, the same in ``gguf.quants``."""
     kind = GGMLQuantizationType.Q4_K
     entry = FORMATS[kind]
     tensor = bundled.file().tensors[TENSOR]
@@ -30,14 +29,16 @@ def facts() -> dict[str, Any]:
     weights = dequantize(kind, data)
     assert np.array_equal(weights, reference(data, kind))
     factors = data[:4].view(np.float16).astype(np.float64)
-    pairs = [[int(n) for n in scale_min.py_func(data.astype(np.int64), 4, b)] for b in range(8)]
+    low, middle, high = data[4:16].astype(int).reshape(3, 4)
+    scales = [*(low & 63), *(high & 15 | low >> 6 << 4)]
+    minimums = [*(middle & 63), *(high >> 4 | middle >> 6 << 4)]
+    pairs = [[int(scale), int(minimum)] for scale, minimum in zip(scales, minimums, strict=True)]
     # The layout that the figure draws gives the same weights.
     nibbles = data[16:].reshape(4, 32)
     numbers = np.stack([nibbles & 15, nibbles >> 4], axis=1).reshape(8, 32)
-    scales, minimums = np.array(pairs, np.float64).T[:, :, None]
-    assert np.allclose(
-        weights.reshape(8, 32), factors[0] * scales * numbers - factors[1] * minimums, rtol=1e-5, atol=1e-7
-    )
+    scale, minimum = np.array(pairs, np.float64).T[:, :, None]
+    expected = factors[0] * scale * numbers - factors[1] * minimum
+    assert np.allclose(weights.reshape(8, 32), expected, rtol=1e-5, atol=1e-7)
     return {
         "tensor": TENSOR,
         "weights": entry.block,

@@ -27,7 +27,7 @@ def facts() -> dict[str, Any]:
     for p in range(LENGTH):
         cache.advance(p, 1)
         for layer in cache.layers:
-            append(np.full((1, 1, 1), p, np.float32), np.array([p], np.int32), False, True, layer.values)
+            append(np.full((1, 1, 1), p, np.float32), np.array([p], np.int32), True, layer.values, 0, 1)
     back = next(length for length in range(1, LENGTH + 1) if cache.can_truncate(length))
     return {
         "length": LENGTH,
