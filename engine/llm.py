@@ -211,13 +211,6 @@ class LLM(Context):
         self.compile_seconds += seconds
         return seconds
 
-    def compile_missing(self, progress: Progress | None = None) -> None:
-        """Compile the missing kernels of this model, those that loading its weights needs included, before its weights are
-        loaded."""
-        started = time.perf_counter()
-        compile_all([*self.model.ops.load_jobs(), *self.jobs()], progress)
-        self.compile_seconds += time.perf_counter() - started
-
     # --- answers -----------------------------------------------------------------------------------------------
 
     def generate(

@@ -9,6 +9,7 @@ from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
+from engine.compile.pool import compile_all
 from engine.cpu.memory import available_memory
 from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
@@ -225,9 +226,12 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     llm = LLM(gguf, tokenizer, model, 0.0, notes, budget)
     if model.mtp is not None:
         ops.expect_drafts()
-    if not all(job.kept() for job in ops.load_jobs()):
+    needed = ops.load_jobs()
+    if not all(job.kept() for job in needed):
         # The first model of all: what loading needs is compiled together with the rest, by all cores.
-        llm.compile_missing(progress)
+        compiling = time.perf_counter()
+        compile_all([*needed, *llm.jobs()], progress)
+        llm.compile_seconds = time.perf_counter() - compiling
     ops.loaded()
     llm.load_seconds = file.seconds + time.perf_counter() - started - llm.compile_seconds
     return llm

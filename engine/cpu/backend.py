@@ -14,7 +14,8 @@ from engine.compile.jobs import Job
 from engine.cpu import bandwidth
 from engine.cpu.cores import available_cores
 from engine.cpu.memory import available_memory
-from engine.cpu.operations import FEW, Matrix, PassOperations
+from engine.cpu.operations import Matrix, PassOperations
+from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans

@@ -28,9 +28,6 @@ from engine.ops import Observation, Observer
 
 f32 = np.float32
 
-FEW = 4
-"""The most rows for which quants stay in registers, instead of being unpacked to memory once for all rows."""
-
 HOST = host()
 """The instruction set that kernels are made for."""
 
@@ -77,11 +74,10 @@ class PassOperations(Recorder):
         """Rows ``tokens`` int32 [rows] of the embedding, times scale: float32 [rows, n_embd]."""
         out = self.empty((tokens.size, table.columns))
         if isinstance(table, Records):
-            kernel = embed.embed_records(table.format.name)
-            self.do(kernel, table.data[0], tokens, f32(scale), out, items=tokens.size, ns=10.0 * table.columns)
+            kernel, data = embed.embed_records(table.format.name), table.data[0]
         else:
-            kernel = embed.embed_rows(table.format.name)
-            self.do(kernel, table.data, tokens, f32(scale), out, items=tokens.size, ns=10.0 * table.columns)
+            kernel, data = embed.embed_rows(table.format.name), table.data
+        self.do(kernel, data, tokens, f32(scale), out, items=tokens.size, ns=10.0 * table.columns)
         return out
 
     def matmul(self, x: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
@@ -98,7 +94,7 @@ class PassOperations(Recorder):
         quantized = {unit: self._quantize(x, unit) for unit in sorted(units)}
         # Kernels for many rows may take two groups of weight rows at once.
         pairs = 2 if rows > 1 else 1
-        some = matmul.matmul_few if rows <= FEW and self._drafts else matmul.matmul_rows
+        some = matmul.matmul_few if rows <= matmul.FEW and self._drafts else matmul.matmul_rows
         product = matmul.matmul_step if rows == 1 else some
         outputs = []
         for i, weight in enumerate(weights):
