@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
+from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerShape
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, Types
 from engine.cpu import attention, quantized_cache
-from engine.numerics import exp
+from engine.models.heads import Heads
+from engine.numerics import exp, fma
 from tests.mirror import Mirror as Backend
 from tests.tiers import examples
 
@@ -172,14 +175,160 @@ def test_ranges_do_not_show(kinds: tuple[str, str], data: st.DataObject) -> None
             quantized_cache.quantize_queries(*given, *at)
     assert [x.tobytes() for x in queries[0]] == [x.tobytes() for x in queries[1]]
     kernel, found = attention.attend(k_type.bits, v_type.bits), set()
+    sinks = rng.standard_normal(data.draw(st.sampled_from([0, heads]))).astype(np.float32)
     singles = [(item, item + 1) for item in range(rows * heads)]
     for divided in ([(0, rows * heads)], ranges(rows * heads), singles):
         out = unset(np.empty((rows, heads, d_v), np.float32))
         for at in divided:
-            kernel(q, *queries[0], *stored, positions, np.float32(SCALE), window, out, *at)
+            kernel(q, *queries[0], *stored, positions, np.float32(SCALE), window, sinks, out, *at)
         assert np.isfinite(out).all()
         found.add(out.tobytes())
     assert len(found) == 1
+
+
+# --- sinks -----------------------------------------------------------------------------------------------------
+
+
+@njit
+def fused(x, y, z):  # type: ignore[no-untyped-def]
+    return fma(x, y, z)
+
+
+def with_sinks(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int, sinks: np.ndarray | None, kind: str = "f32"
+) -> np.ndarray:
+    """All rows in one pass: [rows, heads, d_v]."""
+    ops, n = Backend(1), len(k)
+    layer = LayerShape(k.shape[1], k.shape[2], v.shape[2], window).layer(
+        n, n, Types(CACHE_TYPES[kind], CACHE_TYPES[kind]), ops.zeros
+    )
+    positions = np.arange(n, dtype=np.int32)
+    ops.append(layer, k, v, positions)
+    return ops.attend(q, layer, positions, SCALE, sinks=sinks).reshape(n, q.shape[1], -1)
+
+
+def score(q: np.ndarray, k: np.ndarray) -> np.float32:
+    """The score of a query [d_k] and a key [d_k]."""
+    total = np.float32(0)
+    for x, y in zip(q * np.float32(SCALE), k, strict=True):
+        total = np.float32(fused(x, y, total))
+    return total
+
+
+def law(q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, sink: float) -> np.ndarray:
+    """The result of the last position for one head, as the kernel's head specifies it: q [d_k], k [n, d_k], v [n, d_v]."""
+    f32, n = np.float32, len(k)
+    top, total, result = f32(-np.inf), f32(0), np.zeros(v.shape[1], f32)
+    for start in range(low // CHUNK * CHUNK, n, CHUNK):
+        seen = range(max(low, start), min(n, start + CHUNK))
+        scores = [score(q, k[j]) for j in seen]
+        m = max(scores)
+        p = np.zeros(CHUNK, f32)
+        p[seen.start - start : seen.stop - start] = [exp(f32(s - m)) for s in scores]
+        o = np.zeros_like(result)
+        for j in seen:
+            o = np.array([fused(p[j - start], x, y) for x, y in zip(v[j], o, strict=True)], f32)
+        while p.size > 1:
+            p = p[: p.size // 2] + p[p.size // 2 :]
+        joined = max(top, m)
+        a, b = f32(exp(f32(top - joined))), f32(exp(f32(m - joined)))
+        total = fused(total, a, f32(b * p[0]))
+        result = np.array([fused(x, a, f32(b * y)) for x, y in zip(result, o, strict=True)], f32)
+        top = joined
+    joined = max(top, f32(sink))
+    a = f32(exp(f32(top - joined)))
+    return (result * a) / f32(fused(total, a, exp(f32(f32(sink) - joined))))
+
+
+SINKS = st.sampled_from(["smallest", "largest", "equal", "near"])
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 70]), st.lists(SINKS, min_size=2, max_size=2))
+@examples(40)
+def test_sinks_against_float64_and_the_law(seed: int, window: int, kinds: list[str]) -> None:
+    """Much smaller than every score, much larger, equal to the largest, and similar; in one head or in both."""
+    q, k, v = inputs(80, 2, 1, 4, 3, seed)
+    rng, last = np.random.default_rng(seed), len(k) - 1
+    low = max(0, last - window + 1) if window else 0
+    tops = [max(score(q[last, h], key) for key in k[low:, 0]) for h in range(2)]
+    sinks = np.array(
+        [
+            {"smallest": -3e38, "largest": 3e38, "equal": top, "near": top + rng.normal()}[kind]
+            for kind, top in zip(kinds, tops, strict=True)
+        ],
+        np.float32,
+    )
+    actual = with_sinks(q, k, v, window, sinks)
+    assert np.isfinite(actual).all()
+    for h in range(2):
+        s = k[low:, 0].astype(np.float64) @ (q[last, h].astype(np.float64) * SCALE)
+        top = max(s.max(), float(sinks[h]))
+        weights = np.exp(s - top)
+        expected = weights @ v[low:, 0].astype(np.float64) / (weights.sum() + np.exp(float(sinks[h]) - top))
+        assert np.abs(actual[last, h] - expected).max() < 5e-5
+        assert actual[last, h].tobytes() == law(q[last, h], k[:, 0], v[:, 0], low, float(sinks[h])).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+def test_sinks_of_every_type(kind: str) -> None:
+    """A sink that no weight reaches, an infinite one included, changes no bit; one far above all scores leaves zeros; and one
+    between divides by a sum that has one more term."""
+    q, k, v = inputs(100, 4, 2, 32, 32)
+    without = with_sinks(q, k, v, 90, None, kind)
+    sinks = np.array([-np.inf, -3e38, 3e38, 1], np.float32)
+    actual = with_sinks(q, k, v, 90, sinks, kind)
+    assert actual[:, :2].tobytes() == without[:, :2].tobytes()
+    assert (actual[:, 2] == 0).all()
+    ratio = actual[:, 3] / without[:, 3]
+    # The same for all elements of a row, but for rounding, of which results near 0 have most.
+    middle = np.median(ratio, axis=1, keepdims=True)
+    assert (middle > 0).all() and (middle < 1).all()
+    assert np.allclose(actual[:, 3], without[:, 3] * middle, rtol=0, atol=1e-5)
+
+
+# --- what precedes attention -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize("n_rot", [0, 8, 24])
+@pytest.mark.parametrize("norm_after", [True, False])
+def test_norms_rotations_and_factors_against_float64(norm_after: bool, n_rot: int, neox: bool) -> None:
+    """Of all elements, of some, and of none: the queries that attention gets, and the keys and values in the cache."""
+    rows, d, rng = 5, 24, np.random.default_rng(n_rot)
+    positions = np.arange(3, 3 + rows, dtype=np.int32)
+    q, k, v = (rng.standard_normal((rows, n * d)).astype(np.float32) for n in (4, 2, 2))
+    q_norm, k_norm, factors = (rng.uniform(0.5, 2, n).astype(np.float32) for n in (d, d, 8))
+    angles = rng.uniform(-3, 3, (8, n_rot // 2))
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) if n_rot else None
+    heads = Heads(4, 2, d, d, neox, SCALE, 1e-6, q_norm, k_norm, norm_after=norm_after, query_scales=factors)
+
+    def rotated(x: np.ndarray) -> np.ndarray:
+        y, half = x.copy(), n_rot // 2
+        first, second = (slice(0, half), slice(half, n_rot)) if neox else (slice(0, n_rot, 2), slice(1, n_rot, 2))
+        z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles[positions])[:, None]
+        y[..., first], y[..., second] = z.real, z.imag
+        return y
+
+    def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * weight
+
+    def prepared(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        wide = x.reshape(rows, -1, d).astype(np.float64)
+        return normalized(rotated(wide), weight) if norm_after else rotated(normalized(wide, weight))
+
+    ops = Backend(1)
+    layer, seen = LayerShape(2, d, d).layer(64, rows, F32, ops.zeros), dict[str, np.ndarray]()
+    ops.observe(lambda told: seen.update(told.values))
+    ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Pass(positions, positions), table)
+    ops.observe(None)
+    expected = prepared(q, q_norm) * factors[positions, None, None].astype(np.float64)
+    assert np.allclose(seen["query"], expected, rtol=1e-5, atol=1e-6)
+    keys = layer.keys[:, 0, :, positions]  # [rows, heads, d]
+    assert np.allclose(keys, prepared(k, k_norm), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(layer.values[:, 0, positions].swapaxes(0, 1), v.reshape(rows, 2, d))
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, CHUNK - 1), st.integers(1, CHUNK), st.sampled_from([1, 50, 1e30]))

@@ -1,6 +1,7 @@
 """The gated delta rule against float64, and the paths whose choice must not affect a bit."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ BOUND = 2e-5
 NETS = [(2, 6, 32, 4), (1, 3, 64, 3), (3, 3, 96, 2), (2, 4, 128, 5)]
 
 
-def random_net(n_k: int, n_v: int, d: int, n_conv: int, seed: int = 0) -> DeltaNet:
+def random_net(n_k: int, n_v: int, d: int, n_conv: int, grouped: bool = False, seed: int = 0) -> DeltaNet:
     rng = np.random.default_rng(seed)
     channels = (2 * n_k + n_v) * d
     return DeltaNet(
@@ -35,6 +36,7 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, seed: int = 0) -> DeltaN
         a=-np.exp(rng.uniform(-2, 2, n_v)).astype(F),
         dt=rng.uniform(-5, -2, n_v).astype(F),
         norm=rng.uniform(0.5, 1.5, d).astype(F),
+        grouped=grouped,
     )
 
 
@@ -85,7 +87,8 @@ def reference(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, np.ndarray]:
     y = (y / (1 + np.exp(-y))).reshape(n, -1, d)
     q, k, v = np.split(y, [net.n_k, 2 * net.n_k], axis=1)
     q, k = (z / np.sqrt((z**2).sum(axis=2, keepdims=True) + net.eps) for z in (q, k))
-    q, k = (np.tile(z, (1, net.n_v // net.n_k, 1)) for z in (q, k))
+    ratio = net.n_v // net.n_k
+    q, k = (np.repeat(z, ratio, axis=1) if net.grouped else np.tile(z, (1, ratio, 1)) for z in (q, k))
     decay = np.exp(net.a.astype(float) * np.logaddexp(0, tokens.alpha.astype(float) + net.dt))
     strength = 1 / (1 + np.exp(-tokens.beta.astype(float)))
     states, state = np.empty((n, net.n_v, d, d)), np.zeros((net.n_v, d, d))
@@ -96,8 +99,8 @@ def reference(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return np.einsum("thji,thi->thj", states, q) / np.sqrt(d), states
 
 
-@pytest.mark.parametrize("shape", NETS)
-def test_against_float64(shape: tuple[int, int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
+def test_against_float64(shape: tuple[Any, ...]) -> None:
     """Over 100 tokens, in passes of several lengths, with the state after every one of them."""
     net = random_net(*shape)
     tokens = inputs(net, 100)

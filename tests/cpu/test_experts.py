@@ -108,6 +108,28 @@ def test_factors_of_experts() -> None:
     assert np.array_equal(scaled, weights * scales[ids])
 
 
+@pytest.mark.parametrize(("scaled", "biased"), [(True, False), (False, True), (True, True)])
+def test_scales_and_biases_of_products(scaled: bool, biased: bool) -> None:
+    """Numbers of 20 bits: float64 has the exact results, which are rounded once."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 7, (5, 3)).astype(np.int32)
+    y, scales, biases = (rng.integers(-(2**20), 2**20, shape).astype(F) / F(2**20) for shape in ((15, 20), 7, (7, 20)))
+    found = y.copy()
+    run(mixture.finish_products, found, ids, scales[: 7 * scaled], biases[: 7 * biased], items=15)
+    e = ids.reshape(-1)
+    exact = y.astype(float) * (scales[e, None] if scaled else 1) + (biases[e] if biased else 0)
+    assert np.array_equal(found, exact.astype(F))
+
+
+def test_join_of_an_ungated_shared_network() -> None:
+    rng = np.random.default_rng(0)
+    residual, y, shared = rng.integers(-9, 9, (3, 4, 70)).astype(F)
+    out = np.full((4, 70), np.nan, F)
+    nothing = np.empty((0, 0), F)
+    run(mixture.join, residual, y, np.full((4, 1), 0.5, F), shared, nothing, out, items=4)
+    assert np.array_equal(out, residual + y / 2 + shared)
+
+
 @dataclass
 class Groups:
     """The pairs of a mixture by expert."""

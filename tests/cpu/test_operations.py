@@ -1,6 +1,7 @@
 """The element-wise and normalizing operations of a backend against float64."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 from numba import njit
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width, squares
+from engine.models.activation import GEGLU, SWIGLU
 from engine.models.config import RopeConfig
-from engine.models.rotary import Rotary, frequencies, magnitude
+from engine.models.rotary import Rotary, frequencies
 from engine.numerics import fma
+from tests.activations import EVERY_ACTIVATION
 from tests.mirror import Mirror as Backend
 
 ops: Any = Backend()
@@ -80,7 +83,9 @@ def test_rope_scalings() -> None:
     assert ratio[0] == 1
     assert ratio[-1] == 0.25
     assert np.all(np.diff(ratio) <= 0)
-    assert magnitude(yarn) == 1 + 0.1 * math.log(4)
+    # The corners of the ramp are rounded to whole pairs unless the model was trained without.
+    exact = frequencies(replace(yarn, truncate=False), None) / plain
+    assert exact[0] == 1 and exact[-1] == 0.25 and not np.array_equal(exact, ratio)
 
 
 def test_a_grown_rope_table_keeps_its_rows() -> None:
@@ -100,6 +105,22 @@ def test_gated_units_and_softcap() -> None:
     wide = gate.astype(np.float64)
     silu = wide / (1 + np.exp(-wide))
     gelu = 0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))
-    assert np.allclose(ops.swiglu(gate, up), silu * up, rtol=4 * ULP, atol=0)
-    assert np.allclose(ops.geglu(gate, up), gelu * up, rtol=4 * ULP, atol=1e-6)
+    assert np.allclose(ops.activate(SWIGLU, gate, up), silu * up, rtol=4 * ULP, atol=0)
+    assert np.allclose(ops.activate(GEGLU, gate, up), gelu * up, rtol=4 * ULP, atol=1e-6)
+    few, value = wide.clip(max=1.5), up.astype(np.float64)
+    near = value.clip(-1.5, 1.5)
+    expected = {
+        "swiglu_oai": few / (1 + np.exp(-np.float32(1.702) * few)) * (near + 1),
+        "swiglu_clamped": few / (1 + np.exp(-few)) * near,
+        "swiglu_limited": silu.clip(max=0.75) * value.clip(-0.75, 0.75),
+        "relu2": value.clip(0) ** 2,
+        "xielu": np.where(
+            value > 0, np.float32(0.8) * value**2, (np.expm1(value.clip(max=-1e-6)) - value) * np.float32(0.4)
+        )
+        + 0.5 * value,
+    }
+    assert {*expected, "swiglu", "geglu"} == {activation.kind for activation in EVERY_ACTIVATION}
+    for activation in EVERY_ACTIVATION[2:]:
+        y = ops.activate(activation, gate if activation.gated else None, up)
+        assert np.allclose(y, expected[activation.kind], rtol=6 * ULP, atol=1e-6)
     assert np.allclose(ops.softcap(gate.copy(), 20.0), 20 * np.tanh(wide / 20), rtol=4 * ULP, atol=0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cpu.products.repack import FIELDS, fields_of, make_records, repack
+from engine.cpu.products.repack import fields_of, make_records, repack
 from engine.cpu.products.unpack import UNPACK
 from engine.gguf.quants import FORMATS, Format
 from engine.models.weights import Weight
@@ -22,17 +22,21 @@ def rows_of(entry: Format, rows: int, units: int, seed: int = 0) -> np.ndarray:
 
 
 def record(entry: Format, blocks: np.ndarray) -> bytes:
-    """The record of eight blocks uint8 [8, bytes]."""
+    """The records of the units of eight blocks uint8 [8, bytes]."""
     found = b""
-    for field in FIELDS[entry.name]:
-        for at in range(field.source, field.source + field.length, field.size):
-            for block in blocks:
-                piece = block[at : at + field.size].tobytes()
-                if field.turned:
-                    bits = np.unpackbits(np.frombuffer(piece, np.uint8), bitorder="little")
-                    # Bit 4 q + c, of weight 4 q + c, becomes bit q of byte c.
-                    piece = np.packbits(bits.reshape(8, 4).T, bitorder="little").tobytes()
-                found += piece
+    for part in range(entry.parts):
+        for field in entry.fields:
+            length = field.length // entry.parts
+            size = {"factors": min(2, length), "scales": 1}.get(field.name, 4)
+            start = field.start + part * length
+            for at in range(start, start + length, size):
+                for block in blocks:
+                    piece = block[at : at + size].tobytes()
+                    if field.bits:
+                        bits = np.unpackbits(np.frombuffer(piece, np.uint8), bitorder="little")
+                        # Bit 4 q + c, of weight 4 q + c, becomes bit q of byte c.
+                        piece = np.packbits(bits.reshape(8, 4).T, bitorder="little").tobytes()
+                    found += piece
     return found
 
 
@@ -45,18 +49,17 @@ def expected(entry: Format, data: np.ndarray) -> np.ndarray:
 
 
 def test_every_format_has_records() -> None:
-    assert set(FIELDS) == set(UNPACK) == {entry.name for entry in QUANTIZED}
+    assert set(UNPACK) == {entry.name for entry in QUANTIZED}
 
 
 @EACH
 def test_fields_cover_a_block(entry: Format) -> None:
-    """Every byte of a block is in one field, and 32-byte vectors consist of pieces of four bytes."""
-    fields = FIELDS[entry.name]
-    covered = [byte for f in fields for byte in range(f.source, f.source + f.length)]
+    """Every byte of a block is in one field, and each unit has the same share of it."""
+    covered = [byte for f in entry.fields for byte in range(f.start, f.start + f.length)]
     assert sorted(covered) == list(range(entry.block_bytes))
-    assert UNPACK[entry.name].record_bytes == 8 * entry.block_bytes
-    assert UNPACK[entry.name].unit == entry.unit
-    assert UNPACK[entry.name].has_minimum == (entry.min_max > 0)
+    assert all(f.length % entry.parts == 0 for f in entry.fields)
+    assert all(f.length % 4 == 0 for f in entry.fields if f.bits)
+    assert UNPACK[entry.name].record_bytes == 8 * entry.unit_bytes
 
 
 @EACH

@@ -45,8 +45,14 @@ OPERATIONS: dict[str, Callable[[Code, Vec, Vec], Vec]] = {
     "float": lambda code, x, y: (x.view(I32).to_float() - y.view(I32).to_float() + 1.0).view(I8),
     "fma": lambda code, x, y: (x.view(I32) >> 8).to_float().fma((y.view(I32) >> 8).to_float(), code.zeros(F32)).view(I8),
     "gather": lambda code, x, y: code.gather(
-        code.bytes("table_of_words", bytes(range(256))), x.view(I32) & 252
-    ).view(I8),
+        code.bytes("table_of_words", bytes(range(256))), code.scalars(x.view(I32) & 63), 1
+    )[0].view(I8),
+    "gather_low": lambda code, x, y: code.gather(
+        code.bytes("table_of_words", bytes(range(256))), code.scalars(x.view(I32) & 31), 2
+    )[0].view(I8),
+    "gather_high": lambda code, x, y: code.gather(
+        code.bytes("table_of_words", bytes(range(256))), code.scalars(x.view(I32) & 31), 2
+    )[1].view(I8),
     "dot4": lambda code, x, y: code.dot4(x.view(I32), x, y).view(I8),
 }  # fmt: skip
 
@@ -84,7 +90,9 @@ def expected(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         "half": lambda: (x & 59)[:16].view(np.float16).astype(np.float32) * np.float32(0.5),
         "float": lambda: words.astype(np.float32) - others.astype(np.float32) + np.float32(1),
         "fma": lambda: ((x.view(np.uint32) >> 8).astype(float) * (y.view(np.uint32) >> 8)).astype(np.float32),
-        "gather": lambda: np.arange(256, dtype=np.uint8).view(np.int32)[(words & 252) // 4],
+        "gather": lambda: np.arange(256, dtype=np.uint8).view(np.int32)[words & 63],
+        "gather_low": lambda: np.arange(256, dtype=np.uint8).view(np.int32)[2 * (words & 31)],
+        "gather_high": lambda: np.arange(256, dtype=np.uint8).view(np.int32)[2 * (words & 31) + 1],
         "dot4": lambda: (words + (x.view(np.uint8).astype(int) * b).reshape(-1, 4).sum(axis=1)).astype(np.int32),
     }
     value = sums[name]()

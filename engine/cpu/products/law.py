@@ -48,8 +48,13 @@ class Law:
 
     @property
     def groups(self) -> int:
-        """Groups of a unit that have a scale of their own, 1 if there are no scales."""
-        return self.fmt.unit // self.fmt.group if self.fmt.group else 1
+        """Runs of a unit, of which each has a scale if there are scales."""
+        return self.fmt.unit // self.run
+
+    @property
+    def run(self) -> int:
+        """Weights that are multiplied at once: those of a group, or at most 32 if there are no scales."""
+        return self.fmt.group or min(self.fmt.unit, 32)
 
     @property
     def has_terms(self) -> bool:
@@ -104,9 +109,15 @@ class Law:
 
     def first(self, code: Code, sums: ir.Value) -> Vec:
         """The value that I begins with: the offset of a unit without scales, times the sum of its activations."""
+        total = code.zeros()
         if self.fmt.group or not self.offset:
-            return code.zeros()
-        return code.pairs16(pair_of(code, sums, 0), code.constant(I16, [-self.offset & 0xFFFF] * 2 * code.lanes))
+            return total
+        if self.fmt.unit == 16:
+            return code.splat(sums, 0, I16).signed(I32) * -self.offset
+        for k in range(self.fmt.unit // 32):
+            factor = code.constant(I16, [-self.offset & 0xFFFF] * 2 * code.lanes)
+            total = total + code.pairs16(pair_of(code, sums, k), factor)
+        return total
 
     def step(
         self, code: Code, d: Vec, dm: Vec | None, dots: list[Vec], factors: list[Vec], rows: list["Row"]

@@ -1,9 +1,10 @@
 """From the rows of a file to records of eight rows: the same bytes, arranged so that eight rows are eight lanes.
 
-Formula: a record holds one block of each of eight consecutive rows.  A field of the block, ``length`` bytes in pieces of
-    ``size`` bytes, becomes [piece][row][size]: factors are pieces of two bytes, scales pieces of one byte (a *plane*), and
-    quants pieces of four bytes, so that a vector of 32 bytes holds four consecutive bytes of each of eight rows.
-Shapes: source uint8 [rows, row bytes]; records uint8 [count, groups, units * 8 * block bytes], groups = ceil(rows / 8); the
+Formula: a record holds one unit of each of eight consecutive rows.  A field of the unit (``engine/gguf/quants.py``), in
+    pieces of ``size`` bytes, becomes [piece][row][size]: factors are pieces of two bytes, scales pieces of one byte (a
+    *plane*), and all others pieces of four bytes, so that a vector of 32 bytes holds four consecutive bytes of each of eight
+    rows.
+Shapes: source uint8 [rows, row bytes]; records uint8 [count, groups, units * 8 * unit bytes], groups = ceil(rows / 8); the
     missing rows of a last group are zeros.
 Who owns what: an item is a group of eight rows.
 Bytes moved: each row once in, once out.
@@ -26,44 +27,15 @@ ROWS = 8
 """Rows of a record."""
 
 
-@dataclass(frozen=True)
-class Field:
-    """``length`` bytes of a block from byte ``source`` on, which stay together in pieces of ``size`` bytes.
-
-    ``turned``: a word of 32 bits, one for each weight; bit 4 q + c becomes bit q of byte c, so that a shift by q and a mask
-    give the bits of four consecutive weights.
-    """
-
-    source: int
-    length: int
-    size: int
-    turned: bool = False
-
-
-FIELDS: dict[str, tuple[Field, ...]] = {
-    "Q4_0": (Field(0, 2, 2), Field(2, 16, 4)),
-    "Q4_1": (Field(0, 4, 2), Field(4, 16, 4)),
-    "Q5_0": (Field(0, 2, 2), Field(2, 4, 4, True), Field(6, 16, 4)),
-    "Q5_1": (Field(0, 4, 2), Field(4, 4, 4, True), Field(8, 16, 4)),
-    "Q8_0": (Field(0, 2, 2), Field(2, 32, 4)),
-    "Q2_K": (Field(80, 4, 2), Field(0, 16, 1), Field(16, 64, 4)),
-    "Q3_K": (Field(108, 2, 2), Field(96, 12, 1), Field(0, 96, 4)),
-    "Q4_K": (Field(0, 4, 2), Field(4, 12, 1), Field(16, 128, 4)),
-    "Q5_K": (Field(0, 4, 2), Field(4, 12, 1), Field(16, 160, 4)),
-    "Q6_K": (Field(208, 2, 2), Field(192, 16, 1), Field(0, 192, 4)),
-    "IQ2_XXS": (Field(0, 2, 2), Field(2, 64, 4)),
-    "IQ4_NL": (Field(0, 2, 2), Field(2, 16, 4)),
-    "IQ4_XS": (Field(0, 2, 2), Field(2, 6, 1), Field(8, 128, 4)),
-    "MXFP4": (Field(0, 1, 1), Field(1, 16, 4)),
-}
-"""The fields of a block in the order of a record: first d, then the minimum's factor, scales and quants."""
+SIZES = {"factors": 2, "scales": 1}
+"""Bytes of a piece of a field, by its name, if not four."""
 
 
 @dataclass(frozen=True)
 class Records:
     """A quantized matrix, or ``count`` stacked ones, in records of eight rows.
 
-    ``rows``: of each matrix; ``data``: uint8 [count, ceil(rows / 8), units * 8 * block bytes].
+    ``rows``: of each matrix; ``data``: uint8 [count, ceil(rows / 8), units * 8 * unit bytes].
     """
 
     name: str
@@ -75,10 +47,20 @@ class Records:
 
 
 def fields_of(entry: Format) -> np.ndarray:
-    """The fields of a format for :func:`repack`: int64 [n, 4], each (source, pieces, size of a piece, turned)."""
-    fields = FIELDS[entry.name]
-    assert sum(field.length for field in fields) == entry.block_bytes
-    return np.array([(f.source, f.length // f.size, f.size, f.turned) for f in fields], np.int64)
+    """The fields of a block for :func:`repack`, in the order of its record: int64 [n, 4], each (source, pieces, size of a
+    piece, turned).
+
+    ``turned``: pieces are words of 32 bits, one for each weight; bit 4 q + c becomes bit q of byte c, so that a shift by q
+    and a mask give the bits of four consecutive weights.
+    """
+    assert sum(field.length for field in entry.fields) == entry.block_bytes
+    rows = []
+    for part in range(entry.parts):
+        for field in entry.fields:
+            length = field.length // entry.parts
+            size = min(SIZES.get(field.name, 4), length)
+            rows.append((field.start + part * length, length // size, size, field.bits))
+    return np.array(rows, np.int64)
 
 
 def _turned(words: Vec) -> Vec:
@@ -146,7 +128,8 @@ def _repack_block(source, at, stride, fields, data, to):  # type: ignore[no-unty
     for f in range(fields.shape[0]):
         place, pieces, size, turned = at + fields[f, 0], fields[f, 1], fields[f, 2], fields[f, 3]
         if turned:
-            _copy_turned(data, to, source, place, stride)
+            for i in range(pieces):
+                _copy_turned(data, to + 32 * i, source, place + 4 * i, stride)
         elif size == 4:
             for i in range(pieces):
                 _copy4(data, to + 32 * i, source, place + 4 * i, stride)

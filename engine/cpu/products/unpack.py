@@ -1,89 +1,27 @@
 """From records of eight rows to integers: the only place where the CPU backend knows how a format stores its bits.
 
-Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  Kernels get its parts:
-    w[i] = scale[i // group] * (quant[i] - offset), m = minimum, where scales are left out for formats that have none.
-Shapes: a pointer to a record (``repack.py``); eight rows are eight lanes.  A vector of quants is int8 [8 rows][4 positions];
-    scales and minimums are int8 [4 groups][8 rows].
-Layouts: ``ggml-common.h`` of llama.cpp.
-Everything here but d and dm is integer arithmetic, exact in any order.
+Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.
+Shapes: those of ``unpacker.py``.
+Layouts: ``ggml-common.h`` of llama.cpp.  Formats that look their weights up in a grid are in ``lookup.py``.
 
-To add a format: a line in ``FIELDS`` of ``repack.py``, a class here, and an entry in ``UNPACK``.
+To add a format: an entry in ``engine/gguf/quants.py``, a class here, and its name in ``UNPACK``.
 """
 
-from typing import ClassVar
-
-import numpy as np
-from gguf.quants import IQ2_XXS as IQ2_XXS_TABLES
 from llvmlite import ir
 
-from engine.cpu.products.repack import FIELDS, ROWS
-from engine.cpu.simd import F16, F32, I8, I16, I32, Code, Vec
-
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The nonlinear 4-bit grid of IQ4_NL and IQ4_XS."""
-FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""The values of the e2m1 floats of MXFP4, doubled so that they are integers."""
-
-IQ2_XXS_TABLES.init_grid()
-IQ2_XXS_GRID = np.ascontiguousarray(IQ2_XXS_TABLES.grid.reshape(-1).astype(np.uint8))
-"""256 groups of 8 magnitudes, each 8, 25 or 43."""
-
-
-class Unpack:
-    """How a kernel reads records of one format, the 32-wide formats without scales and minimums by default.
-
-    name; unit: weights of a block; group: weights that share a scale, 0 where there are no scales.
-    signed: whether quants are signed bytes; largest: the largest magnitude of a quant.
-    offset: what is subtracted from every quant.
-    has_minimum: whether the format has minimums, which formats without scales share with d: m = 1.
-    """
-
-    unit: ClassVar[int] = 32
-    group: ClassVar[int] = 0
-    signed: ClassVar[bool] = False
-    largest: ClassVar[int] = 15
-    offset: ClassVar[int] = 0
-    has_minimum: ClassVar[bool] = False
-
-    def __init__(self) -> None:
-        self.name = type(self).__name__
-        self._places = []
-        at = 0
-        for field in FIELDS[self.name]:
-            self._places.append(at)
-            at += ROWS * field.length
-        self.record_bytes = at
-
-    def d(self, code: Code, record: ir.Value) -> Vec:
-        """The factor d of each row, float32 [8]."""
-        return code.load(record, 0, F16, ROWS).to_float()
-
-    def dm(self, code: Code, record: ir.Value) -> Vec:
-        """The factor of the minimum of each row, float32 [8]; only if ``has_minimum``."""
-        return code.load(record, 2 * ROWS, F16, ROWS).to_float()
-
-    def scales(self, code: Code, record: ir.Value) -> list[Vec]:
-        """The scales, signed, four groups a vector; only if ``group`` is not 0."""
-        raise NotImplementedError
-
-    def minimums(self, code: Code, record: ir.Value) -> list[Vec]:
-        """The minimums, four groups a vector; only if ``has_minimum`` and ``group`` is not 0."""
-        raise NotImplementedError
-
-    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        """The eight vectors of the positions 32 j .. 32 j + 31.  ``bias`` is added to signed quants."""
-        raise NotImplementedError
-
-    def _vector(self, code: Code, record: ir.Value, field: int, i: int) -> Vec:
-        """Vector i of a field whose pieces have four bytes."""
-        return code.load(record, self._places[field] + 32 * i)
+from engine.cpu.products.lookup import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
+from engine.cpu.products.repack import ROWS
+from engine.cpu.products.unpacker import Unpack, Wide, bits_up
+from engine.cpu.simd import F32, I8, I16, I32, Code, Vec
+from engine.gguf.grids import FP4_VALUES, IQ4_VALUES
+from engine.gguf.quants import FORMATS
 
 
 class Nibbles(Unpack):
-    """Q4_0, Q4_1: the low nibbles of 16 bytes are the weights 0 .. 15, the high ones 16 .. 31."""
+    """Formats of nibbles: the low ones are the first half of the weights, the high ones the second half."""
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        data = [self._vector(code, record, len(self._places) - 1, i) for i in range(4)]
+        data = [self._vector(code, record, i) for i in range(self.unit // 8)]
         return [x.bits(shift, 15) for shift in (0, 4) for x in data]
 
 
@@ -96,8 +34,6 @@ class Q4_0(Nibbles):
 class Q4_1(Nibbles):
     """w = q."""
 
-    has_minimum = True
-
 
 class FifthBits(Nibbles):
     """Q5_0, Q5_1: nibbles, and a word with the fifth bit of every weight."""
@@ -105,8 +41,8 @@ class FifthBits(Nibbles):
     largest = 31
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        high = self._vector(code, record, 1, 0)
-        return [x | _bits_up(high, q, 1, 4) for q, x in enumerate(super().quants(code, record, j))]
+        high = self._vector(code, record, 0, "high")
+        return [x | bits_up(high, q, 1, 4) for q, x in enumerate(super().quants(code, record, j))]
 
 
 class Q5_0(FifthBits):
@@ -118,8 +54,6 @@ class Q5_0(FifthBits):
 class Q5_1(FifthBits):
     """w = q."""
 
-    has_minimum = True
-
 
 class Q8_0(Unpack):
     """w = q, signed bytes."""
@@ -128,7 +62,7 @@ class Q8_0(Unpack):
     largest = 128
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        data = [self._vector(code, record, 1, i) for i in range(8)]
+        data = [self._vector(code, record, i) for i in range(8)]
         return [x + bias for x in data] if bias else data
 
 
@@ -143,12 +77,20 @@ class IQ4_NL(Nibbles):
         return [code.lookup(x, values) for x in super().quants(code, record, j)]
 
 
-class MXFP4(Nibbles):
-    """e[1] qs[16]: w = FP4_VALUES[q], d = 2**(e - 128), half of e8m0 because the table holds doubled values (OCP MX,
-    2023).  As the values are small, the table is made unsigned by an offset."""
+class Floats4(Nibbles):
+    """MXFP4, NVFP4: nibbles that index the e2m1 floats.  As the values are small, the table is made unsigned by an offset."""
 
     largest = 24
     offset = 12
+
+    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
+        values = [value + self.offset for value in FP4_VALUES]
+        return [code.lookup(x, values) for x in super().quants(code, record, j)]
+
+
+class MXFP4(Floats4):
+    """e[1] qs[16]: w = FP4_VALUES[q], d = 2**(e - 128), half of e8m0 because the table holds doubled values (OCP MX,
+    2023)."""
 
     def d(self, code: Code, record: ir.Value) -> Vec:
         e = code.load(record, 0, I8, ROWS).unsigned(I32)
@@ -156,30 +98,85 @@ class MXFP4(Nibbles):
         tiny = (e << 21) + (1 << 21)
         return tiny.select((e - 2).below_zero(), (e - 1) << 23).view(F32)
 
+
+class NVFP4(Floats4):
+    """A unit, a quarter of a block, is e[1] qs[8]: w = FP4_VALUES[q], d = half of the float e of 4 bits of exponent and 3 of
+    mantissa, without a sign; 0x7F counts as 0."""
+
+    def d(self, code: Code, record: ir.Value) -> Vec:
+        e = code.load(record, 0, I8, ROWS).unsigned(I32)
+        magnitude = e & 0x7F
+        # 2**(exponent - 8) times 1 and eighths; with exponent 0, the subnormal numbers, 2**-7 times eighths.
+        d = ((magnitude << 20) + (119 << 23)).view(F32)
+        d = (magnitude.to_float() * 2.0**-10).select((magnitude - 8).below_zero(), d)
+        return code.zeros(F32).select((e ^ 0x7F).is_zero(), d)
+
+
+class Q1_0(Unpack):
+    """d, and a bit for each of 128 weights: w = 2 bit - 1."""
+
+    largest = 2
+    offset = 1
+
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        values = [value + self.offset for value in FP4_VALUES]
-        return [code.lookup(x, values) for x in super().quants(code, record, j)]
+        word = self._vector(code, record, j)
+        return [bits_up(word, q, 1, 1) for q in range(8)]
 
 
-class Wide(Unpack):
-    """A format with blocks of 256 weights, and scales."""
+class Q2_0(Unpack):
+    """d, and two bits for each of 64 weights, four consecutive ones in a byte: w = q - 1."""
 
-    unit = 256
-    group = 16
+    largest = 3
+    offset = 1
 
-    def dm(self, code: Code, record: ir.Value) -> Vec:
-        return -super().dm(code, record)
+    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
+        found = []
+        for i in range(8):
+            byte = self._vector(code, record, 2 * j + i // 4).view(I32) >> 8 * (i % 4) & 255
+            # Byte c of the result is the byte shifted right by 2 c.
+            twice = byte | byte << 12
+            found.append((twice | twice << 6).view(I8) & 3)
+        return found
 
-    def _planes(self, code: Code, record: ir.Value, first: int, n: int = 4) -> Vec:
-        """The bytes of the scales from ``first`` on, n of each row: int8 [n][8 rows]."""
-        return code.load(record, self._places[1] + ROWS * first, I8, ROWS * n)
+
+class TQ2_0(Unpack):
+    """Byte l of half h holds the positions 128 h + 32 i + l, two bits each: w = q - 1."""
+
+    largest = 3
+    offset = 1
+
+    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
+        return [self._vector(code, record, 8 * (j // 4) + i).bits(2 * (j % 4), 3) for i in range(8)]
+
+
+class TQ1_0(Unpack):
+    """A byte is a fraction of 256 and holds five digits of base 3, the highest first, so that digit n is the integer part of
+    3 (3**n byte mod 256) / 256: w = digit - 1.  Of runs of 32, 16 and 4 bytes, the first digits of all bytes come first."""
+
+    largest = 2
+    offset = 1
+
+    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
+        if j < 5:
+            places = [(i, j) for i in range(8)]
+        else:
+            # Positions 160 .. 239 are of 16 bytes, 240 .. 255 of the last four.
+            places = [(8 + i % 4, 2 * (j - 5) + i // 4) for i in range(8)]
+        if j == 7:
+            places[4:] = [(12, n) for n in range(4)]
+        return [self._digit(code, record, *place) for place in places]
+
+    def _digit(self, code: Code, record: ir.Value, vector: int, n: int) -> Vec:
+        x = self._vector(code, record, vector) if vector < 12 else self._vector(code, record, 0, "high")
+        # Bytes as the upper halves of int16, where products drop what exceeds a byte.
+        even, odd = (((y * 3**n >> 8) * 3) >> 8 for y in (x.view(I16) << 8, x.view(I16) & 0xFF00))
+        return (even | odd << 8).view(I8)
 
 
 class Q2_K(Wide):
     """16 bytes, each a scale and a minimum; byte l of half h holds the positions 128 h + 32 i + l, two bits each."""
 
     largest = 3
-    has_minimum = True
 
     def scales(self, code: Code, record: ir.Value) -> list[Vec]:
         return [self._planes(code, record, 4 * k).bits(0, 15) for k in range(4)]
@@ -188,7 +185,7 @@ class Q2_K(Wide):
         return [self._planes(code, record, 4 * k).bits(4, 15) for k in range(4)]
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        return [self._vector(code, record, 2, 8 * (j // 4) + i).bits(2 * (j % 4), 3) for i in range(8)]
+        return [self._vector(code, record, 8 * (j // 4) + i).bits(2 * (j % 4), 3) for i in range(8)]
 
 
 class Q3_K(Wide):
@@ -199,18 +196,17 @@ class Q3_K(Wide):
 
     def scales(self, code: Code, record: ir.Value) -> list[Vec]:
         low, high = [self._planes(code, record, first) for first in (0, 4)], self._planes(code, record, 8)
-        return [(low[k % 2].bits(4 * (k // 2), 15) | _bits_up(high, 2 * k, 3, 4)) - 32 for k in range(4)]
+        return [(low[k % 2].bits(4 * (k // 2), 15) | bits_up(high, 2 * k, 3, 4)) - 32 for k in range(4)]
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        low = [self._vector(code, record, 2, 8 + 8 * (j // 4) + i).bits(2 * (j % 4), 3) for i in range(8)]
-        return [x | _bits_up(self._vector(code, record, 2, i), j, 1, 2) for i, x in enumerate(low)]
+        low = [self._vector(code, record, 8 * (j // 4) + i).bits(2 * (j % 4), 3) for i in range(8)]
+        return [x | bits_up(self._vector(code, record, i, "high"), j, 1, 2) for i, x in enumerate(low)]
 
 
 class Q4_K(Wide):
     """A run of 32 bytes holds 64 weights, low nibbles first; eight scales and minimums of 6 bits."""
 
     group = 32
-    has_minimum = True
 
     def scales(self, code: Code, record: ir.Value) -> list[Vec]:
         x, z = self._planes(code, record, 0), self._planes(code, record, 8)
@@ -221,7 +217,7 @@ class Q4_K(Wide):
         return [y & 63, z.bits(4, 15) | y.bits(2, 48)]
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        return [self._vector(code, record, 2, 8 * (j // 2) + i).bits(4 * (j % 2), 15) for i in range(8)]
+        return [self._vector(code, record, 8 * (j // 2) + i).bits(4 * (j % 2), 15) for i in range(8)]
 
 
 class Q5_K(Q4_K):
@@ -230,8 +226,8 @@ class Q5_K(Q4_K):
     largest = 31
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        low = [self._vector(code, record, 2, 8 + 8 * (j // 2) + i).bits(4 * (j % 2), 15) for i in range(8)]
-        return [x | _bits_up(self._vector(code, record, 2, i), j, 1, 4) for i, x in enumerate(low)]
+        low = [self._vector(code, record, 8 * (j // 2) + i).bits(4 * (j % 2), 15) for i in range(8)]
+        return [x | bits_up(self._vector(code, record, i, "high"), j, 1, 4) for i, x in enumerate(low)]
 
 
 class Q6_K(Wide):
@@ -245,8 +241,8 @@ class Q6_K(Wide):
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
         half, r = j // 4, j % 4
-        low = [self._vector(code, record, 2, 16 * half + 8 * (r % 2) + i).bits(4 * (r // 2), 15) for i in range(8)]
-        return [x | _bits_up(self._vector(code, record, 2, 32 + 8 * half + i), 2 * r, 3, 4) for i, x in enumerate(low)]
+        low = [self._vector(code, record, 16 * half + 8 * (r % 2) + i).bits(4 * (r // 2), 15) for i in range(8)]
+        return [x | bits_up(self._vector(code, record, 8 * half + i, "high"), 2 * r, 3, 4) for i, x in enumerate(low)]
 
 
 class IQ4_XS(Wide):
@@ -259,70 +255,23 @@ class IQ4_XS(Wide):
     def scales(self, code: Code, record: ir.Value) -> list[Vec]:
         found = []
         for k in range(2):
-            low = self._planes(code, record, 2 + 2 * k, 2)
-            nibbles = low.bits(0, 15).shuffle(_PLANES_02, low.bits(4, 15))
+            nibbles = self._nibbles(code, record, 2 + 2 * k)
             high = self._planes(code, record, k, 1)
-            pairs = [_bits_up(high, 2 * i, 3, 4) for i in range(4)]
+            pairs = [bits_up(high, 2 * i, 3, 4) for i in range(4)]
             found.append((nibbles | code.join(pairs)) - 32)
         return found
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        data = [self._vector(code, record, 2, 4 * j + i) for i in range(4)]
+        data = [self._vector(code, record, 4 * j + i) for i in range(4)]
         values = [value + bias for value in IQ4_VALUES]
         return [code.lookup(x.bits(shift, 15), values) for shift in (0, 4) for x in data]
 
 
-_PLANES_02 = [16 * (i // 8 % 2) + 8 * (i // 16) + i % 8 for i in range(32)]
-"""Planes 0 and 1 of two vectors of two planes, in turn."""
-
-
-class IQ2_XXS(Wide):
-    """Per 32 weights, four grid indices and a word of four 7-bit sign sets and a 4-bit scale s:
-    weight = d * (0.5 + s) / 4 * grid = (d / 8) * (2 s + 1) * grid; the eighth sign makes the parity even.  An offset makes
-    the signed values unsigned."""
-
-    group = 32
-    largest = 86
-    offset = 43
-
-    def d(self, code: Code, record: ir.Value) -> Vec:
-        return super().d(code, record) * 0.125
-
-    def scales(self, code: Code, record: ir.Value) -> list[Vec]:
-        words = [self._vector(code, record, 1, 2 * j + 1).view(I32) for j in range(8)]
-        scales = [((word >> 28 << 1) + 1).narrow(I8) for word in words]
-        return [code.join(scales[:4]), code.join(scales[4:])]
-
-    def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
-        grid = code.bytes("iq2_xxs_grid", IQ2_XXS_GRID.tobytes())
-        indices, words = (self._vector(code, record, 1, 2 * j + i).view(I32) for i in range(2))
-        each = code.constant(I8, [1, 2, 4, 8] * 8)
-        found = []
-        for g in range(4):
-            place = (indices >> 8 * g & 255) << 3
-            signs = words >> 7 * g & 127
-            parity = signs ^ signs >> 4
-            parity = parity ^ parity >> 2
-            parity = (parity ^ parity >> 1) & 1
-            signs = signs | parity << 7
-            for half in range(2):
-                magnitude = code.gather(grid, place + 4 * half).view(I8)
-                own = (signs >> 4 * half & 15) * 0x01010101
-                positive = (own.view(I8) & each).is_zero()
-                found.append(magnitude.select(positive, -magnitude) + self.offset)
-        return found
-
-
-def _bits_up(x: Vec, shift: int, mask: int, up: int) -> Vec:
-    """``((byte >> shift) & mask) << up`` of int8 lanes, in one shift."""
-    shift, mask = shift - up, mask << up
-    words = x.view(I16)
-    moved = words >> shift if shift > 0 else words << -shift if shift < 0 else words
-    return moved.view(I8) & mask
-
-
+_KINDS = (
+    *(Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_NL, IQ4_XS, MXFP4, IQ2_XS, IQ2_S),
+    *(IQ3_XXS, IQ3_S, IQ1_S, IQ1_M, NVFP4, TQ2_0, TQ1_0, Q1_0, Q2_0),
+)
 UNPACK: dict[str, Unpack] = {
-    kind.__name__: kind()
-    for kind in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ4_NL, IQ4_XS, MXFP4)
+    kind.__name__: kind() for kind in _KINDS if kind.__name__ in {entry.name for entry in FORMATS.values()}
 }
 """Every quantized format, by name."""
