@@ -3,14 +3,16 @@
 Formula: of a row's logits l [n_expert] the n_used largest are chosen, the lower expert first where logits are equal; m is the
     largest; p_s = exp(l_s - m), w_s = p_s / (p_0 + ... + p_(n_used - 1)): the softmax over all, renormalized over the chosen,
     times the factor of the expert where a model has such factors;
-    y = residual + (sum_s w_s * expert_s(x) (+ sigmoid(l_shared) * shared(x))).
+    y = residual + (sum_s w_s * expert_s(x) (+ sigmoid(l_shared) * shared(x), or + shared(x))).
+    ``engine/cpu/products/router.py`` has other laws of the choice.  A product of an expert may have a scale and a bias:
+    fma(product, scale, bias), product * scale, or product + bias.
 Shapes: logits float32 [rows, n_expert (+ 1, the last one the shared network's)]; ids int32, weights float32 [rows, n_used],
     largest first.  A *pair* is a row and one of its experts: pair = row * n_used + s.  ``order`` int32 [pairs] lists the
     pairs by expert; group g consists of those at [starts[g], starts[g + 1]), which use expert used[g].  The matrices of all
     experts are stacked (``Records.count``; rows of float formats).
 Who owns what: a row, or in a product eight rows of an expert, for all pairs that use it.
 Reduction order: p summed from the first to the last; products as in ``matmul.py`` and ``dense.py``;
-    sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)), then fma(sigmoid, shared, sum), then residual + that.
+    sum = fma(w_last, y_last, ... fma(w_0, y_0, 0)), then fma(sigmoid or 1, shared, sum), then residual + that.
     The order is that of the row's own choice, so it does not depend on the experts that other rows use.
 Bytes moved: the matrices of every expert in use, once.
 """
@@ -68,6 +70,24 @@ def scale_weights(ids, scales, weights, first, last):  # type: ignore[no-untyped
     for t in range(first, last):
         for s in range(ids.shape[1]):
             weights[t, s] = weights[t, s] * scales[ids[t, s]]
+
+
+@njit(cache=True, error_model="numpy")
+def finish_products(y, ids, scales, biases, first, last):  # type: ignore[no-untyped-def]
+    """y = y * scale + bias of the pair's expert for the pairs [first, last), in place: y float32 [pairs, n]; scales float32
+    [n_expert] or [0], biases float32 [n_expert, n] or [0, 0], where there are none."""
+    for pair in range(first, last):
+        e = ids[pair // ids.shape[1], pair % ids.shape[1]]
+        own = y[pair]
+        if scales.size > 0 and biases.size > 0:
+            for i in range(own.size):
+                own[i] = fma(own[i], scales[e], biases[e, i])
+        elif scales.size > 0:
+            for i in range(own.size):
+                own[i] = own[i] * scales[e]
+        else:
+            for i in range(own.size):
+                own[i] = own[i] + biases[e, i]
 
 
 @njit(cache=True, error_model="numpy")
@@ -192,8 +212,9 @@ def matmul_float_experts(fmt: str) -> Any:
 
 @njit(cache=True, error_model="numpy")
 def join(residual, y, weights, shared, logits, out, first, last):  # type: ignore[no-untyped-def]
-    """out = residual + the weighted sum of y [rows * n_used, n] + shared, which sigmoid(the last logit) scales, for rows
-    [first, last); residual and shared [rows, n] may have no rows, and are left out then.  out is none of them."""
+    """out = residual + the weighted sum of y [rows * n_used, n] + shared, which sigmoid(the last logit) scales if logits have
+    rows, for rows [first, last); residual and shared [rows, n] may have no rows, and are left out then.  out is none of
+    them."""
     n_used = weights.shape[1]
     n = out.shape[1]
     for t in range(first, last):
@@ -206,7 +227,7 @@ def join(residual, y, weights, shared, logits, out, first, last):  # type: ignor
             for i in range(n):
                 total[i] = fma(weight, part[i], total[i])
         if shared.shape[0] > 0:
-            weight = sigmoid(logits[t, logits.shape[1] - 1])
+            weight = sigmoid(logits[t, logits.shape[1] - 1]) if logits.shape[0] > 0 else f32(1.0)
             part = shared[t]
             for i in range(n):
                 total[i] = fma(weight, part[i], total[i])

@@ -111,10 +111,10 @@ def _few(code: Code, item: Item, rows: list[Row]) -> list[Vec]:
             minimums = code.at(tables, ROWS * 16) if fmt.has_minimum else tables
             law.store_tables(code, record, tables, minimums)
         dots = [law.first(code, row.s) for row in here]
-        size = (fmt.group or fmt.unit) // 4
-        for j in range(fmt.unit // 32):
+        size = law.run // 4
+        for j in range(-(-fmt.unit // 32)):
             vectors = fmt.quants(code, record, j, law.bias)
-            for i in range(0, 8, size):
+            for i in range(0, len(vectors), size):
                 scale = law.scale(code, tables, (8 * j + i) // size) if tables is not None else None
                 words = words_of(code, [code.at(row.q, 32 * j + 4 * i) for row in here])
                 dots = law.dot(code, dots, vectors[i : i + size], words, scale)
@@ -160,7 +160,7 @@ class Unpacked:
     def store(self, code: Code, record: ir.Value, place: ir.Value) -> None:
         """Unpack a record; ``place``: where the pieces of its group begin."""
         law, fmt, groups = self.law, self.law.fmt, self.groups
-        for j in range(fmt.unit // 32):
+        for j in range(-(-fmt.unit // 32)):
             for i, x in enumerate(fmt.quants(code, record, j, law.bias)):
                 code.store(x, place, 32 * groups * (8 * j + i))
         if fmt.group:
@@ -185,11 +185,9 @@ class Unpacked:
             here = [row.moved(code, u, fmt.unit) for row in rows]
             dots = [code.variable(law.first(code, row.s)) for row in here]
             with code.loop(law.groups) as g:
-                at = code.times(g, fmt.group)
+                at = code.times(g, law.run)
                 weights = code.at(own, code.times(at, lanes))
-                vectors = [
-                    code.load(weights, 4 * lanes * i, I8, 4 * lanes) for i in range((fmt.group or fmt.unit) // 4)
-                ]
+                vectors = [code.load(weights, 4 * lanes * i, I8, 4 * lanes) for i in range(law.run // 4)]
                 scale = None
                 if fmt.group:
                     lane, n = (I32, lanes) if code.has_dot4 else (I16, 2 * lanes)

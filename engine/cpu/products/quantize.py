@@ -2,7 +2,7 @@
 
 Formula: d = amax / 127 over a unit; q = round(x * (127 / amax)), ties to even; s = the sum of each 16 of q.
     A unit with amax < 2**-100 counts as zero, because 127 / amax would overflow where amax is subnormal.
-Shapes: x float32 [n, K]; q int8 [n, K], d float32 [n, K / unit], s int16 [n, K / 16]; unit 256 or 32.
+Shapes: x float32 [n, K]; q int8 [n, K], d float32 [n, K / unit], s int16 [n, K / 16]; unit 256, 128, 64, 32 or 16.
 Who owns what: an item is a unit: item t * U + u is unit u of row t.
 Reduction order: none; a maximum and sums of integers are exact in any order.
 Bytes moved: 4 bytes of x in, 1.1 out per value.
@@ -28,10 +28,12 @@ def emit_unit(code: Code, unit: int, x: ir.Value, q: ir.Value, d: ir.Value, s: i
     b = code.builder
     # The magnitudes of floats order as their bits do, so this is a maximum of integers, exact in any order.
     top = code.variable(code.zeros())
-    with code.loop(4 * unit, 0, 128) as at:
-        parts = [code.load(code.at(x, at), 32 * i, I32, 8) & 0x7FFFFFFF for i in range(4)]
-        largest = code.larger(code.larger(parts[0], parts[1]), code.larger(parts[2], parts[3]))
-        top.set(code.larger(top.get(), largest))
+    step = min(unit, 32)
+    with code.loop(4 * unit, 0, 4 * step) as at:
+        parts = [code.load(code.at(x, at), 32 * i, I32, 8) & 0x7FFFFFFF for i in range(step // 8)]
+        while len(parts) > 1:
+            parts = [code.larger(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        top.set(code.larger(top.get(), parts[0]))
     bits = code.call_scalar("llvm.vector.reduce.smax.v8i32", I32, top.get())
     amax = b.bitcast(bits, F32)
     zero, most = ir.Constant(F32, 0.0), ir.Constant(F32, 127.0)
@@ -63,7 +65,7 @@ def _make_quantize(unit: int) -> Callable[..., Any]:
     return quantize
 
 
-_quantize256, _quantize32 = _make_quantize(256), _make_quantize(32)
+_quantize256, _quantize128, _quantize64, _quantize32, _quantize16 = map(_make_quantize, (256, 128, 64, 32, 16))
 
 
 @njit(cache=True, error_model="numpy")
@@ -72,5 +74,11 @@ def quantize_rows(x, unit, q, d, s, first, last):  # type: ignore[no-untyped-def
     for item in range(first, last):
         if unit == 256:
             _quantize256(x, q, d, s, item)
-        else:
+        elif unit == 32:
             _quantize32(x, q, d, s, item)
+        elif unit == 16:
+            _quantize16(x, q, d, s, item)
+        elif unit == 64:
+            _quantize64(x, q, d, s, item)
+        else:
+            _quantize128(x, q, d, s, item)

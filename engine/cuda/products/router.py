@@ -1,12 +1,14 @@
 """The choice of experts: logits of a float32 router on normalized rows, the largest of them, and their weights.
 
-Formula: ``engine/cpu/products/experts.py`` (``route``), ``engine/cpu/rms_norm.py``, ``engine/cpu/products/dense.py``.
+Formula: ``engine/cpu/products/experts.py`` (``route``), ``engine/cpu/products/router.py`` for other laws of the choice,
+    ``engine/cpu/rms_norm.py``, ``engine/cpu/products/dense.py``.
 Shapes: x float32 [rows, n]; router float32 [n_rows, n]; logits float32 [rows, n_rows], of which the first n_expert are
-    experts; ids int32, weights float32 [rows, n_used]; scales float32 [n_expert], where experts have any.
+    experts; ids int32, weights float32 [rows, n_used]; scales, router_bias, selection_bias float32 [n_expert], table int32
+    [n_vocab, n_used], tokens int32 [rows], where models have them.
 Who owns what: ``rms_norm_router``: blocks of 256 threads; one for each run of 256 positions quantizes it, the others own one
     router row per warp, and each computes the norm again.  ``route``: a warp per row, expert e belongs to lane e % 32.
 Reduction order: the norm as in ``engine/cuda/rms_norm.py``; logits: one fma per k in rising k in each of 32 chains, then the
-    tree of ``fold32``; p summed from the first to the last.
+    tree of ``fold32``; exponentials: a lane's experts in rising order, then that tree; p summed from the first to the last.
 Bytes moved: the router once per row, from memory for the first row; loaded before the kernel waits for its inputs.
 """
 
@@ -27,6 +29,8 @@ from engine.cuda.intrinsics import (
     lanes_max,
     let_next_begin,
     pointer,
+    sigmoid,
+    softplus,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
@@ -34,6 +38,7 @@ from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
+from engine.models.experts import Routing
 
 f32 = np.float32
 I = np.int32  # noqa: E741
@@ -46,6 +51,18 @@ HELD = 64
 
 LOWEST = -(2**31)
 """A key below that of every number."""
+
+USUAL = Routing()
+"""The law of most models: a softmax over the chosen experts."""
+
+
+@njit
+def sqrt_softplus(x):  # type: ignore[no-untyped-def]
+    """sqrt(log(1 + e**x))."""
+    return f32(math.sqrt(softplus(x)))
+
+
+_PROBABILITIES = {"sigmoid": sigmoid, "sqrt_softplus": sqrt_softplus}
 
 
 @kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
@@ -127,62 +144,152 @@ def value_of_order(key):  # type: ignore[no-untyped-def]
     return bits_float(I(key ^ I(I(key >> I(31)) & I(0x7FFFFFFF))))
 
 
-def make_route(n_expert: int, n_used: int, scaled: bool) -> tuple[DeviceFunction, DeviceFunction]:
-    """Two device functions for a warp: choose(logits, n) gives lane s < n the s-th expert and its p;
-    share(p, expert, scales) turns the p of all n_used into weights, times the experts' scales if ``scaled``."""
+def make_route(
+    n_expert: int, n_used: int, scaled: bool, routing: Routing = USUAL
+) -> tuple[DeviceFunction, DeviceFunction]:
+    """Two device functions for a warp: choose(logits, biases, n) gives lane s < n the s-th expert and its p; share(p, expert,
+    scales) turns the p of all n_used into weights, times the experts' scales if ``scaled``.
+
+    biases: those of the logits and of the selection, the table of experts and the row's token, as pointers.
+    """
     n_own = -(-n_expert // 32)
+    gating, biased, selected, normalized, least, times, n_group, n_group_used, tabled = routing
+    floor, factor, rescaled = f32(least), f32(times), times != 1.0
+    chosen_only, softmax, by_probability = gating == "chosen", gating == "softmax", selected or n_group > 1
+    group_size = n_expert // n_group
+    probability = _PROBABILITIES.get(gating, sigmoid)
 
     @device
-    def choose(logits, n):  # type: ignore[no-untyped-def]
+    def logit(logits, biases, e):  # type: ignore[no-untyped-def]
+        return logits[e] + biases[0][e] if biased else logits[e]
+
+    @device
+    def softmax_of(logits, biases):  # type: ignore[no-untyped-def]
+        """The largest logit, and the sum of the exponentials of all."""
+        lane = I(cuda.threadIdx.x & 31)
+        best = I(LOWEST)
+        for k in range(n_own):
+            if n_expert % 32 == 0 or lane + 32 * k < n_expert:
+                best = max(best, order_key(logit(logits, biases, lane + 32 * k)))
+        most = value_of_order(lanes_max(best))
+        chain = f32(0.0)
+        for k in range(n_own):
+            if n_expert % 32 == 0 or lane + 32 * k < n_expert:
+                chain = chain + exp(logit(logits, biases, lane + 32 * k) - most)
+        return most, fold32(chain)
+
+    @device
+    def probability_of(z, most, total):  # type: ignore[no-untyped-def]
+        return exp(z - most) / total if softmax else probability(z)
+
+    @device
+    def leave_groups(keys):  # type: ignore[no-untyped-def]
+        """Set the keys of all experts to the lowest but for those of the best groups."""
+        lane = I(cuda.threadIdx.x & 31)
+        own = I(LOWEST)
+        for g in range(n_group):
+            best, second, place = I(LOWEST), I(LOWEST), I(0)
+            for k in range(n_own):
+                if (lane + 32 * k) // group_size == g:
+                    if keys[k] > best:
+                        second, best, place = best, keys[k], I(lane + 32 * k)
+                    elif keys[k] > second:
+                        second = keys[k]
+            top = lanes_max(best)
+            first = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
+            value = value_of_order(top)
+            if group_size > 1:
+                value = value + value_of_order(lanes_max(second if place == first and best == top else best))
+            if lane == g:
+                own = order_key(value)
+        left = I(0)
+        for _ in range(n_group_used):
+            top = lanes_max(own)
+            g = I(-lanes_max(I(-lane) if own == top else I(LOWEST)))
+            left = I(left | I(I(1) << g))
+            if lane == g:
+                own = I(LOWEST)
+        for k in range(n_own):
+            if I(left >> min(I((lane + 32 * k) // group_size), I(31))) & 1 == 0:
+                keys[k] = I(LOWEST)
+
+    @device
+    def choose(logits, biases, n):  # type: ignore[no-untyped-def]
         lane = I(cuda.threadIdx.x & 31)
         keys = cuda.local.array(n_own, np.int32)
-        for k in range(n_own):
-            keys[k] = I(LOWEST)
-            if n_expert % 32 == 0 or lane + 32 * k < n_expert:
-                keys[k] = order_key(logits[lane + 32 * k])
+        largest, total = f32(0.0), f32(1.0)
+        if softmax:
+            largest, total = softmax_of(logits, biases)
         mine, own, most = I(0), f32(0.0), f32(0.0)
-        s = I(0)
-        while s < n:
-            best, place = I(LOWEST), I(0)
+        if tabled:
+            if lane < n_used:
+                mine = I(biases[2][biases[3][0] * n_used + lane])
+        else:
             for k in range(n_own):
-                if keys[k] > best:
-                    best, place = keys[k], I(lane + 32 * k)
-            top = lanes_max(best)
-            # Among equals the lowest: the largest of their numbers counted down.
-            chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
-            for k in range(n_own):
-                if lane + 32 * k == chosen:
-                    keys[k] = I(LOWEST)
-            value = value_of_order(top)
-            if s == 0:
-                most = value
-            if lane == s:
-                mine, own = chosen, value
-            s = I(s + 1)
-        return mine, exp(own - most)
+                keys[k] = I(LOWEST)
+                if n_expert % 32 == 0 or lane + 32 * k < n_expert:
+                    value = logit(logits, biases, lane + 32 * k)
+                    if by_probability:
+                        value = probability_of(value, largest, total)
+                    if selected:
+                        value = value + biases[1][lane + 32 * k]
+                    keys[k] = order_key(value)
+            if n_group > 1:
+                leave_groups(keys)
+            s = I(0)
+            while s < n:
+                best, place = I(LOWEST), I(0)
+                for k in range(n_own):
+                    if keys[k] > best:
+                        best, place = keys[k], I(lane + 32 * k)
+                top = lanes_max(best)
+                # Among equals the lowest: the largest of their numbers counted down.
+                chosen = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
+                for k in range(n_own):
+                    if lane + 32 * k == chosen:
+                        keys[k] = I(LOWEST)
+                value = value_of_order(top)
+                if s == 0:
+                    most = value
+                if lane == s:
+                    mine, own = chosen, value
+                s = I(s + 1)
+        if chosen_only:
+            return mine, exp(own - most)
+        return mine, probability_of(logit(logits, biases, mine), largest, total)
 
     @device
     def share(p, expert, scales):  # type: ignore[no-untyped-def]
-        total = f32(0.0)
-        for s in range(n_used):
-            total = total + lane_from(p, I(s))
-        weight = p / total
+        weight = p
+        if normalized:
+            total = f32(0.0)
+            for s in range(n_used):
+                total = total + lane_from(p, I(s))
+            if not chosen_only:
+                total = total if total > floor else floor
+            weight = p / total
+        if rescaled:
+            weight = weight * factor
         return weight * scales[expert] if scaled else weight
 
     return choose, share
 
 
-@kernel(F32P, i32, F32P, I32P, F32P, threads=32)
-def route(n_expert: int, n_used: int, scaled: bool = False) -> KernelCode:
+@kernel(F32P, i32, F32P, F32P, I32P, I32P, F32P, I32P, F32P, threads=32)
+def route(n_expert: int, n_used: int, scaled: bool = False, routing: Routing = USUAL) -> KernelCode:
     """The experts of each row of logits, one row every ``stride``, and their weights.  Grid: rows, one warp each."""
-    choose, share = make_route(n_expert, n_used, scaled)
+    choose, share = make_route(n_expert, n_used, scaled, routing)
+    tabled = routing.tabled
 
     @cuda.jit
-    def route(logits, stride, scales, ids, weights):  # type: ignore[no-untyped-def]
+    def route(logits, stride, router_bias, selection_bias, table, tokens, scales, ids, weights):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane, t = I(cuda.threadIdx.x), I(cuda.blockIdx.x)
         wait_for_inputs()
-        mine, p = choose(advance(logits, t * stride), I(n_used))
+        if tabled:
+            tokens = advance(tokens, t)
+        biases = router_bias, selection_bias, table, tokens
+        mine, p = choose(advance(logits, t * stride), biases, I(n_used))
         p = share(p, mine, scales)
         if lane < n_used:
             ids[t * n_used + lane] = mine

@@ -1,0 +1,95 @@
+"""Whole mixtures of many kinds in the simulator: the bits of the mirror, in steps and in wide passes."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cuda import backend
+from engine.models.activation import Activation
+from engine.models.experts import Experts
+from tests.cuda.simulated.test_experts import launched
+from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, gpu, weight
+from tests.mixtures import TOKENS, random_experts
+from tests.tiers import few
+
+assert gpu
+
+OAI, RELU2 = Activation("swiglu_oai", (1.5, 1.702)), Activation("relu2")
+XIELU = Activation("xielu", (0.8, 0.4, 0.5, -1e-6))
+
+
+def experts_of(
+    formats: str, n_expert: int, n_used: int, n_embd: int, n_ff: int, parts: str = "", shared: str = "", **law: Any
+) -> Experts[Any, Any]:
+    return random_experts(weight, formats, (n_expert, n_used, n_embd, n_ff), parts, shared, **law)
+
+
+STEP = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
+STEP_JOINED = ["rms_norm_router", "matmul_experts", "matmul_join"]
+
+GLM: dict[str, Any] = {"gating": "sigmoid", "shared_gated": False, "weight_scale": 2.5}
+DEEPSEEK: dict[str, Any] = {
+    "gating": "sqrt_softplus",
+    "activation": Activation("swiglu_clamped", (0.5,)),
+    "shared_gated": False,
+    "weight_scale": 1.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("experts", "names"),
+    few(
+        [
+            # gpt-oss
+            (lambda: experts_of("MXFP4 MXFP4 MXFP4", 5, 2, 64, 32, "router bias", activation=OAI), STEP),
+            # GLM-4.5 and DeepSeek-V3
+            (
+                lambda: experts_of("Q8_0 Q8_0 Q4_K", 4, 2, 32, 256, "selection", "Q8_0 Q8_0 Q4_K", **GLM, n_group=2),
+                STEP_JOINED,
+            ),
+            # Nemotron, from a file of NVFP4
+            (lambda: experts_of("NVFP4 NVFP4 NVFP4", 4, 1, 64, 64, "scale", activation=RELU2, gating="sigmoid"), STEP),
+            (lambda: experts_of("MXFP4 MXFP4 MXFP4", 3, 2, 160, 96, "router bias scale", activation=OAI), STEP),
+            (
+                lambda: experts_of("Q6_K Q4_K Q6_K", 2, 1, 256, 256, "selection bias", "Q6_K Q4_K Q6_K", **GLM),
+                STEP_JOINED,
+            ),
+            (
+                lambda: experts_of("Q8_0 Q8_0 Q4_K", 3, 2, 32, 256, "bias", "Q8_0 Q8_0 Q4_K", activation=XIELU),
+                STEP_JOINED,
+            ),
+            # DeepSeek-V4's first layers
+            (
+                lambda: experts_of("Q4_0 Q4_0 Q5_0", 6, 3, 32, 32, "given", "Q4_0 Q4_0 Q5_0", **DEEPSEEK),
+                STEP,
+            ),
+            # OLMoE; experts of two formats, and of rows that are no multiple of 16
+            (lambda: experts_of("Q8_0 Q4_1 F16", 34, 3, 32, 40, "bias", normalized=False), None),
+            (lambda: experts_of("Q5_0 Q8_0 F32", 6, 2, 32, 24, "scale", **GLM, n_group=3), None),
+            (lambda: experts_of("F16 Q8_0 BF16", 3, 2, 32, 40, "scale bias"), None),
+            # Shared networks of another size
+            (
+                lambda: replace(
+                    experts_of("Q8_0 Q8_0 Q8_0", 3, 2, 32, 32, "selection bias", activation=RELU2, gating="sigmoid"),
+                    shared=(None, weight(FORMATS_BY_NAME["Q8_0"], 64, 32), weight(FORMATS_BY_NAME["Q8_0"], 32, 64)),
+                    shared_gated=False,
+                ),
+                None,
+            ),
+        ],
+        2,
+    ),
+)
+@pytest.mark.parametrize("rows", few([1, 3, 17]))
+def test_kinds(gpu: backend.Backend, experts: Any, names: list[str] | None, rows: int) -> None:
+    tokens = (np.arange(rows) % TOKENS).astype(np.int32)
+    found = launched(gpu, experts(), rows, rows <= 16, tokens)
+    if rows == 1 and names is not None:
+        assert found == names

@@ -1,0 +1,77 @@
+"""The description of mixtures: which law of the choice they have, and which combinations are refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelError
+from engine.models.activation import KINDS, Activation
+from engine.models.experts import Experts, Routing
+
+FLOOR = 2.0**-14
+BIAS, TABLE = np.zeros(8, np.float32), np.zeros((3, 2), np.int32)
+
+
+def experts(**given: Any) -> Experts[Any, Any]:
+    usual: dict[str, Any] = {"n_expert": 8, "n_used": 2, "router": "r", "gate": "g", "up": "u", "down": "d"}
+    return Experts(**usual | given)
+
+
+@pytest.mark.parametrize(
+    ("given", "law"),
+    [
+        ({}, Routing()),
+        ({"router_bias": BIAS, "weight_scale": 2.5}, Routing(biased=True, weight_scale=2.5)),
+        ({"normalized": False}, Routing("softmax", normalized=False)),
+        ({"selection_bias": BIAS}, Routing("softmax", selected=True, floor=FLOOR)),
+        ({"gating": "sigmoid", "floor": 1e-20}, Routing("sigmoid", floor=1e-20)),
+        ({"gating": "sqrt_softplus", "normalized": False}, Routing("sqrt_softplus", normalized=False)),
+        (
+            {"gating": "sigmoid", "n_group": 4, "n_group_used": 2},
+            Routing("sigmoid", floor=FLOOR, n_group=4, n_group_used=2),
+        ),
+        # All groups are no restriction, and a table leaves nothing to choose.
+        ({"n_group": 4, "n_group_used": 4}, Routing()),
+        ({"given": TABLE, "selection_bias": BIAS}, Routing("softmax", floor=FLOOR, tabled=True)),
+    ],
+)
+def test_the_law_of_the_choice(given: dict[str, Any], law: Routing) -> None:
+    assert experts(**given).routing == law
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gating": "tanh"},
+        {"n_used": 9},
+        {"n_expert": 64, "n_used": 33},
+        {"gate": None},
+        {"activation": Activation("relu2")},
+        {"shared": (None, "u", "d")},
+        {"n_group": 3},
+        {"n_group": 8, "n_group_used": 1},
+        {"n_group": 2, "n_group_used": 3},
+        {"n_expert": 128, "n_group": 64, "n_group_used": 8},
+        {"gate_bias": BIAS},
+        {"up_scale": BIAS},
+    ],
+)
+def test_what_no_law_describes(given: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="experts with .* are not supported"):
+        experts(**given)
+
+
+def test_the_name_of_a_law_has_what_differs() -> None:
+    assert str(Routing()) == "Routing()"
+    assert str(Routing("sigmoid", selected=True)) == "Routing(gating=sigmoid, selected=True)"
+
+
+def test_activations() -> None:
+    for kind, (gated, n) in KINDS.items():
+        activation = Activation(kind, (0.5,) * n)
+        assert activation.gated == gated and activation.numbers == (0.5,) * n + (0.0,) * (4 - n)
+        with pytest.raises(ModelError, match=f"{kind} takes {n} parameters, not 5"):
+            Activation(kind, (0.5,) * 5)
+    with pytest.raises(ModelError, match="'gelu'.*use a model with one of: swiglu, geglu"):
+        Activation("gelu")
