@@ -28,10 +28,12 @@ from engine.cuda.intrinsics import (
     dot2_low_signed,
     fma,
     hold,
+    load1,
     load2,
     load4,
     mma16,
     mma32,
+    mma32_onto,
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import Unpack, device, unpack
@@ -45,7 +47,10 @@ I = np.int32  # noqa: E741
 ZERO = (u32(0), u32(0), u32(0), u32(0))
 
 GROUP_BYTES = 2304
-"""Bytes of records of a 32-wide format that a warp has in flight."""
+"""Bytes of records of a format with units of less than 256 that a warp has in flight."""
+
+GROUP_WORDS = 40
+"""The most registers of a lane for these records."""
 
 
 def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = False) -> DeviceFunction:
@@ -58,8 +63,8 @@ def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = F
         are still to be multiplied by da, and da of columns 2 t and 2 t + 1.
     gathered: instead of ``rows`` the function takes the places that the function of :func:`make_gather` has found.
     """
-    if FORMATS[type_].unit == 32:
-        return _make_32(type_, most, gathered)
+    if FORMATS[type_].unit < 256:
+        return _make_small(type_, most, gathered)
     parts = make_parts(type_, most, single, gathered)
     return _make_single(type_, parts) if single else _make_256(type_, parts, deep)
 
@@ -78,7 +83,7 @@ def make_gather(unit: int, most: int) -> DeviceFunction:
     j < count; places int32 [``n_places``] are those of this lane.  A chain of one row takes that row instead of a list."""
     tiles, columns = -(-most // 8), min(most, 2)
     last = n_places(most) - 1
-    tile_words, column_words = 2 * unit, 16 if unit == 256 else 8
+    tile_words, column_words = 2 * unit, {256: 16, 16: 4}.get(unit, 8)
 
     @device
     def words(t, units):  # type: ignore[no-untyped-def]
@@ -248,13 +253,16 @@ class Parts:
     close: DeviceFunction
 
 
-def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: DeviceFunction = load4) -> Parts:
-    """The parts of a chain, new functions at every call; read(p, i) loads four words of activations."""
+def make_parts(
+    type_: T, most: int, single: bool, gathered: bool = False, read: DeviceFunction = load4, near: bool = True
+) -> Parts:
+    """The parts of a chain, new functions at every call; read(p, i) loads four words of activations; near: :func:`unpack`."""
     tiles, columns = -(-most // 8), min(most, 2)
     several = columns > 1
-    fmt = unpack(type_)
+    fmt = unpack(type_, near)
     scale, add = fmt.scale, _make_add(fmt.mins, single)
     sixteen, offset, mins, corrected = fmt.group == 16, I(fmt.offset), fmt.mins, fmt.offset > 0
+    summed, unscaled = mins or corrected, fmt.group == 0
 
     @device
     def weighted(a, s, low):  # type: ignore[no-untyped-def]
@@ -281,6 +289,12 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
                 if several:
                     dots[4 * n + 1] = I(dots[4 * n + 1] + I(parts[k][1] * low))
                     dots[4 * n + 3] = I(dots[4 * n + 3] + I(parts[k][3] * high))
+        elif unscaled:
+            total = dots[4 * n], dots[4 * n + 1], dots[4 * n + 2], dots[4 * n + 3]
+            total = mma32_onto(a[0], a[1], a[2], a[3], y[0], y[1], total[0], total[1], total[2], total[3])
+            total = mma32_onto(b[0], b[1], b[2], b[3], y[2], y[3], total[0], total[1], total[2], total[3])
+            for k in range(4):
+                dots[4 * n + k] = total[k]
         else:
             pairs = (mma32(a[0], a[1], a[2], a[3], y[0], y[1]), mma32(b[0], b[1], b[2], b[3], y[2], y[3]))
             for k in range(2):
@@ -294,7 +308,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
     @device
     def load_sums(xs, at):  # type: ignore[no-untyped-def]
         """The sums of a unit's activations that the format needs: one for each 16, or for each 32."""
-        if sixteen:
+        if sixteen and summed:
             return read(xs, at), read(xs, at + 4)
         if mins:
             return read(xs, at + 8), ZERO
@@ -304,7 +318,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
     def close(low, high, f, sums, da, k, c, dots, acc):  # type: ignore[no-untyped-def]
         """The float part of a unit, for column c of the tile whose sums begin at acc[k]."""
         minimum, minimum8 = I(0), I(0)
-        if sixteen:
+        if sixteen and summed:
             e, g = sums
             minimum = weighted((low[2], low[3]), g, weighted((low[0], low[1]), e, I(0)))
             minimum8 = weighted((high[2], high[3]), g, weighted((high[0], high[1]), e, I(0)))
@@ -324,6 +338,7 @@ def make_parts(type_: T, most: int, single: bool, gathered: bool = False, read: 
 
 def _make_single(type_: T, parts: Parts) -> DeviceFunction:
     fmt, several, n_acc, n_words = parts.fmt, parts.columns > 1, 4 * parts.tiles, parts.n_words
+    fill = fmt.make_fill()
     header, block, sums, factors = fmt.header, fmt.block, fmt.sums, fmt.factors
     load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
 
@@ -333,6 +348,7 @@ def _make_single(type_: T, parts: Parts) -> DeviceFunction:
         column, pair = I(lane >> 2), I(2 * (lane & 3)) if several else I(0)
         words = cuda.local.array(n_words, np.uint32)
         load(p, lane, words)
+        fill()
         x = advance(q, I(first * 512 + lane * 4))
         xs = advance(s, I((first * 8 + pair) * 12))
         xd = advance(d, I(first * 8 + pair))
@@ -368,7 +384,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
     fmt, tiles, columns, n_acc, n_words = parts.fmt, parts.tiles, parts.columns, 4 * parts.tiles, parts.n_words
     header, block, sums, factors, size = fmt.header, fmt.block, fmt.sums, fmt.factors, parts.size
     load, multiply, load_sums, close = parts.load, parts.multiply, parts.load_sums, parts.close
-    where = parts.where
+    where, fill = parts.where, fmt.make_fill()
     own, pair_of, has_tile, inside = where.own, where.pair, where.tile, where.inside
     x_at, scale_at, sums_at = where.x, where.scale, where.sums
 
@@ -412,6 +428,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
         words = cuda.local.array(n_words, np.uint32)
         if first < last:
             load(p, lane, words)
+        fill()
         wait_for_inputs()
         x = advance(q, I(first * 512 + own(lane) * 4))
         xs = advance(s, I((first * 8 + pair) * 12))
@@ -434,6 +451,7 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
         p = advance(p, size)
         if first + 1 < last:
             load(p, lane, odd)
+        fill()
         wait_for_inputs()
         x = advance(q, I(first * 512 + own(lane) * 4))
         xs = advance(s, I((first * 8 + pair) * 12))
@@ -454,31 +472,105 @@ def _make_256(type_: T, parts: Parts, deep: bool) -> DeviceFunction:
     return deep_chain if deep else chain
 
 
-# --- units of 32 -----------------------------------------------------------------------------------------------
+# --- units of 32, 64, 128 and 16 ------------------------------------------------------------------------------
 
 
-def _make_32(type_: T, most: int, gathered: bool) -> DeviceFunction:
-    tiles, columns = -(-most // 8), min(most, 2)
+@dataclass(frozen=True)
+class Products:
+    """The tensor-core products of a unit of at most 128 positions.
+
+    words: of q for one activation row of a tile and 16 positions: 1, or 2 for the 32 that one product takes.
+    quants(words, j): the operands of unit j of a record; dots(a, x, i, there): their four sums with the activations from
+    x[i] on, words of the lane's column, ``apart`` apart for each 32 positions; zero if the column does not exist.
+    """
+
+    words: int
+    quants: DeviceFunction
+    dots: DeviceFunction
+
+
+def make_products(unit: int, block: DeviceFunction, load: DeviceFunction, apart: int) -> Products:
+    """The products of a format with these units; block: :class:`Unpack`; load(p, i) loads ``Products.words`` words."""
+
+    @device
+    def quants16(words, j):  # type: ignore[no-untyped-def]
+        return block(words, j)
+
+    @device
+    def dots16(a, x, i, there):  # type: ignore[no-untyped-def]
+        y = u32(0)
+        if there:
+            y = load(x, i)
+        return mma16(a[0], a[1], y)
+
+    @device
+    def quants32(words, j):  # type: ignore[no-untyped-def]
+        return block(words, 0)
+
+    @device
+    def dots32(a, x, i, there):  # type: ignore[no-untyped-def]
+        y0, y1 = u32(0), u32(0)
+        if there:
+            y0, y1 = load(x, i)
+        return mma32(a[0], a[1], a[2], a[3], y0, y1)
+
+    if unit <= 32:
+        return Products(1, quants16, dots16) if unit == 16 else Products(2, quants32, dots32)
+
+    @device
+    def further(a, x, i, there, before):  # type: ignore[no-untyped-def]
+        y0, y1 = u32(0), u32(0)
+        if there:
+            y0, y1 = load(x, i)
+        return mma32_onto(a[0], a[1], a[2], a[3], y0, y1, before[0], before[1], before[2], before[3])
+
+    @device
+    def quants64(words, j):  # type: ignore[no-untyped-def]
+        return block(words, 0), block(words, 1)
+
+    @device
+    def dots64(a, x, i, there):  # type: ignore[no-untyped-def]
+        return further(a[1], x, i + apart, there, dots32(a[0], x, i, there))
+
+    if unit == 64:
+        return Products(2, quants64, dots64)
+    assert unit == 128
+
+    @device
+    def quants128(words, j):  # type: ignore[no-untyped-def]
+        return block(words, 0), block(words, 1), block(words, 2), block(words, 3)
+
+    @device
+    def dots128(a, x, i, there):  # type: ignore[no-untyped-def]
+        before = further(a[2], x, i + 2 * apart, there, dots64(a, x, i, there))
+        return further(a[3], x, i + 3 * apart, there, before)
+
+    return Products(2, quants128, dots128)
+
+
+def _make_small(type_: T, most: int, gathered: bool) -> DeviceFunction:
+    entry = FORMATS[type_]
+    tiles, columns, unit, parts = -(-most // 8), min(most, 2), entry.unit, entry.parts
     fmt = unpack(type_)
-    block, factors, load, add = fmt.block, fmt.factors, fmt.make_load(), _make_add(fmt.mins)
-    size, mins, n_words = 4 * FORMATS[type_].block_bytes, fmt.mins, fmt.words
-    group = GROUP_BYTES // (4 * size)
+    load, add, mins, n_words = fmt.make_load(), _make_add(fmt.mins), fmt.mins, fmt.words
+    products = make_products(unit, fmt.block, load1 if unit == 16 else load2, 64)
+    quants, dots_of, lane_words = products.quants, products.dots, products.words
+    factors = make_factors(fmt, parts)
+    size, unit_words = 4 * entry.block_bytes, 2 * unit
+    group = min(GROUP_BYTES // (4 * size), GROUP_WORDS // n_words)
     n_group = group * n_words
-    where = _make_where(32, most, gathered)
+    where = _make_where(unit, most, gathered)
     own_lane, pair_of, has_tile, inside = where.own, where.pair, where.tile, where.inside
     x_at, scale_at = where.x, where.scale
 
     @device
-    def step(words, lane, i, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
-        """One unit, the i-th after those of x, xs and xd."""
-        a = block(words, 0)
-        f = factors(words)
+    def step(words, j, lane, i, x, xs, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """Unit j of a record, the i-th after those of x, xs and xd."""
+        a = quants(words, j)
+        f = factors(words, j)
         for n in range(tiles):
             if has_tile(rows, n):
-                y0, y1 = u32(0), u32(0)
-                if inside(rows, lane >> 2, n):
-                    y0, y1 = load2(x, i * 64 + x_at(rows, units, n))
-                dots = mma32(a[0], a[1], a[2], a[3], y0, y1)
+                dots = dots_of(a, x, i * unit_words + x_at(rows, units, n), inside(rows, lane >> 2, n))
                 for c in range(columns):
                     at = i * 8 + scale_at(rows, units, n, c)
                     minimum = I(0)
@@ -495,7 +587,7 @@ def _make_32(type_: T, most: int, gathered: bool) -> DeviceFunction:
             if first + i < last:
                 load(advance(p, i * size), lane, words[i * n_words : (i + 1) * n_words])
         wait_for_inputs()
-        x = advance(q, I(first * 64 + own_lane(lane) * 2))
+        x = advance(q, I(first * unit_words + own_lane(lane) * lane_words))
         xs = advance(s, I(first * 8 + pair))
         xd = advance(d, I(first * 8 + pair))
         for start in range(first, last, group):
@@ -503,9 +595,64 @@ def _make_32(type_: T, most: int, gathered: bool) -> DeviceFunction:
             for i in range(group):
                 if start + i < last:
                     own = words[i * n_words : (i + 1) * n_words]
-                    step(own, lane, i, x, xs, xd, units, rows, acc)
+                    step(own, 0, lane, i, x, xs, xd, units, rows, acc)
                     if start + group + i < last:
                         load(advance(p, i * size), lane, own)
-            x, xs, xd = advance(x, group * 64), advance(xs, group * 8), advance(xd, group * 8)
+            x, xs, xd = advance(x, group * unit_words), advance(xs, group * 8), advance(xd, group * 8)
 
-    return chain
+    if parts == 1:
+        return chain
+    assert parts == group == 4
+
+    @device
+    def record(words, i, p, start, first, last, lane, x, xd, units, rows, acc):  # type: ignore[no-untyped-def]
+        """The i-th record of a group, whose first unit is ``start``; then load the one that follows it in the next group."""
+        u = I(start + 4 * i)
+        if u < last:
+            if u >= first:
+                step(words, 0, lane, 4 * i, x, xd, xd, units, rows, acc)
+            if u + 1 >= first and u + 1 < last:
+                step(words, 1, lane, 4 * i + 1, x, xd, xd, units, rows, acc)
+            if u + 2 >= first and u + 2 < last:
+                step(words, 2, lane, 4 * i + 2, x, xd, xd, units, rows, acc)
+            if u + 3 >= first and u + 3 < last:
+                step(words, 3, lane, 4 * i + 3, x, xd, xd, units, rows, acc)
+            if u + 16 < last:
+                load(advance(p, i * size), lane, words)
+
+    @device
+    def chain_of_parts(p, first, last, units, rows, q, d, s, acc):  # type: ignore[no-untyped-def]
+        """A record has four units; the first and the last record may also have units of the chains beside this one."""
+        lane = I(cuda.threadIdx.x & 31)
+        pair = pair_of(lane)
+        words = cuda.local.array(n_group, np.uint32)
+        before = I(first & 3)
+        p, begin = advance(p, I(before * -(size // 4))), I(first - before)
+        for i in range(4):
+            if begin + 4 * i < last:
+                load(advance(p, i * size), lane, words[i * n_words : (i + 1) * n_words])
+        wait_for_inputs()
+        x = advance(q, I(begin * unit_words + own_lane(lane) * lane_words))
+        xd = advance(d, I(begin * 8 + pair))
+        for start in range(begin, last, 16):
+            p = advance(p, 4 * size)
+            record(words[:n_words], 0, p, start, first, last, lane, x, xd, units, rows, acc)
+            record(words[n_words : 2 * n_words], 1, p, start, first, last, lane, x, xd, units, rows, acc)
+            record(words[2 * n_words : 3 * n_words], 2, p, start, first, last, lane, x, xd, units, rows, acc)
+            record(words[3 * n_words :], 3, p, start, first, last, lane, x, xd, units, rows, acc)
+            x, xd = advance(x, 16 * unit_words), advance(xd, 128)
+
+    return chain_of_parts
+
+
+def make_factors(fmt: Unpack, parts: int) -> DeviceFunction:
+    """The device function factors(words, j): ``Unpack.factors`` of unit j of a record."""
+    own = fmt.factors
+    if parts > 1:
+        return own
+
+    @device
+    def factors(words, j):  # type: ignore[no-untyped-def]
+        return own(words)
+
+    return factors

@@ -84,7 +84,7 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
     mixed, third = len(distinct) > 1, len(distinct) > 2
     chain0, chain1, chain2 = ([make_chain(kind, most, deep, single > 0) for kind in distinct] * 3)[:3]
     kind0, kind1, kind2 = ([distinct.index(kind) for kind in kinds] * 3)[:3]
-    size0, size1, size2 = ([4 * FORMATS[kind].block_bytes for kind in kinds] * 3)[:3]
+    size0, size1, size2 = ([4 * FORMATS[kind].unit_bytes for kind in kinds] * 3)[:3]
     tiles, columns = -(-most // 8), min(most, 2)
     n_acc, n_columns = 4 * tiles + 2, 1 if most == 1 else 8 * tiles
     n_parts, n_scales = (single or CHAINS) * 16 * n_columns, single * n_columns or 1

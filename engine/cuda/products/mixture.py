@@ -1,10 +1,11 @@
 """The launches of a mixture of experts.
 
 Several rows take six launches: norm, int8 and router; route; gate and up; activation and int8; down; join.  A single row
-takes three: norm, int8 and router; route, gate and up; SwiGLU, int8, down and join.  If the last does not fit into one launch
-(GeGLU, no residual, or down of 32-wide blocks), its parts are launched as for several rows.  This holds for the usual formats
-and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of the experts,
-and the router's input is a norm of the array that is normalized for the experts.  Other models take more launches.
+takes three: norm, int8 and router; route, gate and up; activation, int8, down and join.  If the last does not fit into one
+launch (no residual, or units of down that are not 256 wide or too many for the warps of a block), its parts are launched as
+for several rows: five launches.  This holds for every law of the choice, activation, factor and bias, and for the usual
+formats and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of the
+experts, and the router's input is a norm of the array that is normalized for the experts.  Other models take more launches.
 
 The launches of a pass of more rows than a step: the router's product and route; sorting pairs by expert; int8; gate and up
 (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.
@@ -15,16 +16,26 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.cuda.products import dense, matmul, quantize, router, wide_experts
+from engine.cuda.products import dense, join, matmul, quantize, router, wide_experts
 from engine.cuda.products import experts as kernels
+from engine.cuda.runtime.kinds import Constant
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
 from engine.limits import STEP_ROWS
-from engine.models.experts import Experts
+from engine.models.experts import Experts, present
 
 Activations: TypeAlias = Int8 | Tensor
 """The input of a product: int8, or float32 for matrices of a float format."""
+
+End: TypeAlias = tuple[Tensor | None, Tensor | None]
+"""Factors [n_expert] and biases [n_expert, R] of the products of experts."""
+
+
+def finish_of(ends: Sequence[End]) -> tuple[kernels.Finish, tuple[Tensor | int, ...]]:
+    """The constant and the arguments of a product kernel for one or two matrices: two factors, two biases."""
+    finish = kernels.Finish(ends[0][0] is not None, ends[0][1] is not None)
+    return finish, tuple(ends[i][part] or 0 for part in range(2) for i in (0, -1))
 
 
 class Mixture:
@@ -37,6 +48,7 @@ class Mixture:
         residual: Tensor | None,
         x: Tensor | Deferred,
         router_x: Tensor | Deferred | None = None,
+        tokens: Tensor | None = None,
     ) -> None:
         self._recorder, self._experts, self._residual, self._x = recorder, experts, residual, x
         self._router_x = x if router_x is None else router_x
@@ -50,9 +62,17 @@ class Mixture:
             and not self._wide
             and all(
                 own.format == other.format and own.format.quantized and own.rows * experts.n_expert == other.rows
-                for own, other in zip(experts.shared, (experts.gate, experts.up, experts.down), strict=True)
+                for own, other in zip(
+                    present(*experts.shared), present(experts.gate, experts.up, experts.down), strict=True
+                )
             )
         )
+        #: What the choice reads besides logits: biases, and the table of experts with the tokens.
+        self._choice: tuple[Argument, ...] = (
+            *(experts.router_bias or 0, experts.selection_bias or 0),
+            *((experts.given, tokens) if experts.given is not None and tokens is not None else (0, 0)),
+        )
+        assert experts.given is None or tokens is not None, "experts that a table gives need the tokens"
         self._ids = recorder.empty((self._rows, experts.n_used), np.int32)
         self._weights = recorder.empty((self._rows, experts.n_used))
         self._routed = False
@@ -62,35 +82,40 @@ class Mixture:
         """Record the launches and return the result, float32 [rows, n_embd]."""
         recorder, experts = self._recorder, self._experts
         logits = self._logits()
-        stacks, others = [experts.gate, experts.up], list(experts.shared or ())
-        gate, up = self._products(stacks, others[:2], self._activations, False, logits)
-        act, down = Gated(gate, up, experts.activation), experts.down
+        stacks, others = present(experts.gate, experts.up), present(*experts.shared or ())
+        ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
+        *gate, up = self._products(stacks, others[:-1], ends, self._activations, False, logits)
+        act, down = Gated(gate[0] if gate else None, up, experts.activation), experts.down
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
         size = (down.format.name, units, n_rows, experts.n_used, self._joins)
-        usual = experts.activation == "swiglu" and self._joins == (experts.shared is not None)
-        if self._rows == 1 and usual and self._residual is not None and kernels.can_join(*size):
-            return self._matmul_join(gate, up, logits, units, n_rows)
+        together = self._joins == (experts.shared is not None)
+        if self._rows == 1 and together and self._residual is not None and join.can_join(*size):
+            return self._matmul_join(act, logits, units, n_rows)
         common: Tensor | int = 0
         if experts.shared and not self._joins:
-            g, u = dense.matmul(recorder, self._x, experts.shared[:2])
-            (common,) = dense.matmul(recorder, Gated(g, u, experts.activation), experts.shared[2:])
+            *g, u = dense.matmul(recorder, self._x, others[:-1])
+            (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.activation), others[-1:])
 
         def activations(unit: int) -> Activations:
             return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
 
-        (y,) = self._products([down], others[2:], activations, True, logits)
+        ends = [(experts.down_scale, experts.down_bias)]
+        (y,) = self._products([down], others[-1:], ends, activations, True, logits)
         out = recorder.empty((self._rows, n_rows))
         arguments: tuple[Argument, ...] = (
             *(self._residual or 0, y, self._weights, y[self._pairs :] if self._joins else common),
             *(logits, experts.router.rows, n_rows, out),
         )
-        kernel = kernels.join(experts.n_used, experts.shared is not None, self._residual is not None)
+        ungated = (False,) if experts.shared and not experts.shared_gated else ()
+        kernel = join.join(experts.n_used, experts.shared is not None, self._residual is not None, *ungated)
         recorder.launch(kernel, (-(-n_rows // 256), self._rows), 256, arguments, result=out)
         return out
 
     def _logits(self) -> Tensor:
         """The router's logits of all rows; the kernel also quantizes x to int8 where it can do both."""
-        recorder, matrix, unit = self._recorder, self._experts.router, self._experts.gate.format.unit
+        recorder, matrix, unit = self._recorder, self._experts.router, self._experts.up.format.unit
+        if self._experts.gate is not None:
+            unit = self._experts.gate.format.unit
         n, x, seen = matrix.columns, self._x, self._router_x
         # For many rows, products that read the router once per 16 rows save more than their launches cost.
         fits = matrix.format.name == "F32" and unit > 1 and n % 32 == 0 and n <= router.MOST_COLUMNS
@@ -119,11 +144,13 @@ class Mixture:
         self,
         stacks: Sequence[DeviceWeight],
         others: Sequence[DeviceWeight],
+        ends: Sequence[End],
         activations: Callable[[int], Activations],
         down: bool,
         logits: Tensor,
     ) -> list[Tensor]:
-        """Each stack times the activations of all pairs: float32 [pairs, R], or [pairs + rows, R] including ``others``."""
+        """Each stack times the activations of all pairs, and its factors and biases: float32 [pairs, R], or [pairs + rows, R]
+        including ``others``."""
         recorder, n_used = self._recorder, self._experts.n_used
         n_rows = stacks[0].rows // self._experts.n_expert
         outs = [recorder.empty((self._pairs + self._joins * self._rows, n_rows)) for _ in stacks]
@@ -133,27 +160,30 @@ class Mixture:
             together = False  # a launch contains the code of one format
         for members in [range(len(stacks))] if together else [range(1), range(1, 2)]:
             first = members[0]
-            x = activations(units[first])
+            x, own_ends = activations(units[first]), [ends[i] for i in members]
             if self._wide and isinstance(x, Int8):
                 self._route(logits)
-                self._matmul_wide([stacks[i] for i in members], x, down, n_rows, [outs[i] for i in members])
+                self._matmul_wide([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
                 continue
             if isinstance(x, Int8):
                 chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
-                self._matmul_experts(*chosen, x, down, logits, n_rows, [outs[i] for i in members])
+                self._matmul_experts(*chosen, own_ends, x, down, logits, n_rows, [outs[i] for i in members])
                 continue
             self._route(logits)
-            kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down)
-            arguments = (stacks[first], x, self._ids, stacks[first].columns, n_rows, outs[first])
+            finish, (factor, _, bias, _) = finish_of(own_ends)
+            further = (finish,) if finish != kernels.NOTHING else ()
+            kernel = kernels.matmul_experts_float(stacks[first].format.name, n_used, down, *further)
+            arguments = (stacks[first], x, self._ids, factor, bias, stacks[first].columns, n_rows, outs[first])
             recorder.launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, result=outs[first])
         return outs
 
     def _route(self, logits: Tensor) -> None:
         """Record the choice of experts for all rows, unless it is recorded already."""
         if not self._routed:
-            scales = self._experts.scales
-            kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None)
-            arguments = (logits, self._experts.router.rows, scales or 0, self._ids, self._weights)
+            scales, law = self._experts.scales, self._experts.routing
+            further = (law,) if law != router.USUAL else ()
+            kernel = router.route(self._experts.n_expert, self._experts.n_used, scales is not None, *further)
+            arguments = (logits, self._experts.router.rows, *self._choice, scales or 0, self._ids, self._weights)
             self._recorder.launch(kernel, (self._rows,), 32, arguments, ids=self._ids, weights=self._weights)
             self._routed = True
 
@@ -170,22 +200,25 @@ class Mixture:
             self._sorted = listed, items
         return self._sorted
 
-    def _matmul_wide(self, stacks: list[DeviceWeight], x: Int8, down: bool, n_rows: int, outs: list[Tensor]) -> None:
-        listed, items = self._sort()
+    def _matmul_wide(
+        self, stacks: list[DeviceWeight], ends: Sequence[End], x: Int8, down: bool, n_rows: int, outs: list[Tensor]
+    ) -> None:
+        (listed, items), (finish, added) = self._sort(), finish_of(ends)
         entry, n_tiles = stacks[0].format, kernels.tiles(n_rows)
         end = len(stacks) * n_tiles
         arguments = (
-            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed),
+            *(stacks[0], stacks[-1], outs[0], outs[-1], items, listed, *added),
             *(n_tiles, end, n_rows, stacks[0].columns // entry.unit, *x),
         )
         sizes = 1 if down else self._experts.n_used, items.shape[0], end
-        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._recorder.device.shared_memory)
+        kernel, grid, threads = wide_experts.geometry(entry.name, *sizes, self._recorder.device.shared_memory, finish)
         self._recorder.launch(kernel, grid, threads, arguments, **dense.results(outs))
 
     def _matmul_experts(
         self,
         stacks: list[DeviceWeight],
         others: list[DeviceWeight],
+        ends: Sequence[End],
         x: Int8,
         down: bool,
         logits: Tensor,
@@ -199,12 +232,19 @@ class Mixture:
         units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
         formats = tuple(w.format.name for w in stacks)
         spare: Sequence[DeviceWeight | int] = others or [0]
+        finish, added = finish_of(ends)
         arguments = (
             *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
-            *(self._ids, self._weights, logits, scales or 0, self._rows, n_tiles, n_rows, units, *x),
+            *(self._ids, self._weights, logits, scales or 0, *self._choice, *added),
+            *(self._rows, n_tiles, n_rows, units, *x),
         )
-        constants = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
-        kernel = kernels.matmul_experts(*constants, *((n_expert, scales is not None) if chooses else ()))
+        constants: tuple[Constant, ...] = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
+        law = self._experts.routing if chooses else router.USUAL
+        if chooses or finish != kernels.NOTHING:
+            constants += (n_expert, scales is not None) if chooses else (0, False)
+        if law != router.USUAL or finish != kernels.NOTHING:
+            constants += (law, finish)
+        kernel = kernels.matmul_experts(*constants)
         grid = (len(stacks) * n_tiles, self._pairs + self._joins)
         written = dense.results(outs)
         if chooses:
@@ -212,16 +252,22 @@ class Mixture:
         self._recorder.launch(kernel, grid, 32 * matmul.warps(units, False), arguments, **written)
         self._routed = True
 
-    def _matmul_join(self, gate: Tensor, up: Tensor, logits: Tensor, units: int, n_rows: int) -> Tensor:
+    def _matmul_join(self, act: Gated, logits: Tensor, units: int, n_rows: int) -> Tensor:
         experts, recorder = self._experts, self._recorder
         assert self._residual is not None
         out = recorder.empty(self._residual.shape)
-        common, logit = (experts.shared[2], logits.address + 4 * experts.n_expert) if experts.shared else (0, 0)
+        common = experts.shared[2] if experts.shared else 0
+        gated = bool(experts.shared) and experts.shared_gated
+        finish, (factors, _, biases, _) = finish_of([(experts.down_scale, experts.down_bias)])
         arguments = (
-            *(experts.down, common, gate, up, self._ids, self._weights, logit),
+            *(experts.down, common, act.up if act.gate is None else act.gate, act.up, *act.activation.numbers),
+            *(self._ids, self._weights, logits.address + 4 * experts.n_expert if gated else 0, factors, biases),
             *(self._residual, n_rows, out),
         )
-        constants = (experts.down.format.name, units, experts.n_used, self._joins)
-        threads = kernels.join_threads(*constants)
-        recorder.launch(kernels.matmul_join(*constants), (n_rows // 16,), threads, arguments, result=out)
+        constants: tuple[Constant, ...] = (experts.down.format.name, units, experts.n_used, self._joins)
+        further = act.activation.kind, gated or not experts.shared, finish
+        if further != ("swiglu", True, kernels.NOTHING):
+            constants += further
+        threads = join.join_threads(*constants)
+        recorder.launch(join.matmul_join(*constants), (n_rows // 16,), threads, arguments, result=out)
         return out

@@ -1,8 +1,8 @@
 """Activations to int8, in the layout that tensor cores read.
 
 Formula: per unit d = amax / 127, q = round(x * (127 / amax)), ties to even; a unit with amax < 2**-100 counts as zero
-    (``engine/cpu/products/quantize.py``).  The kernels differ in the source of x: memory, or a gate and what it
-    multiplies (``swiglu``, ``geglu``); ``engine/cuda/rms_norm.py`` has one that normalizes first.
+    (``engine/cpu/products/quantize.py``).  The kernels differ in the source of x: memory, or an activation;
+    ``engine/cuda/rms_norm.py`` has one that normalizes first.
 Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-core tile.  Row t is column c = t % 8 of
     tile n = t // 8.
     unit 256: q words [tiles, K / 256, 4, 32, 4], d float32 [tiles, K / 256, 8], sums words [tiles, K / 256, 8, 12]:
@@ -10,6 +10,9 @@ Shapes: x float32 [rows, K]; rows come in groups of 8, the columns of a tensor-c
         sums: 16 int16 sums of 16 positions each, then 8 of 32; in a wide pass the 16 are float16, which holds them exactly,
         and the 8 are absent.
     unit 32: q words [tiles, K / 32, 32, 2], d float32 [tiles, K / 32, 8], sums int32 [tiles, K / 32, 8].
+    unit 64 or 128: q as for 32, d float32 [tiles, K / unit, 8], no sums.
+    unit 16: q words [tiles, K / 16, 32], word 4 c + i with positions 4 i .. + 3 of column c; d float32 [tiles, K / 16, 8], no
+        sums.
 Who owns what: a block of 256 threads owns a run of 256 positions of a row, one per thread, or several runs in sequence: while
     a matrix product before it fills the GPU, only few blocks fit.
 Reduction order: none; maxima and integer sums are exact in any order.
@@ -20,25 +23,26 @@ import numpy as np
 from numba import cuda
 
 from engine.cuda.intrinsics import (
+    ACTIVATIONS,
     advance,
     bits_float,
     float_bits,
     float_to_half,
-    gelu,
     lane_xor_int,
     lanes_max,
     let_next_begin,
     load1,
     pointer,
     round_product,
-    silu,
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
+from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 from engine.gguf.quants import TINY
 from engine.limits import STEP_ROWS
+from engine.models.activation import KINDS
 
 RUN = 256
 """Positions of a row that a block quantizes, one per thread."""
@@ -67,17 +71,23 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
     inside: whether the position exists, the same for a whole warp; tops: shared memory, int32 [8]; sums: as words of 16
     bits; wide: ``is_wide`` of the pass.
     """
+    together = unit // 32  # warps of a unit
 
     @device
     def store(x, inside, t, run, columns, tops, q, d, sums):  # type: ignore[no-untyped-def]
         thread = I(cuda.threadIdx.x & (RUN - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
-        bits = lanes_max(I(float_bits(x) & I(0x7FFFFFFF)))
-        if unit == RUN:
+        bits = I(float_bits(x) & I(0x7FFFFFFF))
+        if unit == 16:
+            for k in range(4):
+                bits = max(bits, lane_xor_int(bits, I(1 << k)))
+        else:
+            bits = lanes_max(bits)
+        if together > 1:
             tops[warp] = bits
             cuda.syncthreads()
-            for k in range(WARPS):
-                bits = max(bits, tops[k])
+            for k in range(together):
+                bits = max(bits, tops[k if unit == RUN else I(warp & -together) + k])
         amax = bits_float(bits)
         inverse = f32(127.0) / amax
         if amax < TINY:
@@ -105,6 +115,20 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
                 sums[row + 16 + warp] = u16(sum32 & I(0xFFFF))
             if thread == 0:
                 d[base * 8 + column] = amax / f32(127.0)
+        elif unit == 16:
+            if inside:
+                base = I(n * units + run * (2 * WARPS) + 2 * warp + half)
+                if lane & 3 == 0:
+                    q[base * 32 + column * 4 + i] = u32(word)
+                if lane & 15 == 0:
+                    d[base * 8 + column] = amax / f32(127.0)
+        elif unit > 32:
+            if inside:
+                base = I(I(n * units) * together + run * WARPS + warp)
+                if lane & 3 == 0:
+                    q[base * 64 + (column * 4 + i) * 2 + half] = u32(word)
+                if lane == 0 and warp & (together - 1) == 0:
+                    d[base // together * 8 + column] = amax / f32(127.0)
         elif inside:
             base = I(n * units + run * WARPS + warp)
             if lane & 3 == 0:
@@ -118,18 +142,20 @@ def make_store(unit: int, wide: bool = False) -> DeviceFunction:
     return store
 
 
-@kernel(F32P, F32P, i32, U32P, F32P, U16P, threads=RUN)
+@kernel(F32P, F32P, i32, f32_t, f32_t, f32_t, f32_t, U32P, F32P, U16P, threads=RUN)
 def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
-    """x = ``source``(gate, up) to int8: "plain" takes the first alone, "swiglu" silu(gate) * up, "geglu" gelu(gate) * up.
+    """x = ``source``(gate, up) to int8: "plain" takes up alone; any other is an activation (``ACTIVATIONS`` of
+    ``engine/numerics.py``), with the parameters p0 to p3.
 
     wide: ``is_wide`` of the pass, here and in the other kernels that quantize their result.
     Grid: (rows, ceil(K / 256)), since there may be very many rows: pairs of rows and experts.
     """
     store = make_store(unit, wide)
-    swiglu, gated = source == "swiglu", source != "plain"
+    plain, gated = source == "plain", source != "plain" and KINDS[source][0]
+    of = ACTIVATIONS.get(source)
 
     @cuda.jit
-    def quantize(gate, up, columns, q, d, sums):  # type: ignore[no-untyped-def]
+    def quantize(gate, up, columns, p0, p1, p2, p3, q, d, sums):  # type: ignore[no-untyped-def]
         let_next_begin()
         tops = pointer(cuda.shared.array(WARPS, np.int32, ALIGNED))
         t, run = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
@@ -139,12 +165,12 @@ def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
         first, second = u32(0), u32(0)
         wait_for_inputs()
         if inside:
-            first = load1(gate, i)
             if gated:
-                second = load1(up, i)
-        x = bits_float(I(first))
-        if gated:
-            x = (silu(x) if swiglu else gelu(x)) * bits_float(I(second))
+                first = load1(gate, i)
+            second = load1(up, i)
+        x = bits_float(I(second))
+        if not plain:
+            x = of(bits_float(I(first)), x, p0, p1, p2, p3)
         store(x, inside, t, run, columns, tops, q, d, sums)
 
     return quantize
@@ -153,4 +179,5 @@ def quantize(unit: int, source: str, wide: bool = False) -> KernelCode:
 def activation_words(unit: int, rows: int, columns: int) -> tuple[int, int, int]:
     """The sizes of (q, d, sums) in words, for ``rows`` activation rows of ``columns`` elements."""
     tiles, units = -(-rows // 8), columns // unit
-    return (tiles * columns * 2, tiles * units * 8, tiles * units * (96 if unit == 256 else 8))
+    sums = {256: 96, 32: 8}.get(unit, 0)
+    return (tiles * columns * 2, tiles * units * 8, tiles * units * sums)

@@ -9,6 +9,7 @@ from end to end.  Record (tile, u), of rows 16 tile .. 16 tile + 15 and block u 
 A record is a sequence of *planes*, each a few words (4 bytes) per lane or per row:
 
 * a *lane plane* of n words holds, for lanes 0 .. 31, the words a0, a1, (a2, a3) of ``mma32``: rows g and g + 8 alternate;
+  where a weight has less than a byte, a lane may need less than a word of a row, and two lanes may need the same;
 * a *row plane* of n bytes holds n bytes for each of the rows 0, 8, 1, 9, ..., so that the pair (g, g + 8) is adjacent, or
   (``paired`` False) for each of the rows 0 .. 15 in order.
 
@@ -16,6 +17,7 @@ Weights of the float formats (F32, F16, BF16) stay as they are in the file.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -25,75 +27,140 @@ from numba import cuda
 from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import I32P, U8P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
-from engine.gguf.quants import Format
+from engine.gguf.quants import FORMATS, Format
 
 TILE = 16
 """Rows of a record."""
 
-_LANES = [(lane // 4, lane % 4) for lane in range(32)]
 _PAIRED = [row for g in range(8) for row in (g, g + 8)]
+_Plane = list[tuple[int, int]]
 
 
-def _lane_plane(*starts: int) -> list[tuple[int, int]]:
-    """(row, byte) of a lane plane: for each byte offset in ``starts`` the word at offset + 4 t, of rows g and g + 8."""
-    return [(row, s + 4 * t + k) for g, t in _LANES for s in starts for row in (g, g + 8) for k in range(4)]
+def _lane_plane(*starts: int, size: int = 4, shares: int = 4) -> _Plane:
+    """(row, byte) of a lane plane: for each byte offset in ``starts`` the ``size`` bytes at offset + size * k, of rows g and
+    g + 8, for each of the ``shares`` k of a row."""
+    return [
+        (row, s + size * k + byte)
+        for g in range(8)
+        for k in range(shares)
+        for s in starts
+        for row in (g, g + 8)
+        for byte in range(size)
+    ]
 
 
-def _row_plane(start: int, n: int, paired: bool = True) -> list[tuple[int, int]]:
+def _row_plane(start: int, n: int, paired: bool = True) -> _Plane:
     """(row, byte) of a row plane: n bytes from ``start`` of every row."""
     return [(row, start + k) for row in (_PAIRED if paired else range(TILE)) for k in range(n)]
 
 
-def _join(*planes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join(*planes: _Plane) -> _Plane:
     return [place for plane in planes for place in plane]
 
 
-# Byte offsets are those of the block's fields (ggml-common.h); see engine/cpu/products/unpack.py for what they mean.
-_RECORDS: dict[T, Callable[[], list[tuple[int, int]]]] = {
-    # d, qs[16]: low nibbles are positions 0 .. 15, high ones 16 .. 31, so one word serves a0 and a2.
-    T.Q4_0: lambda: _join(_lane_plane(2), _row_plane(0, 2)),
-    T.IQ4_NL: lambda: _join(_lane_plane(2), _row_plane(0, 2)),
-    T.Q4_1: lambda: _join(_lane_plane(4), _row_plane(0, 4)),
-    T.MXFP4: lambda: _join(_lane_plane(1), _row_plane(0, 1)),
-    T.Q5_0: lambda: _join(_lane_plane(6), _row_plane(2, 4), _row_plane(0, 2)),
-    T.Q5_1: lambda: _join(_lane_plane(8), _row_plane(4, 4), _row_plane(0, 4)),
-    T.Q8_0: lambda: _join(_lane_plane(2, 18), _row_plane(0, 2)),
-    # scales[16], qs[64], d, dmin
-    T.Q2_K: lambda: _join(
-        *(_lane_plane(16 + 32 * h, 32 + 32 * h) for h in range(2)), _row_plane(0, 16, False), _row_plane(80, 4)
-    ),
-    # hmask[32], qs[64], scales[12], d
-    T.Q3_K: lambda: _join(
-        _lane_plane(0, 16),
-        *(_lane_plane(32 + 32 * h, 48 + 32 * h) for h in range(2)),
-        *(_row_plane(96 + 4 * k, 4) for k in range(3)),
-        _row_plane(108, 2),
+@dataclass(frozen=True)
+class _Block:
+    """Where the fields of a block begin, in bytes."""
+
+    factors: int = -1
+    scales: int = -1
+    quants: int = -1
+    high: int = -1
+    signs: int = -1
+
+
+# engine/cpu/products/unpack.py says what the fields mean.
+_RECORDS: dict[str, Callable[[_Block], _Plane]] = {
+    # Low nibbles are positions 0 .. 15, high ones 16 .. 31, so one word serves a0 and a2.
+    "Q4_0": lambda b: _join(_lane_plane(b.quants), _row_plane(b.factors, 2)),
+    "IQ4_NL": lambda b: _join(_lane_plane(b.quants), _row_plane(b.factors, 2)),
+    "Q4_1": lambda b: _join(_lane_plane(b.quants), _row_plane(b.factors, 4)),
+    "MXFP4": lambda b: _join(_lane_plane(b.quants), _row_plane(b.factors, 1)),
+    "Q5_0": lambda b: _join(_lane_plane(b.quants), _row_plane(b.high, 4), _row_plane(b.factors, 2)),
+    "Q5_1": lambda b: _join(_lane_plane(b.quants), _row_plane(b.high, 4), _row_plane(b.factors, 4)),
+    "Q8_0": lambda b: _join(_lane_plane(b.quants, b.quants + 16), _row_plane(b.factors, 2)),
+    "Q2_K": lambda b: _join(*_vectors(b.quants, 2), _row_plane(b.scales, 16, False), _row_plane(b.factors, 4)),
+    "Q3_K": lambda b: _join(
+        *(*_vectors(b.high, 1), *_vectors(b.quants, 2)),
+        *(_row_plane(b.scales + 4 * k, 4) for k in range(3)),
+        _row_plane(b.factors, 2),
     ),
     # d, dmin, scales[12] together, then qs[128]
-    T.Q4_K: lambda: _join(*(_lane_plane(16 + 32 * v, 32 + 32 * v) for v in range(4)), _row_plane(0, 16, False)),
+    "Q4_K": lambda b: _join(*_vectors(b.quants, 4), _row_plane(b.factors, 16, False)),
     # d, dmin, scales[12] together, qh[32], qs[128]
-    T.Q5_K: lambda: _join(
-        *(_lane_plane(48 + 32 * v, 64 + 32 * v) for v in range(4)), _lane_plane(16, 32), _row_plane(0, 16, False)
+    "Q5_K": lambda b: _join(*_vectors(b.quants, 4), *_vectors(b.high, 1), _row_plane(b.factors, 16, False)),
+    "Q6_K": lambda b: _join(
+        *(*_vectors(b.quants, 4), *_vectors(b.high, 2)), _row_plane(b.scales, 16, False), _row_plane(b.factors, 2)
     ),
-    # ql[128], qh[64], scales[16], d
-    T.Q6_K: lambda: _join(
-        *(_lane_plane(32 * v, 16 + 32 * v) for v in range(4)),
-        *(_lane_plane(128 + 32 * h, 144 + 32 * h) for h in range(2)),
-        _row_plane(192, 16, False),
-        _row_plane(208, 2),
+    # Blocks of 16 bytes, low nibbles first; factors and scales are together.
+    "IQ4_XS": lambda b: _join(*_vectors(b.quants, 4), _row_plane(b.factors, 8)),
+    # Eight times (four grid indices, a word of signs and scale): every lane of a row needs all of it.
+    "IQ2_XXS": lambda b: _join(*(_row_plane(b.quants + 16 * k, 16, False) for k in range(4)), _row_plane(b.factors, 2)),
+    # For each block the groups 0 and 2 for one half of a row's lanes, 1 and 3 for the other.
+    "IQ2_XS": lambda b: _join(
+        *(_lane_plane(*(b.quants + 16 * v + 4 * k for k in range(4)), size=2, shares=2) for v in range(4)),
+        *(_row_plane(b.scales, 8), _row_plane(b.factors, 2)),
     ),
-    # d, eight times (four grid indices, a word of signs and scale): every lane of a row needs all of it
-    T.IQ2_XXS: lambda: _join(*(_row_plane(2 + 16 * p, 16, False) for p in range(4)), _row_plane(0, 2)),
-    # d, scales_h, scales_l[4], qs[128]: blocks of 16 bytes, low nibbles first
-    T.IQ4_XS: lambda: _join(*(_lane_plane(8 + 32 * v, 24 + 32 * v) for v in range(4)), _row_plane(0, 8)),
+    "IQ2_S": lambda b: _join(
+        *(
+            _lane_plane(
+                *(
+                    start + 4 * k
+                    for k in (2 * v, 2 * v + 1)
+                    for field in (b.quants, b.signs)
+                    for start in (field, field + 2)
+                ),
+                size=1,
+                shares=2,
+            )
+            for v in range(4)
+        ),
+        *(_row_plane(b.high, 16, False), _row_plane(b.factors, 2)),
+    ),
+    # For each block the byte of a lane's four positions of the first 16, and of the other 16.
+    "IQ3_XXS": lambda b: _join(
+        *(_lane_plane(*(b.quants + 32 * v + 4 * k for k in range(8)), size=1) for v in range(2)),
+        *(_row_plane(b.signs + 16 * k, 16, False) for k in range(2)),
+        _row_plane(b.factors, 2),
+    ),
+    "IQ3_S": lambda b: _join(
+        *(_lane_plane(*(b.quants + 32 * v + 4 * k for k in range(8)), size=1) for v in range(2)),
+        *_groups(b.signs),
+        *(_row_plane(b.high, 8), _row_plane(b.scales, 4), _row_plane(b.factors, 2)),
+    ),
+    "IQ1_S": lambda b: _join(*_groups(b.quants), _row_plane(b.high, 16, False), _row_plane(b.factors, 2)),
+    "IQ1_M": lambda b: _join(*_groups(b.quants), _row_plane(b.high, 16, False), _row_plane(b.scales, 8)),
+    "TQ2_0": lambda b: _join(*_vectors(b.quants, 2), _row_plane(b.factors, 2)),
+    "TQ1_0": lambda b: _join(
+        *(*_vectors(b.quants, 1), _lane_plane(b.quants + 32)), _row_plane(b.high, 4), _row_plane(b.factors, 2)
+    ),
+    "Q1_0": lambda b: _join(_row_plane(b.quants, 16, False), _row_plane(b.factors, 2)),
+    "Q2_0": lambda b: _join(_lane_plane(*(b.quants + 4 * k for k in range(4)), size=1), _row_plane(b.factors, 2)),
+    # Two units at a time: a byte has two positions, which belong to lanes t and t + 2.
+    "NVFP4": lambda b: _join(
+        *(_lane_plane(b.quants + 16 * v, b.quants + 16 * v + 8, shares=2) for v in range(2)),
+        _row_plane(b.factors, 4),
+    ),
 }
+
+
+def _vectors(start: int, n: int) -> list[_Plane]:
+    """Lane planes of n runs of 32 bytes, a vector of four words for each lane."""
+    return [_lane_plane(start + 32 * v, start + 32 * v + 16) for v in range(n)]
+
+
+def _groups(start: int) -> list[_Plane]:
+    """Lane planes of 32 bytes, one for each group of 8: for each block the groups 0 and 2 for one half of a row's lanes, 1
+    and 3 for the other."""
+    return [_lane_plane(*(start + 16 * v + 2 * k for k in range(8)), size=1, shares=2) for v in range(2)]
 
 
 @cache
 def record(type_: T) -> np.ndarray:
     """The source of each byte of a record: row * block_bytes + byte, int32 [16 * block_bytes]."""
-    places = _RECORDS[type_]()
-    block_bytes = max(byte for _, byte in places) + 1
+    entry = FORMATS[type_]
+    places = _RECORDS[entry.name](_Block(**{field.name: field.start for field in entry.fields}))
+    block_bytes = entry.block_bytes
     return np.array([row * block_bytes + byte for row, byte in places], np.int32)
 
 

@@ -1,4 +1,5 @@
-"""From records to tensor-core operands: the only place where the GPU backend knows how a format stores its bits.
+"""From records to tensor-core operands: the only place where the GPU backend knows how a format stores its bits, with the
+files of formats that have a grid (``unpack_grid.py``) or few bits (``unpack_bits.py``).
 
 Formula: weight[i] = d * w[i] + dm * m[i // 16], as ``engine/gguf/quants.py`` defines it.  ``engine/cpu/products/unpack.py``
     writes w with the scales of the sub-blocks multiplied in; here a lane gets the bare integers q, four to a word, and
@@ -8,178 +9,38 @@ Shapes: a record of ``engine/cuda/products/repack.py``; lane 4 g + t of a warp w
 Everything here is integer arithmetic, exact in any order.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda, njit
 
-from engine.cpu.products.unpack import IQ2_XXS_GRID
-from engine.cuda.intrinsics import SIMULATED, bits_float, half_to_float, pick_bytes, stream1, stream2, stream4
+from engine.cuda.intrinsics import bits_float
+from engine.cuda.products import unpack_bits, unpack_grid
+from engine.cuda.products.lanes import (
+    Unpack,
+    both_rows,
+    byte_table,
+    device,
+    halves,
+    high_half,
+    low_half,
+    minus,
+    nibbles,
+    no_header,
+    no_scale,
+    no_sums,
+    signed_byte,
+    spread,
+    unsigned_byte,
+    vectors,
+)
 from engine.cuda.runtime.kinds import DeviceFunction
+from engine.gguf.grids import FP4_VALUES, IQ4_VALUES
 
 f32 = np.float32
 i32 = np.int32
-u16 = np.uint16
 u32 = np.uint32
-
-GRID = np.ascontiguousarray(IQ2_XXS_GRID).view(np.uint32)
-"""The IQ2_XXS grid, two words per entry."""
-
-
-def device(function: DeviceFunction) -> DeviceFunction:
-    """Compile a function for kernels to call that loads or exchanges data."""
-    return cuda.jit(device=True)(function) if SIMULATED else cuda.jit(device=True, forceinline=True)(function)
-
-
-@dataclass(frozen=True)
-class Unpack:
-    """How a lane reads one format.
-
-    group: weights that share a scale (32 or 16; 0: no integer scales).
-    offset: what is subtracted from every q by means of the sums of the activations.
-    mins: whether the format has minimums.
-
-    pieces: the parts of a record that a lane reads, in this order: (words, offset, owner).  "lane": each lane has its own,
-        contiguous with those of the others; "row": the four lanes of a row share them; "pair": two rows share them.
-    header(words): whatever is decoded once per record, a tuple.
-    block(words, j): q of positions 32 j .. 32 j + 31: the four words a0 .. a3 of ``mma32``.
-    scale(header, r, g): int32 scale of group g of row g (r = 0) or g + 8 (r = 1).
-    sums(header, r): four words of 16 bytes (group 16) or two of 8 (group 32): the factors of the sums of the activations,
-        which are the minimums, or the scales if there is an offset.
-    factors(words): d of the two rows, then dm of the two (0 if the format has none).
-    """
-
-    group: int
-    offset: int
-    mins: bool
-    pieces: tuple[tuple[int, int, str], ...]
-    header: DeviceFunction
-    block: DeviceFunction
-    scale: DeviceFunction
-    sums: DeviceFunction
-    factors: DeviceFunction
-
-    @property
-    def words(self) -> int:
-        """The number of words of a record that a lane reads."""
-        return sum(n for n, _, _ in self.pieces)
-
-    def make_load(self, streams: Mapping[int, DeviceFunction] | None = None) -> DeviceFunction:
-        """The device function load(record, lane, words): start loading the lane's words into registers; streams: loads of 1,
-        2 and 4 words to use instead of those from memory."""
-        streams = streams or {1: stream1, 2: stream2, 4: stream4}
-        move = {n: _make_move(n, stream) for n, stream in streams.items()}
-        return _make_load(self.pieces, 0, move)
-
-
-_SHIFTS = {"lane": 0, "row": 2, "pair": 3}
-
-
-def _make_move(n: int, stream: DeviceFunction) -> DeviceFunction:
-    """The device function move(p, i, words, k): start loading n words from p[i] into words[k]."""
-
-    @device
-    def move(p, i, words, k):  # type: ignore[no-untyped-def]
-        loaded = stream(p, i)
-        for e in range(n):
-            words[k + e] = loaded[e]
-
-    @device
-    def move_one(p, i, words, k):  # type: ignore[no-untyped-def]
-        words[k] = stream(p, i)
-
-    return move_one if n == 1 else move
-
-
-def _make_load(
-    pieces: tuple[tuple[int, int, str], ...], before: int, move: Mapping[int, DeviceFunction]
-) -> DeviceFunction:
-    """The device function load(record, lane, words) for pieces of a record, after ``before`` words of others."""
-    (n, start, whose), *others = pieces
-    of_first, shift = move[n], _SHIFTS[whose]
-
-    @device
-    def load_last(p, lane, words):  # type: ignore[no-untyped-def]
-        of_first(p, start + n * (lane >> shift), words, before)
-
-    if not others:
-        return load_last
-    rest = _make_load(tuple(others), before + n, move)
-
-    @device
-    def load(p, lane, words):  # type: ignore[no-untyped-def]
-        of_first(p, start + n * (lane >> shift), words, before)
-        rest(p, lane, words)
-
-    return load
-
-
-# --- small pieces ----------------------------------------------------------------------------------------------
-
-
-@njit
-def low_half(w):  # type: ignore[no-untyped-def]
-    """The float16 in the low 16 bits of a word."""
-    return half_to_float(u16(w & u32(0xFFFF)))
-
-
-@njit
-def high_half(w):  # type: ignore[no-untyped-def]
-    """The float16 in the high 16 bits of a word."""
-    return half_to_float(u16(w >> u32(16)))
-
-
-@njit
-def unsigned_byte(w, k):  # type: ignore[no-untyped-def]
-    """Byte k of a word."""
-    return i32((w >> u32(8 * k)) & u32(255))
-
-
-@njit
-def signed_byte(w, k):  # type: ignore[no-untyped-def]
-    """Byte k of a word, as int8."""
-    return i32(i32(u32(w << u32(24 - 8 * k))) >> i32(24))
-
-
-@njit
-def nibbles(w, shift):  # type: ignore[no-untyped-def]
-    """Four nibbles, one from each byte."""
-    return u32((w >> u32(shift)) & u32(0x0F0F0F0F))
-
-
-@njit
-def minus(w, k):  # type: ignore[no-untyped-def]
-    """Four bytes below 128, less k each (k as four bytes), as int8: bit 7 is set first, so no byte borrows from the next."""
-    return u32(u32((w | u32(0x80808080)) - u32(k)) ^ u32(0x80808080))
-
-
-@njit
-def spread(bits):  # type: ignore[no-untyped-def]
-    """Move bits 0 .. 3 to the lowest bits of bytes 0 .. 3: the product makes copies 7 bits apart, which do not overlap."""
-    return u32(u32((bits & u32(15)) * u32(0x00204081)) & u32(0x01010101))
-
-
-@njit
-def no_header(words):  # type: ignore[no-untyped-def]
-    return words
-
-
-@njit
-def no_scale(header, r, g):  # type: ignore[no-untyped-def]
-    return i32(1)
-
-
-@njit
-def no_sums(header, r):  # type: ignore[no-untyped-def]
-    return u32(0), u32(0), u32(0), u32(0)
-
-
-@njit
-def _halves(w):  # type: ignore[no-untyped-def]
-    """The factors of a format with one float16 per row: both rows' in one word."""
-    return low_half(w), high_half(w), f32(0.0), f32(0.0)
 
 
 # --- 32-wide formats: a record is 16 rows of 32 weights --------------------------------------------------------
@@ -197,7 +58,7 @@ def _q4_0() -> Unpack:
 
     @njit
     def factors(w):  # type: ignore[no-untyped-def]
-        return _halves(w[2])
+        return halves(w[2])
 
     return Unpack(0, 0, False, ((2, 0, "lane"), (1, 64, "row")), no_header, block, no_scale, no_sums, factors)
 
@@ -234,7 +95,7 @@ def _q5_0() -> Unpack:
 
     @njit
     def factors(w):  # type: ignore[no-untyped-def]
-        return _halves(w[4])
+        return halves(w[4])
 
     pieces = ((2, 0, "lane"), (2, 64, "row"), (1, 80, "row"))
     return Unpack(0, 0, False, pieces, no_header, block, no_scale, no_sums, factors)
@@ -265,43 +126,13 @@ def _q8_0() -> Unpack:
 
     @njit
     def factors(w):  # type: ignore[no-untyped-def]
-        return _halves(w[4])
+        return halves(w[4])
 
     return Unpack(0, 0, False, ((4, 0, "lane"), (1, 128, "row")), no_header, block, no_scale, no_sums, factors)
 
 
-def _words(values: list[int]) -> tuple[np.uint32, ...]:
-    return tuple(np.array(values, np.int8).view(np.uint32))
-
-
-def _table(values: list[int]) -> tuple[DeviceFunction, DeviceFunction]:
-    """Two functions that look nibbles up in a table of 16 signed bytes: the low and the high nibbles of a word."""
-    t0, t1, t2, t3 = (u32(w) for w in _words(values))
-
-    @njit
-    def four(q):  # type: ignore[no-untyped-def]
-        """The entries of the four lowest nibbles: both halves of the table are looked up, bit 3 chooses between them."""
-        index = u32(q & u32(0x7777))
-        upper = u32(u32(0x3210) | u32(u32(q & u32(0x8888)) >> u32(1)))
-        return pick_bytes(pick_bytes(t0, t1, index), pick_bytes(t2, t3, index), upper)
-
-    @njit
-    def low(q):  # type: ignore[no-untyped-def]
-        return pick_bytes(four(q), four(u32(q >> u32(16))), u32(0x6420))
-
-    @njit
-    def high(q):  # type: ignore[no-untyped-def]
-        return pick_bytes(four(q), four(u32(q >> u32(16))), u32(0x7531))
-
-    return low, high
-
-
-_IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
-_FP4_VALUES = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
-
-
 def _iq4_nl() -> Unpack:
-    low, high = _table(_IQ4_VALUES)
+    low, high = byte_table(IQ4_VALUES)
     plain = _q4_0()
 
     @njit
@@ -312,7 +143,7 @@ def _iq4_nl() -> Unpack:
 
 
 def _mxfp4() -> Unpack:
-    low, high = _table(_FP4_VALUES)
+    low, high = byte_table(FP4_VALUES)
 
     @njit
     def block(w, j):  # type: ignore[no-untyped-def]
@@ -375,23 +206,13 @@ def _k_functions(
     return header, block, scale, sums, factors
 
 
-def _vectors(*starts: int) -> tuple[tuple[int, int, str], ...]:
-    """Pieces of four words for each lane, at the given offsets."""
-    return tuple((4, start, "lane") for start in starts)
-
-
-def _both_rows(start: int) -> tuple[tuple[int, int, str], ...]:
-    """Pieces of 16 bytes of row g, then of row g + 8."""
-    return (4, start, "row"), (4, start + 32, "row")
-
-
 def _q4_k() -> Unpack:
     @njit
     def block(w, j):  # type: ignore[no-untyped-def]
         k, shift = 4 * (j // 2), 4 * (j % 2)
         return nibbles(w[k], shift), nibbles(w[k + 1], shift), nibbles(w[k + 2], shift), nibbles(w[k + 3], shift)
 
-    return Unpack(32, 0, True, (*_vectors(0, 128, 256, 384), *_both_rows(512)), *_k_functions(block, 16))
+    return Unpack(32, 0, True, (*vectors(0, 128, 256, 384), *both_rows(512)), *_k_functions(block, 16))
 
 
 def _q5_k() -> Unpack:
@@ -409,7 +230,7 @@ def _q5_k() -> Unpack:
             five(w[k + 3], w[19], s, j),
         )
 
-    return Unpack(32, 0, True, (*_vectors(0, 128, 256, 384, 512), *_both_rows(640)), *_k_functions(block, 20))
+    return Unpack(32, 0, True, (*vectors(0, 128, 256, 384, 512), *both_rows(640)), *_k_functions(block, 20))
 
 
 def _q6_k() -> Unpack:
@@ -431,9 +252,9 @@ def _q6_k() -> Unpack:
 
     @njit
     def factors(w):  # type: ignore[no-untyped-def]
-        return _halves(w[32])
+        return halves(w[32])
 
-    pieces = (*_vectors(0, 128, 256, 384, 512, 640), *_both_rows(768), (1, 832, "row"))
+    pieces = (*vectors(0, 128, 256, 384, 512, 640), *both_rows(768), (1, 832, "row"))
     return Unpack(16, 32, False, pieces, header, block, signed_scale, all_sums, factors)
 
 
@@ -475,7 +296,7 @@ def _q2_k() -> Unpack:
     def factors(w):  # type: ignore[no-untyped-def]
         return low_half(w[16]), low_half(w[17]), -high_half(w[16]), -high_half(w[17])
 
-    pieces = (*_vectors(0, 128), *_both_rows(256), (2, 320, "row"))
+    pieces = (*vectors(0, 128), *both_rows(256), (2, 320, "row"))
     return Unpack(16, 0, True, pieces, header, block, scale, sums, factors)
 
 
@@ -509,14 +330,14 @@ def _q3_k() -> Unpack:
 
     @njit
     def factors(w):  # type: ignore[no-untyped-def]
-        return _halves(w[18])
+        return halves(w[18])
 
-    pieces = (*_vectors(128, 256, 0), (2, 384, "row"), (2, 400, "row"), (2, 416, "row"), (1, 432, "row"))
+    pieces = (*vectors(128, 256, 0), (2, 384, "row"), (2, 400, "row"), (2, 416, "row"), (1, 432, "row"))
     return Unpack(16, 4, False, pieces, header, block, signed_scale, all_sums, factors)
 
 
 def _iq4_xs() -> Unpack:
-    low, high = _table(_IQ4_VALUES)
+    low, high = byte_table(IQ4_VALUES)
 
     @njit
     def block(w, j):  # type: ignore[no-untyped-def]
@@ -537,49 +358,7 @@ def _iq4_xs() -> Unpack:
     def factors(w):  # type: ignore[no-untyped-def]
         return low_half(w[16]), low_half(w[18]), f32(0.0), f32(0.0)
 
-    return Unpack(32, 0, False, (*_vectors(0, 128, 256, 384), (4, 512, "row")), header, block, scale, no_sums, factors)
-
-
-def _iq2_xxs() -> Unpack:
-    """Words: for each pair of blocks, of row g and of row g + 8, twice four grid indices and a word of signs and
-    scale; then d."""
-
-    @device
-    def signed(index, word, group, half):  # type: ignore[no-untyped-def]
-        """Four weights of a group of 8: half 0 or 1 of its grid entry, with its signs."""
-        grid = cuda.const.array_like(GRID)
-        magnitude = grid[2 * ((index >> u32(8 * group)) & u32(255)) + half]
-        signs = u32((word >> u32(7 * group)) & u32(127))
-        parity = u32(signs ^ (signs >> u32(4)))
-        parity = u32(parity ^ (parity >> u32(2)))
-        parity = u32((parity ^ (parity >> u32(1))) & u32(1))
-        ones = spread(u32((signs | (parity << u32(7))) >> u32(4 * half)))
-        # -x is ~x + 1, and no magnitude is 0, so no byte carries into the next.
-        return u32((magnitude ^ u32(ones * u32(255))) + ones)
-
-    @device
-    def block(w, j):  # type: ignore[no-untyped-def]
-        t = u32(cuda.threadIdx.x & 3)
-        half, first = u32(t & u32(1)), u32(t >> u32(1))
-        k = 8 * (j // 2) + 2 * (j % 2)
-        return (
-            signed(w[k], w[k + 1], first, half),
-            signed(w[k + 4], w[k + 5], first, half),
-            signed(w[k], w[k + 1], u32(first + u32(2)), half),
-            signed(w[k + 4], w[k + 5], u32(first + u32(2)), half),
-        )
-
-    @njit
-    def scale(w, r, g):  # type: ignore[no-untyped-def]
-        word = w[8 * (g // 2) + 4 * r + 2 * (g % 2) + 1]
-        return i32(i32(2) * i32(word >> u32(28)) + i32(1))
-
-    @njit
-    def factors(w):  # type: ignore[no-untyped-def]
-        return low_half(w[32]) * f32(0.125), high_half(w[32]) * f32(0.125), f32(0.0), f32(0.0)
-
-    pieces = (*_both_rows(0), *_both_rows(64), *_both_rows(128), *_both_rows(192), (1, 256, "row"))
-    return Unpack(32, 0, False, pieces, no_header, block, scale, no_sums, factors)
+    return Unpack(32, 0, False, (*vectors(0, 128, 256, 384), (4, 512, "row")), header, block, scale, no_sums, factors)
 
 
 _FORMATS: dict[T, Callable[[], Unpack]] = {
@@ -595,11 +374,16 @@ _FORMATS: dict[T, Callable[[], Unpack]] = {
     T.Q4_K: _q4_k,
     T.Q5_K: _q5_k,
     T.Q6_K: _q6_k,
-    T.IQ2_XXS: _iq2_xxs,
     T.IQ4_XS: _iq4_xs,
+    **unpack_bits.FORMATS,
 }
 
 
-def unpack(type_: T) -> Unpack:
-    """How lanes read a format; returns new functions at every call, since Numba keeps what it compiled for one target."""
+def unpack(type_: T, near: bool = False) -> Unpack:
+    """How lanes read a format; returns new functions at every call, since Numba keeps what it compiled for one target.
+
+    near: if the format has a table, ``Unpack.fill`` copies it to shared memory.
+    """
+    if type_ in unpack_grid.FORMATS:
+        return unpack_grid.FORMATS[type_](near)
     return _FORMATS[type_]()

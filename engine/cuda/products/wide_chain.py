@@ -22,12 +22,11 @@ from engine.cuda.intrinsics import (
     float_to_half,
     fma,
     keep4,
-    mma32,
     mma_half,
     vector2,
     vector4,
 )
-from engine.cuda.products.chain import Parts, make_parts
+from engine.cuda.products.chain import Parts, make_factors, make_parts, make_products
 from engine.cuda.products.unpack import Unpack, device, minus, unpack, unsigned_byte
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import FORMATS
@@ -37,7 +36,7 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 POSITIONS = 256
-"""Positions of a stage: one unit of 256, or eight of 32."""
+"""Positions of a stage: one unit of 256, or several smaller ones."""
 
 
 @device
@@ -53,7 +52,7 @@ class Stage:
     """A stage in words of shared memory, for ``tiles`` tiles of 8 columns: x, then sums (where the format has minimums), then
     scales of all columns, then the records of each warp.
 
-    units: of a stage; sums: words of the sums of a unit for 8 columns; record: words of one record.
+    units: of a stage; sums: words of the sums of a unit for 8 columns; record: words of a record for each of its units.
     """
 
     tiles: int
@@ -87,7 +86,7 @@ def stage_of(type_: T, tiles: int) -> Stage:
     entry, mins = FORMATS[type_], unpack(type_).mins
     units = POSITIONS // entry.unit
     sums = (64 if units == 1 else 8) if mins else 0
-    return Stage(tiles, units, sums, 4 * entry.block_bytes)
+    return Stage(tiles, units, sums, 4 * entry.unit_bytes)
 
 
 def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
@@ -100,7 +99,7 @@ def make_wide(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     Lane 4 g + t sums rows g and g + 8 for columns 2 t and 2 t + 1 of each tile n: [4 n] .. [4 n + 3] are (g, 2 t), (g, 2 t +
     1), (g + 8, 2 t), (g + 8, 2 t + 1).
     """
-    return (_make_256 if FORMATS[type_].unit == POSITIONS else _make_32)(type_, stage, tiles, apart)
+    return (_make_256 if FORMATS[type_].unit == POSITIONS else _make_small)(type_, stage, tiles, apart)
 
 
 def _make_end(tiles: int, apart: int) -> DeviceFunction:
@@ -210,7 +209,7 @@ def _make_close(mins: bool, apart: int, n: int) -> DeviceFunction:
 
 
 def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
-    parts = make_parts(type_, 8, False)
+    parts = make_parts(type_, 8, False, near=False)
     fmt = parts.fmt
     load, header, block, factors = fmt.make_load(SHARED_LOADS), fmt.header, fmt.block, fmt.factors
     n_words, n_dots, mins, offset = fmt.words, 4 * tiles, fmt.mins, fmt.offset * 0x01010101
@@ -253,28 +252,31 @@ def _make_256(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
     return wide
 
 
-# --- units of 32 -----------------------------------------------------------------------------------------------
+# --- smaller units ---------------------------------------------------------------------------------------------
 
 
-def _make_tiles_32(mins: bool, n: int) -> DeviceFunction:
+def _make_tiles(dots_of: DeviceFunction, mins: bool, apart: int, n: int) -> DeviceFunction:
     """The device function ``run(x, sums, scales, a, f, acc)``: process n tiles, without a loop; x, sums and scales are the
-    lane's, of the first tile."""
+    lane's, of the first tile; dots_of: ``Products.dots``; apart: words from the scales of a tile to those of the next."""
     if n > 1:
-        half, further = _make_tiles_32(mins, n // 2), n // 2
+        half, further = _make_tiles(dots_of, mins, apart, n // 2), n // 2
         middle, end = 4 * further, 4 * n
 
         @device
         def run(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
             half(x, sums, scales, a, f, acc[:middle])
-            x, sums, scales = advance(x, 512 * further), advance(sums, 64 * further), advance(scales, 64 * further)
+            x, sums, scales = (
+                advance(x, 512 * further),
+                advance(sums, apart * further),
+                advance(scales, apart * further),
+            )
             half(x, sums, scales, a, f, acc[middle:end])
 
         return run
 
     @device
     def run_one(x, sums, scales, a, f, acc):  # type: ignore[no-untyped-def]
-        y = vector2(x, 0)
-        dots = mma32(a[0], a[1], a[2], a[3], y[0], y[1])
+        dots = dots_of(a, x, 0, True)
         da = vector2(scales, 0)
         least = (u32(0), u32(0))
         if mins:
@@ -288,26 +290,61 @@ def _make_tiles_32(mins: bool, n: int) -> DeviceFunction:
     return run_one
 
 
-def _make_32(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
-    fmt = unpack(type_)
-    load, block, factors, n_words = fmt.make_load(SHARED_LOADS), fmt.block, fmt.factors, fmt.words
-    run, end = _make_tiles_32(fmt.mins, tiles), _make_end(tiles, apart)
-    sums_at, scales_at, record = stage.sums_at, stage.scales_at, stage.record
+def _make_small(type_: T, stage: Stage, tiles: int, apart: int) -> DeviceFunction:
+    fmt, entry = unpack(type_), FORMATS[type_]
+    load, n_words, unit, parts, per_stage = (
+        fmt.make_load(SHARED_LOADS),
+        fmt.words,
+        entry.unit,
+        entry.parts,
+        stage.units,
+    )
+    products, factors = make_products(unit, fmt.block, _one if unit == 16 else vector2, 64), make_factors(fmt, parts)
+    quants, lane_words, unit_words = products.quants, products.words, 2 * unit
+    run, end = _make_tiles(products.dots, fmt.mins, 8 * per_stage, tiles), _make_end(tiles, apart)
+    sums_at, scales_at, record = stage.sums_at, stage.scales_at, parts * stage.record
 
     @device
     def wide(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
         words = cuda.local.array(n_words, np.uint32)
         pair = I(2 * (lane & 3))
-        x, sums = advance(stage, I(2 * lane)), advance(stage, I(sums_at + pair))
+        x, sums = advance(stage, I(lane_words * lane)), advance(stage, I(sums_at + pair))
         scales = advance(stage, I(scales_at + pair))
-        after = min(I(u + 8), units)
+        after = min(I(u + per_stage), units)
         while u < after:
             load(records, lane, words)
-            run(x, sums, scales, block(words, 0), factors(words), acc)
+            run(x, sums, scales, quants(words, 0), factors(words, 0), acc)
             u = I(u + 1)
             if u % length == 0 or u == units:
                 end(acc, total)
-            records, x = advance(records, record), advance(x, 64)
+            records, x = advance(records, record), advance(x, unit_words)
             sums, scales = advance(sums, 8), advance(scales, 8)
 
-    return wide
+    if parts == 1:
+        return wide
+    assert parts == 4
+
+    @device
+    def one(words, j, x, scales, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+        """Unit j of a record, the row's unit before u."""
+        x, scales = advance(x, j * unit_words), advance(scales, 8 * j)
+        run(x, scales, scales, quants(words, j), factors(words, j), acc)
+        if u % length == 0 or u == units:
+            end(acc, total)
+
+    @device
+    def wide_of_parts(stage, records, lane, u, units, length, acc, total):  # type: ignore[no-untyped-def]
+        """A record has four units, and a row has whole records."""
+        words = cuda.local.array(n_words, np.uint32)
+        x, scales = advance(stage, I(lane_words * lane)), advance(stage, I(scales_at + 2 * (lane & 3)))
+        after = min(I(u + per_stage), units)
+        while u < after:
+            load(records, lane, words)
+            one(words, 0, x, scales, I(u + 1), units, length, acc, total)
+            one(words, 1, x, scales, I(u + 2), units, length, acc, total)
+            one(words, 2, x, scales, I(u + 3), units, length, acc, total)
+            one(words, 3, x, scales, I(u + 4), units, length, acc, total)
+            u = I(u + 4)
+            records, x, scales = advance(records, record), advance(x, 4 * unit_words), advance(scales, 32)
+
+    return wide_of_parts

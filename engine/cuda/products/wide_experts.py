@@ -39,6 +39,7 @@ from engine.cuda.intrinsics import (
     vector4,
     wait_for_inputs,
 )
+from engine.cuda.products.experts import NOTHING, Finish, make_finish
 from engine.cuda.products.unpack import device
 from engine.cuda.products.wide_chain import Stage, make_wide, stage_of
 from engine.cuda.products.wide_matmul import SMALL, STAGES, Block, make_fetch_records
@@ -170,30 +171,33 @@ def block_of(small: bool) -> Block:
     return SMALL if small else LARGE
 
 
-def threads(format: str, share: int, small: bool = False) -> int:
+def threads(format: str, share: int, small: bool = False, finish: Finish = NOTHING) -> int:
     """Threads of a block."""
     return block_of(small).threads
 
 
-def shared_bytes(format: str, share: int, small: bool = False) -> int:
+def shared_bytes(format: str, share: int, small: bool = False, finish: Finish = NOTHING) -> int:
     """Shared memory of a block: stages, the sums of chains that have ended, and the pairs and activation rows of columns."""
     block = block_of(small)
     stages = STAGES * stage_of(T[format], TILES).words(block.row_tiles)
     return 4 * (stages + 4 * TILES * block.threads + 2 * COLUMNS)
 
 
-def resident(format: str, share: int, small: bool = False) -> int:
+def resident(format: str, share: int, small: bool = False, finish: Finish = NOTHING) -> int:
     """Blocks per multiprocessor; IQ4_XS needs more registers than two blocks would leave it."""
     return 2 if shared_bytes(format, share) <= SHARED and format != "IQ4_XS" and not small else 1
 
 
-def geometry(format: str, share: int, items: int, tiles: int, most: int) -> tuple[Specialization, tuple[int, int], int]:
+def geometry(
+    format: str, share: int, items: int, tiles: int, most: int, finish: Finish = NOTHING
+) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``items`` items and ``tiles`` tiles of 16 weight rows of an expert, if a block
     may have ``most`` bytes of shared memory."""
     small = shared_bytes(format, share) > most
     block = block_of(small)
     grid = items, -(-tiles // block.row_tiles)
-    return matmul_experts_wide(format, share, *((True,) if small else ())), grid, block.threads
+    further = (small, finish) if finish != NOTHING else (True,) if small else ()
+    return matmul_experts_wide(format, share, *further), grid, block.threads
 
 
 def make_gather(shape: Stage, threads: int) -> DeviceFunction:
@@ -203,7 +207,13 @@ def make_gather(shape: Stage, threads: int) -> DeviceFunction:
     sums_at, scales_at = shape.sums_at, shape.scales_at
     rounds, step, plane = TILES * 128 // threads, threads // 128, 32 * TILES
     sum_rounds, scale_rounds = -(-2 * COLUMNS // threads), -(-COLUMNS // threads)
-    small_rounds, small_step = 64 * TILES // threads, threads // 64
+    # Units of 16 have a vector of a column each, others two for each 32 positions.
+    sixteen, per_32 = shape.units == 16, max(1, 8 // shape.units)
+    piece, pair = (3, 0) if sixteen else (4, 1)
+    piece_words, column_words = (32, 4) if sixteen else (64, 8)
+    tile_scales, unit_words = 8 * shape.units, 512 // shape.units
+    scale_shift, all_scales = tile_scales.bit_length() - 1, tile_scales * TILES
+    small_rounds, small_step, full = -(-all_scales // threads), threads // tile_scales, all_scales % threads == 0
 
     @device
     def gather_large(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
@@ -231,25 +241,27 @@ def make_gather(shape: Stage, threads: int) -> DeviceFunction:
 
     @device
     def gather_small(stage, inputs, q, d, s, u, units, thread):  # type: ignore[no-untyped-def]
-        # There may be fewer than eight units.
+        # There may be fewer units than a stage has.
         part = I(thread & 127)
-        own = I(u + (part >> 4))
-        here = I(1) if own < units else I(0)
-        x, to = advance(q, I(own * 64 + I(part & 1) * 4)), advance(stage, I(4 * thread))
-        column = I(I(thread >> 7) * 8 + (I(part >> 1) & I(7)))
+        own = I(u * per_32 + (part >> piece))
+        here = I(1) if own < units * per_32 else I(0)
+        x, to = advance(q, I(own * piece_words + I(part & pair) * 4)), advance(stage, I(4 * thread))
+        column = I(I(thread >> 7) * 8 + (I(part >> pair) & I(7)))
         for k in range(rounds):
             t = I(inputs[column + 8 * step * k])
-            copy4(to, k * (4 * threads), x, np.int64(I(I(I(t >> 3) * units) * 64 + I(t & 7) * 8)), here)
-        part = I(thread & 63)
+            from_ = np.int64(I(I(I(t >> 3) * units) * unit_words + I(t & 7) * column_words))
+            copy4(to, k * (4 * threads), x, from_, here)
+        part = I(thread & (tile_scales - 1))
         own = I(u + (part >> 3))
         here = I(1) if own < units else I(0)
-        column = I(I(thread >> 6) * 8 + (part & 7))
+        column = I(I(thread >> scale_shift) * 8 + (part & 7))
         for k in range(small_rounds):
-            t = I(inputs[column + 8 * small_step * k])
-            from_ = np.int64(I(I(I(t >> 3) * units + own) * 8 + (t & 7)))
-            if has_sums:
-                copy1(stage, I(sums_at + thread + k * threads), s, from_, here)
-            copy1(stage, I(scales_at + thread + k * threads), d, from_, here)
+            if full or thread + k * threads < all_scales:
+                t = I(inputs[column + 8 * small_step * k])
+                from_ = np.int64(I(I(I(t >> 3) * units + own) * 8 + (t & 7)))
+                if has_sums:
+                    copy1(stage, I(sums_at + thread + k * threads), s, from_, here)
+                copy1(stage, I(scales_at + thread + k * threads), d, from_, here)
 
     return gather_large if large else gather_small
 
@@ -282,17 +294,18 @@ def _make_groups(format: str, shape: Stage, apart: int, first: int) -> DeviceFun
 
 
 @kernel(
-    *(U32P, U32P, F32P, F32P, I32P, I32P, i32, i32, i32, i32, U32P, F32P, U32P),
+    *(U32P, U32P, F32P, F32P, I32P, I32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, U32P, F32P, U32P),
     threads=threads,
     blocks=resident,
     shared=shared_bytes,
 )
-def matmul_experts_wide(format: str, share: int, small: bool = False) -> KernelCode:
+def matmul_experts_wide(format: str, share: int, small: bool = False, finish: Finish = NOTHING) -> KernelCode:
     """One or two matrices of every expert, w0 and w1 of one format, times the activations of all pairs.
 
     share: the number of pairs that have an activation row in common: n_used, for down 1; n_tiles: records of 16 rows that one
     matrix of an expert touches (``experts.tiles``); end: of one matrix, or of both.
-    ``small``: whether blocks are ``SMALL``.  Grid and threads: ``geometry``, for ``n_items`` and ``end``.
+    ``small``: whether blocks are ``SMALL``.  finish: what is done with the products: factors f0 and f1 [n_expert], biases b0
+    and b1 [n_expert, R].  Grid and threads: ``geometry``, for ``n_items`` and ``end``.
     """
     block, shape = block_of(small), stage_of(T[format], TILES)
     row_tiles, threads = block.row_tiles, block.threads
@@ -304,10 +317,11 @@ def matmul_experts_wide(format: str, share: int, small: bool = False) -> KernelC
     inputs_at = pairs_at + COLUMNS
     gather, fetch_records = make_gather(shape, threads), make_fetch_records(shape)
     multiply = _make_groups(format, shape, apart, 0)
+    finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
 
     @cuda.jit
     def matmul_experts_wide(  # type: ignore[no-untyped-def]
-        w0, w1, out0, out1, items, listed, n_tiles, end, n_rows, units, q, d, s
+        w0, w1, out0, out1, items, listed, f0, f1, b0, b1, n_tiles, end, n_rows, units, q, d, s
     ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, 16))
@@ -364,12 +378,23 @@ def matmul_experts_wide(format: str, share: int, small: bool = False) -> KernelC
         # Negative if the expert begins inside a record, whose other rows belong to another expert.
         low = I(16 * tile - (I(item[0] * n_rows) & 15))
         column, row = I(2 * (lane & 3)), I(low + (lane >> 2))
+        ends = (f32(1.0), f32(0.0)), (f32(1.0), f32(0.0))
+        if finishes:
+            factors, biases = f1 if second else f0, b1 if second else b0
+            ends = (
+                load_finish(factors, biases, item[0], row, n_rows),
+                load_finish(factors, biases, item[0], I(row + 8), n_rows),
+            )
         if I(cuda.blockIdx.y * row_tiles + warp) < end:
             for n in range(TILES):
                 sums = vector4(total, n * apart)
                 for k in range(4):
                     c, r = I(column + 8 * n + (k & 1)), I(row + 8 * (k >> 1))
                     if c < count and r >= 0 and r < n_rows:
-                        out[np.int64(I(pairs[c])) * n_rows + r] = bits_float(I(sums[k]))
+                        y = bits_float(I(sums[k]))
+                        if finishes:
+                            factor, bias = ends[k >> 1]
+                            y = apply_finish(y, factor, bias)
+                        out[np.int64(I(pairs[c])) * n_rows + r] = y
 
     return matmul_experts_wide

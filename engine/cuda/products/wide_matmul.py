@@ -113,14 +113,18 @@ def make_fetch(format: str, block: Block) -> DeviceFunction:
     sums_at, scales_at, records_at = shape.sums_at, shape.scales_at, shape.records_at
     large = shape.units == 1
     rounds, step, n_columns = tiles * 128 // threads, threads // 128, 8 * tiles
-    unit_words = 512 if large else 64
+    unit_words = 512 // shape.units
+    # Vectors of the scales of a tile, and of all tiles.
+    vectors = 2 * shape.units
+    shift, all_vectors = vectors.bit_length() - 1, tiles * vectors
+    scale_rounds, full = -(-all_vectors // threads), all_vectors % threads == 0
     own_words, fetch_records = shape.units * shape.record, make_fetch_records(shape)
     plane = 32 * tiles
 
     @device
     def fetch(stage, records, q, d, s, tile, last, u, units, thread):  # type: ignore[no-untyped-def]
-        # There may be fewer than eight units of 32.
-        here = I(1) if large or I(thread & 127) * 4 < 64 * (units - u) else I(0)
+        # There may be fewer units than a stage has.
+        here = I(1) if large or I(thread & 127) * 4 < unit_words * (units - u) else I(0)
         x, n = advance(q, I(I(thread & 127) * 4 + u * unit_words)), I(tile + (thread >> 7))
         to, pitch = advance(stage, I(4 * thread)), I(units * unit_words)
         for k in range(rounds):
@@ -137,12 +141,16 @@ def make_fetch(format: str, block: Block) -> DeviceFunction:
                 n = min(I(tile + (thread >> 1)), last)
                 copy4(stage, I(scales_at + 4 * thread), d, np.int64(I(I(n * units + u) * 8 + 4 * (thread & 1))), I(1))
         else:
-            n = min(I(tile + (thread >> 4)), last)
-            here = I(1) if 4 * (thread & 15) < 8 * (units - u) else I(0)
-            from_ = np.int64(I(I(n * units + u) * 8 + 4 * (thread & 15)))
-            if n_sums > 0:
-                copy4(stage, I(sums_at + 4 * thread), s, from_, here)
-            copy4(stage, I(scales_at + 4 * thread), d, from_, here)
+            for k in range(scale_rounds):
+                i = I(thread + k * threads)
+                if full or i < all_vectors:
+                    own = I(i & (vectors - 1))
+                    n = min(I(tile + (i >> shift)), last)
+                    here = I(1) if 4 * own < 8 * (units - u) else I(0)
+                    from_ = np.int64(I(I(n * units + u) * 8 + 4 * own))
+                    if n_sums > 0:
+                        copy4(stage, I(sums_at + 4 * i), s, from_, here)
+                    copy4(stage, I(scales_at + 4 * i), d, from_, here)
         own = advance(stage, I(records_at + I(thread >> 5) * own_words))
         fetch_records(own, records, I(units - u), I(thread & 31))
 
