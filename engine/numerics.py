@@ -222,6 +222,106 @@ def softcap(x, cap):  # type: ignore[no-untyped-def]
     return cap * tanh(x / cap)
 
 
+@njit(cache=True, error_model="numpy")
+def expm1(x):  # type: ignore[no-untyped-def]
+    """e**x - 1, error below 2 ulp, even for small x; -1 below -25, inf above 88.7228; may be added to.
+
+    x = n ln 2 + r and the polynomial p = e**r - 1 as in :func:`exp`; then 2**n p + (2**n - 1), computed with half of 2**n,
+    which does not overflow.
+    """
+    t = fma(x, _LOG2E, _ROUND)
+    n = t - _ROUND
+    r = fma(n, -_LN2_HI, x)
+    r = fma(n, -_LN2_LO, r)
+    p = f32(1.9875691500e-4)
+    p = fma(p, r, f32(1.3981999507e-3))
+    p = fma(p, r, f32(8.3334519073e-3))
+    p = fma(p, r, f32(4.1665795894e-2))
+    p = fma(p, r, f32(1.6666665459e-1))
+    p = fma(p, r, f32(5.0000001201e-1))
+    p = fma(p, r * r, r)
+    half = bits_float(i32((float_bits(t) - _ROUND_BITS + i32(126)) << i32(23)))
+    y = fma(half, p, half - _HALF)
+    y = y + y
+    if x < f32(-25.0):
+        y = -_ONE
+    if x > _EXP_MAX:
+        y = _INF
+    if x != x:
+        y = x
+    return y
+
+
+# --- activations of feed-forward networks: of gate g and up u, with up to four parameters a, b, c, d -----------
+
+
+@njit(cache=True, error_model="numpy")
+def clamp(x, limit):  # type: ignore[no-untyped-def]
+    """The number of [-limit, limit] nearest to x."""
+    x = x if x < limit else limit
+    return x if x > -limit else -limit
+
+
+@njit(cache=True, error_model="numpy")
+def swiglu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """silu(g) u (Shazeer 2020)."""
+    return silu(g) * u
+
+
+@njit(cache=True, error_model="numpy")
+def geglu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """gelu(g) u, gelu in its tanh form (Shazeer 2020)."""
+    return gelu(g) * u
+
+
+@njit(cache=True, error_model="numpy")
+def swiglu_oai(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """x sigmoid(b x) (1 + clamp(u, a)), x = min(g, a): a limit and a slope (gpt-oss)."""
+    x = g if g < a else a
+    return x / (_ONE + exp(-(b * x))) * (clamp(u, a) + _ONE)
+
+
+@njit(cache=True, error_model="numpy")
+def swiglu_clamped(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """silu(min(g, a)) clamp(u, a): a limit before silu (DeepSeek-V4)."""
+    return silu(g if g < a else a) * clamp(u, a)
+
+
+@njit(cache=True, error_model="numpy")
+def swiglu_limited(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """min(silu(g), a) clamp(u, a): a limit after silu (Step-3.5)."""
+    x = silu(g)
+    return (x if x < a else a) * clamp(u, a)
+
+
+@njit(cache=True, error_model="numpy")
+def relu2(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """max(u, 0)**2, without a gate (So et al. 2021)."""
+    x = u if u > _ZERO else _ZERO
+    return x * x
+
+
+@njit(cache=True, error_model="numpy")
+def xielu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
+    """a u**2 + c u where u > 0, else b (expm1(min(u, d)) - u) + c u, without a gate (Huang and Schlag 2024)."""
+    linear = c * u
+    if u > _ZERO:
+        return fma(a * u, u, linear)
+    return fma(expm1(u if u < d else d) - u, b, linear)
+
+
+ACTIVATIONS = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "swiglu_oai": swiglu_oai,
+    "swiglu_clamped": swiglu_clamped,
+    "swiglu_limited": swiglu_limited,
+    "relu2": relu2,
+    "xielu": xielu,
+}
+"""The activations by name (``engine/models/activation.py``)."""
+
+
 # --- counter-based noise ---------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from engine.cache.kv import KVCache, LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler, SamplingParams
+from engine.models.activation import Activation
 from engine.models.config import ModelConfig
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
@@ -257,8 +258,11 @@ class Operations(Protocol[A, V, M]):
     def matmul_add(self, residual: A, x: V, weight: M) -> A:
         """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
 
-    def add(self, x: A, y: A) -> A:
-        """x + y: x [rows, n], y [rows, n], or a bias [n] that is added to every row."""
+    def add(self, x: A, y: A, scale: float = 1.0) -> A:
+        """x + scale * y: x [rows, n], y [rows, n], or a bias [n] that is added to every row."""
+
+    def scale(self, x: A, factor: float) -> A:
+        """x * factor: float32 [rows, n], a new array."""
 
     def rms_norm(self, x: A, weight: A, eps: float) -> V:
         """x / sqrt(mean(x^2) + eps) * weight, row by row: x [rows, n], weight [n]; float32 [rows, n]."""
@@ -270,31 +274,35 @@ class Operations(Protocol[A, V, M]):
         """(rms_norm(m * scale, weight, eps) + e) / sqrt(2), each run of n elements by itself (Gemma 3n's per-layer
         embeddings): m, e [rows, layers * n], weight [n]; float32 [layers, rows, n]."""
 
-    def attention(self, heads: Heads[A], q: A, k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A) -> V:
+    def attention(self, heads: Heads[A], q: A, k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A | None) -> V:
         """Store k and v in the cache at the rows' positions, then attend q over the cache up to each row's own position:
         float32 [rows, n_head * d_v].
 
         The result is softmax(scale * q k^T) v, computed in chunks of 64 positions, as far back as the cache's window.  Each
         head of q reads the key head of its group.  First, depending on ``heads``, biases are added, heads of q, k and v are
-        normalized, and q and k are rotated by ``table``, float32 [n_ctx, 2, n_rot / 2] of cosines and sines by position.
+        normalized, q and k are rotated by ``table``, float32 [n_ctx, 2, n_rot / 2] of cosines and sines by position, or not
+        if that is None, and q is multiplied by a factor of its position.  Heads may have a sink, one more score of their
+        softmax that has no value.
 
         q [rows, n_head * d_k], k [rows, n_head_kv * d_k], v [rows, n_head_kv * d_v]; v may be k.  If heads are gated, q is
         [rows, n_head * 2 * d_k], queries before gates in each head, and the result is multiplied by sigmoid(gates).
         """
 
     def attend_past(
-        self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Pass[A], last: A, table: A, window: int
+        self, heads: Heads[A], q: A, cache: LayerCache[A], batch: Pass[A], last: A, table: A | None, window: int
     ) -> V:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
-        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored."""
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
+        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
+        Nothing is stored."""
 
-    def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A) -> None:
+    def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A | None) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
 
     def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Pass[A]) -> A:
         """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is
-        split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d], row by row,
+        split into q, k and v; q and k are normalized; then for each value head, with its state S [d, d] and the queries and
+        keys of the head that ``net`` assigns to it, row by row,
         S = exp(a * softplus(alpha + dt)) S;  S_j = S_j + sigmoid(beta) (v_j - S_j . k) k;  o_j = S_j . q.
         float32 [rows, n_v * d].
 
@@ -306,13 +314,15 @@ class Operations(Protocol[A, V, M]):
         """rms_norm of each run of d elements of x, times silu(gate): x, gate [rows, n], weight [d], d divides n; float32
         [rows, n]."""
 
-    def experts(self, experts: Experts[A, M], residual: A | None, x: V, router_x: V | None = None) -> A:
-        """residual + the weighted sum of the outputs of the ``n_used`` most probable experts for x [rows, n_embd]; no
-        residual is added if it is None.  float32 [rows, n_embd].
+    def experts(
+        self, experts: Experts[A, M], residual: A | None, x: V, router_x: V | None = None, tokens: A | None = None
+    ) -> A:
+        """residual + the weighted sum of the outputs of the ``n_used`` best experts for x [rows, n_embd], without a residual
+        if that is None: float32 [rows, n_embd].
 
-        Experts are chosen by softmax(router_x @ router^T); router_x None: x.  Their weights are normalized to the sum 1,
-        then multiplied by ``experts.scales`` unless that is None.  A shared network, if present, is added with the weight
-        sigmoid(the router's last output).  Raises ModelError for an activation that the backend does not support.
+        Experts are chosen by router_x @ router^T and the law of ``experts.routing``; router_x None: x.  tokens: int32 [rows],
+        needed where ``experts.given`` is a table.  Weights are multiplied by ``experts.scales`` unless that is None.  A
+        shared network, if present, is added, multiplied by sigmoid(the router's last output) if ``experts.shared_gated``.
         """
 
     def plain(self, x: V) -> A:
@@ -328,11 +338,9 @@ class Operations(Protocol[A, V, M]):
         """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[(positions - 1) % length],
         or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n]."""
 
-    def swiglu(self, gate: A, up: A) -> V:
-        """silu(gate) * up, element by element: [rows, n]."""
-
-    def geglu(self, gate: A, up: A) -> V:
-        """gelu(gate) * up, element by element, with the tanh approximation of gelu: [rows, n]."""
+    def activate(self, activation: Activation, gate: A | None, up: A) -> V:
+        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if
+        the activation has none."""
 
     def softcap(self, x: A, cap: float) -> A:
         """cap * tanh(x / cap), in place; returns x."""

@@ -1,13 +1,15 @@
-"""Sums of arrays: a residual, or a bias for every row.
+"""Sums of arrays: a residual, or a bias for every row, optionally times a number; products with a number.
 
-Formula: z[i] = x[i] + y[i % m].
+Formula: z[i] = x[i] + y[i % m]; with a factor fma(scale, y[i % m], x[i]); products x[i] * factor.
 Shapes: x, z float32 [n]; y float32 [m], m = n for a residual.
-Who owns what: an item is an element; with a bias, a row.
+Who owns what: an item is an element; with a bias or a factor of y, a row.
 Reduction order: none.
 Bytes moved: 12 n.
 """
 
 from numba import njit
+
+from engine.numerics import fma
 
 
 @njit(cache=True, error_model="numpy")
@@ -24,3 +26,20 @@ def add_bias(x, bias, z, first, last):  # type: ignore[no-untyped-def]
     for t in range(first, last):
         for i in range(bias.size):
             z[t, i] = x[t, i] + bias[i]
+
+
+@njit(cache=True, error_model="numpy")
+def add_scaled(x, y, scale, z, first, last):  # type: ignore[no-untyped-def]
+    """z = x + scale * y for the rows [first, last): x, z float32 [rows, n], y float32 [rows, n] or [1, n]."""
+    for t in range(first, last):
+        a, b, c = x[t], y[t if y.shape[0] > 1 else 0], z[t]
+        for i in range(c.size):
+            c[i] = fma(scale, b[i], a[i])
+
+
+@njit(cache=True, error_model="numpy")
+def scale(x, factor, z, first, last):  # type: ignore[no-untyped-def]
+    """z = x * factor, elements [first, last); all float32 [n]."""
+    a, c = x[first:last], z[first:last]
+    for i in range(c.size):
+        c[i] = a[i] * factor

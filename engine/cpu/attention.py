@@ -1,10 +1,11 @@
 """Causal attention over a cache of keys and values, in chunks of 64 absolute positions.
 
-Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1).
+Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1);
+    a head's sink (Agarwal et al. 2025, gpt-oss) is one more score of its softmax, with the value 0.
 Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or
-    float16, given as words uint32 [n_head_kv, chunks, words], or quantized (``engine/cache/types.py``); out float32 [rows,
-    n_head, d_v].  Position j lives in ring chunk (j // 64) % chunks, lane j % 64.  Keys are stored transposed within a
-    chunk, so that 64 scores are 64 lanes and each is one chain over d_k.
+    float16, given as words uint32 [n_head_kv, chunks, words], or quantized (``engine/cache/types.py``); sinks float32
+    [n_head], or [0] for none; out float32 [rows, n_head, d_v].  Position j lives in ring chunk (j // 64) % chunks, lane
+    j % 64.  Keys are stored transposed within a chunk, so that 64 scores are 64 lanes and each is one chain over d_k.
 Who owns what: an item is a pair (head, row), the rows of a head are consecutive; a call owns items [first, last).  Head h
     reads the keys and values of head h // (n_head / n_head_kv).
 Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q * scale; hidden positions score -inf;
@@ -12,7 +13,8 @@ Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
     o_d = fma(p_b, v_bd, ... fma(p_a, v_ad, 0)) over the visible lanes a..b of the chunk only;
     chunks join in rising position: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l),
-    O' = fma(O, a, b o); out = O / L.
+    O' = fma(O, a, b o); a sink s joins last: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a;
+    out = O / L.
 Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and head of keys that its items
     share, and once per four items from a cache of the CPU.
 """
@@ -120,6 +122,16 @@ def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
     return joined, fma(total, a, b * weight)
 
 
+@njit(cache=True, error_model="numpy")
+def join_sink(maximum, total, sink, out):  # type: ignore[no-untyped-def]
+    """Join a sink to all chunks: out = out * a; returns the sum over all of them and the sink."""
+    joined = max(maximum, sink)
+    a = exp(maximum - joined)
+    for d in range(out.size):
+        out[d] = out[d] * a
+    return fma(total, a, exp(sink - joined))
+
+
 # --- types of keys and values ----------------------------------------------------------------------------------
 
 
@@ -181,18 +193,18 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
 @family
 def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
-    """The kernel ``attend(q, integers, scales, keys, values, positions, scale, window, out, first, last)`` for keys and
-    values of these sizes in bits.
+    """The kernel ``attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last)`` for keys
+    and values of these sizes in bits.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
-    keys, and empty for others; positions int32 [rows]; window 0 means all earlier positions.  If values are quantized, the
-    result has yet to be rotated (``engine/cpu/quantized_cache.py``).
+    keys, and empty for others; positions int32 [rows]; window 0 means all earlier positions; sinks float32 [n_head] or [0].
+    If values are quantized, the result has yet to be rotated (``engine/cpu/quantized_cache.py``).
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
     k_quantized, v_quantized = k_bits < 16, v_bits < 16
 
     @njit(error_model="numpy")
-    def attend(q, integers, scales, keys, values, positions, scale, window, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = q.shape
         group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
         blocks = d_k // BLOCK if k_quantized else 0
@@ -243,6 +255,8 @@ def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
                     item += n
             for item in range(first, stop):
                 row, total = out[item % rows, item // rows], sums[item - first, 1]
+                if sinks.size > 0:
+                    total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
                 for i in range(d_v):
                     row[i] = row[i] / total
             first = stop

@@ -1,9 +1,10 @@
-"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, as Qwen3.5 uses it.
+"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, as Qwen3-Next and Qwen3.5 use it.
 
 Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution:
     y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
     q = y_q * r(y_q) * scale, k = y_k * r(y_k) per head, r(y) = 1 / sqrt(sum(y^2) + eps), scale = 1 / sqrt(d); v = y_v;
-    per value head h, with the queries and keys of head h % n_k and the state M [d, d], row j for element j of the value:
+    per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``, and the state
+    M [d, d], row j for element j of the value:
     e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta);
     M = M * e;  delta_j = (v_j - M_j . k) * beta';  M_ji = M_ji + delta_j * k_i;  out_j = M_j . q.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv]; ring
@@ -107,7 +108,7 @@ def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped
 
 
 @njit(cache=True, error_model="numpy")
-def delta_rule(y, n_k, alpha, beta, beta_at, a, dt, positions, states, out, first, last):  # type: ignore[no-untyped-def]
+def delta_rule(y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, states, out, first, last):  # type: ignore[no-untyped-def]
     """Run the rule over all rows for the value heads [first, last): y float32 [rows, C], queries and keys normalized; out
     [rows, n_v, d]; alpha [rows, n_v or more], beta [rows, beta_at + n_v], of which column beta_at + h belongs to head h; a,
     dt [n_v]."""
@@ -119,7 +120,8 @@ def delta_rule(y, n_k, alpha, beta, beta_at, a, dt, positions, states, out, firs
         state[:] = f32(0.0)
         if positions[0] > 0:
             state[:] = states[(positions[0] - 1) % slots, h]
-        q_at, k_at, v_at = h % n_k * d, (n_k + h % n_k) * d, (2 * n_k + h) * d
+        g = h // (n_v // n_k) if grouped else h % n_k
+        q_at, k_at, v_at = g * d, (n_k + g) * d, (2 * n_k + h) * d
         for t in range(rows):
             e = exp(a[h] * softplus(alpha[t, h] + dt[h]))
             q, k, v = y[t, q_at : q_at + d], y[t, k_at : k_at + d], y[t, v_at : v_at + d]

@@ -44,7 +44,7 @@ def unpack_unit(fmt: str) -> Any:
             code = Code(builder, host())
             data, quants, tables, factors = (data_of(context, builder, sig.args[i], args[i]) for i in (0, 2, 3, 4))
             record = code.at(data, args[1])
-            for j in range(unpack.unit // 32):
+            for j in range(-(-unpack.unit // 32)):
                 for i, x in enumerate(unpack.quants(code, record, j)):
                     code.store(x, quants, 256 * j + 32 * i)
             if unpack.group:

@@ -14,14 +14,15 @@ from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import add, attention, delta_net, embed, glu, mtp, per_layer, quantized_cache, rms_norm, rope, softcap
-from engine.cpu.products import dense, matmul, quantize
+from engine.cpu.products import dense, matmul, quantize, router
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import Records
 from engine.cpu.runtime.program import TILE_NS
 from engine.cpu.runtime.recorder import Recorder
 from engine.cpu.simd import host
+from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts, check_activation
+from engine.models.experts import GATINGS, Experts, Routing, present
 from engine.models.heads import Heads
 from engine.models.weights import Weight
 from engine.ops import Observation, Observer
@@ -50,6 +51,7 @@ class Pairs(NamedTuple):
 
 _NOTHING = np.zeros((0, 0), f32)
 _NO_WEIGHTS = np.zeros(0, f32)
+_NO_IDS, _NO_TABLE = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
 Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows as products take them: int8 [rows, K], scales float32 [rows, K / unit], sums of 16 int16 [rows, K / 16]."""
@@ -118,9 +120,20 @@ class PassOperations(Recorder):
         self.do(quantize.quantize_rows, x, unit, q, d, s, items=d.size, ns=unit / 4)
         return q, d, s
 
-    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """x + y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
-        return self._add(x, y)
+    def add(self, x: np.ndarray, y: np.ndarray, scale: float = 1.0) -> np.ndarray:
+        """x + scale * y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
+        if scale == 1.0:
+            return self._add(x, y)
+        z, n = self.empty(x.shape), x.shape[-1]
+        given = x.reshape(-1, n), y.reshape(-1, n), f32(scale), z.reshape(-1, n)
+        self.do(add.add_scaled, *given, items=x.size // n, ns=0.1 * n)
+        return z
+
+    def scale(self, x: np.ndarray, factor: float) -> np.ndarray:
+        """x * factor: float32 [rows, n], a new array."""
+        z = self.empty(x.shape)
+        self.do(add.scale, x.reshape(-1), f32(factor), z.reshape(-1), items=x.size, ns=0.1, multiple=64)
+        return z
 
     def _add(self, x: np.ndarray, y: np.ndarray, joined: bool = False) -> np.ndarray:
         z = self.empty(x.shape)
@@ -164,17 +177,12 @@ class PassOperations(Recorder):
         self.do(per_layer.per_layer_inputs, *given, items=out.shape[0] * rows, ns=20 + 0.5 * n)
         return out
 
-    def swiglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        """silu(gate) * up, element by element: float32 [rows, n]."""
-        return self._gate(glu.swiglu, gate, up)
-
-    def geglu(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        """gelu(gate) * up, element by element, with the tanh approximation of gelu: float32 [rows, n]."""
-        return self._gate(glu.geglu, gate, up)
-
-    def _gate(self, kernel: object, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        y = self.empty(up.shape)
-        self.do(kernel, gate.reshape(-1), up.reshape(-1), y.reshape(-1), items=y.size, ns=0.5, multiple=64)
+    def activate(self, activation: Activation, gate: np.ndarray | None, up: np.ndarray) -> np.ndarray:
+        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if
+        the activation has none."""
+        y, gate = self.empty(up.shape), up if gate is None else gate
+        given = gate.reshape(-1), up.reshape(-1), *map(f32, activation.numbers), y.reshape(-1)
+        self.do(glu.activate(activation.kind), *given, items=y.size, ns=0.5, multiple=64)
         return y
 
     def softcap(self, x: np.ndarray, cap: float) -> np.ndarray:
@@ -199,12 +207,13 @@ class PassOperations(Recorder):
         v: np.ndarray,
         cache: LayerCache[np.ndarray],
         batch: Pass[np.ndarray],
-        table: np.ndarray,
+        table: np.ndarray | None,
     ) -> np.ndarray:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, and q and k are rotated by
-        ``table``.  If heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
+        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, q and k are rotated by
+        ``table``, unless that is None, and q is multiplied by factors of its positions.  If heads are gated, q is [rows,
+        n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
         """
         both = q.reshape(-1, 2, heads.d_k) if heads.gated else None
         if both is not None:
@@ -212,7 +221,7 @@ class PassOperations(Recorder):
             self.do(glu.ungated, both, q.reshape(-1, heads.d_k), items=both.shape[0], ns=0.1 * heads.d_k)
         queries, k, v = self._prepared(heads, [q, k, v], batch, table)
         self.append(cache, k, v, batch.positions)
-        out = self.attend(queries, cache, batch.positions, heads.scale)
+        out = self.attend(queries, cache, batch.positions, heads.scale, sinks=heads.sinks)
         if both is not None:
             self.do(glu.sigmoid_gate, out.reshape(-1, heads.d_v), both, items=both.shape[0], ns=1.0 * heads.d_v)
         return out
@@ -224,21 +233,22 @@ class PassOperations(Recorder):
         cache: LayerCache[np.ndarray],
         batch: Pass[np.ndarray],
         last: np.ndarray,
-        table: np.ndarray,
+        table: np.ndarray | None,
         window: int,
     ) -> np.ndarray:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
-        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
+        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
+        Nothing is stored.
         """
         (queries,) = self._prepared(heads, [q], batch, table)
-        return self.attend(queries, cache, last, heads.scale, window)
+        return self.attend(queries, cache, last, heads.scale, window, heads.sinks)
 
     def _prepared(
-        self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Pass[np.ndarray], table: np.ndarray
+        self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Pass[np.ndarray], table: np.ndarray | None
     ) -> list[np.ndarray]:
         """Queries, keys or values with biases, normalized, and rotated by position unless they are values: [rows, heads, d]
-        each.  given: q; k and v; or all three.  What is done to one of them does not depend on the others, so each step is
-        one stage."""
+        each; queries times the factors of their positions.  given: q; k and v; or all three.  What is done to one of them
+        does not depend on the others, so each step is one stage."""
         here = {1: "q", 2: "kv", 3: "qkv"}[len(given)]
         if heads.biases is not None:
             biases = dict(zip("qkv", heads.biases, strict=True))
@@ -248,16 +258,26 @@ class PassOperations(Recorder):
             name: x.reshape(batch.rows, n.get(name, heads.n_head_kv), d.get(name, heads.d_k))
             for name, x in zip(here, given, strict=True)
         }
-        norms = {"q": heads.q_norm, "k": heads.k_norm, "v": _NO_WEIGHTS if heads.v_normed else None}
-        steps = 0
-        for name in here:
-            norm = norms[name]
-            if norm is not None:
-                parts[name] = self._norm(parts[name], norm, heads.eps, steps > 0)
-                steps += 1
-        for i, name in enumerate(here.replace("v", "")):
-            parts[name] = self._rotate(parts[name], batch.positions, table, heads.neox, i > 0)
+        if not heads.norm_after:
+            self._normalize(heads, parts)
+        if table is not None:
+            for i, name in enumerate(here.replace("v", "")):
+                parts[name] = self._rotate(parts[name], batch.positions, table, heads.neox, i > 0)
+        if heads.norm_after:
+            self._normalize(heads, parts)
+        if heads.query_scales is not None and "q" in parts:
+            q = parts["q"]
+            parts["q"], items = self.empty(q.shape), q.shape[0] * q.shape[1]
+            given_q = q, batch.positions, heads.query_scales, parts["q"]
+            self.do(rope.scale_by_position, *given_q, items=items, ns=0.1 * q.shape[2])
         return list(parts.values())
+
+    def _normalize(self, heads: Heads[np.ndarray], parts: dict[str, np.ndarray]) -> None:
+        """Replace queries, keys or values [rows, heads, d] by normalized ones, each head by itself."""
+        norms = {"q": heads.q_norm, "k": heads.k_norm, "v": _NO_WEIGHTS if heads.v_normed else None}
+        used = [(name, norm) for name in parts if (norm := norms[name]) is not None]
+        for i, (name, norm) in enumerate(used):
+            parts[name] = self._norm(parts[name], norm, heads.eps, i > 0)
 
     def remember(
         self,
@@ -266,7 +286,7 @@ class PassOperations(Recorder):
         v: np.ndarray,
         cache: LayerCache[np.ndarray],
         batch: Pass[np.ndarray],
-        table: np.ndarray,
+        table: np.ndarray | None,
     ) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
@@ -315,9 +335,10 @@ class PassOperations(Recorder):
         positions: np.ndarray,
         scale: float,
         window: int | None = None,
+        sinks: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None:
-        float32 [rows, n_head * d_v]."""
+        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None, with
+        ``sinks`` [n_head] or without: float32 [rows, n_head * d_v]."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
         out = self.empty((rows, n_head, cache.d_v))
@@ -332,7 +353,7 @@ class PassOperations(Recorder):
         per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
         self.do(
             attention.attend(k.bits, v.bits),
-            *(*query, keys, values, positions, f32(scale), window, out),
+            *(*query, keys, values, positions, f32(scale), window, _NO_WEIGHTS if sinks is None else sinks, out),
             items=items,
             ns=TILE_NS / per_tile,
         )
@@ -361,7 +382,7 @@ class PassOperations(Recorder):
         out = self.empty((rows, net.n_v, d))
         beta_at = 0 if len(gates) == 2 else net.n_v
         given = gates[0], gates[-1], beta_at, net.a, net.dt, positions, memory.states, out
-        self.do(delta_net.delta_rule, y, net.n_k, *given, items=net.n_v, ns=rows * d * d / 8.0)
+        self.do(delta_net.delta_rule, y, net.n_k, net.grouped, *given, items=net.n_v, ns=rows * d * d / 8.0)
         return out.reshape(rows, -1)
 
     def convolved(
@@ -385,29 +406,56 @@ class PassOperations(Recorder):
         residual: np.ndarray | None,
         x: np.ndarray,
         router_x: np.ndarray | None = None,
+        tokens: np.ndarray | None = None,
     ) -> np.ndarray:
         """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
-        router_x: the input of the router, None: x."""
-        check_activation(experts.activation)
+        router_x: the input of the router, None: x; tokens int32 [rows], needed if a table gives their experts."""
         rows, n_used, n_expert = x.shape[0], experts.n_used, experts.n_expert
         (logits,) = self.matmul(x if router_x is None else router_x, experts.router)
         ids, weights = self.empty((rows, n_used), np.int32), self.empty((rows, n_used))
-        self.do(mixture.route, logits, n_expert, ids, weights, items=rows, ns=1.0 * n_used * n_expert)
+        routing, ns = experts.routing, 1.0 * n_used * n_expert
+        if routing == Routing():
+            self.do(mixture.route, logits, n_expert, ids, weights, items=rows, ns=ns)
+        else:
+            gating, numbers = GATINGS.index(routing.gating), (f32(routing.floor), f32(routing.weight_scale))
+            biases = tuple(_NO_WEIGHTS if b is None else b for b in (experts.router_bias, experts.selection_bias))
+            given: tuple[object, ...] = logits, n_expert, gating, *biases, routing.normalized, *numbers
+            groups, table = (routing.n_group, routing.n_group_used), (_NO_TABLE, _NO_IDS)
+            if experts.given is not None:
+                assert tokens is not None, "experts that a table gives need the tokens"
+                table = experts.given, tokens
+            self.do(router.route_by, *given, *groups, *table, ids, weights, items=rows, ns=ns + 10.0 * n_expert)
         pairs = self._pairs(ids, n_expert)
         if experts.scales is not None:
             self.do(mixture.scale_weights, ids, experts.scales, weights, items=rows, ns=2.0 * n_used, joined=True)
-        glu = {"swiglu": self.swiglu, "geglu": self.geglu}[experts.activation]
-        y = self._expert_products(glu(*self._expert_products(x, pairs, experts.gate, experts.up)), pairs, experts.down)[
-            0
-        ]
+        activation = experts.activation
+        stacks: list[Matrix] = present(experts.gate, experts.up)
+        *gate, up = self._expert_products(x, pairs, *stacks)
+        if experts.gate is not None:
+            self._finish(gate[0], ids, experts.gate_scale, experts.gate_bias)
+        self._finish(up, ids, experts.up_scale, experts.up_bias)
+        act = self.activate(activation, gate[0] if gate else None, up)
+        (y,) = self._expert_products(act, pairs, experts.down)
+        self._finish(y, ids, experts.down_scale, experts.down_bias)
         shared = _NOTHING
         if experts.shared is not None:
-            gate, up, down = experts.shared
-            (shared,) = self.matmul(glu(*self.matmul(x, gate, up)), down)
+            others: list[Matrix] = present(*experts.shared[:2])
+            *gate, up = self.matmul(x, *others)
+            (shared,) = self.matmul(self.activate(activation, gate[0] if gate else None, up), experts.shared[2])
         out = self.empty(x.shape)
-        given = (_NOTHING if residual is None else residual), y, weights, shared, logits, out
-        self.do(mixture.join, *given, items=rows, ns=0.2 * (n_used + 2) * x.shape[1])
+        last = logits if experts.shared_gated else _NOTHING
+        self.do(
+            *(mixture.join, _NOTHING if residual is None else residual, y, weights, shared, last, out),
+            items=rows,
+            ns=0.2 * (n_used + 2) * x.shape[1],
+        )
         return out
+
+    def _finish(self, y: np.ndarray, ids: np.ndarray, scales: np.ndarray | None, biases: np.ndarray | None) -> None:
+        """y * scale + bias of the pair's expert, in place: y [pairs, n]."""
+        if scales is not None or biases is not None:
+            given = y, ids, _NO_WEIGHTS if scales is None else scales, _NOTHING if biases is None else biases
+            self.do(mixture.finish_products, *given, items=y.shape[0], ns=0.1 * y.shape[1])
 
     def _pairs(self, ids: np.ndarray, n_expert: int) -> Pairs:
         """The pairs of rows and experts, grouped by expert."""

@@ -1,10 +1,12 @@
-"""Rotary position embedding (Su et al. 2021).
+"""Rotary position embedding (Su et al. 2021), and factors by position.
 
-Formula: for pair i of a head, (a, b) -> (a cos - b sin, a sin + b cos), angle = position * frequency[i].
-Shapes: x, y float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass.
+Formula: for pair i of a head, (a, b) -> (a cos - b sin, a sin + b cos), angle = position * frequency[i]; a factor by position
+    multiplies every element of a head.
+Shapes: x, y float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass; factors
+    float32 [positions].
 Who owns what: an item is a head of a row, row * heads + head.
 Reduction order: fma(a, cos, -(b sin)) and fma(a, sin, b cos).
-Bytes moved: 8 n_rot per head.
+Bytes moved: 8 head_dim per head.
 """
 
 from numba import njit
@@ -34,3 +36,14 @@ def rope(x, positions, table, neox, y, first, last):  # type: ignore[no-untyped-
                 out[2 * i + 1] = fma(a, sin[i], b * cos[i])
         for i in range(2 * half, head.size):
             out[i] = head[i]
+
+
+@njit(cache=True)
+def scale_by_position(x, positions, factors, y, first, last):  # type: ignore[no-untyped-def]
+    """y = x times the factors of its positions, for the items [first, last); y may be x."""
+    heads = x.shape[1]
+    for item in range(first, last):
+        t, h = item // heads, item % heads
+        factor, head, out = factors[positions[t]], x[t, h], y[t, h]
+        for i in range(out.size):
+            out[i] = head[i] * factor

@@ -359,14 +359,32 @@ class Code:
             candidates = [a.select(off, b) for a, b in zip(candidates[::2], candidates[1::2], strict=True)]
         return candidates[0]
 
-    def gather(self, table: ir.Value, index: Vec) -> Vec:
-        """The 4-byte words at ``table + index``; index int32 [8] is in bytes."""
-        empty = Vec(self.builder, ir.Constant(index.value.type, ir.Undefined))
-        for i in range(index.lanes):
-            place = self.builder.zext(index.extract(i), I64)
-            word = self._load(table, place, I32)
-            empty = Vec(self.builder, self.builder.insert_element(empty.value, word, ir.Constant(I32, i)))
-        return empty
+    def scalars(self, x: Vec) -> list[ir.Value]:
+        """Unsigned integer lanes, one by one, as int64."""
+        return [self.builder.zext(x.extract(i), I64) for i in range(x.lanes)]
+
+    def load_scalars(self, pointer: ir.Value, offset: int, lane: ir.IntType, step: int) -> list[ir.Value]:
+        """Eight unsigned integers in memory, ``step`` bytes apart, as int64."""
+        return [self.builder.zext(self._load(pointer, offset + step * i, lane), I64) for i in range(8)]
+
+    def gather(self, table: ir.Value, index: Sequence[ir.Value], n: int) -> list[Vec]:
+        """The entries, n words of four bytes each, of a table that eight int64 choose: n vectors int32 [8], the k-th of the
+        words k; n is 1 or 2."""
+        b, kind = self.builder, ir.IntType(32 * n)
+        entries = b.bitcast(table, kind.as_pointer())
+
+        def chosen(lanes: Sequence[int]) -> Vec:
+            found = ir.Constant(ir.VectorType(kind, len(lanes)), ir.Undefined)
+            for k, i in enumerate(lanes):
+                entry = b.load(b.gep(entries, [index[i]]), align=1)
+                found = b.insert_element(found, entry, ir.Constant(I32, k))
+            return Vec(b, found).view(I32)
+
+        if n == 1:
+            return [chosen(range(8))]
+        # In this order of lanes, one instruction makes a vector of the words k of all entries.
+        low, high = chosen((0, 1, 4, 5)), chosen((2, 3, 6, 7))
+        return [low.shuffle([k, 2 + k, 8 + k, 10 + k, 4 + k, 6 + k, 12 + k, 14 + k], high) for k in range(2)]
 
 
 def data_of(context, builder, array_type, array) -> ir.Value:  # type: ignore[no-untyped-def]

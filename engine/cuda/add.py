@@ -1,29 +1,47 @@
-"""Sums of arrays: a residual, or a bias for every row.
+"""Sums of arrays: a residual, or a bias for every row, optionally times a number; products with a number.
 
-Formula: z[i] = x[i] + y[i % m].
+Formula: z[i] = x[i] + y[i % m]; with a factor fma(scale, y[i % m], x[i]); products x[i] * factor.
 Shapes: x, z float32 [n]; y float32 [m], m = n for a residual.
 Who owns what: a thread owns one element; grid ceil(n / 256), blocks of 256.
 Reduction order: none.
-Bytes moved: 12 n.
+Bytes moved: 12 n, products 8 n.
 """
 
 from numba import cuda
 
-from engine.cuda.intrinsics import let_next_begin, wait_for_inputs
-from engine.cuda.runtime.compiler import F32P, i32, kernel
+from engine.cuda.intrinsics import fma, let_next_begin, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, f32, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
 
-@kernel(F32P, F32P, i32, i32, F32P, threads=256)
-def add() -> KernelCode:
-    """z = x + y, y repeated."""
+@kernel(F32P, F32P, i32, i32, f32, F32P, threads=256)
+def add(scaled: bool = False) -> KernelCode:
+    """z = x + y, y repeated; if ``scaled``, y is multiplied by ``factor``."""
 
     @cuda.jit
-    def add(x, y, n, m, z):  # type: ignore[no-untyped-def]
+    def add(x, y, n, m, factor, z):  # type: ignore[no-untyped-def]
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()
         if i < n:
-            z[i] = x[i] + y[i % m]
+            if scaled:
+                z[i] = fma(factor, y[i % m], x[i])
+            else:
+                z[i] = x[i] + y[i % m]
 
     return add
+
+
+@kernel(F32P, f32, i32, F32P, threads=256)
+def scale() -> KernelCode:
+    """z = x * factor."""
+
+    @cuda.jit
+    def scale(x, factor, n, z):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
+        wait_for_inputs()
+        if i < n:
+            z[i] = x[i] * factor
+
+    return scale

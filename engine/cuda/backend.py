@@ -46,8 +46,9 @@ from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normali
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.gguf.pages import touch
 from engine.limits import STEP_ROWS
+from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
-from engine.models.experts import Experts, check_activation
+from engine.models.experts import Experts
 from engine.models.heads import Heads
 from engine.models.weights import Weight
 from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
@@ -312,9 +313,9 @@ class Backend:
         out = self.recorder.empty((rows, table.columns))
         entry = table.format
         if entry.quantized:
-            units = table.columns // entry.unit
-            arguments = (table, tokens, units, scale, out)
-            grid = (-(-units // embed.WARPS), rows)
+            blocks = table.columns // entry.block
+            arguments = (table, tokens, blocks, scale, out)
+            grid = (-(-blocks // embed.WARPS), rows)
             self.recorder.launch(embed.embed_quantized(entry.name), grid, 32 * embed.WARPS, arguments, result=out)
         else:
             grid = (-(-table.columns // 256), rows)
@@ -331,10 +332,17 @@ class Backend:
         """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
         return dense.matmul(self.recorder, x, (weight,), residual)[0]
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""
         out = self.recorder.empty(x.shape)
-        self.recorder.launch(add.add(), (-(-x.size // 256),), 256, (x, y, x.size, y.size, out), result=out)
+        kernel, arguments = add.add(*((True,) if scale != 1.0 else ())), (x, y, x.size, y.size, scale, out)
+        self.recorder.launch(kernel, (-(-x.size // 256),), 256, arguments, result=out)
+        return out
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor: float32 [rows, n], a new array."""
+        out = self.recorder.empty(x.shape)
+        self.recorder.launch(add.scale(), (-(-x.size // 256),), 256, (x, factor, x.size, out), result=out)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor | Deferred:
@@ -356,13 +364,13 @@ class Backend:
         v: Tensor,
         cache: LayerCache[Tensor],
         batch: Pass[Tensor],
-        table: Tensor,
+        table: Tensor | None,
     ) -> Tensor | Deferred:
         """Store k and v [rows, heads * width] at their positions and attend q over the cache: float32 [rows, n_head * d_v].
 
-        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, and q and k are rotated by
-        ``table``; v may be k.  If heads are gated, q is [rows, n_head * 2 * d_k] and the result is multiplied by
-        sigmoid(gates).
+        First, depending on ``heads``, biases are added, each head of q, k and v is normalized, q and k are rotated by
+        ``table``, unless that is None, and q is multiplied by factors of its positions; v may be k.  If heads are gated, q is
+        [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
         """
         positions = batch.positions
         query, new = launches.rotate(self.recorder, heads, q, k, v, cache, positions, table)
@@ -378,11 +386,12 @@ class Backend:
         cache: LayerCache[Tensor],
         batch: Pass[Tensor],
         last: Tensor,
-        table: Tensor,
+        table: Tensor | None,
         window: int,
     ) -> Tensor | Deferred:
-        """Attend q [rows, n_head * d_k], rotated by the rows' positions, over the cached positions up to ``last`` int32
-        [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].  Nothing is stored.
+        """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
+        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
+        Nothing is stored.
         """
         query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch.positions, table)
         if batch.rows > STEP_ROWS:
@@ -396,7 +405,7 @@ class Backend:
         v: Tensor,
         cache: LayerCache[Tensor],
         batch: Pass[Tensor],
-        table: Tensor,
+        table: Tensor | None,
     ) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
@@ -428,13 +437,13 @@ class Backend:
                 wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
             )
             arguments = (y, shares, positions, net.n_k, rows, padded, slots, memory.states, out)
-            kernel = wide_delta_net.delta_rule(d)
+            kernel = wide_delta_net.delta_rule(d, net.grouped)
             self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
             last = slice(max(0, rows - length), rows)
             self.keep_rows(memory.conv, x[last], batch.part(last))
             return out
         arguments = (*given, rows, length, slots, memory.conv, memory.states, out)
-        kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows))
+        kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
         self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
         return out
 
@@ -448,11 +457,11 @@ class Backend:
         residual: Tensor | None,
         x: Tensor | Deferred,
         router_x: Tensor | Deferred | None = None,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """The mixture of experts of x [rows, n_embd], added to the residual unless that is None: float32 [rows, n_embd].
-        router_x: the input of the router, None: x."""
-        check_activation(experts.activation)
-        return Mixture(self.recorder, experts, residual, x, router_x).record()
+        router_x: the input of the router, None: x; tokens int32 [rows], needed if a table gives their experts."""
+        return Mixture(self.recorder, experts, residual, x, router_x, tokens).record()
 
     def per_layer_inputs(self, m: Tensor, e: Tensor, weight: Tensor, scale: float, eps: float) -> Tensor:
         """The per-layer embeddings of the tokens (``engine/cuda/per_layer.py``): m, e [rows, layers * n], weight [n]; float32
@@ -493,13 +502,10 @@ class Backend:
         self.recorder.launch(mtp.mtp_input(), (2, rows), 256, arguments, result=out)
         return out
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor | Deferred:
-        """silu(gate) * up, element by element: float32 [rows, n], deferred."""
-        return Gated(gate, up, "swiglu")
-
-    def geglu(self, gate: Tensor, up: Tensor) -> Tensor | Deferred:
-        """gelu(gate) * up, element by element, with the tanh approximation of gelu: float32 [rows, n], deferred."""
-        return Gated(gate, up, "geglu")
+    def activate(self, activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor | Deferred:
+        """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n], deferred.
+        gate: None if the activation has none."""
+        return Gated(gate, up, activation)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap), in place; returns x."""

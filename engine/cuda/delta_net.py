@@ -3,7 +3,8 @@
 Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution (``engine/cpu/delta_net.py``):
     y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
     q = y_q * r(y_q) * scale, k = y_k * r(y_k) per head, r(y) = 1 / sqrt(sum(y^2) + eps); v = y_v;
-    per value head h, with the queries and keys of head h % n_k and the state M [d, d], row j for element j of the value:
+    per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``, and the state
+    M [d, d], row j for element j of the value:
     e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta);
     M = M * e;  delta_j = (v_j - M_j . k) * beta';  M_ji = M_ji + delta_j * k_i;  out_j = M_j . q.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
@@ -77,8 +78,8 @@ def grid(d: int, n_v: int) -> tuple[int, int]:
 
 
 @kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 3, threads=THREADS)
-def delta_net(d: int, n_conv: int, most: int) -> KernelCode:
-    """One layer of the gated delta rule for up to ``most`` rows.
+def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCode:
+    """One layer of the gated delta rule for up to ``most`` rows; ``grouped``: neighbouring heads share a key.
 
     Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, out.
     No kernel of the same chain writes the positions, the states, or rows of the ring for earlier positions: they are read
@@ -142,7 +143,8 @@ def delta_net(d: int, n_conv: int, most: int) -> KernelCode:
         column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS + (thread >> 3))
         if single:
             rows = I(1)
-        group = I(U(head) % U(n_k))
+        share = I(U(n_v) // U(n_k)) if grouped else I(1)
+        group = I(U(head) // U(share) if grouped else U(head) % U(n_k))
         width = I(I(2 * n_k + n_v) * d)
         place = positions[0]
         # Where the first row goes.
@@ -224,7 +226,8 @@ def delta_net(d: int, n_conv: int, most: int) -> KernelCode:
                                 before[n * back + j] = before[n * back + j + 1]
                             if back > 0:
                                 before[n * back + back - 1] = new[n * batch + b]
-                            if head < n_k and cuda.blockIdx.x == 0:
+                            # One of the heads that share a key stores its inputs.
+                            if (U(head) % U(share) == 0 if grouped else head < n_k) and cuda.blockIdx.x == 0:
                                 at = around(I(ring_row + first + b), length)
                                 ring[I(at * width) + channels[n]] = new[n * batch + b]
             after = I(first + batch)

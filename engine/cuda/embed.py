@@ -4,7 +4,7 @@ Formula: out[t, i] = scale * weight[token[t], i], weight[i] = fma(d, w[i], dm * 
 Shapes: records of ``engine/cuda/products/repack.py`` (or rows of a float format) to float32 [rows, n_embd]; tokens
     int32 [rows].
 Who owns what: a warp owns one block of a row and reads the record that contains it; the four lanes that hold the row write
-it. Reduction order: none.
+it.  Reduction order: none.
 Bytes moved: the records of 16 rows, and 4 n_embd bytes out per token.
 """
 
@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as T
 from numba import cuda
 
 from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
+from engine.cuda.products.chain import make_factors
 from engine.cuda.products.matmul import make_load_float
 from engine.cuda.products.unpack import device, signed_byte, unpack, unsigned_byte
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, i32, kernel
@@ -29,13 +30,15 @@ _SIGNED_SCALES = (T.Q3_K, T.Q6_K, T.IQ4_XS)
 
 @kernel(U32P, I32P, i32, f32_t, F32P, threads=32 * WARPS)
 def embed_quantized(format: str) -> KernelCode:
-    """Rows of a quantized matrix.  Grid: (ceil(units / 8), rows), blocks of 8 warps."""
+    """Rows of a quantized matrix of so many ``blocks`` per row.  Grid: (ceil(blocks / 8), rows), blocks of 8 warps."""
     type_ = T[format]
     entry, fmt = FORMATS[type_], unpack(type_)
-    header, block, scale, sums, factors = fmt.header, fmt.block, fmt.scale, fmt.sums, fmt.factors
+    header, block, scale, sums = fmt.header, fmt.block, fmt.scale, fmt.sums
+    factors = make_factors(fmt, entry.parts)
     load, n_words = fmt.make_load(), fmt.words
-    size, unit, offset, mins = 4 * entry.block_bytes, entry.unit, fmt.offset, fmt.mins
-    blocks, grouped, group = unit // 32, fmt.group > 0, fmt.group or 32
+    size, length, offset, mins = 4 * entry.block_bytes, entry.block, fmt.offset, fmt.mins
+    n, grouped, group = length // 32, fmt.group > 0, fmt.group or 32
+    of_units = entry.parts > 1
     apart = type_ in _SIGNED_SCALES
 
     @device
@@ -61,34 +64,58 @@ def embed_quantized(format: str) -> KernelCode:
                         value = fma(d, f32(I(w * s)), dm * f32(minimum))
                 y[32 * j + 16 * part + k] = value * factor
 
+    @device
+    def write_unit(j, words, r, factor, y):  # type: ignore[no-untyped-def]
+        """Write the lane's 4 weights of unit j, of 16 positions."""
+        a, f = block(words, j), factors(words, j)
+        q, d = (a[1], f[1]) if r == 1 else (a[0], f[0])
+        for k in range(4):
+            y[16 * j + k] = d * f32(signed_byte(q, k)) * factor
+
+    @device
+    def write_all(words, r, factor, y):  # type: ignore[no-untyped-def]
+        """Write the lane's weights of a block of one unit."""
+        h = header(words)
+        f = factors(words, 0)
+        d, dm = (f[1], f[3]) if r == 1 else (f[0], f[2])
+        low, high = sums(h, 0), sums(h, 1)
+        write(0, words, h, low, high, d, dm, r, factor, y)
+        if n >= 2:
+            write(1, words, h, low, high, d, dm, r, factor, y)
+        if n >= 4:
+            write(2, words, h, low, high, d, dm, r, factor, y)
+            write(3, words, h, low, high, d, dm, r, factor, y)
+        if n == 8:
+            write(4, words, h, low, high, d, dm, r, factor, y)
+            write(5, words, h, low, high, d, dm, r, factor, y)
+            write(6, words, h, low, high, d, dm, r, factor, y)
+            write(7, words, h, low, high, d, dm, r, factor, y)
+
+    @device
+    def write_units(words, r, factor, y):  # type: ignore[no-untyped-def]
+        """Write the lane's weights of a block of four units."""
+        write_unit(0, words, r, factor, y)
+        write_unit(1, words, r, factor, y)
+        write_unit(2, words, r, factor, y)
+        write_unit(3, words, r, factor, y)
+
+    write_block = write_units if of_units else write_all
+
     @cuda.jit
-    def embed_quantized(records, tokens, units, factor, out):  # type: ignore[no-untyped-def]
+    def embed_quantized(records, tokens, blocks, factor, out):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
         u = I(cuda.blockIdx.x * WARPS + (cuda.threadIdx.x >> 5))
         t = I(cuda.blockIdx.y)
         wait_for_inputs()
-        if u < units:
+        if u < blocks:
             token = tokens[t]
             row = I(token & 15)
-            r = I(row >> 3)
             words = cuda.local.array(n_words, np.uint32)
-            load(advance(records, (np.int64(token >> 4) * units + u) * size), lane, words)
-            h = header(words)
-            f = factors(words)
-            d, dm = (f[1], f[3]) if r == 1 else (f[0], f[2])
-            low, high = sums(h, 0), sums(h, 1)
+            load(advance(records, (np.int64(token >> 4) * blocks + u) * size), lane, words)
             if (lane >> 2) == (row & 7):
-                y = advance(out, (np.int64(t) * units + u) * unit + 4 * (lane & 3))
-                write(0, words, h, low, high, d, dm, r, factor, y)
-                if blocks == 8:
-                    write(1, words, h, low, high, d, dm, r, factor, y)
-                    write(2, words, h, low, high, d, dm, r, factor, y)
-                    write(3, words, h, low, high, d, dm, r, factor, y)
-                    write(4, words, h, low, high, d, dm, r, factor, y)
-                    write(5, words, h, low, high, d, dm, r, factor, y)
-                    write(6, words, h, low, high, d, dm, r, factor, y)
-                    write(7, words, h, low, high, d, dm, r, factor, y)
+                y = advance(out, (np.int64(t) * blocks + u) * length + 4 * (lane & 3))
+                write_block(words, I(row >> 3), factor, y)
 
     return embed_quantized
 

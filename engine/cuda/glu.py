@@ -1,45 +1,32 @@
-"""Gated linear units (Shazeer 2020) with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8
+"""Activations of feed-forward networks with a float32 result; ``engine/cuda/products/quantize.py`` has those with an int8
 result.
 
-Formula: y[i] = act(gate[i]) * up[i], act = silu (SwiGLU) or the tanh form of GELU (GeGLU).
-Shapes: gate, up, y float32 [n].
+Formula: y[i] = f(gate[i], up[i], a, b, c, d), f one of ``ACTIVATIONS`` of ``engine/numerics.py``, which may ignore the gate
+    and parameters.
+Shapes: gate, up, y float32 [n], without a gate up twice; a, b, c, d float32.
 Who owns what: a thread owns one element; grid ceil(n / 256), blocks of 256.
 Reduction order: none.
-Bytes moved: 12 n.
+Bytes moved: 12 n; 8 n without a gate.
 """
 
 from numba import cuda
 
-from engine.cuda.intrinsics import gelu, let_next_begin, silu, wait_for_inputs
-from engine.cuda.runtime.compiler import F32P, i32, kernel
+from engine.cuda.intrinsics import ACTIVATIONS, let_next_begin, wait_for_inputs
+from engine.cuda.runtime.compiler import F32P, f32, i32, kernel
 from engine.cuda.runtime.kinds import KernelCode
 
 
-@kernel(F32P, F32P, i32, F32P, threads=256)
-def swiglu() -> KernelCode:
-    """y = silu(gate) * up; all float32 [n]."""
+@kernel(F32P, F32P, i32, f32, f32, f32, f32, F32P, threads=256)
+def activate(kind: str) -> KernelCode:
+    """y = the activation ``kind`` of gate and up with the parameters a to d."""
+    of = ACTIVATIONS[kind]
 
     @cuda.jit
-    def swiglu(gate, up, n, y):  # type: ignore[no-untyped-def]
+    def activate(gate, up, n, a, b, c, d, y):  # type: ignore[no-untyped-def]
         let_next_begin()
         i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
         wait_for_inputs()
         if i < n:
-            y[i] = silu(gate[i]) * up[i]
+            y[i] = of(gate[i], up[i], a, b, c, d)
 
-    return swiglu
-
-
-@kernel(F32P, F32P, i32, F32P, threads=256)
-def geglu() -> KernelCode:
-    """y = gelu(gate) * up, gelu in its tanh form; all float32 [n]."""
-
-    @cuda.jit
-    def geglu(gate, up, n, y):  # type: ignore[no-untyped-def]
-        let_next_begin()
-        i = cuda.blockIdx.x * 256 + cuda.threadIdx.x
-        wait_for_inputs()
-        if i < n:
-            y[i] = gelu(gate[i]) * up[i]
-
-    return geglu
+    return activate

@@ -351,6 +351,19 @@ def _mma32_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target)
     return _sums(builder, sums)
 
 
+def _mma32_onto_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
+    a0, a1, a2, a3, b0, b1, *c = args
+    if target >= (8, 0):
+        text = f"{_MMA16.format(32)} {{$0,$1,$2,$3}},{{$4,$5,$6,$7}},{{$8,$9}},{{$10,$11,$12,$13}};"
+        return _asm(builder, text, args, 4, effect=True)
+    sums = []
+    for first, second, before in ((a0, a2, c[:2]), (a1, a3, c[2:])):
+        low = _mma_turing(builder, first, b0, before)
+        both = _mma_turing(builder, second, b1, [builder.extract_value(low, k) for k in range(2)])
+        sums += [builder.extract_value(both, k) for k in range(2)]
+    return _sums(builder, sums)
+
+
 def _mma16_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
     zero = ir.Constant(_I32, 0)
     if target >= (8, 0):
@@ -364,6 +377,7 @@ def _mma16_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target)
 
 
 _mma32 = _differing("mma32", _STRUCT4, [_I32] * 6, _mma32_body)
+_mma32_onto = _differing("mma32_onto", _STRUCT4, [_I32] * 10, _mma32_onto_body)
 _mma16 = _differing("mma16", _STRUCT4, [_I32] * 3, _mma16_body)
 
 
@@ -380,6 +394,16 @@ def mma32(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
         return _tuple(context, builder, sig.return_type, _mma32(builder, args))
 
     return _SUMS4(*[types.uint32] * 6), codegen
+
+
+@intrinsic
+def mma32_onto(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
+    """``mma32`` added to int32 sums c0 .. c3."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return _tuple(context, builder, sig.return_type, _mma32_onto(builder, args))
+
+    return _SUMS4(*[types.uint32] * 6, *[types.int32] * 4), codegen
 
 
 @intrinsic
@@ -535,6 +559,7 @@ def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
 
 # --- the scalar functions, and their laws in the simulator -----------------------------------------------------
 
+ACTIVATIONS = numerics.ACTIVATIONS
 bits_float = numerics.bits_float
 exp = numerics.exp
 float_bits = numerics.float_bits

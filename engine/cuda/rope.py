@@ -1,16 +1,17 @@
-"""The steps between the projections and attention in one kernel: bias, head norm, rotation, and storing k and v.
+"""The steps between the projections and attention in one kernel: bias, head norm, rotation, factors of q, storing k and v.
 
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
-    (a, b) -> (a cos - b sin, a sin + b cos); v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to
-    their positions of the cache.  Where the cache is quantized, q and k, or v, are then rotated block by block, and q, times
-    the scale of attention, becomes int8 (``engine/cuda/quantized_cache.py``).
+    (a, b) -> (a cos - b sin, a sin + b cos), or the rotation first and then the norm; then q times the factor of its
+    position; v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to their positions of the cache.
+    Where the cache is quantized, q and k, or v, are then rotated block by block, and q, times the scale of attention, becomes
+    int8 (``engine/cuda/quantized_cache.py``).
 Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behind the queries of each head; k [rows,
     n_head_kv, d_k], v [rows, n_head_kv, d_v], which may be k; rows q_stride, k_stride, v_stride elements apart; positions
-    int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin); norm weights float32 [d_k], biases float32 [heads, d];
-    q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head,
-    d_k / 32]; keys, values: words (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the
-    bits of what is appended, one word per element, for attention that has read the cache earlier; only if keys and values are
-    of the same unquantized type.
+    int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin), n_rot 0: no rotation; norm weights float32 [d_k], biases
+    float32 [heads, d]; factors float32 [positions]; q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of
+    int8 with q_scales float32 [rows, n_head, d_k / 32]; keys, values: words (``engine/cache/kv.py``,
+    ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of what is appended, one word per element, for
+    attention that has read the cache earlier; only if keys and values are of the same unquantized type.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
@@ -47,7 +48,7 @@ U = np.uint32
 BLOCK = 32
 """Threads of a block."""
 
-_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 5, f32, f32, i32, i32, U32P, F32P, *[U32P] * 3)
+_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 6, f32, f32, i32, i32, U32P, F32P, *[U32P] * 3)
 
 
 def grid(rows: int, n_head: int, n_head_kv: int) -> tuple[int, int]:
@@ -124,22 +125,26 @@ def rope(
     gated: bool,
     v_normed: bool,
     noted: bool = True,
+    norm_after: bool = False,
+    scaled: bool = False,
 ) -> KernelCode:
     """The kernel for one kind of layer.
 
-    ``k_type``, ``v_type``: of the cache; ``neox``: pairs are (i, i + n_rot / 2), else (2i, 2i + 1); ``normed``: heads of q
-    and k are normalized first; ``biased``: q, k and v have biases; ``early``: no kernel of the same chain writes
-    ``positions``, so they and the table are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow
-    the queries of each head; ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also
-    written to ``new``, if ``notes`` says so.
+    ``k_type``, ``v_type``: of the cache; ``n_rot``: 0 for no rotation; ``neox``: pairs are (i, i + n_rot / 2), else (2i,
+    2i + 1); ``normed``: heads of q and k are normalized, before their rotation or, if ``norm_after``, after it; ``biased``:
+    q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``, so they, the table and the factors
+    are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow the queries of each head;
+    ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also written to ``new``, if
+    ``notes`` says so; ``scaled``: queries are multiplied by the factors of their positions.
 
-    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, eps, scale,
-    n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
+    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, factors, eps,
+    scale, n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
     squares = make_squares(d_k)
     pairs = n_rot // 2
-    n_x, n_pairs, n_v = -(-d_k // 32), -(-pairs // 32), -(-d_v // 32)
+    n_x, n_pairs, n_v = -(-d_k // 32), max(1, -(-pairs // 32)), -(-d_v // 32)
+    norm_first, norm_last = normed and not norm_after, normed and norm_after
     k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
     quantized, noted = k_kind.quantized, noted and notes(k_kind, v_kind)
     append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
@@ -176,6 +181,13 @@ def rope(
                 x[j] = x[j] * r
         append_value(x, values, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
 
+    @device
+    def normalize(x, weight, eps):  # type: ignore[no-untyped-def]
+        """Normalize a head of q or k, the lane's elements in x."""
+        r = F(1.0) / F(math.sqrt(F(squares(x) / F(d_k) + eps)))
+        for j in range(n_x):
+            x[j] = x[j] * r * weight[j]
+
     @cuda.jit
     def rope(  # type: ignore[no-untyped-def]
         q,
@@ -191,6 +203,7 @@ def rope(
         q_bias,
         k_bias,
         v_bias,
+        factors,
         eps,
         scale,
         n_head,
@@ -233,13 +246,17 @@ def rope(
         if not early:
             wait_for_inputs()
         position = positions[row]
-        angles = advance(table, np.int64(position) * n_rot)
-        for j in range(n_pairs):
-            cos[j] = F(0.0)
-            sin[j] = F(0.0)
-            if lane + 32 * j < pairs:
-                cos[j] = angles[lane + 32 * j]
-                sin[j] = angles[pairs + lane + 32 * j]
+        if pairs > 0:
+            angles = advance(table, np.int64(position) * n_rot)
+            for j in range(n_pairs):
+                cos[j] = F(0.0)
+                sin[j] = F(0.0)
+                if lane + 32 * j < pairs:
+                    cos[j] = angles[lane + 32 * j]
+                    sin[j] = angles[pairs + lane + 32 * j]
+        factor = F(1.0)
+        if scaled and is_q:
+            factor = factors[position]
         if early:
             wait_for_inputs()
         for j in range(n_x):
@@ -248,26 +265,30 @@ def rope(
                 x[j] = source[head * d_k + lane + 32 * j]
                 if biased:
                     x[j] = x[j] + added[j]
-        if normed:
-            r = F(1.0) / F(math.sqrt(F(squares(x) / F(d_k) + eps)))
+        if norm_first:
+            normalize(x, weight, eps)
+        if pairs > 0:
             for j in range(n_x):
-                x[j] = x[j] * r * weight[j]
-        for j in range(n_x):
-            if lane + 32 * j < d_k:
-                whole[lane + 32 * j] = x[j]
-        cuda.syncthreads()
-        for j in range(n_pairs):
-            i = I(lane + 32 * j)
-            if i < pairs:
-                first = i if neox else I(2 * i)
-                second = I(i + pairs) if neox else I(2 * i + 1)
-                a, b = whole[first], whole[second]
-                whole[first] = fma(a, cos[j], -(b * sin[j]))
-                whole[second] = fma(a, sin[j], b * cos[j])
-        cuda.syncthreads()
-        for j in range(n_x):
-            if lane + 32 * j < d_k:
-                x[j] = whole[lane + 32 * j]
+                if lane + 32 * j < d_k:
+                    whole[lane + 32 * j] = x[j]
+            cuda.syncthreads()
+            for j in range(n_pairs):
+                i = I(lane + 32 * j)
+                if i < pairs:
+                    first = i if neox else I(2 * i)
+                    second = I(i + pairs) if neox else I(2 * i + 1)
+                    a, b = whole[first], whole[second]
+                    whole[first] = fma(a, cos[j], -(b * sin[j]))
+                    whole[second] = fma(a, sin[j], b * cos[j])
+            cuda.syncthreads()
+            for j in range(n_x):
+                if lane + 32 * j < d_k:
+                    x[j] = whole[lane + 32 * j]
+        if norm_last:
+            normalize(x, weight, eps)
+        if scaled and is_q:
+            for j in range(n_x):
+                x[j] = x[j] * factor
         if not is_q:
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
             append_key(x, keys, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)

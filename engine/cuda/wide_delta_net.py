@@ -204,10 +204,10 @@ def _make_steps(step: DeviceFunction, first: int, n: int) -> DeviceFunction:
 
 
 @kernel(F32P, F32P, I32P, *[i32] * 4, F32P, F32P, threads=THREADS)
-def delta_rule(d: int) -> KernelCode:
+def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     """Update the state of each head token by token, and write its results.
 
-    Arguments: y, gates, positions, n_k, rows, padded, slots, states, out.
+    Arguments: y, gates, positions, n_k, rows, padded, slots, states, out.  ``grouped``: neighbouring heads share a key.
     No kernel of the same chain writes the positions or the states: they are read before ``wait_for_inputs``.
     Grid: ``delta_net.grid(d, n_v)``.
     """
@@ -251,7 +251,8 @@ def delta_rule(d: int) -> KernelCode:
         own, column = I(thread & (LANES - 1)), I(thread >> 3)
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
         first_column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS)
-        group = I(U(head) % U(n_k))
+        share = I(U(n_v) // U(n_k)) if grouped else I(1)
+        group = I(U(head) // U(share) if grouped else U(head) % U(n_k))
         width = I(I(2 * n_k + n_v) * d)
         value = I(I(2 * n_k + head) * d + first_column)
         query, apart = I(group * d - value), I(I(n_k - 1) * d)

@@ -20,7 +20,7 @@ from engine.compile import cache as kernel_cache
 from engine.compile import pool
 from engine.compile.__main__ import main
 from engine.compile.jobs import CPUJob, noted
-from engine.cpu import add, embed, glu
+from engine.cpu import add, embed
 from engine.cpu.runtime.entry import Entry, entry_of
 from engine.hub.resolve import resolve
 from tests.conftest import REPOSITORY
@@ -68,15 +68,15 @@ def test_calls_are_noted_by_one_thread_and_made_by_others() -> None:
     out, other = np.zeros(4, np.float32), np.zeros(4, np.float32)
     jobs: dict[Any, None] = {}
     with noted(jobs):
-        glu.swiglu(x, x, out, 0, 4)
-        thread = threading.Thread(target=lambda: glu.swiglu(x, x, other, 0, 4))
+        add.add(x, x, out, 0, 4)
+        thread = threading.Thread(target=lambda: add.add(x, x, other, 0, 4))
         thread.start()
         thread.join(0.5)  # it may have to wait for its turn to compile
     thread.join()
     assert not out.any() and other.all()
     (job,) = jobs
-    assert isinstance(job, CPUJob) and (job.home, job.name) == ("engine.cpu.glu", "swiglu")
-    glu.swiglu(x, x, out, 0, 4)
+    assert isinstance(job, CPUJob) and (job.home, job.name) == ("engine.cpu.add", "add")
+    add.add(x, x, out, 0, 4)
     assert out.tolist() == other.tolist() and job.kept()
 
 

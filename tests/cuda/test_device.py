@@ -29,14 +29,16 @@ from engine.gguf.file import read_gguf
 from engine.gguf.quants import FORMATS, Format
 from engine.hub import catalog
 from engine.hub.resolve import resolve
+from engine.models.activation import GEGLU
 from engine.models.experts import Experts
 from engine.models.heads import Heads
-from engine.models.read_config import read_config
+from engine.models.registry import read_config
 from engine.models.weights import Weight
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import _random, make_model, random_blocks
 from engine.verify.layout import cached
 from engine.verify.tally import Tally
+from tests.activations import EVERY_ACTIVATION
 from tests.conftest import REPOSITORY, shared_model
 from tests.mirror import Mirror
 from tests.speculative.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
@@ -125,7 +127,7 @@ def test_matmul(gpu: Any, cpu: Any, name: str) -> None:
     """Every number of rows; row tiles and chains that are not full."""
     entry = BY_NAME[name]
     for rows, units in ((17, 3), (40, 17)):
-        columns = entry.unit * units if entry.quantized else 111 * units
+        columns = entry.block * units if entry.quantized else 111 * units
         weight = matrix(entry, rows, columns)
         held = gpu.weight(weight)
         for k in range(1, 17):
@@ -141,7 +143,7 @@ def test_wide_matmul(gpu: Any, cpu: Any, name: str) -> None:
     """More rows than a step has, of activations and of weights; tiles that are not full in both."""
     entry = BY_NAME[name]
     for rows, units, counts in ((17, 3, (17, 40, 128, 129)), (300, 8, (31, 257)), (128, 17, (64,))):
-        columns = entry.unit * units if entry.quantized else 111 * units
+        columns = entry.block * units if entry.quantized else 111 * units
         weight = matrix(entry, rows, columns)
         held = gpu.weight(weight)
         for k in counts:
@@ -168,8 +170,7 @@ def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: 
     gx, gy, gnorm = (gpu.upload(a) for a in (x, y, norm))
     sources: dict[str, tuple[Any, Any]] = {
         "rms_norm": ((x, norm, EPS), (gx, gnorm, EPS)),
-        "swiglu": ((x, y), (gx, gy)),
-        "geglu": ((x, y), (gx, gy)),
+        "activate": ((GEGLU, x, y), (GEGLU, gx, gy)),
         "plain": ((x,), (gx,)),
     }
 
@@ -198,7 +199,7 @@ def test_several_products_of_what_is_normalized_or_gated(gpu: Any, cpu: Any, k: 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_embed(gpu: Any, cpu: Any, name: str) -> None:
     entry = BY_NAME[name]
-    columns = entry.unit * 9 if entry.quantized else 333
+    columns = entry.block * 9 if entry.quantized else 333
     table = matrix(entry, 37, columns)
     held = gpu.weight(table)
     for tokens in ([36], [0, 15, 16, 31, 32, 36, 7, 7], list(range(16)), list(range(36, 0, -1))):
@@ -231,7 +232,12 @@ def test_inputs_of_layers(gpu: Any, cpu: Any, layers: int, n: int) -> None:
         same(found, cpu.per_layer_inputs(*given, 0.025, EPS))
 
 
-@pytest.mark.parametrize("formats", together("experts", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16"]))
+@pytest.mark.parametrize(
+    "formats",
+    together(
+        "experts", ["Q4_K Q5_0", "Q4_K Q8_0", "Q6_K Q8_0", "F16 F16", "IQ2_XS NVFP4", "NVFP4 MXFP4", "IQ3_S IQ4_NL"]
+    ),
+)
 def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> None:
     """A layer of Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
     n_expert, n_used, n_embd, n_ff = 24, 8, 2816, 704
@@ -239,7 +245,7 @@ def test_experts_beside_another_network(gpu: Any, cpu: Any, formats: str) -> Non
     router, scales = matrix(BY_NAME["F32"], n_expert, n_embd), activations(1, n_expert, 3)[0]
     gate, up = matrix(first, 2 * n_expert * n_ff, n_embd, 1).halves(2 * n_ff)
     down = matrix(last, n_expert * n_embd, n_ff, 2)
-    experts = Experts(n_expert, n_used, router, gate, up, down, None, "geglu", scales)
+    experts = Experts(n_expert, n_used, router, gate, up, down, None, GEGLU, scales)
     stacks = {name: gpu.weight(getattr(experts, name)) for name in ("router", "gate", "up", "down")}
     held, norms = replace(experts, **stacks, scales=gpu.upload(scales)), activations(2, n_embd, 4)
     for rows in (1, 2, 16, 17, 100):
@@ -273,7 +279,10 @@ def test_norms(gpu: Any, cpu: Any, n: int) -> None:
         same(found, cpu.rms_norm_add(x, y, weight, EPS, -0.37), "rms_norm_add")
 
 
-@pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (640, "Q5_0"), (3840, "Q4_K"), (5376, "Q6_K")])
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [(96, "Q8_0"), (640, "Q5_0"), (2880, "MXFP4"), (2880, "NVFP4"), (3840, "Q4_K"), (5376, "Q6_K"), (1920, "Q1_0")],
+)
 @pytest.mark.parametrize("normed", [True, False])
 def test_a_norm_that_is_added_on_the_way_to_int8(gpu: Any, cpu: Any, n: int, name: str, normed: bool) -> None:
     w = matrix(BY_NAME[name], 64, n)
@@ -297,15 +306,19 @@ def test_element_by_element(gpu: Any, cpu: Any) -> None:
     y, bias = np.ascontiguousarray(x[::-1]), x[3].copy()
     gx, gy, gbias = (gpu.upload(a) for a in (x, y, bias))
     with np.errstate(all="ignore"):
-        for name in ("swiglu", "geglu"):
-            (found,) = computed(gpu, plain, gpu, name, gx, gy)
-            expected = getattr(cpu, name)(x, y)
-            same(np.where(np.isnan(expected), F(0), found), np.where(np.isnan(expected), F(0), expected), name)
-            assert np.isnan(found[np.isnan(expected)]).all()
+        for activation in EVERY_ACTIVATION:
+            gate, ggate = (x, gx) if activation.gated else (None, None)
+            (found,) = computed(gpu, plain, gpu, "activate", activation, ggate, gy)
+            expected = cpu.activate(activation, gate, y)
+            where = np.isnan(expected)
+            same(np.where(where, F(0), found), np.where(where, F(0), expected), activation.kind)
+            assert np.isnan(found[where]).all()
         clean = np.where(np.isfinite(x), x, F(1))
         gclean, gother = gpu.upload(clean), gpu.upload(clean[::-1].copy())
         same(computed(gpu, gpu.add, gclean, gother)[0], cpu.add(clean, clean[::-1]), "add")
         same(computed(gpu, gpu.add, gclean, gbias)[0][:, 8:], cpu.add(clean, bias)[:, 8:], "add a bias")
+        same(computed(gpu, gpu.add, gclean, gother, 0.22)[0], cpu.add(clean, clean[::-1].copy(), 0.22), "add scaled")
+        same(computed(gpu, gpu.scale, gclean, 0.22)[0], cpu.scale(clean, 0.22), "scale")
         (found,) = computed(gpu, gpu.softcap, gclean, 30.0, twice=False)
         same(found, cpu.softcap(clean.copy(), 30.0), "softcap")
 
@@ -323,6 +336,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "wide groups": {"n_head": 16, "n_head_kv": 1, "d": 64, "window": 33},
     "wide heads, keys as values": {"n_head": 16, "n_head_kv": 1, "d": 512, "normed": True, "keys_only": True},
     "three wide heads to one": {"n_head": 6, "n_head_kv": 2, "d": 288, "normed": True, "window": 100},
+    "sinks": {"n_head": 16, "n_head_kv": 2, "d": 64, "biased": True, "window": 128, "sinks": True},
+    "norms after rotation": {"n_head": 12, "n_head_kv": 1, "d": 96, "normed": True, "norm_after": True, "n_rot": 48},
+    "no rotation": {"n_head": 8, "n_head_kv": 2, "d": 128, "rotated": False, "scaled": True, "sinks": True},
 }
 
 CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0")
@@ -348,6 +364,10 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         "neox": True,
         "n_rot": 0,
         "keys_only": False,
+        "norm_after": False,
+        "rotated": True,
+        "scaled": False,
+        "sinks": False,
         **LAYERS[layer],
     }
     n_head, n_head_kv, d = given["n_head"], given["n_head_kv"], given["d"]
@@ -364,21 +384,30 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     heads = Heads(
         n_head, n_head_kv, d, d, given["neox"], d**-0.5, EPS, norms[0], norms[1], biases, v_normed=given["keys_only"]
     )
+    heads = replace(
+        heads,
+        norm_after=given["norm_after"],
+        # Some are much larger than all scores, some much smaller.
+        sinks=normal(n_head) * F(20) if given["sinks"] else None,
+        query_scales=1 + rng.random(n_ctx, F) if given["scaled"] else None,
+    )
     on_gpu = replace(
         heads,
+        sinks=None if heads.sinks is None else gpu.upload(heads.sinks),
+        query_scales=None if heads.query_scales is None else gpu.upload(heads.query_scales),
         q_norm=None if norms[0] is None else gpu.upload(norms[0]),
         k_norm=None if norms[1] is None else gpu.upload(norms[1]),
         biases=None if biases is None else tuple(gpu.upload(b) for b in biases),
     )
     angles = rng.uniform(-np.pi, np.pi, (n_ctx, (given["n_rot"] or d) // 2))
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F) if given["rotated"] else None
     shape = LayerShape(n_head_kv, d, d, given["window"])
     mine = shape.layer(n_ctx, max(counts), types, np.zeros)
     # Lanes that have never been written are NaN: they must have no effect.
     poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
     poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
     theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)))
-    gtable = gpu.upload(table)
+    gtable = None if table is None else gpu.upload(table)
     first = 0
     while first < 300:
         rows = counts[first % 5]
@@ -461,8 +490,20 @@ MODELS = [
     *(("tiny-gemma4", quant) for quant in ("Q4_K_M", "Q8_0")),
     *(("tiny-gemma4-moe", quant) for quant in ("Q4_K_M", "F16")),
     *(("tiny-gemma4-e", quant) for quant in ("Q4_K_M", "BF16")),
+    *(("tiny-gpt-oss", quant) for quant in ("Q4_K_M", "Q8_0", "F32")),
+    *(("tiny-glm4moe", quant) for quant in ("Q4_K_M", "IQ3_S", "F16")),
+    *(("tiny-qwen3", quant) for quant in ("IQ2_XS", "IQ1_M", "NVFP4", "TQ1_0")),
 ]
-MIXED = ("tiny-qwen3moe", "tiny-qwen35", "tiny-qwen35moe", "tiny-gemma4", "tiny-gemma4-moe", "tiny-gemma4-e")
+MIXED = (
+    "tiny-qwen3moe",
+    "tiny-gpt-oss",
+    "tiny-glm4moe",
+    "tiny-qwen35",
+    "tiny-qwen35moe",
+    "tiny-gemma4",
+    "tiny-gemma4-moe",
+    "tiny-gemma4-e",
+)
 
 
 @pytest.fixture(scope="module")
@@ -533,6 +574,10 @@ WIDE = [
     ("tiny-gemma4", "Q8_0", "q8_0"),
     ("tiny-gemma4-moe", "Q4_K_M", "f16"),
     ("tiny-gemma4-e", "Q4_K_M", "f16"),
+    ("tiny-gpt-oss", "Q4_K_M", "f16"),
+    ("tiny-gpt-oss", "Q8_0", "q8_0"),
+    ("tiny-glm4moe", "Q4_K_M", "f16"),
+    ("tiny-glm4moe", "IQ2_S", "f32"),
 ]
 
 

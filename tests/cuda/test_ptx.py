@@ -31,6 +31,7 @@ from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.products import wide_experts, wide_matmul
+from engine.cuda.products.experts import Finish
 from engine.cuda.runtime.compiler import (
     F32P,
     KERNELS,
@@ -43,6 +44,7 @@ from engine.cuda.runtime.compiler import (
     intermediate,
 )
 from engine.cuda.runtime.ptx import check, instructions, statements
+from engine.models.experts import Routing
 from tests.tiers import few
 
 pytestmark = [pytest.mark.together("ptx"), pytest.mark.begin(-3)]
@@ -69,6 +71,8 @@ its registers depends on the version of the assembler."""
 
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
+_LARGE_UNITS = ["IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ2_0", "TQ1_0"]
+_FEW_BITS = [*_LARGE_UNITS, "NVFP4", "Q1_0"]
 
 _ROPE = [
     ("f16", "f16", 128, 128, 128, True, True, False, True, False, False),
@@ -80,6 +84,8 @@ _ROPE = [
     ("q4_0", "q4_0", 256, 256, 256, True, True, False, True, False, True),
     ("q8_0", "q4_0", 128, 64, 128, False, False, True, True, False, False),
     ("f16", "q8_0", 512, 512, 512, True, True, False, True, False, True),
+    ("q8_0", "q4_0", 128, 128, 128, True, True, False, True, False, False, True, True, True),
+    ("f16", "f16", 96, 96, 0, False, False, True, True, False, False, True, False, True),
 ]
 
 _ATTENTION = [
@@ -90,6 +96,9 @@ _ATTENTION = [
     attention.geometry(2, 8, 8, 192, 128, half=False, n_slots=9, multiprocessors=132, early=False),
     attention.geometry(1, 24, 4, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
     attention.geometry(4, 16, 2, 256, 256, half=True, n_slots=64, multiprocessors=132, early=True, gated=True),
+    attention.geometry(1, 64, 8, 64, 64, half=True, n_slots=64, multiprocessors=132, early=True, sinks=True),
+    attention.geometry(1, 96, 8, 96, 96, half=True, n_slots=64, multiprocessors=132, early=True),
+    attention.geometry(8, 40, 10, 80, 80, half=True, n_slots=64, multiprocessors=132, early=True),
 ]
 
 _DIRECT = [
@@ -98,6 +107,7 @@ _DIRECT = [
     ((1, 16, 8, 256, 256, "q8_0", "q8_0", 17), True),
     ((1, 16, 1, 512, 512, "f16", "f16", 512), True),
     ((3, 24, 4, 256, 256, "q4_0", "q4_0", 512), False),
+    ((1, 96, 8, 96, 96, "q8_0", "q8_0", 512), True),
 ]
 
 _TILED = [
@@ -109,18 +119,57 @@ _TILED = [
     (16, 1, 512, 512, "q4_0", "f16", False),
 ]
 
+_TILED_SINKS = [(64, 8, 64, 64, "f16", "f16", False), (32, 8, 128, 128, "q8_0", "q4_0", True)]
+
+_ROUTINGS = [
+    (32, Routing(biased=True)),
+    (128, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5)),
+    (64, Routing("softmax", normalized=False)),
+    (256, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5, n_group=8, n_group_used=4)),
+    (160, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3)),
+    (512, Routing("softmax", biased=True, selected=True, floor=2**-14)),
+    (256, Routing("sqrt_softplus", floor=2**-14, weight_scale=1.5, tabled=True)),
+    (256, Routing("sqrt_softplus", selected=True, floor=2**-14, weight_scale=1.5)),
+]
+
+_EXPERTS = [
+    (("MXFP4", "MXFP4"), 1, 4, False, False, 32, False, _ROUTINGS[0][1], Finish(False, True)),
+    (("MXFP4", "MXFP4"), 16, 4, False, False, 0, False, Routing(), Finish(False, True)),
+    (("MXFP4",), 1, 4, False, True, 0, False, Routing(), Finish(False, True)),
+    (("NVFP4", "NVFP4"), 8, 8, True, False, 0, False, Routing(), Finish(True, False)),
+    (("Q4_K",), 8, 8, True, True, 0, False, Routing(), Finish(True, True)),
+    *((("Q4_K", "Q4_K"), 1, 8, True, False, n, n == 160, law) for n, law in _ROUTINGS[1:]),
+]
+"""Products of experts by other laws of the choice, and with factors and biases."""
+
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "accept": [("exact",), ("ratio",), ("p-min",)],
-    "add": [()],
+    "activate": [
+        ("swiglu",),
+        ("geglu",),
+        ("swiglu_oai",),
+        ("swiglu_clamped",),
+        ("swiglu_limited",),
+        ("relu2",),
+        ("xielu",),
+    ],
+    "add": [(), (True,)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
-    "attend_tiles": [tiled_attention.geometry(1024, *sizes, 227 << 10)[0].constants for sizes in _TILED],
+    "attend_tiles": [
+        tiled_attention.geometry(1024, *sizes, 227 << 10, sizes in _TILED_SINKS)[0].constants
+        for sizes in (*_TILED, *_TILED_SINKS)
+    ],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
-    "combine": [*(geometry.combine.constants for geometry in _ATTENTION[1:6]), (512, True, False, True)],
+    "combine": [
+        *(geometry.combine.constants for geometry in (*_ATTENTION[1:6], _ATTENTION[7])),
+        (512, True, False, True),
+        (128, True, True, True, True),
+    ],
     "combine_quantize": [
         (256, 128, True, False),
         (32, 64, True, False),
@@ -128,18 +177,19 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 96, False, False),
         (256, 512, True, False, True),
         (32, 64, True, True, True),
+        (32, 64, True, False, False, True),
+        (256, 128, True, True, True, True),
     ],
     "convolve": [(128, 4), (96, 3), (32, 1)],
-    "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1)],
-    "delta_rule": [(128,), (96,), (32,)],
+    "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
+    "delta_rule": [(128,), (96,), (32,), (128, True)],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
-    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] if name != "Q4_K")],
+    "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
     "gated_norm": [(128,), (32,)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
-    "geglu": [()],
-    "join": [(8, True, True), (8, False, True), (8, False, False)],
+    "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
     "keep_rows": [()],
     "matmul_experts": [
         (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
@@ -151,15 +201,27 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q8_0",), 16, 8, True, True),
         (("Q4_K", "Q4_K"), 1, 8, False, False, 128, True),
         (("Q8_0", "Q8_0"), 1, 8, False, False, 128, True),
-        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2])),
+        *_EXPERTS,
+        *(((name,), (1, 8, 16)[k % 3], 8, k % 2 == 0, True) for k, name in enumerate(_FORMATS[::2] + _FEW_BITS)),
     ],
-    "matmul_experts_float": [("F16", 8, False), ("F32", 8, True)],
-    "matmul_experts_wide": [("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)],
+    "matmul_experts_float": [("F16", 8, False), ("F32", 8, True), ("BF16", 4, True, Finish(True, True))],
+    "matmul_experts_wide": [
+        *(("IQ4_XS", 1), ("Q4_K", 8), ("Q8_0", 1)),
+        *(("MXFP4", 4, False, Finish(False, True)), ("NVFP4", 1, False, Finish(True, False))),
+        ("Q4_K", 8, False, Finish(True, True)),
+        *(("IQ2_XS", 8), ("IQ1_S", 1), ("TQ1_0", 8), ("NVFP4", 1), ("Q1_0", 8)),
+    ],
     "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
     "matmul_join": [
         ("Q6_K", 2, 8, True),
         ("Q4_K", 3, 8, False),
-        *((name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1) for k, name in enumerate(_FORMATS[7::2])),
+        ("Q6_K", 1, 6, True, "swiglu", False),
+        ("Q4_K", 2, 8, False, "swiglu_oai", True, Finish(False, True)),
+        ("Q4_K", 3, 4, True, "relu2", False, Finish(True, True)),
+        *(
+            (name, (1, 2, 6)[k % 3], (8, 8, 4)[k % 3], k % 3 == 1)
+            for k, name in enumerate(_FORMATS[7::2] + _LARGE_UNITS)
+        ),
     ],
     "matmul_quantized": [
         (("Q4_K",), 1, False, False),
@@ -169,16 +231,24 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q4_K", "Q4_K", "Q6_K"), 1, False, False, 4),
         (("Q4_K", "Q4_K", "Q6_K"), 8, False, False, 4),
         (("Q4_K",), 8, True, False, 12),
-        *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:])),
+        *(((name,), (1, 8)[k % 2], True, False, 16) for k, name in enumerate(_FORMATS[7:] + _LARGE_UNITS)),
         *(((name,), (8, 16)[k % 2], bool(k % 2), k % 4 == 0) for k, name in enumerate(_FORMATS)),
+        *(((name,), (1, 16)[k % 2], bool(k % 2), False) for k, name in enumerate(_FEW_BITS)),
     ],
-    "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",)],
+    "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",), *((name,) for name in _FEW_BITS)],
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [()],
     "per_layer_inputs": [(256,), (96,)],
     "place": [()],
     "propose": [(False,), (True,)],
-    "quantize": [(256, "swiglu"), (32, "plain"), (32, "geglu"), (256, "plain", True)],
+    "quantize": [
+        (256, "swiglu"),
+        (32, "plain"),
+        (32, "geglu"),
+        (256, "plain", True),
+        (32, "swiglu_oai"),
+        (256, "relu2"),
+    ],
     "read_sum": [()],
     "repack": [(144,), (17,)],
     "rms_norm": [()],
@@ -191,13 +261,13 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 96, True),
         (32, 96, False),
     ],
-    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True)],
+    "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True), (16, 2880), (128, 2048)],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
-    "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True)],
+    "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True), *((n, 8, n == 160, law) for n, law in _ROUTINGS)],
+    "scale": [()],
     "softcap": [()],
     "sort_pairs": [()],
-    "swiglu": [()],
 }
 """Examples of the constants of each kernel; the first is the most common one."""
 
@@ -272,6 +342,8 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     assert check(ptx) == []
     opcodes = instructions(ptx)
     for start in EXPECTED.get(name, ()):
+        if start == "ld.global.v" and "NVFP4" in constants[0]:
+            start = "ld.global.u32"  # 16 activations of a row are four words, one for each lane
         assert any(opcode.startswith(start) for opcode in opcodes), f"no {start}"
     check_target(ptx, target)
     spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
@@ -280,7 +352,7 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     assert max(map(int, spilled.groups())) <= allowed
 
 
-@pytest.mark.parametrize("name", _FORMATS)
+@pytest.mark.parametrize("name", _FORMATS + _FEW_BITS)
 def test_wide_products_fit(name: str) -> None:
     """They fit into the shared memory of any GPU that supports them, with large blocks if possible."""
     for most, small in ((227 << 10, 0), (LEAST_SHARED, 1), (0, 1)):

@@ -79,6 +79,7 @@ class Geometry:
     gated: bool
     rotated: bool = False
     n_slots: int = 0
+    sinks: bool = False
 
     @property
     def quantizes(self) -> bool:
@@ -89,7 +90,7 @@ class Geometry:
 
     def quantized(self, unit: int) -> Specialization:
         """The kernel that joins chunks and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256 threads."""
-        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated)
+        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated, self.sinks)
 
 
 def slots(capacity: int, window: int) -> int:
@@ -125,13 +126,14 @@ def geometry(
     tasks: int = 0,
     gated: bool = False,
     past: bool = False,
+    sinks: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
     ``early``: no kernel of the same chain writes the positions, nor what earlier passes have appended, so both are read
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
     multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
-    contents of the cache.
+    contents of the cache.  ``sinks``: heads have them.
     Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -152,13 +154,14 @@ def geometry(
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
-        combine(d_v, early, gated),
+        combine(d_v, early, gated, False, sinks),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
         early,
         gated,
         n_slots=n_slots,
+        sinks=sinks,
     )
 
 

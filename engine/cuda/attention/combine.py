@@ -1,17 +1,17 @@
 """Joining the chunks of attention: the per-chunk results of ``engine/cuda/attention/attend.py`` become the final result.
 
 Formula: over the chunks i that a row sees, with maxima m_i, sums l_i and weighted values o_i:
-    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; out = O / L,
-    rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated
-    (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
+    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; a head's sink s joins last,
+    with m = s, l = 1, o = 0; out = O / L, rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times
+    sigmoid(gate) where heads are gated (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot
-    0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is read; out float32
-    [rows, n_head, d_v], or int8 as in ``engine/cuda/products/quantize.py``.
+    0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is read; sink float32
+    [n_head]; out float32 [rows, n_head, d_v], or int8 as in ``engine/cuda/products/quantize.py``.
 Who owns what: ``combine``: a block owns 32 elements of one head of one row; ``combine_quantize``: a thread owns one element,
     a block 256 of a row.  No grid depends on a position.
 Reduction order: that of the mirror, chunks in rising order.  The maximum over the earlier chunks is exact in any order, so
     the factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed in parallel, and only L = fma(L, a_i, b_i l_i) and
-    O = fma(O, a_i, b_i o_i) sequentially.
+    O = fma(O, a_i, b_i o_i) sequentially.  A sink: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a.
 Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result, or about 1.2 if it becomes int8, and 4
     for its gate.
 """
@@ -64,15 +64,24 @@ def first_visible(position, window):  # type: ignore[no-untyped-def]
     return max(I(0), I(position - window + 1)) if window > 0 else I(0)
 
 
+@device
+def join_sink(maximum, total, s):  # type: ignore[no-untyped-def]
+    """Join a sink to the chunks of a head, whose maximum and sum are given: (the factor of their values, the new sum)."""
+    joined = max(maximum, s)
+    a = exp(maximum - joined)
+    return a, fma(total, a, exp(s - joined))
+
+
 # --- as float32 ------------------------------------------------------------------------------------------------
 
 
-@kernel(F32P, U32P, I32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
-def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> KernelCode:
+@kernel(F32P, U32P, I32P, F32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
+def combine(d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bool = False) -> KernelCode:
     """Join the chunks of a row in rising order; the result is float32.
 
-    Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), out, slots, window; ``early``: no kernel
-    of the same chain writes the positions; ``rotated``: values are quantized, d_v a multiple of 32.
+    Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads
+    have them), out, slots, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: values are
+    quantized, d_v a multiple of 32.
     Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.
     """
     d_pad = padded(d_v)
@@ -93,7 +102,7 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Kernel
                     words[4 * k + e] = vector[e]
 
     @cuda.jit
-    def combine(weights, sums, positions, gate, out, slots, window):  # type: ignore[no-untyped-def]
+    def combine(weights, sums, positions, gate, sink, out, slots, window):  # type: ignore[no-untyped-def]
         let_next_begin()
         factors = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
         terms = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
@@ -105,6 +114,9 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Kernel
         warp, lane = I(thread >> 5), I(thread & 31)
         n_head = I(cuda.gridDim.x)
         head = I(cuda.blockIdx.y * n_head + cuda.blockIdx.x)
+        s = F(0.0)
+        if sinks:
+            s = sink[cuda.blockIdx.x]
         if not early:
             wait_for_inputs()
         place = positions[cuda.blockIdx.y]
@@ -181,6 +193,9 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False) -> Kernel
             first = after
             cuda.syncthreads()
         if warp == 0 and column < d_v:
+            if sinks:
+                a, total = join_sink(maximum, total, s)
+                element = element * a
             element = element / total
             if rotated:
                 element = rotate(element)
@@ -239,13 +254,15 @@ def _make_join(d_v: int, first: int, n: int) -> tuple[DeviceFunction, DeviceFunc
     return fetch_few, join_few
 
 
-@kernel(F32P, F32P, I32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
-def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False) -> KernelCode:
+@kernel(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
+def combine_quantize(
+    unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bool = False
+) -> KernelCode:
     """Join the chunks of a row in rising order and quantize the result to int8, one scale per ``unit`` values.
 
-    Arguments: weights, sums, positions, gate, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.  ``early``:
-    no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: values are quantized; d_v is a
-    multiple of 32.
+    Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.
+    ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: values are quantized;
+    ``sinks``: heads have sinks, and sink is read; d_v is a multiple of 32.
     A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
@@ -254,7 +271,9 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: boo
     store = make_store(unit)
 
     @cuda.jit
-    def combine_quantize(weights, sums, positions, gate, q, d, sums_of_q, columns, slots, window):  # type: ignore[no-untyped-def]
+    def combine_quantize(  # type: ignore[no-untyped-def]
+        weights, sums, positions, gate, sink, q, d, sums_of_q, columns, slots, window
+    ):
         let_next_begin()
         factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
@@ -271,6 +290,9 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: boo
         pairs = I(head * slots)
         weights = advance(weights, 2 * pairs)
         sums = advance(sums, np.int64(pairs) * d_v + I(at % d_v + lane))
+        s = F(0.0)
+        if sinks and inside:
+            s = sink[I(at // d_v)]
         if not early:
             wait_for_inputs()
         place = positions[row]
@@ -317,6 +339,9 @@ def combine_quantize(unit: int, d_v: int, early: bool, gated: bool, rotated: boo
                     pair = load2(weights, 2 * min(lane, I(n - 1)))
                 element, total = join(sums, count, n, factor, share, term, x, element, total)
                 cuda.syncwarp()
+            if sinks:
+                a, total = join_sink(maximum, total, s)
+                element = element * a
             element = element / total
             if rotated:
                 element = rotate(element)

@@ -73,11 +73,13 @@ def geometry(
     early: bool,
     tasks: int = 0,
     gated: bool = False,
+    sinks: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
-    (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate.
+    (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
+    ``sinks``: heads have them.
     Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -103,7 +105,7 @@ def geometry(
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
-        combine(d_v, early, gated, rotated),
+        combine(d_v, early, gated, rotated, sinks),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
@@ -111,6 +113,7 @@ def geometry(
         gated,
         rotated,
         n_slots,
+        sinks,
     )
 
 

@@ -22,9 +22,10 @@ def rotate(
     v: Tensor | None,
     cache: LayerCache[Tensor],
     positions: Tensor,
-    table: Tensor,
+    table: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Record the rotation of queries and keys and the storing of keys and values, if there are any, in the cache.
+    """Record the rotation of queries and keys, unless ``table`` is None, and the storing of keys and values, if there are
+    any, in the cache, with what comes before and after rotation.
 
     Returns the rotated queries (with scales if they are int8), and the stored keys and values as words if attention reads
     these, else None.
@@ -39,13 +40,14 @@ def rotate(
     noted = rope.notes(*kinds) and n_head_kv > 0 and rows <= STEP_ROWS
     new = recorder.empty((rows, n_head_kv, d_k + d_v), np.uint32) if noted else None
     biased, normed = heads.biases is not None, heads.q_norm is not None
-    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS
-    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2], *how)
+    scaled = q is not None and heads.query_scales is not None
+    how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS, heads.norm_after, scaled
+    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2] if table else 0, *how)
     given: tuple[Argument, ...] = (
         *(q or 0, k or 0, v or 0),
         *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
-        *(positions, table, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
-        *(heads.eps, heads.scale, n_head, cache.keys.shape[1]),
+        *(positions, table or 0, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
+        *(heads.query_scales or 0, heads.eps, heads.scale, n_head, cache.keys.shape[1]),
         *(query[0], query[-1], new or 0, cache.keys, cache.values),
     )
     written = dict(zip(("query", "query_scales"), query, strict=False)) if n_head else {}
@@ -70,7 +72,7 @@ def attend(
     rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
     slots = attention.slots(chunks * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
-    options = {"early": True, "gated": heads.gated}
+    options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None}
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if attention.takes(k, v, cache.d_k, cache.d_v):
@@ -84,7 +86,7 @@ def attend(
     read = (*given, cache.keys, cache.values, positions)
     seen = (*read, mass, values, rows, chunks, slots, window, heads.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
-    return Attended(mass, values, positions, gate, shape, slots, window, heads.n_head * cache.d_v)
+    return Attended(mass, values, positions, gate, heads.sinks, shape, slots, window, heads.n_head * cache.d_v)
 
 
 def attend_wide(
@@ -102,9 +104,9 @@ def attend_wide(
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
-        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared)
+        kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared, heads.sinks is not None)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
-        places = *given, cache.keys, cache.values, positions, gate or 0, out
+        places = *given, cache.keys, cache.values, positions, gate or 0, heads.sinks or 0, out
         arguments = (*places, rows, cache.keys.shape[1], window, heads.scale)
         recorder.launch(kernel, grid, block, arguments, result=out)
         return out

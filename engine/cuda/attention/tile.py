@@ -330,11 +330,12 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
     return a * UNIT, b * UNIT, c * UNIT, d * UNIT
 
 
-def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> DeviceFunction:
-    """The device function ``finish(i, element, totals, gate, out, task, last, head0, n_head, column)``, i = 0: divide element
-    [8, columns] by the totals of their pairs, rotate it back if values are quantized (``rotated``), multiply it by the gates,
+def make_finish(tile: Tile, group: int, gated: bool, rotated: bool, sinks: bool) -> DeviceFunction:
+    """The device function ``finish(i, element, totals, gate, out, task, last, head0, n_head, column)``, i = 0: multiply
+    element [8, columns] by the factors of their pairs, [at_once, pairs] behind the totals, if heads have sinks (``sinks``),
+    divide it by the totals, rotate it back if values are quantized (``rotated``), multiply it by the gates,
     and write it to out; ``task``: the number of the thread's first pair, of 0 .. last."""
-    columns, d_v, quads = tile.columns, tile.d_v, tile.quads
+    columns, d_v, quads, factors = tile.columns, tile.d_v, tile.quads, tile.at_once * tile.pairs
 
     @device
     def finish(i, element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
@@ -344,6 +345,9 @@ def make_finish(tile: Tile, group: int, gated: bool, rotated: bool) -> DeviceFun
         head = I(I(row * n_head) + I(head0 + I(own - row * group)))
         for k in range(columns // 4):
             d, start = I(column + 4 * quads * k), i * columns + 4 * k
+            if sinks:
+                for e in range(4):
+                    element[start + e] = element[start + e] * totals[factors + pair]
             a, b = element[start] / total, element[start + 1] / total
             c, e = element[start + 2] / total, element[start + 3] / total
             if rotated:

@@ -2,17 +2,18 @@
 needed.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1),
-    rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated
-    (``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
+    where a head's sink is one more score of its softmax, with the value 0; rotated back where values are quantized
+    (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated (``engine/cpu/attention.py``,
+    ``engine/cpu/glu.py``).
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled, and
     float32 [rows, n_head, d_k / 32]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
     float32 or two float16, or as ``engine/cache/types.py`` says; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
-    read; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
+    read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
     owns 8 pairs and 4 or 8 elements.  The longest tiles begin first.  No grid depends on a position.
 Reduction order: that of the mirror: one chain per score and per element of a chunk's weighted sum, the halving tree of 64 for
-    the sum of weights, chunks joined in rising order.
+    the sum of weights, chunks joined in rising order, a sink after them.
 Bytes moved: per tile 4 d_k per pair in for each group of chunks, or d_k + d_k / 8 once if keys are quantized, 4 d_v out, and
     (d_k + d_v) * element size per position.
 """
@@ -21,7 +22,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType
-from engine.cuda.attention.combine import first_visible
+from engine.cuda.attention.combine import first_visible, join_sink
 from engine.cuda.attention.quantized_tile import make_query, make_scores, make_values
 from engine.cuda.attention.tile import DIMENSIONS, Tile, make_finish, make_join, make_steps, make_sum_run, make_weigh
 from engine.cuda.attention.weigh import visible
@@ -98,35 +99,47 @@ def geometry(
     v_type: str,
     gated: bool,
     shared: int,
+    sinks: bool = False,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
-    bytes of shared memory."""
+    bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
-    return attend_tiles(k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, gated), grid, THREADS
+    constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, gated, sinks
+    return attend_tiles(*constants), grid, THREADS
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
 
 
 def _bytes(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool
+    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, *_: bool
 ) -> int:
     return 4 * Tile(d_k, d_v, pairs, own, threads, CACHE_TYPES[k_type].quantized).size
 
 
 @kernel(
-    *(U32P, F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, f32),
+    *(U32P, F32P, U32P, U32P, I32P, F32P, F32P, F32P, i32, i32, i32, f32),
     threads=lambda *constants: constants[7],
     shared=_bytes,
 )
 def attend_tiles(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, gated: bool
+    k_type: str,
+    v_type: str,
+    d_k: int,
+    d_v: int,
+    group: int,
+    pairs: int,
+    own: int,
+    threads: int,
+    gated: bool,
+    sinks: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
     Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, gate (not read unless
-    ``gated``), out, rows, chunks (of the ring), window, scale (not used where keys are quantized).
+    ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, chunks (of the ring), window, scale (not used
+    where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``: of a ``Tile``; d_k: a multiple of 16, d_v: of 8, and
     each of 32 where quantized.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
@@ -173,7 +186,7 @@ def attend_tiles(
     full_run, masked_run = (make_sum_run(tile, masked) for masked in (False, True))
     a_further, b_further, positions, turn = UNROLLED * pairs, UNROLLED * pitch, tile.positions, tile.turn
     hide, weigh, total, mark = make_weigh(tile)
-    join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values)
+    join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
 
     def make_put(half: bool) -> DeviceFunction:
         """The device function ``put(to, at, words, k)``: store the vector words[k : k + 4] of elements as float32 in
@@ -295,7 +308,7 @@ def attend_tiles(
         return maximum, mass
 
     @cuda.jit
-    def attend_tiles(q, q_scales, keys, values, at, gate, out, rows, chunks, window, scale):  # type: ignore[no-untyped-def]
+    def attend_tiles(q, q_scales, keys, values, at, gate, sink, out, rows, chunks, window, scale):  # type: ignore[no-untyped-def]
         let_next_begin()
         memory = pointer(cuda.shared.array(0, np.float32, ALIGNED))
         places = pointer(cuda.shared.array(pairs, np.int32, ALIGNED))
@@ -438,6 +451,11 @@ def attend_tiles(
             chunk = after
         cuda.syncthreads()
         if thread < pairs:
+            if sinks:
+                # The row's number is found again: a register for it would be occupied in all loops.
+                own_task = min(last_task, I(task0 + thread))
+                of_head = I(head0 + I(U(own_task) % U(group)))
+                memory[I(masses_at + thread)], mass = join_sink(maximum, mass, sink[of_head])
             memory[I(tops_at + thread)] = mass
         cuda.syncthreads()
         totals = advance(memory, I(tops_at + I(sum_pair + 4 * across)))

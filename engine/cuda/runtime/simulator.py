@@ -68,6 +68,7 @@ __all__ = [
     "load4",
     "mma16",
     "mma32",
+    "mma32_onto",
     "mma_half",
     "pick_bytes",
     "pointer",
@@ -397,6 +398,12 @@ def _mma_law(given: list[Register]) -> list[tuple[Register, ...]]:
 def mma32(a0: Register, a1: Register, a2: Register, a3: Register, b0: Register, b1: Register) -> Register:
     """16 weight rows times 8 activation rows over 32 positions, int32."""
     return _meet("mma32", (a0, a1, a2, a3, b0, b1), _mma_law)
+
+
+def mma32_onto(*operands: Register) -> Register:
+    """``mma32`` added to int32 sums."""
+    products = mma32(*operands[:6])
+    return tuple(np.int32(x + c) for x, c in zip(products, operands[6:], strict=True))
 
 
 def mma16(a0: Register, a1: Register, b0: Register) -> Register:

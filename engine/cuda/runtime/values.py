@@ -7,19 +7,19 @@ computes and quantizes the value.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from engine.cuda import delta_net, glu, rms_norm
 from engine.cuda.attention import attend as attention
 from engine.cuda.products import quantize
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
+from engine.models.activation import Activation
 
 
 class Deferred(ABC):
     """A value [rows, columns] that is computed when it is used; it may be used only once."""
 
-    inputs: ClassVar[tuple[str, ...]]
+    inputs: tuple[str, ...]
     """The names of the fields that hold its inputs, in the order of the operation's arguments."""
 
     @property
@@ -114,41 +114,48 @@ class GatedNormalized(Deferred):
 
 @dataclass
 class Gated(Deferred):
-    """activation(gate) * up, both [rows, n]; activation: "swiglu" or "geglu"."""
+    """The activation of gate and up, both [rows, n]; gate is None if the activation has none."""
 
-    inputs = ("gate", "up")
-
-    gate: Tensor
+    gate: Tensor | None
     up: Tensor
-    activation: str
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        self.inputs = ("up",) if self.gate is None else ("gate", "up")
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return self.gate.shape
+        return self.up.shape
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that computes the value as float32."""
-        kernel = {"swiglu": glu.swiglu, "geglu": glu.geglu}[self.activation]()
-        recorder.launch(kernel, (-(-out.size // 256),), 256, (self.gate, self.up, out.size, out), result=out)
+        kernel, gate = glu.activate(self.activation.kind), self.up if self.gate is None else self.gate
+        arguments = (gate, self.up, out.size, *self.activation.numbers, out)
+        recorder.launch(kernel, (-(-out.size // 256),), 256, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
         """The value as int8."""
-        return _quantize(recorder, self.activation, self.gate, self.up, unit, wide)
+        to, columns = recorder.int8(unit, *self.shape), self.shape[1]
+        kernel, gate = quantize.quantize(unit, self.activation.kind, wide), self.up if self.gate is None else self.gate
+        arguments = (gate, self.up, columns, *self.activation.numbers, *to)
+        recorder.launch(kernel, runs(self.shape)[::-1], quantize.RUN, arguments, **to._asdict())
+        return to
 
 
 @dataclass
 class Attended(Deferred):
     """The result of attention [rows, columns] before its chunks are joined (``engine/cuda/attention/combine.py``): the
     largest score and the sum of each chunk in ``mass``, and the weighted ``values``; multiplied by sigmoid(gate) if heads are
-    gated."""
+    gated; ``sinks`` join last, if there are any."""
 
-    inputs = ("mass", "values", "positions", "gate")
+    inputs = ("mass", "values", "positions", "gate", "sinks")
 
     mass: Tensor
     values: Tensor
     positions: Tensor
     gate: Tensor | None
+    sinks: Tensor | None
     geometry: attention.Geometry
     slots: int
     window: int
@@ -161,7 +168,7 @@ class Attended(Deferred):
 
     @property
     def _parts(self) -> tuple[Argument, ...]:
-        return self.mass, self.values, self.positions, self.gate or 0
+        return self.mass, self.values, self.positions, self.gate or 0, self.sinks or 0
 
     def write(self, recorder: Recorder, out: Tensor) -> None:
         """Record the launch that joins the chunks."""
@@ -196,16 +203,10 @@ def runs(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _quantized_array(recorder: Recorder, x: Tensor, unit: int, wide: bool) -> Int8:
-    return _quantize(recorder, "plain", x, x, unit, wide)
-
-
-def _quantize(recorder: Recorder, source: str, gate: Tensor, up: Tensor, unit: int, wide: bool) -> Int8:
-    """Record the quantization by ``engine/cuda/products/quantize.py``.  source: "plain" (``gate`` and ``up`` are one array)
-    or an activation."""
-    to, columns = recorder.int8(unit, *gate.shape), gate.shape[1]
-    if source != "plain" or not _add_and_quantize(recorder, gate, (0, 0.0), unit, wide, to):
-        kernel, grid = quantize.quantize(unit, source, wide), runs(gate.shape)[::-1]
-        recorder.launch(kernel, grid, quantize.RUN, (gate, up, columns, *to), **to._asdict())
+    to, columns = recorder.int8(unit, *x.shape), x.shape[1]
+    if not _add_and_quantize(recorder, x, (0, 0.0), unit, wide, to):
+        kernel, arguments = quantize.quantize(unit, "plain", wide), (x, x, columns, 0.0, 0.0, 0.0, 0.0, *to)
+        recorder.launch(kernel, runs(x.shape)[::-1], quantize.RUN, arguments, **to._asdict())
     return to
 
 

@@ -32,6 +32,7 @@ from tests.mirror import Mirror as CPU
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
+NO_SINKS = np.empty(0, np.float32)
 
 
 def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.random.Generator) -> tuple[Any, Any]:
@@ -65,6 +66,7 @@ def agree(
     seed: int | None = None,
     unseen: bool = False,
     gated: bool = False,
+    sinks: np.ndarray = NO_SINKS,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds the cache as it
     was before the rows."""
@@ -77,7 +79,7 @@ def agree(
     bits = 16 if half else 32
     given = (ring.reshape(*ring.shape[:2], -1).view(np.uint32) for ring in (keys, values))
     none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
-    mirror.attend(bits, bits)(q, *none, *given, at, SCALE, window, expected, 0, rows * n_head)
+    mirror.attend(bits, bits)(q, *none, *given, at, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
@@ -85,7 +87,9 @@ def agree(
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
 
     n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
-    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated)
+    plan = attention.geometry(
+        rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, sinks=sinks.size > 0
+    )
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     out = np.full_like(expected, np.nan)
@@ -97,7 +101,8 @@ def agree(
     words = new.view(f"u{new.itemsize}").astype(np.uint32)
     arguments = [q, words, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
     run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
-    run(plan.combine, plan.combine_grid, plan.combine_block, [weights, sums, at, gate, out, n_slots, window], seed=seed)
+    arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
+    run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -123,6 +128,12 @@ def test_sizes_of_heads(d_k: int, d_v: int, half: bool) -> None:
 @pytest.mark.parametrize("positions", [[63, 64], [0, 1, 2], [127, 128, 129]])
 def test_rows_on_both_sides_of_a_border(positions: list[int], early: bool) -> None:
     agree(positions, 3, 1, 4, 4, early=early, splits=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("group", "d"), [(12, 96), (16, 64), (4, 80), (5, 128)])
+def test_heads_of_current_models(group: int, d: int) -> None:
+    agree([130, 131], group, 1, d, d, early=True, window=128)
 
 
 @pytest.mark.parametrize("tasks", [1, 8])
@@ -165,6 +176,15 @@ def test_gated_heads(positions: list[int], d_v: int) -> None:
     agree(positions, 2, 1, d_v, d_v, early=True, gated=True)
 
 
+@pytest.mark.parametrize(
+    ("positions", "window", "gated"), few([([70, 130], 0, True), ([0], 0, False), ([200], 70, False)], 2)
+)
+def test_sinks(positions: list[int], window: int, gated: bool) -> None:
+    """Much smaller than every score, much larger, and similar."""
+    sinks = np.array([-3e38, 3e38, 0.5, -0.0], np.float32)
+    agree(positions, 4, 2, 4, 34, window=window, gated=gated, early=True, sinks=sinks)
+
+
 @pytest.mark.parametrize("half", few([True, False]))
 def test_heads_too_large_for_shared_memory(half: bool) -> None:
     agree([1], 1, 1, 130, 132, half=half)
@@ -179,30 +199,31 @@ def test_the_order_of_threads_does_not_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated"),
+    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated", "sunk"),
     few(
         [
-            ([130], 8, 32, 256, 0, True, False),
-            ([5, 64, 2080], 2, 128, 256, 0, False, True),
-            ([0], 4, 64, 32, 0, True, True),
-            ([1000], 1, 512, 256, 70, True, False),
-            ([300, 301], 17, 32, 32, 3, True, False),
-            ([70 * CHUNK], 3, 96, 32, 0, False, False),
-            ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False),
+            ([130], 8, 32, 256, 0, True, False, False),
+            ([5, 64, 2080], 2, 128, 256, 0, False, True, True),
+            ([0], 4, 64, 32, 0, True, True, True),
+            ([1000], 1, 512, 256, 70, True, False, False),
+            ([300, 301], 17, 32, 32, 3, True, False, True),
+            ([70 * CHUNK], 3, 96, 32, 0, False, False, True),
+            ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False, False),
         ],
         6,
     ),
 )
 def test_chunks_joined_and_quantized(
-    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool
+    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool, sunk: bool
 ) -> None:
     """Joined chunks are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three
     blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
     n_slots = attention.slots(max(positions) + 1, window)
-    plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated)
-    plan = replace(plan, d_v=d_v, combine=combine.combine(d_v, True, gated), combine_grid=(n_head, rows, d_v // 32))
+    plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated, sinks=sunk)
+    joined = combine.combine(d_v, True, gated, False, sunk)
+    plan = replace(plan, d_v=d_v, combine=joined, combine_grid=(n_head, rows, d_v // 32))
     assert plan.quantizes
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
@@ -215,21 +236,22 @@ def test_chunks_joined_and_quantized(
         weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
     out = np.full((rows, columns), np.nan, np.float32)
-    arguments = [weights, sums, at, gate, out, n_slots, window]
+    sinks = rng.normal(size=n_head).astype(np.float32) * np.float32(3) if sunk else None
+    arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
     if rotated:
         # The CPU rotates the result back before the gates, if there are any.
-        run(combine.combine(d_v, True, False), plan.combine_grid, plan.combine_block, arguments)
+        run(combine.combine(d_v, True, False, False, sunk), plan.combine_grid, plan.combine_block, arguments)
         rotate_rows(out.reshape(-1, d_v), 0, rows * n_head)
         if gate is not None:
             glu.sigmoid_gate(out.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
-        expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True))
+        expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True, sunk))
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
     assert np.isfinite(out).all() and (not rotated or out.tobytes() == expected.tobytes())
 
     words = quantize.activation_words(unit, rows, columns)
     q, d, totals = (np.zeros(n, dtype) for n, dtype in zip(words, (np.uint32, np.float32, np.uint32), strict=True))
     grid = (-(-columns // quantize.RUN), rows)
-    arguments = [weights, sums, at, gate, q, d, totals, columns, n_slots, window]
+    arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_slots, window]
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
     law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
     s = np.empty((rows, columns // 16), np.int16)
@@ -275,12 +297,12 @@ def same_operations(
     rows: int = 2,
 ) -> None:
     """Keys and values of earlier positions by ``remember``, then attention of ``rows`` rows, then queries at a later
-    position, or within ``past``, over the stored ones; ``one``: values are the keys."""
+    position, or within ``past``, over the stored ones; ``one``: values are the keys; n_rot -1: nothing is rotated."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
     start, d, n_ctx = 2, heads.d_k, rows + 6
-    cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, (n_rot or d) // 2))), np.sin(angles)
-    table = np.stack([cos, sin], axis=1).astype(np.float32)
+    cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, abs(n_rot or d) // 2))), np.sin(angles)
+    table = None if n_rot < 0 else np.stack([cos, sin], axis=1).astype(np.float32)
     shape = LayerShape(heads.n_head_kv, d, heads.d_v, window)
     caches = [shape.layer(n_ctx, max(rows, 16), types, ops.zeros) for ops in (cpu, gpu)]
     positions = np.arange(start + rows + 1, dtype=np.int32)
@@ -301,9 +323,10 @@ def same_operations(
         return found
 
     expected = both(cpu, caches[0], heads, q.copy(), k.copy(), v.copy(), positions, table)
-    on_device: Any = {name: gpu.upload(w) for name in ("q_norm", "k_norm") if (w := getattr(heads, name)) is not None}
+    names = ("q_norm", "k_norm", "sinks", "query_scales")
+    on_device: Any = {name: gpu.upload(w) for name in names if (w := getattr(heads, name)) is not None}
     device_heads = replace(heads, **on_device)
-    arrays = [gpu.upload(array) for array in (q, k, v, positions, table)]
+    arrays = [None if array is None else gpu.upload(array) for array in (q, k, v, positions, table)]
     everything: Any = lambda: [gpu.plain(x) for x in both(gpu, caches[1], device_heads, *arrays)]  # noqa: E731
     plan: Any = gpu.record(everything)
     gpu.start(plan)
@@ -338,3 +361,28 @@ def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch, types: T
     norm = np.random.default_rng(1).normal(size=288).astype(np.float32)
     heads = Heads(2, 1, 288, 288, True, 1.0, 1e-6, norm, norm[::-1].copy(), v_normed=True)
     same_operations(monkeypatch, types, heads, one=True)
+
+
+@pytest.mark.parametrize(
+    ("types", "n_rot", "norm_after", "rows"),
+    few(
+        [
+            ("f16 f16", -1, False, 2),
+            ("q8_0 q4_0", 8, True, 1),
+            ("f32 f32", 0, True, 2),
+            ("f16 f16", 8, True, 17),
+            ("q4_0 f16", -1, True, 17),
+        ],
+        2,
+    ),
+)
+def test_the_operations_of_heads_with_sinks_and_factors(
+    monkeypatch: pytest.MonkeyPatch, types: str, n_rot: int, norm_after: bool, rows: int
+) -> None:
+    """Norms before and after rotation, or without one; steps and a prompt."""
+    k, v = (cache_type(name) for name in types.split())
+    rng, d = np.random.default_rng(rows), 32 if k.quantized or v.quantized else 16
+    q_norm, k_norm, factors = (rng.normal(size=n).astype(np.float32) for n in (d, d, 24))
+    heads = Heads(2, 1, d, d, n_rot == 8, 0.5, 1e-6, q_norm, k_norm, norm_after=norm_after)
+    heads = replace(heads, sinks=np.array([0.5, -1], np.float32), query_scales=factors)
+    same_operations(monkeypatch, Types(k, v), heads, n_rot=n_rot, rows=rows, past=5 if rows == 2 else 0)

@@ -33,7 +33,7 @@ EPS = 1e-6
 cpu = CPU(1)
 
 
-def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator) -> DeltaNet:
+def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator, grouped: bool = False) -> DeltaNet:
     channels = (2 * n_k + n_v) * d
     return DeltaNet(
         n_k,
@@ -45,6 +45,7 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator
         a=-np.exp(rng.uniform(-2, 2, n_v)).astype(F),
         dt=rng.uniform(-5, 2, n_v).astype(F),
         norm=rng.uniform(0.5, 1.5, d).astype(F),
+        grouped=grouped,
     )
 
 
@@ -69,7 +70,7 @@ def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: in
         most = 1 if rows == 1 else -(-rows // 8) * 8
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
         arguments = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, *numbers, ours.conv, ours.states, out]
-        kernel = delta_net.delta_net(d, net.n_conv, most)
+        kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
         run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, arguments, seed=seed)
         assert np.isfinite(expected).all()
         assert out.tobytes() == expected.tobytes()
@@ -92,6 +93,10 @@ def test_passes(passes: list[int], slots: int, start: int) -> None:
 )
 def test_sizes(n_k: int, n_v: int, d: int, n_conv: int, rows: int) -> None:
     agree(random_net(n_k, n_v, d, n_conv, np.random.default_rng(1)), [rows], 2, start=3)
+
+
+def test_neighbouring_heads_share_a_key() -> None:
+    agree(random_net(2, 6, 32, 3, np.random.default_rng(5), grouped=True), [1, 2], 2, start=3)
 
 
 def test_the_order_of_threads_does_not_show() -> None:
@@ -136,26 +141,22 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "passes", "slots", "start"),
+    ("sizes", "grouped", "passes", "slots", "start"),
     few(
         [
-            (
-                (1, 2, 32, 4),
-                [21, 2, 19],
-                3,
-                0,
-            ),  # more than the ring holds; from the beginning, and from what a step left
-            ((2, 2, 32, 2), [17], 20, 5),  # fewer rows than slots
-            ((1, 1, 96, 1), [24], 1, 9),  # whole stages; no ring
+            # More than the ring holds; from the beginning, and from what a step left.
+            ((1, 2, 32, 4), False, [21, 2, 19], 3, 0),
+            ((2, 4, 32, 2), True, [17], 20, 5),  # fewer rows than slots
+            ((1, 1, 96, 1), False, [24], 1, 9),  # whole stages; no ring
         ],
         2,
     ),
 )
 def test_wide_passes_are_single_steps(
-    gpu: backend.Backend, sizes: tuple[int, int, int, int], passes: list[int], slots: int, start: int
+    gpu: backend.Backend, sizes: tuple[int, int, int, int], grouped: bool, passes: list[int], slots: int, start: int
 ) -> None:
     rng = np.random.default_rng(start)
-    net = random_net(*sizes, rng)
+    net = random_net(*sizes, rng, grouped)
     n_v, d = net.n_v, net.state_size
     shape = RecurrentShape(net.n_channels, net.n_conv, n_v, d, slots)
     memory = shape.layer(64, 40, F32, np.zeros)

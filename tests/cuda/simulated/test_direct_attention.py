@@ -22,6 +22,7 @@ from engine.errors import DeviceError
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
+NO_SINKS = np.empty(0, np.float32)
 
 
 def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -60,6 +61,7 @@ def agree(
     tasks: int = 0,
     early: bool = True,
     seed: int | None = None,
+    sinks: np.ndarray = NO_SINKS,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
@@ -74,12 +76,12 @@ def agree(
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
     expected = np.empty((rows, n_head, d_v), np.float32)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
-    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, expected, 0, rows * n_head)
+    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
     n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
-    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks)
+    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, sinks=sinks.size > 0)
     grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
     if splits:
         attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
@@ -88,9 +90,11 @@ def agree(
     arguments = [*query, *flat, at, weights, sums, rows, cache.chunks, n_slots, window, SCALE]
     run(attend, grid, plan.attend_block, arguments, seed=seed)
     assert plan.rotated == v.quantized
-    joined = attention.combine(d_v, early, False)
+    joined = attention.combine(d_v, early, False, False, plan.sinks)
     out = np.full_like(expected, np.nan)
-    run(joined, plan.combine_grid, plan.combine_block, [weights, sums, at, None, out, n_slots, window], seed=seed)
+    run(
+        joined, plan.combine_grid, plan.combine_block, [weights, sums, at, None, sinks, out, n_slots, window], seed=seed
+    )
     assert out.tobytes() == expected.tobytes()
 
 
@@ -191,6 +195,10 @@ def test_chunks_of_a_warp_and_rows(group: int, rows: int, window: int) -> None:
 )
 def test_more_chunks_than_warps(types: str, positions: list[int], splits: int, seed: int | None) -> None:
     agree(types, positions, 2, 1, 32, splits=splits, seed=seed)
+
+
+def test_sinks() -> None:
+    agree("q8_0 q4_0", [70, 30], 4, 2, 32, sinks=np.array([-3e38, -2, 5, 3e38], np.float32))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -13,21 +13,16 @@ if not SIMULATED:
 
 from engine.cpu.products import experts as mirror
 from engine.cuda import backend
-from engine.cuda.products import matmul, repack, router, wide_experts
-from engine.cuda.products.experts import (
-    can_join,
-    join_threads,
-    matmul_experts,
-    matmul_experts_float,
-    matmul_join,
-    tiles,
-)
+from engine.cuda.products import matmul, repack, wide_experts
+from engine.cuda.products.experts import matmul_experts, matmul_experts_float, tiles
+from engine.cuda.products.join import can_join, join_threads, matmul_join
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import Format
+from engine.models.activation import GEGLU, SWIGLU, Activation
 from engine.models.experts import Experts
 from engine.models.weights import Weight
-from engine.verify import lockstep
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, cpu, gpu, same, weight
+from tests.mixtures import on_device
 from tests.tiers import few
 
 assert gpu
@@ -47,7 +42,7 @@ def mixture(
     n_ff: int,
     shared: str = "",
     n_shared: int = 0,
-    activation: str = "swiglu",
+    activation: Activation = SWIGLU,
     scales: np.ndarray | None = None,
 ) -> Experts:
     """Random experts, gate, up and down of ``formats``; a shared network of formats ``shared``, n_shared or n_ff wide."""
@@ -57,7 +52,7 @@ def mixture(
         others = [FORMATS_BY_NAME[name] for name in shared.split()]
         n = n_shared or n_ff
         common = other(others[0], n, n_embd), other(others[1], n, n_embd), other(others[2], n_embd, n)
-    if gate == up and activation == "geglu":
+    if gate == up and activation == GEGLU:
         matrices = weight(gate, 2 * n_expert * n_ff, n_embd).halves(2 * n_ff)
     else:
         matrices = (weight(gate, n_expert * n_ff, n_embd), weight(up, n_expert * n_ff, n_embd))
@@ -68,21 +63,17 @@ def mixture(
     return Experts(n_expert, n_used, routing, *matrices, last, common, activation, scales)
 
 
-def on_device(gpu: Any, experts: Experts) -> Experts:
-    router, gate, up, down = (gpu.weight(w) for w in (experts.router, experts.gate, experts.up, experts.down))
-    shared = experts.shared and tuple(map(gpu.weight, experts.shared))
-    scales = None if experts.scales is None else gpu.upload(experts.scales)
-    return replace(experts, router=router, gate=gate, up=up, down=down, shared=shared, scales=scales)
-
-
-def launched(gpu: Any, experts: Experts, rows: int, normalized: bool = True) -> list[str]:
+def launched(
+    gpu: Any, experts: Experts, rows: int, normalized: bool = True, tokens: np.ndarray | None = None
+) -> list[str]:
     """The kernels of the operation, after checking that its result is that of the CPU."""
     n = experts.router.columns
     x, residual, norm = activations(rows, n), activations(rows, n)[::-1].copy(), activations(1, n)[0]
-    theirs = cpu.experts(experts, residual, cpu.rms_norm(x, norm, 1e-6) if normalized else x)
+    theirs = cpu.experts(experts, residual, cpu.rms_norm(x, norm, 1e-6) if normalized else x, None, tokens)
     given = on_device(gpu, experts)
     a, r, w = gpu.upload(x), gpu.upload(residual), gpu.upload(norm)
-    plan = gpu.record(lambda: gpu.experts(given, r, gpu.rms_norm(a, w, 1e-6) if normalized else a))
+    t = None if tokens is None else gpu.upload(tokens)
+    plan = gpu.record(lambda: gpu.experts(given, r, gpu.rms_norm(a, w, 1e-6) if normalized else a, None, t))
     gpu.start(plan)
     same(gpu.download(plan.result), theirs)
     return [launch.kernel.kernel.name for launch in plan.launches]
@@ -129,8 +120,8 @@ def test_a_shared_network_of_another_size(gpu: backend.Backend) -> None:
 )
 def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_embd: int, n_ff: int, rows: int) -> None:
     """A layer of Gemma 4: no residual, GeGLU, gate and up in one tensor, another norm for the router, and scales."""
-    experts = mixture(formats, 5, 2, n_embd, n_ff, activation="geglu", scales=activations(1, 5)[0])
-    assert experts.gate.pitch == 2 * n_ff
+    experts = mixture(formats, 5, 2, n_embd, n_ff, activation=GEGLU, scales=activations(1, 5)[0])
+    assert experts.gate is not None and experts.gate.pitch == 2 * n_ff
     x, norms = activations(rows, n_embd), activations(2, n_embd)
     theirs = cpu.experts(experts, None, *(cpu.rms_norm(x, norm, 1e-6) for norm in norms))
     given, a, (w, v) = on_device(gpu, experts), gpu.upload(x), [gpu.upload(norm) for norm in norms]
@@ -156,14 +147,14 @@ def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
     if shared:
         assert names == [*first, *common, "quantize", "matmul_experts_wide", "join"]
     else:
-        assert names == [*first, "matmul_experts_wide", "swiglu", "matmul_experts_float", "join"]
+        assert names == [*first, "matmul_experts_wide", "activate", "matmul_experts_float", "join"]
 
 
 @pytest.mark.thorough
 def test_a_single_row_with_geglu(gpu: backend.Backend) -> None:
-    """A single row with GeGLU has no separate kernel for what follows gate and up."""
-    names = ["rms_norm_router", "matmul_experts", "quantize", "matmul_experts", "join"]
-    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation="geglu"), 1) == names
+    """Whatever the activation is, what follows gate and up is one launch."""
+    names = ["rms_norm_router", "matmul_experts", "matmul_join"]
+    assert launched(gpu, mixture("Q8_0 Q8_0 Q4_K", 3, 1, 32, 256, activation=GEGLU), 1) == names
 
 
 def test_a_row_does_not_depend_on_others() -> None:
@@ -192,8 +183,9 @@ def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
         # tile, column, unit, v, h, k, i, byte: position 64 v + 32 h + 16 k + 4 i + byte
         q = q.reshape(n, 8, units, 4, 2, 2, 4, 4).transpose(0, 2, 3, 1, 6, 4, 5, 7)
     else:
-        s = s.reshape(n, 8, units, 2).sum(3, dtype=np.int32).transpose(0, 2, 1)
-        q = q.reshape(n, 8, units, 2, 4, 4).transpose(0, 2, 1, 4, 3, 5)
+        s = s.reshape(n, 8, units, 2).sum(3, dtype=np.int32).transpose(0, 2, 1) if unit == 32 else np.empty(0, np.int32)
+        width = min(unit, 32)
+        q = q.reshape(n, 8, columns // width, width // 16, 4, 4).transpose(0, 2, 1, 4, 3, 5)
     return [np.ascontiguousarray(array) for array in (q, d, s)]
 
 
@@ -207,12 +199,19 @@ def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
             # Experts begin within a record; more units than chains.
             ("Q2_K", 2, 2, False, True, 1, 24),
             ("Q4_1", 2, 1, True, True, 18, 8),
+            # Chains of two units of a record, which has four.
+            ("NVFP4", 2, 1, False, True, 12, 8),
+            ("NVFP4 NVFP4", 1, 2, True, False, 20, 16),
+            ("Q1_0 Q1_0", 9, 1, False, False, 9, 16),
+            ("IQ2_S", 2, 1, False, True, 1, 16),
+            ("IQ3_S IQ3_XXS", 3, 1, True, False, 2, 16),
+            ("IQ1_M TQ1_0", 1, 1, False, False, 1, 16),
             ("Q5_K", 3, 2, True, True, 2, 16),
             ("Q3_K Q3_K", 1, 2, True, False, 1, 16),
             ("MXFP4", 11, 2, True, True, 1, 16),
             ("Q4_0 Q4_0", 1, 2, True, False, 1, 8),
         ],
-        5,
+        6,
     ),
 )
 def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool, units: int, n_rows: int) -> None:
@@ -231,7 +230,7 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
     others = [repack.repack_rows(w.format, w.data) for w in commons]
     kernel = matmul_experts(tuple(e.name for e in entries), 1 if rows == 1 else -(-rows // 8) * 8, n_used, shared, down)
     sizes = (rows, tiles(n_rows), n_rows, units)
-    arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, None, None, None, *sizes]
+    arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, *[None] * 11, *sizes]
     grid = (len(entries) * tiles(n_rows), pairs + shared)
     run(kernel, grid, 32 * matmul.warps(units, False), [*arguments, *packed(entries[0].unit, x)])
     for stack, common, out in zip(stacks, commons, outs, strict=True):
@@ -275,6 +274,15 @@ def test_pairs_by_expert(rows: int, n_used: int, n_expert: int) -> None:
             # A second stage of a single unit, which also ends the last chain; tiles of more rows than a small block has.
             ("Q4_1", 17, 2, True, 9, 40, True),
             ("Q4_1", 17, 1, True, 1, 72, False),
+            # Chains of three units of records of four; a second stage of one record.
+            ("NVFP4", 17, 1, True, 20, 8, True),
+            ("NVFP4 NVFP4", 17, 2, False, 20, 24, False),
+            # More threads than scales.
+            ("Q1_0 Q1_0", 17, 2, False, 3, 24, True),
+            ("Q1_0", 17, 1, True, 2, 8, False),
+            ("IQ2_S IQ2_S", 17, 2, False, 1, 16, True),
+            ("IQ3_XXS", 17, 1, True, 1, 16, False),
+            ("TQ2_0", 17, 1, True, 1, 16, False),
             # Chains of two units, the last one alone.
             ("Q2_K", 17, 1, False, 9, 16, True),
             ("Q6_K", 97, 1, True, 1, 16, True),
@@ -300,7 +308,7 @@ def test_products_of_many_rows(
     records = [repack.repack_rows(w.format, w.data) for w in stacks[: len(entries)]]
     end = len(entries) * tiles(n_rows)
     arguments = [
-        *(records[0], records[-1], outs[0], outs[-1], items, listed, tiles(n_rows), end, n_rows, units),
+        *(records[0], records[-1], outs[0], outs[-1], items, listed, *[None] * 4, tiles(n_rows), end, n_rows, units),
         *packed(unit, x, True),
     ]
     sizes = 1 if down else n_used, len(items), end
@@ -325,7 +333,8 @@ def test_a_product_that_chooses() -> None:
         np.empty((n_used, n_rows), F),
     )
     records = repack.repack_rows(stack.format, stack.data)
-    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, 1, 1, n_rows, 1, *packed(32, x)]
+    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, *[None] * 8, 1, 1, n_rows, 1]
+    arguments += packed(32, x)
     run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert, True), (1, n_used), 32, arguments)
     theirs, shares = np.empty_like(ids), np.empty_like(weights)
     mirror.route(logits, n_expert, theirs, shares, 0, 1)
@@ -342,7 +351,7 @@ def test_float_products(down: bool) -> None:
     stack, x = weight(FORMATS_BY_NAME["BF16"], 3 * n_rows, columns), activations(4 if down else 2, columns)
     out = np.empty((4, n_rows), F)
     kernel = matmul_experts_float("BF16", n_used, down)
-    run(kernel, (4, 2), 256, [stack.data.reshape(-1).view(np.uint32), x, ids, columns, n_rows, out])
+    run(kernel, (4, 2), 256, [stack.data.reshape(-1).view(np.uint32), x, ids, None, None, columns, n_rows, out])
     for pair, e in enumerate(ids.reshape(-1)):
         own = Weight("w", stack.format, columns, stack.data[e * n_rows : (e + 1) * n_rows])
         at = pair if down else pair // n_used
@@ -376,55 +385,12 @@ def test_the_end_of_a_single_row(name: str, units: int, n_used: int, shared: boo
     residual, logit, out = activations(1, n_rows)[0], np.array([0.7], F), np.empty(n_rows, F)
     records, shared_records = (repack.repack_rows(entry, w.data) for w in (stack, common))
     kernel = matmul_join(name, units, n_used, shared)
-    arguments = [records, shared_records, gate, up, ids, weights, logit, residual, n_rows, out]
+    arguments = [records, shared_records, gate, up, *[0.0] * 4, ids, weights, logit, None, None, residual, n_rows, out]
     assert can_join(name, units, n_rows, n_used, shared)
     run(kernel, n_rows // 16, join_threads(*kernel.constants), arguments)
     matrices = [Weight("w", entry, n_ff, stack.data[e * n_rows : (e + 1) * n_rows]) for e in ids] + [common] * shared
-    act = cpu.swiglu(gate, up)
+    act = cpu.activate(SWIGLU, gate, up)
     y = np.stack([cpu.matmul(act[g : g + 1], w)[0][0] for g, w in enumerate(matrices)])
     theirs = np.empty((1, n_rows), F)
     mirror.join(residual[None], y[:n_used], weights[None], y[n_used:], logit[None], theirs, 0, 1)
     same(out[None], theirs)
-
-
-# --- routing ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n_expert", "n_used"), [(3, 3), (32, 8), (70, 16), (256, 8), (1024, 10)])
-def test_route(n_expert: int, n_used: int) -> None:
-    rows, stride = 2, n_expert + 1
-    # Few different values, so that most are equal to others; zeros of both signs, and infinities.
-    rng = np.random.default_rng(n_expert)
-    logits = rng.choice(np.array([-1.5, -0.0, 0.0, 0.25, 2.0, -np.inf], F), (rows, stride)).astype(F)
-    logits[:, 0] = 1.0
-    ids, weights = np.full((rows, n_used), -1, np.int32), np.full((rows, n_used), np.nan, F)
-    other_ids, other_weights = np.empty_like(ids), np.empty_like(weights)
-    mirror.route(logits, n_expert, other_ids, other_weights, 0, rows)
-    scales = activations(1, n_expert)[0] if n_expert % 3 else None
-    run(router.route(n_expert, n_used, scales is not None), rows, 32, [logits, stride, scales, ids, weights])
-    assert ids.tolist() == other_ids.tolist()
-    same(weights, other_weights if scales is None else other_weights * scales[ids])
-
-
-def test_no_numbers_give_experts_all_the_same() -> None:
-    ids, weights = np.full((1, 4), -1, np.int32), np.empty((1, 4), F)
-    run(router.route(40, 4), 1, 32, [np.full(40, np.nan, F), 40, None, ids, weights])
-    assert ids.tolist() == [[0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(("unit", "n", "held"), few([(32, 96, 64), (256, 512, 64), (256, 256, 3)], 2))
-def test_norm_and_router(gpu: backend.Backend, unit: int, n: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One launch computes what three others do, whatever lanes hold of the router from the beginning."""
-    monkeypatch.setattr(router, "HELD", held)
-    rows, n_rows = 1 + (n < 256), 11
-    x, norm, matrix = activations(rows, n), activations(1, n)[0], weight(FORMATS_BY_NAME["F32"], n_rows, n)
-    seen = norm[::-1].copy()
-    q, d, s = (np.full_like(array, -1) for array in packed(unit, x))
-    logits = np.empty((rows, n_rows), F)
-    grid = (-(-n // 256) + 2, rows)
-    run(router.rms_norm_router(unit, n), grid, 256, [x, norm, seen, 1e-6, matrix.data, n_rows, q, d, s, logits])
-    normed = cpu.rms_norm(x, norm, 1e-6)
-    same(logits, cpu.matmul(cpu.rms_norm(x, seen, 1e-6), matrix)[0])
-    theirs = lockstep.activations(unit, rows, n, *packed(unit, normed))
-    for ours, other in zip(lockstep.activations(unit, rows, n, q, d, s), theirs, strict=True):
-        same(ours, other)

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as T
 
 from engine.cuda.intrinsics import SIMULATED
 from engine.cuda.products import dense
@@ -16,13 +18,16 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cuda import backend
-from engine.cuda.products import matmul, repack
+from engine.cuda.products import matmul, repack, unpack_grid
 from engine.cuda.products.quantize import activation_words
+from engine.gguf import grids
 from engine.gguf.quants import FORMATS, Format
 from engine.limits import STEP_ROWS
+from engine.models.activation import SWIGLU, Activation
 from engine.models.weights import Weight
 from engine.synthetic.model import _random, random_blocks
 from engine.verify.layout import activations as by_row
+from tests.activations import EVERY_ACTIVATION
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.mirror import Mirror as CPU
 from tests.tiers import few
@@ -31,6 +36,9 @@ F = np.float32
 cpu = CPU(1)
 
 FORMATS_BY_NAME = {entry.name: entry for entry in FORMATS.values()}
+
+GPT_OSS = ("MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL")
+"""The formats of rows of 2880 weights."""
 
 quantized = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if e.quantized], ids=lambda e: e.name)
 floats = pytest.mark.parametrize("entry", [e for e in FORMATS.values() if not e.quantized], ids=lambda e: e.name)
@@ -112,6 +120,17 @@ def test_matmul_in_every_way(
     same(gpu.download(plan.result), cpu.matmul_add(residual, x, w))
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"), few([("MXFP4", 1), ("NVFP4", 9), *((name, 1 + 8 * (k % 2)) for k, name in enumerate(GPT_OSS))])
+)
+def test_columns_that_are_not_a_multiple_of_128(gpu: backend.Backend, name: str, rows: int) -> None:
+    """A row of gpt-oss, from a norm."""
+    w, x, norm = weight(FORMATS_BY_NAME[name], 3, 2880), activations(rows, 2880), activations(1, 2880)[0]
+    on_device, on_norm, device_weight = gpu.upload(x), gpu.upload(norm), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul(gpu.rms_norm(on_device, on_norm, 1e-6), device_weight))
+    same(ours, cpu.matmul(cpu.rms_norm(x, norm, 1e-6), w)[0])
+
+
 def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> None:
     weights = [weight(FORMATS_BY_NAME[name], rows, 512) for name, rows in (("Q4_K", 17), ("Q6_K", 3), ("Q4_K", 16))]
     x, norm = activations(9, 512), activations(1, 512)[0]
@@ -122,15 +141,29 @@ def test_matmul_of_two_tiles_of_rows_and_two_formats(gpu: backend.Backend) -> No
         same(one, other)
 
 
-@pytest.mark.parametrize("act", ["swiglu", "geglu"])
-def test_a_gate_and_a_residual(gpu: backend.Backend, act: str) -> None:
+@pytest.mark.parametrize("act", EVERY_ACTIVATION, ids=lambda activation: activation.kind)
+def test_an_activation_and_a_residual(gpu: backend.Backend, act: Activation) -> None:
     w = weight(FORMATS_BY_NAME["Q5_0"], 7, 96)
-    gate, up, residual = activations(2, 96), activations(2, 96)[::-1].copy(), activations(2, 7)
-    theirs = cpu.matmul_add(residual, getattr(cpu, act)(gate, up), w)
-    g, u, r, device_weight = gpu.upload(gate), gpu.upload(up), gpu.upload(residual), gpu.weight(w)
-    (ours,) = computed(gpu, lambda: gpu.matmul_add(r, getattr(gpu, act)(g, u), device_weight))
+    both, residual = activations(2, 96), activations(2, 7)
+    gate, up = both if act.gated else None, both[::-1].copy()
+    theirs = cpu.matmul_add(residual, cpu.activate(act, gate, up), w)
+    g, u, r, device_weight = (
+        gpu.upload(both) if act.gated else None,
+        gpu.upload(up),
+        gpu.upload(residual),
+        gpu.weight(w),
+    )
+    (ours,) = computed(gpu, lambda: gpu.matmul_add(r, gpu.activate(act, g, u), device_weight))
     same(ours, theirs)
-    same(computed(gpu, lambda: gpu.plain(getattr(gpu, act)(g, u)))[0], getattr(cpu, act)(gate, up))
+    same(computed(gpu, lambda: gpu.plain(gpu.activate(act, g, u)))[0], cpu.activate(act, gate, up))
+
+
+def test_sums_and_products_with_a_number(gpu: backend.Backend) -> None:
+    x, y = activations(3, 100), activations(3, 100)[::-1].copy()
+    a, b, c = gpu.upload(x), gpu.upload(y), gpu.upload(y[0])
+    same(computed(gpu, lambda: gpu.add(a, b, 0.22))[0], cpu.add(x, y, 0.22))
+    same(computed(gpu, lambda: gpu.add(a, c, -3.0))[0], cpu.add(x, y[0], -3.0))
+    same(computed(gpu, lambda: gpu.scale(a, 0.22))[0], cpu.scale(x, 0.22))
 
 
 @pytest.mark.covering(1)
@@ -142,12 +175,35 @@ def test_float_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
     same(computed(gpu, lambda: gpu.matmul(on_device, device_weight))[0], cpu.matmul(x, w)[0])
 
 
-@pytest.mark.parametrize("entry", FORMATS.values(), ids=lambda e: e.name)
-def test_embed(gpu: backend.Backend, entry: Format) -> None:
+RARE = {"IQ1_S", "IQ1_M", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"}
+"""Formats whose embeddings only ``--all`` tests: their unpacking is that of products."""
+
+
+@pytest.mark.parametrize("name", few(sorted(FORMATS_BY_NAME, key=RARE.__contains__), -len(RARE)))
+def test_embed(gpu: backend.Backend, name: str) -> None:
+    entry = FORMATS_BY_NAME[name]
     w = weight(entry, 19, 2 * entry.block if entry.quantized else 6)
     tokens = np.array([0, 9, 18], np.int32)
     on_device, device_weight = gpu.upload(tokens), gpu.weight(w)
     same(computed(gpu, lambda: gpu.embed(device_weight, on_device, 1.7))[0], cpu.embed(w, tokens, 1.7))
+
+
+def test_every_scale_of_nvfp4(gpu: backend.Backend) -> None:
+    """All 256 codes, of which real files have half: subnormal ones, the one that is not a number, and those with a sign."""
+    blocks = np.arange(256, dtype=np.uint8).reshape(64, 4)
+    blocks = np.concatenate([blocks, np.random.default_rng(0).integers(0, 256, (64, 32), np.uint8)], 1)
+    w = Weight("w", FORMATS_BY_NAME["NVFP4"], 64 * 64, blocks.reshape(1, -1))
+    token, device_weight = gpu.upload(np.zeros(1, np.int32)), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.embed(device_weight, token, 1.0))
+    same(ours[0], gguf.quants.dequantize(blocks, T.NVFP4).astype(F).reshape(-1))
+
+
+@pytest.mark.parametrize("grid", [name for name in vars(grids) if name.endswith("_GRID")])
+def test_packed_grids(grid: str) -> None:
+    """The words and the values of a grid give its bytes."""
+    words, values = unpack_grid.packed(getattr(grids, grid))
+    codes = np.stack([words >> (4 * k) & 15 for k in range(4)], 1)
+    assert len(values) <= 8 and np.array_equal(np.array(values)[codes].reshape(-1), getattr(grids, grid))
 
 
 @pytest.mark.covering(1)
@@ -164,7 +220,9 @@ def test_norms(gpu: backend.Backend, n: int, scale: float) -> None:
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(("n", "name"), [(96, "Q8_0"), (512, "Q4_K"), (352, "Q5_0")])
+@pytest.mark.parametrize(
+    ("n", "name"), few([(96, "Q8_0"), (512, "Q4_K"), (320, "NVFP4"), (352, "Q5_0"), (384, "Q1_0")], 3)
+)
 @pytest.mark.parametrize("normed", [True, False])
 def test_a_norm_that_is_added_on_the_way_to_int8(gpu: backend.Backend, n: int, name: str, normed: bool) -> None:
     """One kernel gives the sum and its int8, with the same bits as the two kernels that are used elsewhere."""
@@ -199,7 +257,7 @@ def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> 
         if kind == "plain":
             return x
         if kind == "swiglu":
-            return ops.swiglu(x, other)
+            return ops.activate(SWIGLU, x, other)
         if kind == "gated_norm":
             return ops.gated_norm(x, norm, other, 1e-6)
         return ops.rms_norm(x if kind == "rms_norm" else ops.rms_norm_add(other, x, norm, 1e-6, 0.7), norm, 1e-6)
@@ -216,6 +274,20 @@ def test_a_wide_pass_has_its_sums_as_halves(gpu: backend.Backend, kind: str) -> 
     ours = by_row(n, rows, n, *map(gpu.download, plan.result))
     for one, theirs in zip(ours, (q, d, s.astype(np.float16)), strict=True):
         same(one, theirs)
+
+
+@pytest.mark.parametrize(("unit", "n"), [(16, 320), (64, 192), (128, 384)])
+def test_int8_of_other_units(gpu: backend.Backend, unit: int, n: int) -> None:
+    x = activations(9, n)
+    on_device = gpu.upload(x)
+    plan: Any = gpu.record(lambda: list(values.quantized(gpu.recorder, on_device, unit)))  # type: ignore[arg-type, return-value]
+    assert tuple(t.size for t in plan.result) == activation_words(unit, 9, n)
+    gpu.start(plan)
+    q, d, _ = cpu._quantize(x, unit)
+    ours = by_row(unit, 9, n, *map(gpu.download, plan.result))
+    same(ours[0], q)
+    same(ours[1], d)
+    assert ours[2].size == 0
 
 
 def test_sums_and_softcap(gpu: backend.Backend) -> None:

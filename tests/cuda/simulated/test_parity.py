@@ -22,7 +22,7 @@ from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.models.config import DeltaNetConfig, ExpertsConfig
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import Shape
+from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.tiers import few
@@ -103,7 +103,7 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = {"gemma3": "geglu", "qwen35moe": "experts"}.get(architecture, "swiglu")
+    gate = {"qwen35moe": "experts"}.get(architecture, "activate")
     assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
@@ -236,7 +236,7 @@ def test_what_lies_between_kernels(models: Any, kernel: str, output: int, what: 
 
 def test_wrong_weights(models: Any) -> None:
     gpu = models[1]
-    weight = gpu.model.layers[0].attn_output
+    weight = gpu.model.layers[0].mixer.output.matrix
     memory = gpu.model.ops.device.at(weight.address)
     memory[5] ^= 4
     with pytest.raises(

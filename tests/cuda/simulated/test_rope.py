@@ -37,6 +37,8 @@ def agree(
     gated: bool = False,
     v_normed: bool = False,
     one: bool = False,
+    norm_after: bool = False,
+    scaled: bool = False,
     n_head: int = N_HEAD,
     n_head_kv: int = N_HEAD_KV,
 ) -> None:
@@ -51,7 +53,8 @@ def agree(
     biases = [rng.normal(size=size).astype(np.float32) for size in (n_head * d_k, *sizes[1:])]
     norms = [rng.normal(size=d_k).astype(np.float32) for _ in range(2)]
     angles = rng.uniform(-3, 3, (301, n_rot // 2))
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) if n_rot else None
+    factors = rng.uniform(0.5, 2, 301).astype(np.float32) if scaled else None
     ops = Backend(1)
     cache, mine = (
         LayerShape(N_HEAD_KV, d_k, d_v).layer(
@@ -65,6 +68,7 @@ def agree(
     heads: Heads[np.ndarray] = Heads(
         n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed
     )
+    heads = replace(heads, norm_after=norm_after, query_scales=factors)
     heads = replace(heads, biases=(biases[0], biases[1], biases[2]) if biased else None)
     heads = replace(heads, q_norm=norms[0] if normed else None, k_norm=norms[1] if normed else None)
     q, k, v = (product[:, start : start + size].copy() for start, size in zip(starts, sizes, strict=True))
@@ -85,9 +89,10 @@ def agree(
     new = np.full((rows, n_head_kv, d_k + d_v), 0xFFFFFFFF, np.uint32)
     slices = [flat[start:] for start in starts]
     weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
-    arguments = [*slices, *[stride] * 3, POSITIONS, table, *weights, EPS, SCALE, n_head, CHUNKS]
+    arguments = [*slices, *[stride] * 3, POSITIONS, table, *weights, factors, EPS, SCALE, n_head, CHUNKS]
     arguments += [found[0], found[-1], new, mine.keys, mine.values]
-    specialization = rope.rope(*types, d_k, d_v, n_rot, neox, normed, biased, early, gated, v_normed)
+    constants = neox, normed, biased, early, gated, v_normed, True, norm_after, scaled
+    specialization = rope.rope(*types, d_k, d_v, n_rot, *constants)
     run(specialization, rope.grid(rows, n_head, n_head_kv), rope.BLOCK, arguments)
     for a, b in zip(expected, found, strict=True):
         assert a.tobytes() == b.tobytes()
@@ -122,6 +127,20 @@ def test_heads_with_more_elements_than_chains(d_k: int) -> None:
 @pytest.mark.parametrize("neox", [True, False])
 def test_with_and_without(normed: bool, biased: bool, neox: bool) -> None:
     agree(40, 24, 40, neox=neox, normed=normed, biased=biased, early=biased)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("types", [F16, ("q8_0", "q4_0")])
+@pytest.mark.parametrize("n_rot", [0, 16, 96])
+@pytest.mark.parametrize("norm_after", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_norms_after_rotation_and_factors(types: tuple[str, str], n_rot: int, norm_after: bool, scaled: bool) -> None:
+    """Also without a rotation, and with one of some elements."""
+    agree(96, 32, n_rot, types=types, neox=n_rot == 16, biased=True, early=scaled, norm_after=norm_after, scaled=scaled)
+
+
+def test_heads_without_rotation_or_norm() -> None:
+    agree(64, 32, 0, normed=False)
 
 
 @pytest.mark.parametrize("neox", [True, False])

@@ -19,7 +19,7 @@ from engine.models.config import DeltaNetConfig
 from engine.speculative import loop
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import Shape
+from engine.synthetic.shape import Shape
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.tiers import few
 

@@ -20,7 +20,7 @@ from engine.cuda.runtime.simulator import run
 from engine.models.heads import Heads
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.cuda.simulated.test_attention import same_operations
-from tests.cuda.simulated.test_direct_attention import filled
+from tests.cuda.simulated.test_direct_attention import NO_SINKS, filled
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
@@ -41,6 +41,7 @@ def agree(
     pairs: int = 32,
     threads: int = 64,
     seed: int | None = None,
+    sinks: np.ndarray = NO_SINKS,
 ) -> None:
     """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored, in tiles of
     ``pairs``; whatever has never been written is NaN; types: of keys and of values."""
@@ -56,7 +57,7 @@ def agree(
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
     expected = np.empty((rows, n_head, d_v), np.float32)
-    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, expected, 0, rows * n_head)
+    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
     if v.quantized:
         quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
     assert np.isfinite(expected).all()
@@ -65,10 +66,11 @@ def agree(
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
     group = n_head // n_head_kv
-    kernel = tiled_attention.attend_tiles(k.name, v.name, d_k, d_v, group, pairs, own, threads, gated)
+    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, gated, sinks.size > 0
+    kernel = tiled_attention.attend_tiles(*constants)
     out = np.full_like(expected, np.nan)
     query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
-    arguments = [*query, *flat, at, gate, out, rows, cache.chunks, window, SCALE]
+    arguments = [*query, *flat, at, gate, sinks, out, rows, cache.chunks, window, SCALE]
     run(kernel, (n_head_kv, -(-rows * group // pairs)), threads, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 
@@ -106,6 +108,12 @@ def test_warps_that_share_the_pairs_of_a_chunk() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("group", "d", "types"), [(12, 96, "f16 f16"), (4, 80, "f16 f16"), (12, 96, "q8_0 q8_0")])
+def test_heads_of_current_models(group: int, d: int, types: str) -> None:
+    agree([*range(150, 154)], group, 1, d, d, types=types, own=4, window=128)
+
+
+@pytest.mark.thorough
 def test_large_quantized_heads() -> None:
     """More elements than the threads process at a time."""
     agree([*range(60, 70)], 1, 1, 256, 256, types="q4_0 q8_0", own=4, threads=128)
@@ -120,6 +128,13 @@ def test_windows_and_rings(start: int, types: str) -> None:
 @pytest.mark.parametrize(("types", "d_v"), few([("q4_0 q4_0", 64), ("f16 f16", 24)]))
 def test_gated_heads(types: str, d_v: int) -> None:
     agree([*range(60, 77)], 2, 1, 32, d_v, types=types, gated=True)
+
+
+@pytest.mark.parametrize(("types", "gated", "window"), few([("f16 f16", False, 20), ("q8_0 q4_0", True, 0)]))
+def test_sinks(types: str, gated: bool, window: int) -> None:
+    """Much smaller than every score, much larger, and similar; pairs that do not exist."""
+    sinks = np.array([-3e38, 3e38, 0.5, -2, 0, 1], np.float32)
+    agree([*range(59, 67)], 6, 2, 32, 32, types=types, gated=gated, window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
@@ -185,7 +200,9 @@ def test_the_operations_of_a_wide_pass(
 ) -> None:
     types = Types(CACHE_TYPES[k_type], CACHE_TYPES[v_type])
     d = 32 if types.k.quantized else 16
-    same_operations(monkeypatch, types, Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated), past=past, rows=18)
+    sinks = np.array([1, -1], np.float32) if gated else None
+    heads = Heads(2, 1, d, d, True, 0.25, 1e-6, gated=gated, sinks=sinks)
+    same_operations(monkeypatch, types, heads, past=past, rows=18)
 
 
 @pytest.mark.thorough

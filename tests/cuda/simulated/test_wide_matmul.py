@@ -43,12 +43,22 @@ LARGE = 227 << 10
             # Fewer units than a stage has; one more than it has, which is also the last chain.
             ("Q8_0", 17, 9, 24, True),
             ("Q4_1", 17, 3, 5, True),
+            # Records of four units, and chains of two.
+            ("NVFP4", 17, 12, 5, False),
+            ("NVFP4", 17, 36, 5, True),
+            # A stage of two units.
+            ("Q1_0", 17, 3, 5, False),
+            ("Q1_0", 17, 9, 21, True),
+            *((name, 17, 1, 3, False) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")),
+            *((name, 17, 1, 3, True) for name in ("IQ1_M", "TQ2_0", "TQ1_0")),
+            # A row of gpt-oss: not a multiple of 64 positions, and a last stage that is not full.
+            *((name, 17, 90, 3, False) for name in ("MXFP4", "Q8_0", "Q5_1", "IQ4_NL")),
             ("Q8_0", 17, 3, 24, False),
             ("Q4_1", 20, 9, 5, False),
             ("Q6_K", 17, 1, 16, False),
             ("Q2_K", 19, 1, 3, True),
         ],
-        4,
+        5,
     ),
 )
 def test_formats(gpu: Any, name: str, rows: int, units: int, n_rows: int, large: bool) -> None:

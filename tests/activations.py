@@ -1,0 +1,13 @@
+"""Every kind of activation, with parameters that random values meet on both sides."""
+
+from engine.models.activation import GEGLU, SWIGLU, Activation
+
+EVERY_ACTIVATION = [
+    SWIGLU,
+    GEGLU,
+    Activation("swiglu_oai", (1.5, 1.702)),
+    Activation("swiglu_clamped", (1.5,)),
+    Activation("swiglu_limited", (0.75,)),
+    Activation("relu2"),
+    Activation("xielu", (0.8, 0.4, 0.5, -1e-6)),
+]
