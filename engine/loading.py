@@ -18,11 +18,9 @@ from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
-from engine.models.base import hidden_ring, layer_shapes, row_bytes, slot_bytes
+from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes, slot_bytes
 from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.families import build, without_mtp
-from engine.models.gemma4_config import read_gemma4
-from engine.models.read_config import read_config
+from engine.models.registry import build, read_assistant, read_config, without_mtp
 from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
@@ -185,7 +183,7 @@ def _assistant(gguf: GGUF, llm: LLM, ops: Ops) -> AssistantDraft:
         ops = target.ops
     else:
         ops.reach(target.ops)
-    target.mtp = Assistant(read_gemma4(gguf, ASSISTANT), gguf, ops, target)
+    target.mtp = Assistant(read_assistant(gguf), gguf, ops, target)
     ops.loaded()
     return AssistantDraft(llm)
 
@@ -239,8 +237,8 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
 
 def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
     """Raise ModelError if heads cannot be divided into the blocks of a quantized type."""
-    heads = [config.heads(il) for il in range(config.n_kv_layer) if not config.recurrent[il]]
-    for kind, widths in ((types.k, {h[1] for h in heads}), (types.v, {h[2] for h in heads})):
+    heads = list(config.attentions)
+    for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
         if kind.quantized and any(d % BLOCK for d in widths):
             raise ModelError(
                 f"{gguf.path}: heads of {max(d for d in widths if d % BLOCK)} elements do not fit into blocks of {BLOCK}, as "
@@ -261,7 +259,7 @@ def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: l
     if size == 0 or not free or wanted * size <= free // 4:
         return wanted
     slots = max(3, free // 4 // size)
-    if slots - 2 < drafts and (config.n_mtp or draft_max):
+    if slots - 2 < drafts and (config.mtp is not None or draft_max):
         notes.append(
             f"a state of this model takes {size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free: at most {slots - 2} "
             f"tokens are drafted at a time, not {drafts}"
@@ -281,12 +279,10 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
     def size(positions: int, rows: int) -> int:
         most = pass_rows(rows, positions)
         cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, slots))
-        if config.n_mtp:
+        if config.mtp is not None:
             cache += 4 * config.n_embd * hidden_ring(most, slots).capacity
-        # Angles: a cosine and a sine for each pair, for one or two kinds of layers.
-        angles = 4 * positions * (config.rope.n_rot + config.rope_sliding.n_rot * any(config.sliding))
-        beside = ops.scratch_bytes(config.n_head, config.d_v, positions) + most * row_bytes(config)
-        return int(cache + angles + beside)
+        scratch = max((ops.scratch_bytes(a.n_head, a.d_v, positions) for a in config.attentions), default=0)
+        return int(cache + angle_bytes(config, positions) + scratch + most * row_bytes(config))
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:

@@ -127,7 +127,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     from engine.gguf.file import read_gguf
     from engine.hub.resolve import resolve
     from engine.limits import MOST_DRAFTS
-    from engine.models.read_config import read_config
+    from engine.models.registry import read_config
     from engine.text.tokenizer import Tokenizer
     from engine.verify.comparison import Comparison
     from engine.verify.lockstep import Difference

@@ -104,7 +104,7 @@ def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
     if not args.gpu_layers:
         return
     from engine.gguf.file import read_gguf
-    from engine.models.read_config import read_config
+    from engine.models.registry import read_config
 
     layers = read_config(read_gguf(path)).n_layer
     if args.gpu_layers < layers:

@@ -1,1 +1,1 @@
-"""A model on a backend: its description, its weights, and one forward pass per architecture family."""
+"""A model on a backend: the description of its layers, its weights, and the forward pass that both determine."""

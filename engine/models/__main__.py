@@ -1,4 +1,4 @@
-"""``bitmirror models``: lists, fetches, verifies and removes the named models."""
+"""``bitmirror models``: lists, fetches, verifies and removes the named models, and lists the architectures."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ USAGE = """\
        %(prog)s verify NAME      read the whole file and compare its SHA-256"""
 
 DESCRIPTION = """\
-Lists, downloads, verifies and removes the models that have a name.
+Lists, downloads, verifies and removes the models that have a name. Files of other models run as
+well, if the engine knows their architecture.
 
 NAME is a name from the list; fetch also accepts hf:owner/repo:Q4_K_M. Downloaded models are
 stored in the user's cache folder, or in the folder that BITMIRROR_CACHE names."""
@@ -37,13 +38,19 @@ def parser(prog: str = "bitmirror models") -> Parser:
     """The command line as an argparse parser."""
     top = Parser(prog, usage=USAGE, description=DESCRIPTION, epilog=EPILOG)
     top.add_commands("list", COMMANDS)
-    shared.add_other(top.add_argument_group("other"))
+    other = top.add_argument_group("other")
+    other.add_argument(
+        "--architectures", action="store_true", help="list the architectures of files that the engine runs"
+    )
+    shared.add_other(other)
     return top
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs one command and returns its exit status; raises EngineError."""
-    if args.command == "list":
+    if args.architectures:
+        list_architectures()
+    elif args.command == "list":
         list_models()
     elif args.command == "fetch":
         with Report() as report:
@@ -64,6 +71,23 @@ def list_models() -> None:
         place = "bundled" if model.bundled else "fetched" if catalog.is_present(model) else "-"
         rows.append((model.name, place, f"{model.n_bytes / 1e6:.1f} MB", model.description))
     print_table(("name", "place", "size", "description"), rows, right=("size",))
+
+
+ARCHITECTURE_COLUMNS = ("architecture", "models", "drafts by", "tested against")
+"""The columns of the table of architectures."""
+
+
+def architecture_rows() -> list[tuple[str, str, str, str]]:
+    """The rows of the table of architectures, in the order of the registry."""
+    # Imported here, because the other commands read no models.
+    from engine.models.registry import ARCHITECTURES
+
+    return [(a.name, a.models, a.drafts, a.oracle) for a in ARCHITECTURES.values()]
+
+
+def list_architectures() -> None:
+    """Print one line per architecture: its name in files, models, how they draft, and what its logits are compared with."""
+    print_table(ARCHITECTURE_COLUMNS, architecture_rows())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,8 +4,9 @@ For token t at position p, with h the trunk's output (normalized) at position p 
 that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``)::
 
     x = [embed(t), h] Wpre                          the trunk's own embedding
-    x = layer(x)                                    as in engine/models/gemma4.py, but with queries only: their position is
-                                                    P, and they see what the trunk's last layer of their kind stored before P
+    x = layer(x)                                    as in engine/models/families/gemma4.py, but with queries only: their
+                                                    position is P, and they see what the trunk's last layer of their kind
+                                                    stored before P
     y = rms_norm(x, output_norm);  h' = y Wpost;  logits = y Whead, for position p + 1
 
 A chain of drafts continues with h' in place of the trunk's h, at the same P.  Drafts have no keys, so the assistant sees
@@ -21,8 +22,9 @@ from engine.arrays import Array, Pass
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.base import Model
-from engine.models.config import ModelConfig
-from engine.models.gemma4 import Gemma4, Gemma4Loader
+from engine.models.config import AttentionConfig, ModelConfig
+from engine.models.families.gemma4 import Gemma4Loader
+from engine.models.linear import products
 from engine.models.weights import bytes_read
 from engine.ops import Ops
 
@@ -40,21 +42,17 @@ class Assistant(Gemma4Loader):
     """
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, target: Model) -> None:
-        super().__init__(config, gguf, ops)
-        c, n_ctx = config, target.cache.n_ctx
+        # Share the target's tables of angles if they are on the same device and equal.
+        super().__init__(config, gguf, ops, target.cache.n_ctx, target if ops is target.ops else None)
+        c = config
         self._target = target
         self._memories = [self._memory_of(il) for il in range(c.n_layer)]
-        self.token_embd = self._matrix("token_embd.weight", c.n_vocab, c.n_embd)
-        self.output_norm = self._vector("output_norm.weight", c.n_embd)
-        self.pre_projection = self._matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
-        self.post_projection = self._matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
+        self.token_embd = self.matrix("token_embd.weight", c.n_vocab, c.n_embd)
+        self.output_norm = self.vector("output_norm.weight", c.n_embd)
+        self.pre_projection = self.matrix("nextn.pre_projection.weight", c.n_embd, 2 * c.n_embd_out)
+        self.post_projection = self.matrix("nextn.post_projection.weight", c.n_embd_out, c.n_embd)
         self.layers = [self.load_layer(il) for il in range(c.n_layer)]
-        # Share the target's tables if they are on the same device and equal.
-        near = target if isinstance(target, Gemma4) and ops is target.ops else None
-        self.rotary = self._rotary(c.rope, n_ctx, like=near.rotary if near else None)
-        sliding = near.rotary_sliding if near else None
-        self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False, like=sliding)
-        self._taken.update(IGNORED)
+        self.ignore(*IGNORED)
         self.check_complete()
         #: Memory for the inputs of its passes.
         self.inputs = ops.inputs()
@@ -71,8 +69,10 @@ class Assistant(Gemma4Loader):
                 f"{self.gguf.path} drafts for gemma4 models of {c.n_embd_out} dimensions and {c.n_vocab} tokens, and "
                 f"{self._target.gguf.path} is {t.architecture} of {t.n_embd} and {t.n_vocab}; use that model's assistant."
             )
-        alike = [n for n in range(t.n_layer) if t.sliding[n] == c.sliding[il]]
-        if not alike or t.heads(alike[-1]) != c.heads(il) or (c.sliding[il] and t.window < 2):
+        own = _attention(c, il)
+        alike = [n for n in range(t.n_layer) if (_attention(t, n).window > 0) == (own.window > 0)]
+        last = _attention(t, alike[-1]) if alike else None
+        if last is None or (last.n_head_kv, last.d_k) != (own.n_head_kv, own.d_k) or last.window == 1:
             raise ModelError(
                 f"layer {il} of {self.gguf.path} requires keys that {self._target.gguf.path} does not have; "
                 "use the assistant of that model."
@@ -99,9 +99,9 @@ class Assistant(Gemma4Loader):
         here, last = replace(batch, positions=self.anchor[0:1]), self.anchor[1:2]
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
-            rotary, window = (self.rotary_sliding, memory.window - 1) if c.sliding[il] else (self.rotary, 0)
-            (q,) = ops.matmul(ops.rms_norm(x, layer.attn_norm, c.norm_eps), layer.attn_q)
-            o = ops.attend_past(layer.heads, q, memory, here, last, rotary.table, window)
+            window = memory.window - 1 if layer.window else 0
+            (q,) = products(ops, ops.rms_norm(x, layer.attn_norm, c.norm_eps), [layer.attn_q])
+            o = ops.attend_past(layer.heads, q, memory, here, last, layer.table, window)
             x = self.finish(layer, x, o, None)
         y = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         logits, hidden = ops.matmul(y, self.token_embd, self.post_projection)
@@ -119,3 +119,9 @@ class Assistant(Gemma4Loader):
         logits = self.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None
         return logits[0]
+
+
+def _attention(config: ModelConfig, il: int) -> AttentionConfig:
+    mixer = config.layers[il].mixer
+    assert isinstance(mixer, AttentionConfig)
+    return mixer

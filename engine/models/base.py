@@ -7,10 +7,10 @@ import numpy as np
 
 from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
-from engine.cache.recurrent import RecurrentLayer, RecurrentShape, Snapshot
+from engine.cache.recurrent import RecurrentShape, Snapshot
 from engine.cache.types import Types
 from engine.gguf.file import GGUF
-from engine.models.config import ModelConfig
+from engine.models.config import AttentionConfig, DeltaNetConfig, DenseConfig, ExpertsConfig, ModelConfig
 from engine.models.loader import Loader
 from engine.ops import Drafter, Ops
 
@@ -25,17 +25,17 @@ class Model(Loader):
 
     def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, slots: int) -> None:
         """types: element types of keys and values; slots: the number of states that recurrent layers keep."""
-        super().__init__(config, gguf, ops)
+        super().__init__(config, gguf, ops, n_ctx)
         self.slots = slots
         self.mtp: Drafter[Array] | None = None
-        self.token_embd = self._matrix("token_embd.weight", config.n_vocab, config.n_embd)
-        self.output_norm = self._vector("output_norm.weight", config.n_embd)
-        tied = "output.weight" not in gguf.tensors
-        self.output = self.token_embd if tied else self._matrix("output.weight", config.n_vocab, config.n_embd)
+        self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
+        self.output_norm = self.vector("output_norm.weight", config.n_embd)
+        tied = not self.has("output.weight")
+        self.output = self.token_embd if tied else self.matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         # The cache comes last, when the tensors have confirmed the sizes in the metadata.
         max_rows = pass_rows(ops.max_rows, n_ctx)
-        others = [hidden_ring(max_rows, slots)] if config.n_mtp else []
+        others = [hidden_ring(max_rows, slots)] if config.mtp is not None else []
         self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, types, ops.zeros, others)
         self.load_rest()
 
@@ -44,7 +44,7 @@ class Model(Loader):
         raise NotImplementedError
 
     def load_rest(self) -> None:
-        """Load what the family needs besides its layers, such as tables of angles.  Called after the cache is made."""
+        """Load what the family needs besides its layers.  Called after the cache is made."""
         raise NotImplementedError
 
     # --- the forward pass --------------------------------------------------------------------------------------
@@ -59,6 +59,10 @@ class Model(Loader):
         self.prepare(int(positions[0]), tokens.size)
         logits = self.ops.run(self.compute, Pass(tokens, positions), n_logits)
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
+
+    def memory(self, il: int) -> Any:
+        """The memory that layer il reads: ``LayerCache`` or ``RecurrentLayer``."""
+        return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int) -> None:
         """Claim positions [first, first + count) of the cache and compute their rotation angles."""
@@ -84,10 +88,10 @@ class Model(Loader):
 
     def rings(self) -> Iterator[tuple[str, Array, int]]:
         """The rings by position other than keys and values: (name, ring, number of latest rows that a pass needs)."""
-        net = self.config.delta_net
-        for il, layer in enumerate(self.cache.layers):
-            if net is not None and isinstance(layer, RecurrentLayer):
-                yield f"inputs of layer {il}", layer.conv, net.n_conv - 1
+        for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
+            mixer = self.config.all_layers[il].mixer
+            if isinstance(mixer, DeltaNetConfig):
+                yield f"inputs of layer {il}", layer.conv, mixer.n_conv - 1
                 yield f"state of layer {il}", layer.states, 1
         if self.mtp is not None:
             yield "output of the trunk", self.mtp.hidden, 1
@@ -112,6 +116,8 @@ class Model(Loader):
     def _head(self, x: Value) -> Array:
         """Logits of normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
         (logits,) = self.ops.matmul(x, self.output)
+        if self.config.logit_scale != 1.0:
+            logits = self.ops.scale(logits, self.config.logit_scale)
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
 
     def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
@@ -127,13 +133,13 @@ def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
     """The shape of the memory of each layer that has one; the layer that drafts comes last.  slots: the number of states that
     recurrent layers keep."""
     shapes: list[Shape] = []
-    for il in range(config.n_kv_layer):
-        net = config.delta_net
-        if net is not None and config.recurrent[il]:
-            shapes.append(RecurrentShape(net.n_channels, net.n_conv, net.n_v, net.state_size, slots))
+    for il in config.owners:
+        m = config.all_layers[il].mixer
+        if isinstance(m, DeltaNetConfig):
+            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_v, m.state_size, slots))
         else:
-            shapes.append(LayerShape(*config.heads(il), config.window if config.sliding[il] else 0))
-    return shapes + [LayerShape(*config.heads(config.n_layer))] * config.n_mtp
+            shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
+    return shapes
 
 
 def hidden_ring(max_rows: int, slots: int) -> Ring:
@@ -146,18 +152,30 @@ def slot_bytes(config: ModelConfig) -> int:
     return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))
 
 
+def angle_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
+    return 4 * positions * sum(rope.n_rot for rope in {attention.rope for attention in config.attentions} if rope)
+
+
 def row_bytes(config: ModelConfig) -> int:
     """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
     queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
-    net, experts = config.delta_net, config.experts
-    own = max((config.heads(il) for il in range(config.n_layer)), key=lambda heads: heads[1] + heads[2])
-    mixer = config.n_head * (3 * own[1] + own[2]) + own[0] * (own[1] + own[2])
-    if net is not None:
-        mixer = max(mixer, 2 * net.n_channels + 2 * net.n_v * net.state_size)
-    network = 2 * max(config.n_ff, config.n_ff_tail)
-    if experts is not None:
-        network += experts.n_used * (2 * experts.n_ff + config.n_embd) + 2 * experts.n_ff_shared
+    mixers = max(_mixer_row(layer.mixer) for layer in config.all_layers)
+    networks = max(_network_row(layer.network, config.n_embd) for layer in config.all_layers)
     told = 3 * config.n_layer * config.n_per_layer
-    floats = 8 * config.n_embd + mixer + network + told
+    floats = 8 * config.n_embd + mixers + networks + told
     # A third more for int8 and for fragmentation.
     return 4 * floats * 3 // 2
+
+
+def _mixer_row(m: AttentionConfig | DeltaNetConfig) -> int:
+    if isinstance(m, DeltaNetConfig):
+        return 2 * m.n_channels + 2 * m.n_v * m.state_size
+    return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)
+
+
+def _network_row(network: DenseConfig | ExpertsConfig, n_embd: int) -> int:
+    if isinstance(network, DenseConfig):
+        return 2 * network.n_ff
+    beside = _network_row(network.beside, n_embd) if network.beside is not None else 0
+    return beside + network.n_used * (2 * network.n_ff + n_embd) + 2 * network.n_ff_shared

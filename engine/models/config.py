@@ -1,8 +1,10 @@
-"""The immutable description of a model: sizes, kinds of layers, rotation."""
+"""The immutable description of a model: its layers, each a mixer and a network with their own sizes."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "qwen35", "qwen35moe", "gemma4")
+from engine.models.activation import SWIGLU, Activation
 
 ASSISTANT = "gemma4-assistant"
 """The architecture of models that draft for a gemma4 model and cannot run alone."""
@@ -10,25 +12,77 @@ ASSISTANT = "gemma4-assistant"
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotation of one kind of layer: the number of dimensions ``n_rot``, the frequency base, the linear scale (1 / factor),
-    and the frequency correction of YaRN (Peng et al. 2023) unless ``yarn_ctx`` (the original context) is 0."""
+    """The rotation of queries and keys: the number of dimensions ``n_rot``, the frequency base, and the linear scale (1 /
+    factor).
+
+    neox: pairs are (i, i + n_rot / 2), else (2i, 2i + 1).
+    factors: the tensor that holds a divisor of each frequency; "" for none.
+    magnitude: the factor of cosines and sines.
+    yarn_ctx: the original context of YaRN's frequency correction (Peng et al. 2023); 0: no correction.
+    beta_fast, beta_slow: YaRN keeps frequencies that make at least beta_fast turns over the original context, and
+        interpolates those that make at most beta_slow.
+    truncate: whether the pairs at which this happens are rounded to integers.
+    long_factors: the tensor that takes the place of ``factors`` in contexts of more than long_beyond positions; "" for none.
+    """
 
     n_rot: int
     base: float
     scale: float = 1.0
+    neox: bool = True
+    factors: str = ""
+    magnitude: float = 1.0
     yarn_ctx: int = 0
-    attn_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    long_factors: str = ""
+    long_beyond: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """A mixer: causal attention of n_head heads of queries over n_head_kv heads of keys of d_k and values of d_v elements.
+
+    scale: the factor of the scores.
+    rope: the rotation of queries and keys; None: they are not rotated.
+    window: the number of latest positions that a token sees; 0: all.
+    norm: how queries and keys are normalized: "" not at all, "heads" each head by itself, "rotated heads" each head after its
+        rotation, "rows" all heads of a row together.
+    normed_values: whether heads of values are normalized too, without weights.
+    gated: whether the result of each head is multiplied by sigmoid of gates that follow its queries.
+    sinks: whether each head has a sink, an additional term of its softmax.
+    temperature: (s, n): queries at position p are multiplied by 1 + s ln(1 + p // n); None: they are not.
+    source: the layer whose keys and values it reads; None: its own.
+    """
+
+    n_head: int
+    n_head_kv: int
+    d_k: int
+    d_v: int
+    scale: float
+    rope: RopeConfig | None
+    window: int = 0
+    norm: str = ""
+    normed_values: bool = False
+    gated: bool = False
+    sinks: bool = False
+    temperature: tuple[float, int] | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Sizes of gated delta nets: n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements;
-    ``n_conv``: the number of taps of the convolution."""
+    """A mixer: a gated delta net of n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements.
+
+    n_conv: the number of taps of the convolution.
+    grouped: value head h uses key head h // (n_v / n_k) instead of h % n_k.
+    """
 
     n_k: int
     n_v: int
     state_size: int
     n_conv: int
+    grouped: bool = field(default=False, kw_only=True)
 
     @property
     def n_channels(self) -> int:
@@ -37,68 +91,110 @@ class DeltaNetConfig:
 
 
 @dataclass(frozen=True)
+class DenseConfig:
+    """A network of width n_ff that every row uses."""
+
+    n_ff: int
+    activation: Activation = SWIGLU
+
+
+@dataclass(frozen=True)
 class ExpertsConfig:
-    """Sizes of a mixture: each row uses n_used of n_expert networks of width n_ff, and one shared network of width
-    n_ff_shared unless that is 0."""
+    """A mixture: each row uses n_used of n_expert networks of width n_ff, and one shared network of width n_ff_shared unless
+    that is 0.
+
+    shared_gated: whether the router decides how much of the shared network is added.
+    gating: the probability of an expert is "softmax", "sigmoid" or "sqrt_softplus" of its logit.
+    normalized: whether the weights of the chosen experts are divided by their sum; then they are multiplied by weight_scale.
+    n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
+    beside: a dense network whose result is added to that of the experts; None: there is none.
+    """
 
     n_expert: int
     n_used: int
     n_ff: int
-    n_ff_shared: int
+    n_ff_shared: int = 0
+    activation: Activation = SWIGLU
+    shared_gated: bool = True
+    gating: str = "softmax"
+    normalized: bool = True
+    weight_scale: float = 1.0
+    n_group: int = 1
+    n_group_used: int = 1
+    beside: DenseConfig | None = None
+
+
+class Norms(NamedTuple):
+    """The names of a layer's norms in the file: before and after the mixer, before and after the network; "" for none."""
+
+    before_mixer: str = "attn_norm"
+    after_mixer: str = ""
+    before_network: str = "ffn_norm"
+    after_network: str = ""
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each."""
+
+    mixer: AttentionConfig | DeltaNetConfig
+    network: DenseConfig | ExpertsConfig
+    norms: Norms = Norms()
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The parameters of the forward pass.  Sizes are counts of elements; ``sliding[il]`` says whether layer il sees
-    only ``window`` positions, ``recurrent[il]`` whether it is a delta net; ``rope_sliding`` is the rotation of sliding
-    layers.  ``n_mtp``: the number of layers after the n_layer of the trunk that draft tokens (multi-token prediction);
-    ``n_mtp_in_file``: the number of such layers in the file.
+    """The parameters of the forward pass.  Sizes are counts of elements.
 
-    gemma4: sliding layers have ``n_head_kv_sliding`` KV heads of ``d_sliding`` elements (0: as in the other layers); layers
-    from ``n_kv_layer`` on have no keys and values of their own and a feed-forward network of width ``n_ff_tail``;
-    ``n_per_layer``: the width of per-layer embeddings (0: none); ``n_embd_out``: for an assistant, the width of the model
-    that it drafts for.
+    layers: the layers of the trunk.
+    mtp: the layer after the trunk that drafts tokens (multi-token prediction), or None.
+    n_mtp_in_file: the number of such layers in the file.
+    embedding_scale, residual_scale, logit_scale: the factors of the embedding, of what a mixer or a network adds to the
+        residual stream, and of the logits.
+    final_softcap: the bound c of logits, c tanh(x / c); 0: none.
+    n_per_layer: the width of per-layer embeddings; 0: none.
+    n_embd_out: for an assistant, the width of the model that it drafts for.
     """
 
     architecture: str
     name: str
-    n_layer: int
     n_embd: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
-    d_k: int
-    d_v: int
     n_vocab: int
     n_ctx_train: int
     norm_eps: float
-    rope: RopeConfig
-    rope_sliding: RopeConfig
-    window: int
-    sliding: tuple[bool, ...]
-    attention_scale: float
-    embedding_scale: float
-    final_softcap: float
-    recurrent: tuple[bool, ...] = ()
-    delta_net: DeltaNetConfig | None = None
-    experts: ExpertsConfig | None = None
-    n_mtp: int = 0
+    layers: tuple[LayerConfig, ...]
+    mtp: LayerConfig | None = None
     n_mtp_in_file: int = 0
-    n_head_kv_sliding: int = 0
-    d_sliding: int = 0
-    n_kv_layer: int = 0
-    n_ff_tail: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    final_softcap: float = 0.0
     n_per_layer: int = 0
     n_embd_out: int = 0
 
-    def heads(self, il: int) -> tuple[int, int, int]:
-        """(n_head_kv, d_k, d_v) of layer il."""
-        if il < self.n_layer and self.sliding[il] and self.d_sliding:
-            return self.n_head_kv_sliding, self.d_sliding, self.d_sliding
-        return self.n_head_kv, self.d_k, self.d_v
+    @property
+    def n_layer(self) -> int:
+        """The number of layers of the trunk."""
+        return len(self.layers)
+
+    @property
+    def all_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers of the trunk, and the layer that drafts if there is one."""
+        return self.layers if self.mtp is None else (*self.layers, self.mtp)
+
+    @property
+    def attentions(self) -> Iterator[AttentionConfig]:
+        """The mixers that are attention, in the order of their layers."""
+        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The layers that have a memory of their own, in rising order; the index of the layer that drafts is n_layer."""
+        mixers = enumerate(layer.mixer for layer in self.all_layers)
+        return tuple(il for il, mixer in mixers if isinstance(mixer, DeltaNetConfig) or mixer.source is None)
 
     def memory(self, il: int) -> int:
-        """The layer whose keys and values layer il reads: itself, or the last layer of its kind that has any."""
-        if il < self.n_kv_layer or il >= self.n_layer:
-            return il
-        return self.n_kv_layer - (2 if self.sliding[il] else 1)
+        """The index in ``owners`` of the layer whose memory layer il reads: itself, or the source of its keys and values."""
+        mixer = self.all_layers[il].mixer
+        source = mixer.source if isinstance(mixer, AttentionConfig) else None
+        return self.owners.index(il if source is None else source)

@@ -1,24 +1,98 @@
-"""The feed-forward network of a layer: one for every row, or a mixture of experts."""
+"""The network of one layer: one for every row, or a mixture of experts."""
 
 from dataclasses import dataclass
 
 from engine.arrays import Array, Matrix, Value
+from engine.models.activation import Activation
+from engine.models.config import DenseConfig, ExpertsConfig
 from engine.models.experts import Experts
+from engine.models.linear import Linear, products
+from engine.models.loader import Loader
+from engine.models.weights import join_rows
 from engine.ops import Ops
 
 
 @dataclass
 class FeedForward:
-    """SwiGLU (Shazeer 2020): gate and up [n_ff, n_embd], down [n_embd, n_ff]."""
+    """activation(x Wgate, x Wup) Wdown: gate and up [n_ff, n_embd], down [n_embd, n_ff]; ``gate`` is None where the
+    activation has no gate."""
 
-    ffn_gate: Matrix
-    ffn_up: Matrix
-    ffn_down: Matrix
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    activation: Activation
+
+    def hidden(self, ops: Ops, x: Value) -> Value:
+        """The activations for rows x [rows, n_embd], before the layer ``down``: float32 [rows, n_ff]."""
+        if self.gate is None:
+            (up,) = products(ops, x, [self.up])
+            return ops.activate(self.activation, None, up)
+        gate, up = products(ops, x, [self.gate, self.up])
+        return ops.activate(self.activation, gate, up)
 
 
-def feed_forward(ops: Ops, ffn: FeedForward | Experts[Array, Matrix], residual: Array, x: Value) -> Array:
-    """residual + network(x): residual and x [rows, n_embd]; float32 [rows, n_embd]."""
-    if isinstance(ffn, Experts):
-        return ops.experts(ffn, residual, x)
-    gate, up = ops.matmul(x, ffn.ffn_gate, ffn.ffn_up)
-    return ops.matmul_add(residual, ops.swiglu(gate, up), ffn.ffn_down)
+def load_feed_forward(loader: Loader, blk: str, config: DenseConfig) -> FeedForward:
+    """Load the tensors ``ffn_gate``, ``ffn_up`` and ``ffn_down``; some files have gate and up in one tensor, ``ffn_up`` or
+    ``ffn_gate_up``."""
+    n_ff, n_embd, gate = config.n_ff, loader.config.n_embd, None
+    if config.activation.gated:
+        fused = "ffn_up" if loader.has(blk + "ffn_up.weight") else "ffn_gate_up"
+        separate = loader.has(blk + "ffn_gate.weight")
+        gate, up = loader.linears(blk, ("ffn_gate", "ffn_up"), "" if separate else fused, (n_ff, n_ff), n_embd)
+    else:
+        up = loader.linear(blk + "ffn_up", n_ff, n_embd)
+    return FeedForward(gate, up, loader.linear(blk + "ffn_down", n_embd, n_ff), config.activation)
+
+
+def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Array, Matrix]:
+    """Load the tensors ``ffn_gate_inp`` (the router), ``ffn_gate_exps``, ``ffn_up_exps`` and ``ffn_down_exps``; some files
+    have gate and up in one tensor, ``ffn_gate_up_exps``.  The tensors of the shared network end with ``_shexp``, the bias of
+    the selection is ``exp_probs_b``, a table of the experts of each token ``ffn_gate_tid2eid``."""
+    e, n_embd, shared = config, loader.config.n_embd, None
+    router = [loader.array(blk + "ffn_gate_inp.weight", e.n_expert, n_embd)]
+    if e.n_ff_shared:
+        if e.shared_gated:
+            router.append(loader.array(blk + "ffn_gate_inp_shexp.weight", n_embd))
+        shared = (
+            loader.matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, n_embd),
+            loader.matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, n_embd),
+            loader.matrix(blk + "ffn_down_shexp.weight", n_embd, e.n_ff_shared),
+        )
+    gate, up = gate_up_experts(loader, blk, e)
+    return Experts(
+        e.n_expert,
+        e.n_used,
+        loader.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
+        gate,
+        up,
+        loader.matrix(blk + "ffn_down_exps.weight", n_embd, e.n_ff, e.n_expert),
+        shared,
+        e.activation,
+        shared_gated=e.shared_gated,
+        gating=e.gating,
+        router_bias=loader.optional(blk + "ffn_gate_inp.bias", e.n_expert),
+        selection_bias=loader.optional(blk + "exp_probs_b.bias", e.n_expert),
+        normalized=e.normalized,
+        weight_scale=e.weight_scale,
+        n_group=e.n_group,
+        n_group_used=e.n_group_used,
+        given=loader.integers(blk + "ffn_gate_tid2eid.weight", loader.config.n_vocab, e.n_used, end=e.n_expert),
+        gate_bias=loader.optional(blk + "ffn_gate_exps.bias", e.n_expert, e.n_ff),
+        up_bias=loader.optional(blk + "ffn_up_exps.bias", e.n_expert, e.n_ff),
+        down_bias=loader.optional(blk + "ffn_down_exps.bias", e.n_expert, n_embd),
+        gate_scale=loader.optional(blk + "ffn_gate_exps.scale", e.n_expert),
+        up_scale=loader.optional(blk + "ffn_up_exps.scale", e.n_expert),
+        down_scale=loader.optional(blk + "ffn_down_exps.scale", e.n_expert),
+    )
+
+
+def gate_up_experts(loader: Loader, blk: str, e: ExpertsConfig) -> tuple[Matrix, Matrix]:
+    """Gate and up of all experts, [n_expert * n_ff, n_embd] each.  Files have them in two tensors, or stacked for each
+    expert."""
+    n_embd, both = loader.config.n_embd, blk + "ffn_gate_up_exps.weight"
+    if loader.has(both):
+        weight = loader.weight(both, 2 * e.n_ff, n_embd, e.n_expert)
+        gate, up = (loader.ops.weight(half) for half in weight.halves(2 * e.n_ff))
+        return gate, up
+    gate, up = (loader.matrix(f"{blk}ffn_{name}_exps.weight", e.n_ff, n_embd, e.n_expert) for name in ("gate", "up"))
+    return gate, up

@@ -16,6 +16,9 @@ class Heads(Generic[A]):
     q_norm, k_norm: weights [d_k] of the normalization of each head (with eps), or None.
     v_normed: whether values are normalized too, without weights.
     biases: the biases of q, k and v, or None.
+    norm_after: heads of q and k are normalized after their rotation instead of before.
+    sinks: float32 [n_head], or None: one more score of each softmax, without a value; it joins after all positions.
+    query_scales: float32 [n_ctx], or None: a factor of the queries by position, applied after rotation and normalization.
     """
 
     n_head: int
@@ -30,3 +33,6 @@ class Heads(Generic[A]):
     biases: tuple[A, A, A] | None = None
     gated: bool = False
     v_normed: bool = False
+    norm_after: bool = False
+    sinks: A | None = None
+    query_scales: A | None = None

@@ -1,6 +1,4 @@
-"""Loading tensors of a file as the parts of a forward pass: matrices, vectors, heads, feed-forward networks, angles."""
-
-from typing import Any
+"""Loading tensors of a file as the parts of a forward pass: matrices, vectors, linear layers, rotation angles."""
 
 import numpy as np
 
@@ -9,109 +7,158 @@ from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.gguf.header import shown
 from engine.models.config import ModelConfig, RopeConfig
-from engine.models.experts import Experts
-from engine.models.feed_forward import FeedForward
-from engine.models.heads import Heads
+from engine.models.linear import Linear
 from engine.models.rotary import Rotary
-from engine.models.weights import Weight, join_rows, load_vector, load_weight
+from engine.models.weights import Weight, load_integers, load_vector, load_weight, missing
 from engine.ops import Ops
 
 
 class Loader:
-    """Loads tensors of ``gguf`` into memory that the operations of ``ops`` can read, and records which it has loaded."""
+    """Loads tensors of ``gguf`` into memory that the operations of ``ops`` can read, and records which it has loaded.
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops) -> None:
+    n_ctx: the number of positions for which there are rotation angles; like: another loader on the same device, whose angles
+    are shared where they are equal.
+    """
+
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, like: "Loader | None" = None) -> None:
         self.config = config
         self.gguf = gguf
         self.ops = ops
+        self._n_ctx = n_ctx
+        self._like = like
         self._taken: set[str] = set()
-        self._rotaries: list[Rotary] = []
+        self._rotaries: dict[RopeConfig, Rotary] = {}
+        self._temperatures: dict[tuple[float, int], Array] = {}
 
-    def _weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
+    # --- tensors -----------------------------------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return name in self.gguf.tensors
+
+    def ignore(self, *names: str) -> None:
+        """Accept tensors that no layer reads."""
+        self._taken.update(names)
+
+    def weight(self, name: str, rows: int, columns: int, count: int = 0) -> Weight:
         """A matrix of the file, or ``count`` stacked matrices of one tensor."""
         self._taken.add(name)
         return load_weight(self.gguf, name, rows, columns, count)
 
-    def _matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int, count: int = 0) -> Matrix:
         """A matrix of the file, or ``count`` stacked matrices of one tensor, in memory that the operations can read."""
-        return self.ops.weight(self._weight(name, rows, columns, count))
+        return self.ops.weight(self.weight(name, rows, columns, count))
 
-    def _array(self, name: str, *shape: int) -> np.ndarray:
-        """A small float32 tensor of the file."""
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        """A small tensor of the file as float32."""
         self._taken.add(name)
         return load_vector(self.gguf, name, *shape)
 
-    def _vector(self, name: str, *shape: int) -> Array:
-        """A small float32 tensor of the file, in memory that the operations can read."""
-        return self.ops.upload(self._array(name, *shape))
+    def vector(self, name: str, *shape: int) -> Array:
+        """A small tensor of the file as float32, in memory that the operations can read."""
+        return self.ops.upload(self.array(name, *shape))
 
-    def _heads(self, blk: str, il: int, *, normed: str, neox: bool = True, **others: Any) -> Heads[Array]:
-        """The heads of an attention layer.  normed: "qk" if queries and keys are normalized, "q" for queries only, or "";
-        others: further fields of ``Heads``."""
-        c, (n_head_kv, d_k, d_v) = self.config, self.config.heads(il)
-        norms = {f"{name}_norm": self._vector(f"{blk}attn_{name}_norm.weight", d_k) for name in normed}
-        given: dict[str, Any] = {"neox": neox, "scale": c.attention_scale, "eps": c.norm_eps} | norms | others
-        return Heads(c.n_head, n_head_kv, d_k, d_v, **given)
+    def optional(self, name: str, *shape: int) -> Array | None:
+        """A small tensor as float32; None if the file does not have it."""
+        return self.vector(name, *shape) if self.has(name) else None
 
-    def _dense(self, blk: str, n_ff: int) -> FeedForward:
-        """A feed-forward network for every row."""
-        n_embd = self.config.n_embd
-        return FeedForward(
-            self._matrix(blk + "ffn_gate.weight", n_ff, n_embd),
-            self._matrix(blk + "ffn_up.weight", n_ff, n_embd),
-            self._matrix(blk + "ffn_down.weight", n_embd, n_ff),
+    def integers(self, name: str, *shape: int, end: int) -> Array | None:
+        """A table of ids from 0 to ``end`` - 1 as int32; None if the file does not have it."""
+        if not self.has(name):
+            return None
+        self._taken.add(name)
+        return self.ops.upload(load_integers(self.gguf, name, *shape, end=end))
+
+    def scalar(self, name: str) -> float:
+        """A tensor of one number; 1 if the file does not have it."""
+        return float(self.array(name, 1)[0]) if self.has(name) else 1.0
+
+    # --- linear layers -----------------------------------------------------------------------------------------
+
+    def linear(self, name: str, rows: int, columns: int) -> Linear:
+        """The matrix ``name.weight`` [rows, columns] with its bias and its scale, if the file has them."""
+        return Linear(
+            self.matrix(name + ".weight", rows, columns),
+            self.optional(name + ".bias", rows),
+            self.scalar(name + ".scale"),
         )
 
-    def _feed_forward(self, blk: str) -> FeedForward | Experts[Array, Matrix]:
-        """The feed-forward network of a layer."""
-        c, e = self.config, self.config.experts
-        if e is None:
-            return self._dense(blk, c.n_ff)
-        router = [self._array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd)]
-        shared = None
-        if e.n_ff_shared:
-            router.append(self._array(blk + "ffn_gate_inp_shexp.weight", c.n_embd))
-            shared = (
-                self._matrix(blk + "ffn_gate_shexp.weight", e.n_ff_shared, c.n_embd),
-                self._matrix(blk + "ffn_up_shexp.weight", e.n_ff_shared, c.n_embd),
-                self._matrix(blk + "ffn_down_shexp.weight", c.n_embd, e.n_ff_shared),
-            )
-        return Experts(
-            e.n_expert,
-            e.n_used,
-            self.ops.weight(join_rows(blk + "ffn_gate_inp.weight", *router)),
-            self._matrix(blk + "ffn_gate_exps.weight", e.n_ff, c.n_embd, e.n_expert),
-            self._matrix(blk + "ffn_up_exps.weight", e.n_ff, c.n_embd, e.n_expert),
-            self._matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
-            shared,
-        )
+    def linears(
+        self, blk: str, names: tuple[str, ...], fused: str, rows: tuple[int, ...], columns: int
+    ) -> list[Linear]:
+        """Several linear layers of one input: ``names``, or the rows of one tensor ``fused`` in this order."""
+        if not self.has(f"{blk}{fused}.weight"):
+            layers = [self.linear(blk + name, n, columns) for name, n in zip(names, rows, strict=True)]
+            self._check_biases(blk, names, layers)
+            return layers
+        whole = self.weight(f"{blk}{fused}.weight", sum(rows), columns)
+        scale, bias = self.scalar(f"{blk}{fused}.scale"), None
+        if self.has(f"{blk}{fused}.bias"):
+            bias = self.array(f"{blk}{fused}.bias", sum(rows))
+        parts, first = [], 0
+        for name, n in zip(names, rows, strict=True):
+            own = self.optional(f"{blk}{name}.bias", n) if bias is None else self.ops.upload(bias[first : first + n])
+            parts.append(Linear(self.ops.weight(whole.slice(first, first + n)), own, scale))
+            first += n
+        return parts
 
-    def _optional(self, name: str, size: int) -> Array | None:
-        return self._vector(name, size) if name in self.gguf.tensors else None
+    def _check_biases(self, blk: str, names: tuple[str, ...], layers: list[Linear]) -> None:
+        """Raise ModelError if some of several layers have a bias and others have none."""
+        without = [name for name, layer in zip(names, layers, strict=True) if layer.bias is None]
+        if 0 < len(without) < len(names):
+            raise missing(self.gguf, f"{blk}{without[0]}.bias")
 
-    def _rotary(self, rope: RopeConfig, n_ctx: int, factored: bool = True, like: Rotary | None = None) -> Rotary:
-        """Rotation angles of one kind of layer.  factored: apply the factor per frequency that files of Llama 3 and Gemma 4
-        contain; like: angles to share if they are equal."""
-        factors = None
-        if factored and "rope_freqs.weight" in self.gguf.tensors:
-            factors = self._array("rope_freqs.weight", rope.n_rot // 2)
-            if not np.all(np.isfinite(factors) & (factors > 0)):
-                raise ModelError(f"{self.gguf.path}: rope_freqs.weight must be positive numbers; the file is damaged.")
-        if like is not None and like.turns_as(rope, factors):
-            return like
-        self._rotaries.append(Rotary(self.ops, rope, factors, n_ctx))
-        return self._rotaries[-1]
+    # --- angles ------------------------------------------------------------------------------------------------
+
+    def table(self, rope: RopeConfig | None) -> Array | None:
+        """The table of rotation angles; None for no rotation."""
+        return None if rope is None else self.rotary(rope).table
+
+    def rotary(self, rope: RopeConfig) -> Rotary:
+        """The angles of a rotation, which are made once."""
+        if rope not in self._rotaries:
+            factors = self._factors(rope)
+            alike = self._like._rotaries.values() if self._like is not None else ()
+            same = (rotary for rotary in alike if rotary.turns_as(rope, factors))
+            self._rotaries[rope] = next(same, None) or Rotary(self.ops, rope, factors, self._n_ctx)
+        return self._rotaries[rope]
+
+    def _factors(self, rope: RopeConfig) -> np.ndarray | None:
+        """The divisors of the frequencies, or None."""
+        long = bool(rope.long_factors) and self._n_ctx > rope.long_beyond
+        name = rope.long_factors if long else rope.factors
+        for other in {rope.factors, rope.long_factors} - {""}:
+            self.ignore(other)
+        if not name:
+            return None
+        factors = self.array(name, rope.n_rot // 2)
+        if not np.all(np.isfinite(factors) & (factors > 0)):
+            raise ModelError(f"{self.gguf.path}: {name} must be positive numbers; the file is damaged.")
+        return factors
+
+    def temperature(self, given: tuple[float, int] | None) -> Array | None:
+        """The factor of queries by position, 1 + s ln(1 + p // n) for (s, n): float32 [n_ctx]; None for None."""
+        if given is None:
+            return None
+        if given not in self._temperatures:
+            s, n = given
+            factors = 1.0 + s * np.log1p(np.arange(self._n_ctx) // n)
+            self._temperatures[given] = self.ops.upload(factors.astype(np.float32))
+        return self._temperatures[given]
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
-        for rotary in self._rotaries:
+        for rotary in self._rotaries.values():
             rotary.reserve(length)
+
+    # --- completeness ------------------------------------------------------------------------------------------
 
     def check_complete(self) -> None:
         """Raise ModelError if the file has tensors that no layer has loaded: ignoring them would give wrong answers."""
         c = self.config
-        rest = sorted(set(self.gguf.tensors) - self._taken)
-        if c.n_mtp_in_file > c.n_mtp:
+        # NVFP4 files give a scale for activations that were quantized to 4 bits, which no activation is here.
+        rest = sorted(name for name in set(self.gguf.tensors) - self._taken if not name.endswith(".input_scale"))
+        if c.n_mtp_in_file and c.mtp is None:
             # The layer that drafts may be skipped.
             rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]
         if rest:

@@ -1,69 +1,333 @@
-"""Metadata fields that several architectures share, each read with its exact type and range."""
+"""The metadata of a model by keys without the architecture's prefix, and the configurations that most families share.
 
-from typing import cast
+Every number is read with its exact type and range.  Whether it matches the shapes of the tensors is checked where each
+tensor is loaded (``engine/models/weights.py``).  Keys and defaults are those of llama.cpp.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.gguf.header import shown
-from engine.models.config import RopeConfig
+from engine.models.activation import SWIGLU, Activation
+from engine.models.config import (
+    ASSISTANT,
+    AttentionConfig,
+    DeltaNetConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+    RopeConfig,
+)
 
 MAX_DIMENSION = 1 << 20
 MAX_LAYERS = 1024
+MAX_HEAD = 4096
+MAX_CONTEXT = 1 << 30
+
+GATINGS = {1: "softmax", 2: "sigmoid", 4: "sqrt_softplus"}
+"""The values of ``expert_gating_func``."""
+
+ROPE_FREQS = "rope_freqs.weight"
+"""The tensor of divisors that files of Llama 3 and Gemma 4 contain."""
 
 
-def uniform(gguf: GGUF, key: str, default: int | None, n_layer: int) -> int:
-    """A count that may be given once or per layer; values per layer must all be equal."""
-    if key not in gguf.metadata and default is not None:
-        return default
-    if gguf.kinds.get(key, "").endswith("[]"):
-        values = gguf.require(key, "int[]", 1, MAX_DIMENSION)
-        if len(values) < n_layer:
-            gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")
-        if int(values.min()) != int(values.max()):
-            raise ModelError(f"{gguf.path}: {key} differs from layer to layer, which is not supported.")
-        return int(values[0])
-    return gguf.require(key, "int", 1, MAX_DIMENSION)
+class Metadata:
+    """The metadata of ``gguf``, whose keys begin with ``architecture``.
 
+    drafts: whether the family runs the layer that drafts tokens; ``nextn_predict_layers`` counts such layers, and at most one
+    is supported.  Other families skip them.
 
-def n_vocab(gguf: GGUF, a: str) -> int:
-    """Rows of the output: the length of the token list, or vocab_size if the file has no tokenizer."""
-    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
-    if tokens is not None:
-        return len(gguf.require("tokenizer.ggml.tokens", "str[]"))
-    return gguf.require(f"{a}.vocab_size", "int", 1, 1 << 24)
+    All methods raise GGUFError for values of a wrong type or out of range.
+    """
 
+    def __init__(self, gguf: GGUF, architecture: str, drafts: bool = False) -> None:
+        self.gguf, self.architecture = gguf, architecture
+        #: The layers in the file, those that draft included.
+        self.n_blocks = self.integer("block_count", most=MAX_LAYERS)
+        # All layers of an assistant draft.
+        own = architecture == ASSISTANT
+        self.n_mtp = 0 if own else self.integer("nextn_predict_layers", 0, 0, self.n_blocks - 1)
+        self._drafts = drafts
+        if drafts and self.n_mtp > 1:
+            self.refuse("nextn_predict_layers", f"is {self.n_mtp}, and drafts by at most one layer are supported")
+        self.n_layer = self.n_blocks - self.n_mtp
+        self.n_embd = self.integer("embedding_length")
+        self.n_ctx_train = self.integer("context_length", most=MAX_CONTEXT)
 
-def flags(gguf: GGUF, key: str, n_layer: int) -> tuple[bool, ...]:
-    """One boolean per layer."""
-    values = gguf.require(key, "bool[]")
-    if len(values) < n_layer:
-        gguf.refuse(key, f"has {len(values)} elements for {n_layer} layers: convert the model again")
-    return tuple(bool(v) for v in values[:n_layer])
+    # --- single values -----------------------------------------------------------------------------------------
 
+    def key(self, name: str) -> str:
+        """The full name of a key."""
+        return f"{self.architecture}.{name}"
 
-def read_rope(gguf: GGUF, a: str, d_k: int, n_ctx_train: int, partial: bool) -> RopeConfig:
-    n_rot = gguf.get(f"{a}.rope.dimension_count", "int", d_k, 2, 4096)
-    if n_rot > d_k or (n_rot != d_k and not partial):
-        most = "at most" if partial else "whole"
-        gguf.refuse(f"{a}.rope.dimension_count", f"is {n_rot}, but {a} rotates {most} heads of {d_k}")
-    if n_rot % 2:
-        gguf.refuse(f"{a}.rope.dimension_count", f"is {n_rot}, an odd number")
-    base = gguf.get(f"{a}.rope.freq_base", "f32", 10000.0, 1.0, 1e12)
-    kind = gguf.get(f"{a}.rope.scaling.type", "str", "linear")
-    factor = gguf.get(f"{a}.rope.scaling.factor", "f32", cast(float, 0.0), 0.0, 1e6)
-    factor = factor or gguf.get(f"{a}.rope.scale_linear", "f32", 1.0, 0.0, 1e6) or 1.0
-    if kind == "none":
-        return RopeConfig(n_rot, base)
-    if kind == "linear":
-        return RopeConfig(n_rot, base, 1.0 / factor)
-    if kind != "yarn":
-        raise ModelError(f"{gguf.path}: rope scaling {shown(kind)!r} is not supported; use none, linear or yarn.")
-    if base <= 1.0:
-        gguf.refuse(f"{a}.rope.freq_base", f"is {base}, which yarn cannot scale: convert the model again")
-    return RopeConfig(
-        n_rot,
-        base,
-        1.0 / factor,
-        gguf.get(f"{a}.rope.scaling.original_context_length", "int", n_ctx_train, 1, 1 << 30),
-        gguf.get(f"{a}.rope.scaling.attn_factor", "f32", 1.0, 0.0, 1e3),
-    )
+    def has(self, name: str) -> bool:
+        """Whether the file has the key."""
+        return self.key(name) in self.gguf.metadata
+
+    def refuse(self, name: str, problem: str) -> NoReturn:
+        """Raise GGUFError for the value of a key."""
+        self.gguf.refuse(self.key(name), problem)
+
+    def unsupported(self, problem: str) -> NoReturn:
+        """Raise ModelError for a model that the engine cannot run."""
+        raise ModelError(f"{self.gguf.path}: {problem}")
+
+    def integer(self, name: str, default: int | None = None, least: int = 1, most: int = MAX_DIMENSION) -> int:
+        """An integer; default None: the key must exist."""
+        if default is None:
+            return self.gguf.require(self.key(name), "int", least, most)
+        return self.gguf.get(self.key(name), "int", default, least, most)
+
+    def number(self, name: str, default: float | None = None, least: float = 0.0, most: float = 1e6) -> float:
+        """A float; default None: the key must exist."""
+        if default is None:
+            return self.gguf.require(self.key(name), "f32", least, most)
+        return self.gguf.get(self.key(name), "f32", float(default), least, most)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean."""
+        return self.gguf.get(self.key(name), "bool", default)
+
+    # --- values per layer --------------------------------------------------------------------------------------
+
+    def counts(self, name: str, default: int | None = None, least: int = 1) -> list[int]:
+        """An integer per layer; the file may give one for all layers."""
+        key = self.key(name)
+        if not self.listed(name):
+            return [self.integer(name, default, least)] * self.n_blocks
+        values = self.gguf.require(key, "int[]", least, MAX_DIMENSION)
+        if len(values) < self.n_layer:
+            self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
+        listed = [int(v) for v in values[: self.n_blocks]]
+        # The layer that drafts is like the last one of the trunk if the list does not mention it.
+        return listed + [listed[-1]] * (self.n_blocks - len(listed))
+
+    def listed(self, name: str) -> bool:
+        """Whether the file has a list for the key, not one value."""
+        return self.gguf.kinds.get(self.key(name), "").endswith("[]")
+
+    def flags(self, name: str) -> list[bool]:
+        """A boolean per layer of the trunk."""
+        values = self.gguf.require(self.key(name), "bool[]")
+        if len(values) < self.n_layer:
+            self.refuse(name, f"has {len(values)} elements for {self.n_layer} layers: convert the model again")
+        return [bool(v) for v in values[: self.n_layer]]
+
+    def sliding(self, period: int, dense_first: bool = False) -> list[bool]:
+        """For each layer, whether it sees only a window.  The file gives n or a list of booleans; one of every n layers, the
+        last one or the first, sees everything.  period: the default of n."""
+        name = "attention.sliding_window_pattern"
+        if self.gguf.kinds.get(self.key(name)) == "bool[]":
+            return self.flags(name) + [False] * self.n_mtp
+        n = self.integer(name, period, 1, MAX_LAYERS)
+        full = 0 if dense_first else n - 1
+        return [il % n != full for il in range(self.n_layer)] + [False] * self.n_mtp
+
+    def windows(self, period: int) -> list[int]:
+        """For each layer, the number of latest positions that it sees, 0: all.  The file may have no window; one of every
+        ``period`` layers has none, unless the file says otherwise."""
+        window = self.integer("attention.sliding_window", 0, 0, MAX_CONTEXT)
+        slides = self.sliding(period) if window else [False] * self.n_blocks
+        return [window if each else 0 for each in slides]
+
+    # --- rotation ----------------------------------------------------------------------------------------------
+
+    def width(self, name: str, default: int) -> int:
+        """The length of a head's keys or values; ``default`` 0: the key must exist."""
+        return self.integer(name, default or None, 1, MAX_HEAD)
+
+    @property
+    def d_k(self) -> int:
+        """The length of a key."""
+        return self.width("attention.key_length", self.n_embd // self.counts("attention.head_count")[0])
+
+    def rope(self, d_k: int = 0, neox: bool = True, base: float = 10000.0) -> RopeConfig:
+        """The rotation of heads of ``d_k`` elements, 0: of ``self.d_k``; base: the default of the frequency base.
+
+        Linear scaling, YaRN with all of its keys, and longrope, which has divisors of frequencies for short and for long
+        contexts.  Raises ModelError for other kinds.
+        """
+        d_k = d_k or self.d_k
+        n_rot = self.rotated("rope.dimension_count", d_k, d_k)
+        base = self.number("rope.freq_base", base, 1.0, 1e12)
+        factors = ROPE_FREQS if ROPE_FREQS in self.gguf.tensors else ""
+        plain = RopeConfig(n_rot, base, neox=neox, factors=factors)
+        kind = self.gguf.get(self.key("rope.scaling.type"), "str", "linear")
+        factor = self.number("rope.scaling.factor", 0.0) or self.number("rope.scale_linear", 1.0) or 1.0
+        attn_factor = self.number("rope.scaling.attn_factor", 1.0, 0.0, 1e3)
+        original = self.integer("rope.scaling.original_context_length", self.n_ctx_train, 1, MAX_CONTEXT)
+        if kind == "longrope" or "rope_factors_long.weight" in self.gguf.tensors:
+            short, long = "rope_factors_short.weight", "rope_factors_long.weight"
+            return RopeConfig(n_rot, base, 1.0, neox, short, attn_factor, long_factors=long, long_beyond=original)
+        if kind == "none":
+            return plain
+        if kind == "linear":
+            return RopeConfig(n_rot, base, 1.0 / factor, neox, factors)
+        if kind != "yarn":
+            self.unsupported(f"rope scaling {shown(kind)!r} is not supported; use none, linear, yarn or longrope.")
+        if base <= 1.0:
+            self.refuse("rope.freq_base", f"is {base}, which yarn cannot scale: convert the model again")
+        scale = 1.0 / factor
+        # DeepSeek's two multipliers of the logarithm; a file has the one of the denominator, and the other is 1.
+        log_multiplier = self.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
+        magnitude = (1.0 + 0.1 * math.log(1.0 / scale)) * attn_factor
+        if log_multiplier:
+            magnitude /= 1.0 + 0.1 * log_multiplier * math.log(factor)
+        fast = self.number("rope.scaling.yarn_beta_fast", 32.0)
+        slow = self.number("rope.scaling.yarn_beta_slow", 1.0)
+        return RopeConfig(n_rot, base, scale, neox, factors, magnitude, original, fast, slow)
+
+    def rotated(self, name: str, default: int, d_k: int) -> int:
+        """The number of rotated dimensions of heads of d_k elements."""
+        n_rot = self.integer(name, default, 2, MAX_HEAD)
+        if n_rot > d_k:
+            self.refuse(name, f"is {n_rot}, but {self.architecture} rotates at most heads of {d_k}")
+        if n_rot % 2:
+            self.refuse(name, f"is {n_rot}, an odd number")
+        return n_rot
+
+    # --- mixers and networks -----------------------------------------------------------------------------------
+
+    def attention(self, il: int, rope: RopeConfig | None, **others: Any) -> AttentionConfig:
+        """The attention of layer il.  others: further fields of AttentionConfig; the scale is 1 / sqrt(d_k) unless given."""
+        n_head = self.counts("attention.head_count")[il]
+        n_head_kv = self.counts("attention.head_count_kv", n_head)[il]
+        if n_head % n_head_kv:
+            problem = f"is {n_head_kv}, which does not divide the {n_head} query heads"
+            self.refuse("attention.head_count_kv", problem)
+        if not self.has("attention.key_length") and self.n_embd % n_head:
+            problem = f"is {n_head}, which does not divide the embedding length {self.n_embd}"
+            self.refuse("attention.head_count", problem)
+        d_k = self.width("attention.key_length", self.n_embd // n_head)
+        d_v = self.width("attention.value_length", self.n_embd // n_head)
+        scale = others.pop("scale", 1.0 / d_k**0.5)
+        return AttentionConfig(n_head, n_head_kv, d_k, d_v, scale, rope, **others)
+
+    def delta_net(self, grouped: bool = False) -> DeltaNetConfig:
+        """The gated delta net of all layers that have one."""
+        n_k = self.integer("ssm.group_count", most=4096)
+        n_v = self.integer("ssm.time_step_rank", most=4096)
+        d = self.integer("ssm.state_size", most=4096)
+        if n_v % n_k:
+            self.refuse("ssm.time_step_rank", f"is {n_v}, not a multiple of the {n_k} heads of ssm.group_count")
+        if d % 32 or d > 128:
+            self.refuse("ssm.state_size", f"is {d}, and heads of 32, 64, 96 or 128 are supported")
+        inner = self.integer("ssm.inner_size")
+        if inner != n_v * d:
+            self.refuse("ssm.inner_size", f"is {inner}, but {n_v} heads of {d} have {n_v * d} elements")
+        return DeltaNetConfig(n_k, n_v, d, self.integer("ssm.conv_kernel", None, 2, 8), grouped=grouped)
+
+    def recurrent(self) -> list[bool]:
+        """For each layer, whether it is a delta net.  The file gives n (default 4; every n-th layer is attention) or a list
+        of booleans; a layer that drafts is attention."""
+        if self.has("attention.recurrent_layers"):
+            return self.flags("attention.recurrent_layers") + [False] * self.n_mtp
+        n = self.integer("full_attention_interval", 4, 1, MAX_LAYERS)
+        return [(il + 1) % n != 0 for il in range(self.n_layer)] + [False] * self.n_mtp
+
+    def check_sections(self, n_rot: int, interleaved: bool = True) -> None:
+        """Refuse sections of a rotation by several positions in which a pair uses the last stream of positions.  All other
+        streams are equal for text, so other sections have no effect.  interleaved: pairs alternate between the first three
+        sections; else the pairs of a section are adjacent."""
+        key = self.key("rope.dimension_sections")
+        values = [int(v) for v in self.gguf.require(key, "int[]")]
+        if len(values) != 4 or min(values) < 0 or sum(values) == 0:
+            self.gguf.refuse(key, "must be four counts, as [11, 11, 10, 0]: convert the model again")
+        for i in range(n_rot // 2):
+            k = i % sum(values)
+            if k >= 3 * values[k % 3] if interleaved else k >= sum(values[:3]):
+                problem = f"is {values}, which leaves pair {i} without a position in text: convert the model again"
+                self.gguf.refuse(key, problem)
+
+    def dense(self, il: int, activation: Activation = SWIGLU) -> DenseConfig:
+        """The network of layer il."""
+        return DenseConfig(self.counts("feed_forward_length")[il], activation)
+
+    @property
+    def mixture(self) -> bool:
+        """Whether some layers are mixtures of experts."""
+        return self.integer("expert_count", 0, 0) > 0
+
+    def experts(self, gating: str = "softmax", normalized: bool = True, n_ff: int = 0, **others: Any) -> ExpertsConfig:
+        """The mixture of all layers that have one.  gating, normalized: the defaults; n_ff: the width of an expert, if
+        families call it by another name; others: further fields of ExpertsConfig."""
+        n_expert = self.integer("expert_count", most=1024)
+        n_used = self.integer("expert_used_count", None, 1, min(n_expert, 32))
+        if self.has("expert_gating_func"):
+            code = self.integer("expert_gating_func", None, 0, 100)
+            if code not in GATINGS:
+                self.unsupported(f"routers of kind {code} ({self.key('expert_gating_func')}) are not supported.")
+            gating = GATINGS[code]
+        n_group = self.integer("expert_group_count", 1, 0, 1024) or 1
+        n_group_used = self.integer("expert_group_used_count", 1, 0, 1024) or 1
+        if n_expert % n_group or n_group_used > n_group or n_used > n_expert // n_group * n_group_used:
+            problem = (
+                f"is {n_group}, of which {n_group_used} are used, and these have too few of the {n_expert} experts"
+            )
+            self.refuse("expert_group_count", problem)
+        return ExpertsConfig(
+            n_expert,
+            n_used,
+            n_ff or self._expert_width(n_used),
+            gating=gating,
+            normalized=self.flag("expert_weights_norm", normalized),
+            weight_scale=self.number("expert_weights_scale", 0.0) or 1.0,
+            n_group=n_group,
+            n_group_used=n_group_used,
+            **others,
+        )
+
+    def with_shared(self, experts: ExpertsConfig) -> ExpertsConfig:
+        """The mixture with a shared network as wide as ``expert_shared_count`` experts."""
+        return replace(experts, n_ff_shared=self.integer("expert_shared_count", 0, 0) * experts.n_ff)
+
+    def _expert_width(self, n_used: int) -> int:
+        """The width of an expert; older files give that of all chosen experts together."""
+        name, whole = "expert_feed_forward_length", "feed_forward_length"
+        if not self.has(name) and not self.listed(whole):
+            fallback = self.integer(whole, 0, 0) // n_used
+            if fallback:
+                return fallback
+        widths = set(self.counts(name))
+        if len(widths) > 1:
+            self.unsupported(f"{self.key(name)} differs from layer to layer, which is not supported.")
+        return widths.pop()
+
+    # --- the model ---------------------------------------------------------------------------------------------
+
+    @property
+    def n_vocab(self) -> int:
+        """Rows of the output: the length of the token list, or vocab_size if the file has no tokenizer."""
+        if "tokenizer.ggml.tokens" in self.gguf.metadata:
+            return len(self.gguf.require("tokenizer.ggml.tokens", "str[]"))
+        return self.integer("vocab_size", None, 1, 1 << 24)
+
+    def model(self, layer: Callable[[int], LayerConfig], **others: Any) -> ModelConfig:
+        """The configuration of the model.  layer: returns layer il, counted through the layer that drafts; others: further
+        fields of ModelConfig."""
+        if not self.flag("attention.causal", True):
+            self.refuse(
+                "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"
+            )
+        drafts = self._drafts and self.n_mtp > 0 and f"blk.{self.n_layer}.nextn.eh_proj.weight" in self.gguf.tensors
+        layers = tuple(layer(il) for il in range(self.n_layer + drafts))
+        if self.mixture and not any(isinstance(each.network, ExpertsConfig) for each in layers):
+            a = self.architecture
+            self.unsupported(f"{a} models with experts are not supported; use a dense {a} model.")
+        return ModelConfig(
+            architecture=self.architecture,
+            name=self.gguf.get("general.name", "str", self.gguf.path.stem),
+            n_embd=self.n_embd,
+            n_vocab=self.n_vocab,
+            n_ctx_train=self.n_ctx_train,
+            norm_eps=self.number("attention.layer_norm_rms_epsilon", None, 0.0, 1.0),
+            layers=layers[: self.n_layer],
+            mtp=layers[self.n_layer] if drafts else None,
+            n_mtp_in_file=self.n_mtp,
+            **others,
+        )

@@ -14,13 +14,11 @@ tokens (:meth:`MTP.follow`), over what drafts stored there.  So drafts need no c
 made from the trunk's own outputs, and a rollback only changes the next position.
 """
 
-from typing import cast
-
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass
-from engine.models.base import hidden_ring
-from engine.models.hybrid import Attention, Hybrid, Layer
+from engine.models.base import Model, hidden_ring
+from engine.models.layer import Layer
 from engine.models.weights import bytes_read
 from engine.ops import Ops
 
@@ -28,16 +26,16 @@ from engine.ops import Ops
 class MTP:
     """The layer of a model that drafts."""
 
-    def __init__(self, model: Hybrid, layer: Layer) -> None:
+    def __init__(self, model: Model, layer: Layer) -> None:
         c, blk = model.config, f"blk.{model.config.n_layer}.nextn."
         self._model = model
         self._layer = layer
-        self.eh_proj = model._matrix(blk + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
-        self.enorm = model._vector(blk + "enorm.weight", c.n_embd)
-        self.hnorm = model._vector(blk + "hnorm.weight", c.n_embd)
+        self.eh_proj = model.matrix(blk + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
+        self.enorm = model.vector(blk + "enorm.weight", c.n_embd)
+        self.hnorm = model.vector(blk + "hnorm.weight", c.n_embd)
         self.embed_tokens = self._own("embed_tokens.weight", model.token_embd)
         self.output = self._own("shared_head_head.weight", model.output)
-        norm = model._optional(blk + "shared_head_norm.weight", c.n_embd)
+        norm = model.optional(blk + "shared_head_norm.weight", c.n_embd)
         self.output_norm = model.output_norm if norm is None else norm
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
@@ -49,14 +47,14 @@ class MTP:
         """The backend that computes the layer."""
         return self._model.ops
 
-    def belong(self, model: Hybrid) -> None:
+    def belong(self, model: Model) -> None:
         """Draft for ``model``, which has the same weights, from now on."""
         self._model = model
 
     def _own(self, name: str, other: Matrix) -> Matrix:
         """A matrix [n_vocab, n_embd] of this layer if the file has one, else ``other``, the trunk's."""
         model, name = self._model, f"blk.{self._model.config.n_layer}.nextn.{name}"
-        return model._matrix(name, model.config.n_vocab, model.config.n_embd) if name in model.gguf.tensors else other
+        return model.matrix(name, model.config.n_vocab, model.config.n_embd) if model.has(name) else other
 
     @property
     def n_bytes(self) -> int:
@@ -79,18 +77,15 @@ class MTP:
     def follow(self, batch: Pass[Array], hidden: Array) -> None:
         """Store the outputs ``hidden`` [rows, n_embd] of the trunk for the tokens of a pass, and this layer's keys and values
         for them."""
-        model, layer = self._model, self._layer
-        ops, c, mixer = model.ops, model.config, cast(Attention, layer.mixer)
-        ops.keep_rows(self.hidden, hidden, batch)
-        a = ops.rms_norm(self._joined(batch), layer.attn_norm, c.norm_eps)
-        k, v = ops.matmul(a, mixer.attn_k, mixer.attn_v)
-        ops.remember(mixer.heads, k, v, model.cache.layers[c.n_layer], batch, model.rotary.table)
+        model = self._model
+        model.ops.keep_rows(self.hidden, hidden, batch)
+        self._layer.remember(model.ops, self._joined(batch), model.memory(model.config.n_layer), batch)
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array:
         """Logits after one token, float32 [1, n_vocab].  The h of the position before must be stored.  Stores h' in place of
         the trunk's h, which overwrites it later."""
         model, ops, c = self._model, self._model.ops, self._model.config
-        x = model.layer(self._layer, c.n_layer, self._joined(batch), batch)
+        x = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
         hidden = ops.plain(ops.rms_norm(x, self.output_norm, c.norm_eps))
         ops.keep_rows(self.hidden, hidden, batch)
         (logits,) = ops.matmul(hidden, self.output)

@@ -1,7 +1,7 @@
 """The table of rotation angles, computed on the host in float64 and rounded once to float32.
 
 angle(p, i) = p * base^(-2i / n_rot) / factors[i] * scale (Su et al. 2021; ``factors`` as in Llama 3); with YaRN (Peng
-et al. 2023) low frequencies are interpolated, high ones are kept, and cos and sin are multiplied by a magnitude.
+et al. 2023) low frequencies are interpolated and high ones are kept.  cos and sin are multiplied by a magnitude.
 """
 
 import math
@@ -12,8 +12,6 @@ from engine.models.config import RopeConfig
 from engine.ops import Ops
 
 BLOCK = 1024
-YARN_BETA_FAST = 32.0
-YARN_BETA_SLOW = 1.0
 
 
 def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
@@ -30,15 +28,12 @@ def frequencies(rope: RopeConfig, factors: np.ndarray | None) -> np.ndarray:
         ratio = rope.yarn_ctx / (turns * 2 * math.pi)
         return rope.n_rot * math.log(ratio) / (2 * math.log(rope.base))
 
-    low = max(0.0, math.floor(dimension(YARN_BETA_FAST)))
-    high = min(rope.n_rot - 1.0, math.ceil(dimension(YARN_BETA_SLOW)))
+    first, last = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        first, last = float(math.floor(first)), float(math.ceil(last))
+    low, high = max(0.0, first), min(rope.n_rot - 1.0, last)
     ramp = 1.0 - np.clip((np.arange(half) - low) / max(0.001, high - low), 0.0, 1.0)
     return plain * (rope.scale * (1.0 - ramp) + ramp)
-
-
-def magnitude(rope: RopeConfig) -> float:
-    """The factor of cos and sin: 1, or YaRN's 1 + 0.1 ln(factor) times the factor in the file."""
-    return (1.0 + 0.1 * math.log(1.0 / rope.scale)) * rope.attn_factor if rope.yarn_ctx else 1.0
 
 
 class Rotary:
@@ -48,7 +43,7 @@ class Rotary:
     def __init__(self, ops: Ops, rope: RopeConfig, factors: np.ndarray | None, n_ctx: int) -> None:
         self._ops = ops
         self._frequencies = frequencies(rope, factors)
-        self._magnitude = magnitude(rope)
+        self._magnitude = rope.magnitude
         self._n_ctx = n_ctx
         self._filled = 0
         self.table = ops.zeros((n_ctx, 2, rope.n_rot // 2), np.float32)
@@ -56,7 +51,7 @@ class Rotary:
     def turns_as(self, rope: RopeConfig, factors: np.ndarray | None) -> bool:
         """Whether these angles equal those of the given rotation and factors."""
         own = self._frequencies
-        return self._magnitude == magnitude(rope) and np.array_equal(own, frequencies(rope, factors))
+        return self._magnitude == rope.magnitude and np.array_equal(own, frequencies(rope, factors))
 
     def reserve(self, positions: int) -> None:
         """Fill the table for positions [0, positions), in blocks."""

@@ -11,7 +11,7 @@ from engine.cache.recurrent import RecurrentLayer
 from engine.decode.timings import Timings
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
-from engine.models.read_config import read_config
+from engine.models.registry import read_config
 from engine.models.weights import bytes_read
 
 
@@ -45,7 +45,8 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
     idle = [f"blk.{config.n_layer}."]
-    idle += [f"blk.{il}.attn_{name}" for il in range(config.n_kv_layer, config.n_layer) for name in ("k", "v")]
+    borrowing = (il for il, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None)
+    idle += [f"blk.{il}.attn_{name}" for il in borrowing for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
     tables = ["per_layer_token_embd.weight"]
     if "output.weight" in tensors:

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from engine.errors import ModelError
 from engine.gguf.file import GGUF, Tensor
 from engine.gguf.quants import FORMATS, Format, format_of
-from engine.models.config import ModelConfig
+from engine.models.config import ExpertsConfig, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,32 @@ class Weight:
         n = pitch // 2
         return replace(self, count=n, pitch=pitch), replace(self, first=n, count=n, pitch=pitch)
 
+    def slice(self, first: int, last: int) -> "Weight":
+        """The matrix of rows [first, last) of a matrix that has all rows of its tensor."""
+        return replace(self, data=self.data[first:last])
+
+    def reordered(self, order: np.ndarray) -> "Weight":
+        """The matrix with row ``order[i]`` as its row i; order: integers [rows]."""
+        data = self.data[order]
+        data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
+        return replace(self, data=data)
+
+
+def missing(gguf: GGUF, name: str) -> ModelError:
+    """The error of a file without the tensor ``name``."""
+    return ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
+
+
+def _tensor(gguf: GGUF, name: str) -> Tensor:
+    if name not in gguf.tensors:
+        raise missing(gguf, name)
+    return gguf.tensors[name]
+
 
 def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) -> Weight:
     """The matrix ``name`` of a file as a Weight of [rows, columns], or ``count`` such matrices stacked.  Raises ModelError if
     it is missing or has another shape."""
-    tensor = gguf.tensors.get(name)
-    if tensor is None:
-        raise ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
+    tensor = _tensor(gguf, name)
     users = [] if tensor.type in FORMATS else [t.name for t in gguf.tensors.values() if t.type == tensor.type]
     entry = format_of(tensor.type, *users)
     shape = (count, rows, columns) if count else (rows, columns)
@@ -67,14 +86,13 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) 
 
 
 def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
-    """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers.
+    """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers.  The file may have
+    it as one row, as llama.cpp's conversion writes some vectors.
 
     Raises ModelError if it is missing, has another shape, or is neither F32 nor F16.
     """
-    weight_tensor = gguf.tensors.get(name)
-    if weight_tensor is None:
-        raise ModelError(f"{gguf.path}: tensor {name} is missing; the file is incomplete or of another architecture.")
-    if weight_tensor.shape != shape:
+    weight_tensor = _tensor(gguf, name)
+    if weight_tensor.shape not in (shape, (1, *shape)):
         raise ModelError(
             f"{gguf.path}: tensor {name} has shape {list(weight_tensor.shape)} where the metadata requires {list(shape)}; "
             "the file is inconsistent."
@@ -84,6 +102,25 @@ def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
     if dtype is None:
         raise ModelError(f"{gguf.path}: tensor {name} is {kind} where F32 or F16 is expected.")
     return weight_tensor.data.view(dtype).astype(np.float32).reshape(shape)
+
+
+def load_integers(gguf: GGUF, name: str, *shape: int, end: int) -> np.ndarray:
+    """The tensor ``name`` as int32 of this shape, with values from 0 to ``end`` - 1 that differ within a row: a table of ids.
+
+    Raises ModelError if it is missing, has another shape or type, or other values.
+    """
+    tensor = _tensor(gguf, name)
+    if tensor.shape != shape or tensor.type != GGMLQuantizationType.I32:
+        raise ModelError(
+            f"{gguf.path}: tensor {name} is {tensor.type.name} {list(tensor.shape)} where the metadata requires I32 "
+            f"{list(shape)}; the file is inconsistent."
+        )
+    values = tensor.data.view("<i4").astype(np.int32).reshape(shape)
+    if values.size and not 0 <= values.min() <= values.max() < end:
+        raise ModelError(f"{gguf.path}: tensor {name} must hold numbers from 0 to {end - 1}; the file is damaged.")
+    if np.any(np.diff(np.sort(values, axis=-1), axis=-1) == 0):
+        raise ModelError(f"{gguf.path}: tensor {name} holds a number twice in one row; the file is damaged.")
+    return values
 
 
 def stacked(name: str, *weights: Weight) -> Weight:
@@ -96,8 +133,14 @@ def stacked(name: str, *weights: Weight) -> Weight:
 
 def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
     """Bytes of some tensors that one token reads; of a stack of experts it reads only those that it uses."""
-    used = config.experts.n_used / config.experts.n_expert if config.experts is not None else 1.0
-    return sum(int(tensor.nbytes * (used if "_exps." in tensor.name else 1.0)) for tensor in tensors)
+
+    def share(name: str) -> float:
+        if "_exps." not in name:
+            return 1.0
+        network = config.all_layers[int(name.split(".")[1])].network
+        return network.n_used / network.n_expert if isinstance(network, ExpertsConfig) else 1.0
+
+    return sum(int(tensor.nbytes * share(tensor.name)) for tensor in tensors)
 
 
 def join_rows(name: str, *parts: np.ndarray) -> Weight:

@@ -26,7 +26,8 @@ from gguf import GGMLQuantizationType as T
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.config import DeltaNetConfig
-from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape, parse_shape, quants, shapes, tensor_type
+from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
+from engine.synthetic.shapes import parse_shape, quants, shapes, tensor_type
 
 # --- blocks: random bits with a scale that gives the requested variance ----------------------------------------
 
@@ -57,10 +58,25 @@ _BLOCKS = {
     T.IQ2_XXS: _Scales(0, 53.362),
     T.IQ4_NL: _Scales(0, 67.439),
     T.IQ4_XS: _Scales(0, 1246.3),
+    T.IQ2_XS: _Scales(0, 55.900),
+    T.IQ2_S: _Scales(0, 56.393),
+    T.IQ3_XXS: _Scales(0, 142.37),
+    T.IQ3_S: _Scales(0, 140.20),
+    T.IQ1_S: _Scales(0, 7.2014),
+    T.IQ1_M: _Scales(48, 7.1990),
+    T.TQ2_0: _Scales(64, 1.2247),
+    T.TQ1_0: _Scales(52, 0.81726),
+    T.Q1_0: _Scales(0, 1.0),
 }
 
-_MXFP4_RMS = 5.8524 / 2
+if "Q2_0" in T.__members__:
+    _BLOCKS[T["Q2_0"]] = _Scales(0, 1.2247)
+
+_FP4_RMS = 5.8524 / 2
 """Root mean square of the sixteen e2m1 values."""
+
+_SPREAD = math.sqrt((1.5**3 - 0.5**3) / 3)
+"""Root mean square of the factors by which the scales of blocks differ."""
 
 _BUFFER = 4 << 20
 """Smallest size of a buffer of random blocks, in bytes."""
@@ -91,22 +107,40 @@ def random_blocks(kind: T, n: int, std: float, bits: np.random.PCG64) -> np.ndar
     out = bits.random_raw((n * size + 7) // 8).view(np.uint8)[: n * size].reshape(n, size)
     vary = bits.random_raw((n + 3) // 4).view(np.uint16)[:n]
     if kind == T.MXFP4:  # a scale is a power of two: mix two neighbours so that the mean square is right
-        wanted = std / _MXFP4_RMS
+        wanted = std / _FP4_RMS
         exponent = math.floor(math.log2(wanted))
         share = ((wanted / 2.0**exponent) ** 2 - 1) / 3
         out[:, 0] = 127 + exponent + (vary < share * 65536)
         return out
+    if kind == T.NVFP4:
+        factors = bits.random_raw(n).view(np.uint16) / 65536 + 0.5
+        out[:, :4] = _codes(std / _FP4_RMS / _SPREAD * factors, bits).reshape(n, 4)
+        return out
     at = _BLOCKS[kind]
-    spread = math.sqrt((1.5**3 - 0.5**3) / 3)  # root mean square of the varying factor
-    d = (vary.astype(np.float32) / 65536 + np.float32(0.5)) * np.float32(std / at.rms / spread)
+    d = (vary.astype(np.float32) / 65536 + np.float32(0.5)) * np.float32(std / at.rms / _SPREAD)
     if at.dm is None:
         # The integers of these formats are asymmetric (-8 .. 7); signs, which real files also have, compensate that.  A
         # common mean would multiply the all-ones direction by its sqrt(columns) in every layer and drown the rest.
         d = np.where(vary & 1, d, -d)
+    if kind == T.IQ1_M:  # the high nibbles of four words
+        nibbles = d.astype("<f2").view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) << 4 & 0xF0
+        out[:, at.d + 1 :: 2] = out[:, at.d + 1 :: 2] & 15 | nibbles.astype(np.uint8)
+        return out
     out[:, at.d : at.d + 2] = d.astype("<f2").view(np.uint8).reshape(n, 2)
     if at.dm is not None:
         out[:, at.dm : at.dm + 2] = (d * np.float32(at.ratio)).astype("<f2").view(np.uint8).reshape(n, 2)
     return out
+
+
+def _codes(scales: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
+    """uint8 [n]: scales of NVFP4, float [n], each one of its two neighbours, so that the mean square is right."""
+    code = np.arange(127)
+    values = np.where(code < 8, code * 2.0**-9, (8 + code % 8) * 2.0 ** (code // 8 - 10.0))
+    above = np.searchsorted(values, scales, side="right").clip(1, 126)
+    low, high = values[above - 1] ** 2, values[above] ** 2
+    share = (scales**2 - low) / (high - low)
+    n = scales.size
+    return (above - 1 + (bits.random_raw((n + 3) // 4).view(np.uint16)[:n] < share * 65536)).astype(np.uint8)
 
 
 def _prime_above(n: int) -> int:
@@ -220,6 +254,9 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
         add_delta_net(writer, shape.delta_net, shape.recurrent, shape.n_rot or shape.head_dim)
         writer.add_full_attention_interval(shape.interval)
         writer.add_nextn_predict_layers(shape.n_mtp)
+    for key, value in shape.metadata().items():
+        kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kind[type(value)](f"{shape.architecture}.{key}", value)
     tokens, types, merges = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
     pre = "qwen35" if shape.delta_net else "qwen2" if shape.architecture.startswith("qwen") else "gpt-2"

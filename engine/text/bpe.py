@@ -64,6 +64,42 @@ _DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-�
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))
 _TEKKEN = PreTokenizer((_CASED % ("", "", r"\p{N}"),), whole_pieces=True, add_bos=True)
 _GPT4O = PreTokenizer((_CASED % (f"(?:{_CONTRACTION})?", f"(?:{_CONTRACTION})?", r"\p{N}{1,3}"),))
+_SEED_CODER = PreTokenizer(
+    (rf"(?:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
+)
+_EXAONE_MOE = PreTokenizer(
+    (
+        rf"(?:{_CONTRACTION})|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_MINICPM5 = PreTokenizer((r"\p{N}{1,3}", _WORDS % r"\p{N}+"), whole_pieces=True)
+_UPPER_NOT_HAN, _LOWER_NOT_HAN = rf"(?:(?!\p{{Han}}){_UPPER})", rf"(?:(?!\p{{Han}}){_LOWER})"
+_KIMI_K2 = PreTokenizer(
+    (
+        rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}*{_LOWER_NOT_HAN}+(?:{_CONTRACTION})?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NOT_HAN}+{_LOWER_NOT_HAN}*(?:{_CONTRACTION})?"
+        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    )
+)
+# Published as these ranges: letters of alphabets with two cases, of Armenian and Georgian only some.
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-Ⴥ"
+    "Ꭰ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼ"
+    "ℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_LLM = PreTokenizer(
+    (
+        r"[\r\n]",
+        rf"\s?[{_DEEPSEEK_LETTERS}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"\s+$",
+        r"[一-龥ࠀ-一가-퟿]+",
+        r"\p{N}",
+    )
+)
+_VIKING = PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"))
+_SUPERBPE = PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))
 _NEWLINES = PreTokenizer((), add_bos=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -72,16 +108,27 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         (_DEFAULT, "default"),
         (PreTokenizer((_GPT2,)), "gpt-2 phi-2 mpt olmo jais exaone4 trillion granite-docling mellum a.x-4.0 gigachat"),
         (_SINGLE_DIGITS, "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2"),
-        (_LLAMA3, "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2"),
+        (_LLAMA3, "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"),
         (_TRIPLE_DIGITS, "dbrx smaug-bpe chatglm-bpe"),
         (PreTokenizer(_TRIPLE_DIGITS.patterns, whole_pieces=True), "glm4 glm5"),
-        (_QWEN2, "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open grok-2 megrez kormo"),
+        (
+            _QWEN2,
+            "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open grok-2 megrez kormo f2llmv2"
+            " bailingmoe bailingmoe2 llada-moe",
+        ),
         (_QWEN35, "qwen35"),
-        (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
+        (_DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm hy_v4"),
         (_DEEPSEEK_CODER, "deepseek-coder"),
+        (_DEEPSEEK_LLM, "deepseek-llm"),
         (_FALCON, "falcon"),
         (_TEKKEN, "tekken"),
-        (_GPT4O, "gpt-4o llama4 kanana2 minimax-m2"),
+        (_GPT4O, "gpt-4o llama4 kanana2 minimax-m2 talkie"),
+        (_KIMI_K2, "kimi-k2"),
+        (_SEED_CODER, "seed-coder"),
+        (_EXAONE_MOE, "exaone-moe"),
+        (_MINICPM5, "minicpm5"),
+        (_SUPERBPE, "superbpe"),
+        (_VIKING, "viking"),
         (_NEWLINES, "gemma4"),
     )
     for name in names.split()

@@ -18,6 +18,7 @@ from engine.text.vocabulary import Metadata, TokenType, Vocabulary, byte_value
 __all__ = ["TokenStream", "TokenType", "Tokenizer"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_BLANKS = " \t\n\v\f\r"
 
 
 class Tokenizer:
@@ -90,11 +91,13 @@ class Tokenizer:
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         prefix = self.vocabulary.add_space_prefix
         after_special = not continued
+        strips = False
         for part in self._special.split(text, trusted):
             if isinstance(part, int):
                 ids.append(part)
                 after_special = True
-            else:
+                strips = part in self.vocabulary.stripping_ids
+            elif part := part.lstrip(_BLANKS) if strips else part:
                 ids += self._model.encode(" " + part if prefix and after_special else part)
                 after_special = False
         if add_special and self.add_eos and self.eos_id is not None:
@@ -106,12 +109,13 @@ class Tokenizer:
     def token_bytes(self, id: int, *, special: bool = False) -> bytes:
         """The bytes that token ``id`` adds to a text, possibly only part of a character.
 
-        Control, unknown and unused tokens add nothing unless ``special``. Raises TokenizerError outside the vocabulary.
+        Control, unknown and unused tokens add nothing unless ``special``, but for the marks between the parts of an answer of
+        gpt-oss. Raises TokenizerError outside the vocabulary.
         """
         kind = self.token_type(id)
         text = self.vocabulary.tokens[id]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):
-            return text.encode("utf-8") if special else b""
+            return text.encode("utf-8") if special or id in self.vocabulary.shown_ids else b""
         data = self._bytes.get(id)
         if data is None:
             data = self._bytes[id] = self._text_bytes(text, kind)
@@ -134,7 +138,8 @@ class Tokenizer:
         return {symbol: byte for byte, symbol in byte_alphabet().items()}
 
     def beginning_with(self, text: str) -> Ids:
-        """The ids, ascending, int64, of the tokens whose :meth:`token_bytes` begin with the bytes of ``text``.
+        """The ids, ascending, int64, of the tokens, other than control tokens, whose :meth:`token_bytes` begin with the bytes
+        of ``text``.
 
         ``text`` must not be empty. The first call prepares an index.
         """

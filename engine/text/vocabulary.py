@@ -71,6 +71,7 @@ _EOG_TEXTS = (
     *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|eom_id|>", "[EOS]", "<eos>", "<turn|>"),
     *("<|tool_response>", "[e~["),
 )
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>")
 _ID_KEYS = ("bos", "eos", "unknown", "padding", *_KEY_TEXTS)
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _BYTE_TEXT = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -83,8 +84,9 @@ class Vocabulary:
     ``tokens[id]`` is the text as stored (in GPT-2's byte alphabet for model ``gpt2``), ``index`` its inverse and
     ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], model ``llama`` only) rank SentencePiece
     merges, ``merges`` ("left right", best first) those of BPE. ``bos_id`` … are None where the model has no such
-    token. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. ``pre`` is the pre-tokenizer's
-    name, "" where the file gives none.
+    token. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of
+    ``stripping_ids`` are no part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the
+    pre-tokenizer's name, "" where the file gives none.
     """
 
     path: Path
@@ -101,6 +103,8 @@ class Vocabulary:
     pad_id: int | None
     eog_ids: frozenset[int]
     suppressed_ids: frozenset[int]
+    stripping_ids: frozenset[int]
+    shown_ids: frozenset[int]
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool
@@ -186,6 +190,8 @@ class _Reader:
             pad_id=ids["padding"],
             eog_ids=eog_ids,
             suppressed_ids=self.suppressed(len(tokens)),
+            stripping_ids=self.stripping(model, tokens, types),
+            shown_ids=self.shown(index, types),
             add_bos=self.scalar("add_bos_token", bool, True if model == "llama" else None),
             add_eos=self.scalar("add_eos_token", bool, False),
             add_space_prefix=self.scalar("add_space_prefix", bool, model == "llama"),
@@ -247,6 +253,25 @@ class _Reader:
         if len(set(ids)) == n:
             raise self.refuse("suppress_tokens", f"has every one of the {n} tokens, so that none can follow")
         return ids
+
+    def shown(self, index: dict[str, int], types: bytearray) -> frozenset[int]:
+        """The tokens between the parts of an answer of gpt-oss, without which nobody can tell its thoughts from its text.
+
+        llama.cpp makes them user-defined.  Here they stay control tokens, which no text of a user can become.
+        """
+        if not {"<|return|>", "<|call|>", *_HARMONY} <= index.keys():
+            return frozenset()
+        return frozenset(id for text in _HARMONY if types[id := index[text]] == TokenType.CONTROL)
+
+    def stripping(self, model: str, tokens: list[str], types: bytearray) -> frozenset[int]:
+        """The tokens after which Phi-3 was trained to see no blanks, although its chat template writes them.
+
+        No key says so; llama.cpp goes by the name of the model, which misses Phi-3.5.
+        """
+        if model != "llama" or self.metadata.get("general.architecture") != "phi3":
+            return frozenset()
+        special = np.isin(np.frombuffer(types, np.uint8), (TokenType.CONTROL, TokenType.USER_DEFINED))
+        return frozenset(id for id in np.flatnonzero(special).tolist() if tokens[id] not in ("<s>", "<|endoftext|>"))
 
 
 def byte_value(text: str) -> int:

@@ -14,8 +14,8 @@ from engine.compile.family import family
 from engine.cpu.attention import first_visible, readers, visible, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS
-from engine.cpu.products.repack import FIELDS, Records
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
+from engine.cpu.products.repack import Records, fields_of
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.numerics import exp, sigmoid, softplus
@@ -25,8 +25,9 @@ def activations(
     unit: int, rows: int, columns: int, q: np.ndarray, d: np.ndarray, sums: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The results of the kernels of ``engine/cuda/products/quantize.py`` by row: q int8 [rows, columns], scales float32
-    [rows, units], and sums [rows, n].  Sums are int32, one per 32 positions; for a unit of 256 they are int16, 16 sums of 16
-    and 8 sums of 32 positions per unit, or in a wide pass float16, 16 sums of 16 positions per unit."""
+    [rows, units], and sums [rows, n].  Sums are int32, one per unit of 32 positions; for a unit of 256 they are int16, 16
+    sums of 16 and 8 of 32 positions per unit, or in a wide pass float16, 16 sums of 16 positions per unit; other units have
+    none."""
     tiles, units = -(-rows // 8), columns // unit
     scales = d.reshape(tiles, units, 8).transpose(0, 2, 1)
     q = q.view(np.int8)
@@ -38,12 +39,14 @@ def activations(
         if is_wide(unit, rows):
             totals = np.ascontiguousarray(totals[..., :16]).view(np.float16)
     else:
-        # tile, unit, column, i, k, byte: position 16 k + 4 i + byte
-        q = q.reshape(tiles, units, 8, 4, 2, 4).transpose(0, 2, 1, 4, 3, 5)
-        totals = sums.view(np.int32).reshape(tiles, units, 8, 1).transpose(0, 2, 1, 3)
+        # tile, run of 32 or 16 positions, column, i, k, byte: position 16 k + 4 i + byte
+        width = min(unit, 32)
+        q = q.reshape(tiles, columns // width, 8, 4, width // 16, 4).transpose(0, 2, 1, 4, 3, 5)
+        n = 1 if unit == 32 else 0
+        totals = sums.view(np.int32).reshape(tiles, units, 8, n).transpose(0, 2, 1, 3)
 
     def by_row(array: np.ndarray) -> np.ndarray:
-        return array.reshape(tiles * 8, -1)[:rows]
+        return array.reshape(tiles * 8, array.size // (tiles * 8))[:rows]
 
     return by_row(q), by_row(scales), by_row(totals)
 
@@ -188,15 +191,15 @@ def rows_of(records: Records, first: int, last: int) -> np.ndarray:
     data = data.reshape(len(data), units, -1)
     blocks = np.empty((len(data), ROWS_OF_RECORD, units, entry.block_bytes), np.uint8)
     begin = 0
-    for field in FIELDS[entry.name]:
-        end = begin + ROWS_OF_RECORD * field.length
-        part = data[:, :, begin:end].reshape(len(data), units, -1, ROWS_OF_RECORD, field.size)
-        if field.turned:
+    for source, pieces, size, turned in fields_of(entry):
+        end = begin + ROWS_OF_RECORD * pieces * size
+        part = data[:, :, begin:end].reshape(len(data), units, pieces, ROWS_OF_RECORD, size)
+        if turned:
             # Bit q of byte c was bit 4 q + c.
             bits = np.unpackbits(part, axis=-1, bitorder="little").reshape(*part.shape[:4], 4, 8)
             part = np.packbits(bits.swapaxes(4, 5).reshape(*part.shape[:4], 32), axis=-1, bitorder="little")
-        rows = part.transpose(0, 3, 1, 2, 4).reshape(len(data), ROWS_OF_RECORD, units, field.length)
-        blocks[..., field.source : field.source + field.length] = rows
+        rows = part.transpose(0, 3, 1, 2, 4).reshape(len(data), ROWS_OF_RECORD, units, pieces * size)
+        blocks[..., source : source + pieces * size] = rows
         begin = end
     return blocks[place - place[0], at % records.rows % ROWS_OF_RECORD].reshape(len(at), -1)
 

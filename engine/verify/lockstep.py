@@ -7,6 +7,7 @@ that differs is at fault, unless it is correct with the CPU's inputs in fresh me
 """
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
@@ -155,8 +156,11 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def join(cpu: Given, gpu: Given, name: str = "") -> Given:
-    """Join attributes of the same name of two models: arrays and weights become pairs, containers of them are copied."""
-    if isinstance(cpu, (np.ndarray, Records, Weight)):
+    """Join attributes of the same name of two models: arrays and weights become pairs, containers of them are copied.  A
+    matrix is named after its tensor, an array after the attribute that holds it."""
+    if isinstance(cpu, (Records, Weight)):
+        return Pair(cpu, gpu, re.sub(r"^blk\.\d+\.|\.weight$", "", cpu.name))
+    if isinstance(cpu, np.ndarray):
         return Pair(cpu, gpu, name)
     if isinstance(cpu, (list, tuple)):
         return type(cpu)(join(a, b, name) for a, b in zip(cpu, gpu, strict=True))
@@ -411,8 +415,10 @@ class Lockstep:
         elif unit == 256:
             wide = s.reshape(rows, -1, 8, 2).sum(3)
             s = np.concatenate([s.reshape(rows, -1, 16), wide], 2).reshape(rows, -1).astype(np.int16)
-        else:
+        elif unit == 32:
             s = s.reshape(rows, -1, 2).sum(2, dtype=np.int32)
+        else:
+            s = np.empty((rows, 0), np.int32)
         pairs = zip(names, (q, d, s), activations(unit, rows, columns, *words), strict=True)
         return [Check(what, a, b) for what, a, b in pairs]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
 from engine.text.template.builtin import TEMPLATES
+from engine.text.template.harmony import parts_of_answer
 from engine.text.template.marked import MarkedText, trusted
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Metadata
@@ -34,6 +35,9 @@ class ChatTemplate:
 
     Everything in messages, tools and further values is plain text: whatever it contains, no character of it becomes part
     of a control token. Control tokens come from the template's own text, ``bos_token`` and the like, and role names.
+
+    Answers are given as they were generated. Those of gpt-oss are divided into thoughts, calls and text first, as its
+    template expects.
 
     :meth:`load` and :meth:`from_source` make templates; ``LLM.chat_template`` is the one of a model's file.
 
@@ -227,6 +231,7 @@ class ChatTemplate:
             if (id := getattr(vocabulary, f"{name}_id")) is not None
         }
         count = _Count()
+        harmony = bool(vocabulary.shown_ids)  # only gpt-oss has such tokens
         values = {
             "bos_token": "",
             "eos_token": "",
@@ -234,17 +239,21 @@ class ChatTemplate:
             "documents": None,
             **special,
             **count.copied(dict(extra)),
-            "messages": [_message(message, i, count) for i, message in enumerate(messages)],
+            "messages": [_message(message, i, count, harmony) for i, message in enumerate(messages)],
             "add_generation_prompt": add_generation_prompt,
         }
         with self._lock:
             return self._template.render(values, count.values, count.characters)
 
 
-def _message(message: Message, index: int, count: "_Count") -> dict[str, Any]:
+def _message(message: Message, index: int, count: "_Count", harmony: bool) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
         raise TemplateError(f"message {index} is not a message: give each a role and a content")
+    content = message.get("content")
+    if harmony and role == "assistant" and isinstance(content, str) and "<|channel|>" in content:
+        parts = parts_of_answer(content)
+        message = {**parts, **message, "content": parts["content"]}
     copied: dict[str, Any] = count.copied(message)
     if role in ROLES:
         copied["role"] = trusted(role)

@@ -23,10 +23,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass, Value
+from engine.models.activation import GEGLU
+from engine.models.architecture import Architecture
 from engine.models.base import Model
+from engine.models.config import AttentionConfig, DenseConfig, ExpertsConfig
 from engine.models.experts import Experts
-from engine.models.feed_forward import FeedForward
+from engine.models.families.gemma4_config import read
+from engine.models.feed_forward import FeedForward, gate_up_experts, load_feed_forward
 from engine.models.heads import Heads
+from engine.models.linear import Linear, products
 from engine.models.loader import Loader
 from engine.models.weights import join_rows
 
@@ -56,11 +61,13 @@ class Layer:
     """Weights of one layer; ``attn_k`` is None if it has no keys of its own, ``attn_v`` if its keys are also its values."""
 
     attn_norm: Array
-    attn_q: Matrix
-    attn_k: Matrix | None
-    attn_v: Matrix | None
-    attn_output: Matrix
+    attn_q: Linear
+    attn_k: Linear | None
+    attn_v: Linear | None
+    attn_output: Linear
     heads: Heads[Array]
+    table: Array
+    window: int
     post_attention_norm: Array
     ffn_norm: Array
     ffn: FeedForward
@@ -76,80 +83,68 @@ class Gemma4Loader(Loader):
     def load_layer(self, il: int) -> Layer:
         """The weights of layer ``il``."""
         c, blk = self.config, f"blk.{il}."
-        n_head_kv, d, _ = c.heads(il)
-        own = il < c.n_kv_layer and not c.n_embd_out
+        mixer, network = c.layers[il].mixer, c.layers[il].network
+        assert isinstance(mixer, AttentionConfig) and mixer.rope is not None
+        experts = network if isinstance(network, ExpertsConfig) else None
+        dense = experts.beside if experts is not None else network
+        assert isinstance(dense, DenseConfig)
+        d, rows, kv_rows = mixer.d_k, mixer.n_head * mixer.d_k, mixer.n_head_kv * mixer.d_k
+        own = mixer.source is None and not c.n_embd_out
         if not own:
             # Some files contain these tensors although no layer reads them.
-            self._taken.update(blk + name for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"))
+            self.ignore(*(blk + name for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")))
+        q_norm = self.vector(blk + "attn_q_norm.weight", d)
+        k_norm = self.vector(blk + "attn_k_norm.weight", d) if own else None
+        heads = Heads(mixer.n_head, mixer.n_head_kv, d, d, True, mixer.scale, c.norm_eps, q_norm, k_norm)
         layer = Layer(
-            attn_norm=self._vector(blk + "attn_norm.weight", c.n_embd),
-            attn_q=self._matrix(blk + "attn_q.weight", c.n_head * d, c.n_embd),
-            attn_k=self._matrix(blk + "attn_k.weight", n_head_kv * d, c.n_embd) if own else None,
+            attn_norm=self.vector(blk + "attn_norm.weight", c.n_embd),
+            attn_q=self.linear(blk + "attn_q", rows, c.n_embd),
+            attn_k=self.linear(blk + "attn_k", kv_rows, c.n_embd) if own else None,
             attn_v=None,
-            attn_output=self._matrix(blk + "attn_output.weight", c.n_embd, c.n_head * d),
-            heads=self._heads(blk, il, normed="qk" if own else "q", v_normed=True),
-            post_attention_norm=self._vector(blk + "post_attention_norm.weight", c.n_embd),
-            ffn_norm=self._vector(blk + "ffn_norm.weight", c.n_embd),
-            ffn=self._dense(blk, c.n_ff if il < c.n_kv_layer else c.n_ff_tail),
-            post_ffw_norm=self._vector(blk + "post_ffw_norm.weight", c.n_embd),
-            scale=self._scalar(blk + "layer_output_scale.weight"),
+            attn_output=self.linear(blk + "attn_output", c.n_embd, rows),
+            heads=replace(heads, v_normed=mixer.normed_values),
+            table=self.rotary(mixer.rope).table,
+            window=mixer.window,
+            post_attention_norm=self.vector(blk + "post_attention_norm.weight", c.n_embd),
+            ffn_norm=self.vector(blk + "ffn_norm.weight", c.n_embd),
+            ffn=load_feed_forward(self, blk, dense),
+            post_ffw_norm=self.vector(blk + "post_ffw_norm.weight", c.n_embd),
+            scale=self.scalar(blk + "layer_output_scale.weight"),
         )
-        if own and blk + "attn_v.weight" in self.gguf.tensors:
-            layer.attn_v = self._matrix(blk + "attn_v.weight", n_head_kv * d, c.n_embd)
-        if c.experts is not None and blk + "ffn_gate_inp.weight" in self.gguf.tensors:
-            layer.mixture = self._mixture(blk)
+        if own and self.has(blk + "attn_v.weight"):
+            layer.attn_v = self.linear(blk + "attn_v", kv_rows, c.n_embd)
+        if experts is not None:
+            layer.mixture = self._mixture(blk, experts)
         if c.n_per_layer:
             layer.per_layer = PerLayer(
-                self._matrix(blk + "inp_gate.weight", c.n_per_layer, c.n_embd),
-                self._matrix(blk + "proj.weight", c.n_embd, c.n_per_layer),
-                self._vector(blk + "post_norm.weight", c.n_embd),
+                self.matrix(blk + "inp_gate.weight", c.n_per_layer, c.n_embd),
+                self.matrix(blk + "proj.weight", c.n_embd, c.n_per_layer),
+                self.vector(blk + "post_norm.weight", c.n_embd),
             )
         return layer
 
-    def _scalar(self, name: str) -> float:
-        return float(self._array(name, 1)[0]) if name in self.gguf.tensors else 1.0
-
-    def _mixture(self, blk: str) -> Mixture:
-        c, e = self.config, self.config.experts
-        assert e is not None
-        norm = self._array(blk + "ffn_gate_inp.scale", c.n_embd) * np.float32(1.0 / np.sqrt(c.n_embd))
-        scales = None
-        if blk + "ffn_down_exps.scale" in self.gguf.tensors:
-            scales = self._vector(blk + "ffn_down_exps.scale", e.n_expert)
-        gate, up = self._gate_up(blk)
+    def _mixture(self, blk: str, e: ExpertsConfig) -> Mixture:
+        c = self.config
+        norm = self.array(blk + "ffn_gate_inp.scale", c.n_embd) * np.float32(1.0 / np.sqrt(c.n_embd))
+        router = join_rows(blk + "ffn_gate_inp", self.array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd))
+        gate, up = gate_up_experts(self, blk, e)
         experts = Experts(
             e.n_expert,
             e.n_used,
-            self.ops.weight(
-                join_rows(blk + "ffn_gate_inp", self._array(blk + "ffn_gate_inp.weight", e.n_expert, c.n_embd))
-            ),
+            self.ops.weight(router),
             gate,
             up,
-            self._matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
-            activation="geglu",
-            scales=scales,
+            self.matrix(blk + "ffn_down_exps.weight", c.n_embd, e.n_ff, e.n_expert),
+            activation=e.activation,
+            scales=self.optional(blk + "ffn_down_exps.scale", e.n_expert),
         )
         return Mixture(
-            self._vector(blk + "post_ffw_norm_1.weight", c.n_embd),
-            self._vector(blk + "pre_ffw_norm_2.weight", c.n_embd),
-            self._vector(blk + "post_ffw_norm_2.weight", c.n_embd),
+            self.vector(blk + "post_ffw_norm_1.weight", c.n_embd),
+            self.vector(blk + "pre_ffw_norm_2.weight", c.n_embd),
+            self.vector(blk + "post_ffw_norm_2.weight", c.n_embd),
             self.ops.upload(norm),
             experts,
         )
-
-    def _gate_up(self, blk: str) -> tuple[Matrix, Matrix]:
-        """Gate and up of all experts; files store them separately, or stacked for each expert."""
-        c, e = self.config, self.config.experts
-        assert e is not None
-        both = blk + "ffn_gate_up_exps.weight"
-        if both in self.gguf.tensors:
-            weight = self._weight(both, 2 * e.n_ff, c.n_embd, e.n_expert)
-            gate, up = (self.ops.weight(half) for half in weight.halves(2 * e.n_ff))
-            return gate, up
-        gate, up = (
-            self._matrix(f"{blk}ffn_{name}_exps.weight", e.n_ff, c.n_embd, e.n_expert) for name in ("gate", "up")
-        )
-        return gate, up
 
     def finish(self, layer: Layer, x: Array, o: Value, per_layer: Array | None) -> Array:
         """The rest of a layer after attention.
@@ -158,10 +153,10 @@ class Gemma4Loader(Loader):
         tokens, float32 [rows, n_per_layer], or None.  Returns the new residual stream.
         """
         ops, eps = self.ops, self.config.norm_eps
-        (o,) = ops.matmul(o, layer.attn_output)
+        (o,) = products(ops, o, [layer.attn_output])
         y = ops.rms_norm_add(x, o, layer.post_attention_norm, eps)
-        gate, up = ops.matmul(ops.rms_norm(y, layer.ffn_norm, eps), layer.ffn.ffn_gate, layer.ffn.ffn_up)
-        (f,) = ops.matmul(ops.geglu(gate, up), layer.ffn.ffn_down)
+        hidden = layer.ffn.hidden(ops, ops.rms_norm(y, layer.ffn_norm, eps))
+        (f,) = products(ops, hidden, [layer.ffn.down])
         m = layer.mixture
         if m is not None:
             f = ops.plain(ops.rms_norm(f, m.post_ffw_norm_1, eps))
@@ -174,7 +169,7 @@ class Gemma4Loader(Loader):
         h = ops.rms_norm_add(y, f, layer.post_ffw_norm, eps)
         (gate,) = ops.matmul(h, p.inp_gate)
         assert per_layer is not None
-        (own,) = ops.matmul(ops.geglu(gate, per_layer), p.proj)
+        (own,) = ops.matmul(ops.activate(GEGLU, gate, per_layer), p.proj)
         return ops.rms_norm_add(h, own, p.post_norm, eps, layer.scale)
 
 
@@ -184,16 +179,14 @@ class Gemma4(Gemma4Loader, Model):
     layers: list[Layer]
 
     def load_rest(self) -> None:
-        """Load the tables of rotation angles and the weights of per-layer embeddings."""
-        c, n_ctx = self.config, self.cache.n_ctx
-        self.rotary = self._rotary(c.rope, n_ctx)
-        self.rotary_sliding = self._rotary(c.rope_sliding, n_ctx, factored=False)
+        """Load the weights of per-layer embeddings."""
+        c = self.config
         if c.n_per_layer:
             width = c.n_layer * c.n_per_layer
-            table = self._weight("per_layer_token_embd.weight", c.n_vocab, width)
+            table = self.weight("per_layer_token_embd.weight", c.n_vocab, width)
             self.per_layer_token_embd = self.ops.weight(table, host=True)
-            self.per_layer_model_proj = self._matrix("per_layer_model_proj.weight", width, c.n_embd)
-            self.per_layer_proj_norm = self._vector("per_layer_proj_norm.weight", c.n_per_layer)
+            self.per_layer_model_proj = self.matrix("per_layer_model_proj.weight", width, c.n_embd)
+            self.per_layer_proj_norm = self.vector("per_layer_proj_norm.weight", c.n_per_layer)
 
     def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
         """The pass, with the per-layer embeddings of its tokens if the model has them."""
@@ -208,15 +201,19 @@ class Gemma4(Gemma4Loader, Model):
     def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer."""
         ops, c, layer = self.ops, self.config, self.layers[il]
-        memory, rotary = self.cache.layers[c.memory(il)], self.rotary_sliding if c.sliding[il] else self.rotary
+        memory, table = self.memory(il), layer.table
         a = ops.rms_norm(x, layer.attn_norm, c.norm_eps)
         if layer.attn_k is None:
-            (q,) = ops.matmul(a, layer.attn_q)
-            o = ops.attend_past(layer.heads, q, memory, batch, batch.positions, rotary.table, memory.window)
+            (q,) = products(ops, a, [layer.attn_q])
+            o = ops.attend_past(layer.heads, q, memory, batch, batch.positions, table, memory.window)
         else:
-            q, k, *v = ops.matmul(a, layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else []))
-            o = ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, rotary.table)
+            given = [layer.attn_q, layer.attn_k, *([layer.attn_v] if layer.attn_v is not None else [])]
+            q, k, *v = products(ops, a, given)
+            o = ops.attention(layer.heads, q, k, v[0] if v else k, memory, batch, table)
         told = batch.per_layer
         if told is not None:
             told = told[il : il + 1].reshape(batch.rows, c.n_per_layer)
         return self.finish(layer, x, o, told)
+
+
+ARCHITECTURES = (Architecture("gemma4", "Gemma 4", read, "transformers Gemma4ForCausalLM", "an assistant", Gemma4),)

@@ -1,0 +1,82 @@
+"""The attention of one layer: its weights, and the operations that it consists of.
+
+q, k, v = a Wq (+ bq), a Wk (+ bk), a Wv (+ bv);  o = attention(q, k, v);  the layer adds o Wo (+ bo) to the residual stream.
+What is done to q, k and v before attention is that of ``AttentionConfig``.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.arrays import Array, Pass, Value
+from engine.models.config import AttentionConfig
+from engine.models.heads import Heads
+from engine.models.linear import Linear, products
+from engine.models.loader import Loader
+from engine.ops import Ops
+
+
+@dataclass
+class Attention:
+    """Weights of attention.
+
+    inputs: the layers of q, k and v; output: the layer after attention.
+    row_norms: the weights that normalize whole rows of q and of k, float32 [n_head * d_k] and [n_head_kv * d_k]; or none.
+    table: the rotation angles, None: no rotation.
+    """
+
+    inputs: list[Linear]
+    output: Linear
+    heads: Heads[Array]
+    row_norms: list[Array]
+    table: Array | None
+
+    def mix(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> Value:
+        """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
+        d_v].  Their keys and values are stored in ``memory``."""
+        q, k, v = products(ops, a, self.inputs, self.heads.biases is None)
+        if self.row_norms:
+            q, k = self._normalized(ops, q, 0), self._normalized(ops, k, 1)
+        return ops.attention(self.heads, q, k, v, memory, batch, self.table)
+
+    def remember(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> None:
+        """Store the keys and values of the normalized rows a [rows, n_embd] in ``memory``."""
+        k, v = products(ops, a, self.inputs[1:], self.heads.biases is None)
+        if self.row_norms:
+            k = self._normalized(ops, k, 1)
+        ops.remember(self.heads, k, v, memory, batch, self.table)
+
+    def _normalized(self, ops: Ops, x: Array, which: int) -> Array:
+        return ops.plain(ops.rms_norm(x, self.row_norms[which], self.heads.eps))
+
+
+def load_attention(loader: Loader, blk: str, config: AttentionConfig) -> Attention:
+    """Load the tensors ``attn_q``, ``attn_k``, ``attn_v`` (or ``attn_qkv``) and ``attn_output``, and what the configuration
+    asks for: ``attn_q_norm``, ``attn_k_norm``, ``attn_sinks``."""
+    c, n_embd = config, loader.config.n_embd
+    rows = (c.n_head * c.d_k * (2 if c.gated else 1), c.n_head_kv * c.d_k, c.n_head_kv * c.d_v)
+    inputs = loader.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", rows, n_embd)
+    norms = {"q_norm": rows[0], "k_norm": rows[1]} if c.norm == "rows" else dict.fromkeys(("q_norm", "k_norm"), c.d_k)
+    weights = {name: loader.vector(f"{blk}attn_{name}.weight", n) for name, n in norms.items()} if c.norm else {}
+    by_row = c.norm == "rows"
+    biases = [layer.bias for layer in inputs if layer.bias is not None]
+    # The kernel that rotates adds all three biases; it does so after a norm of rows.
+    fused = len(biases) == 3 and not by_row
+    heads: Heads[Array] = Heads(
+        c.n_head,
+        c.n_head_kv,
+        c.d_k,
+        c.d_v,
+        neox=c.rope is None or c.rope.neox,
+        scale=c.scale,
+        eps=loader.config.norm_eps,
+        q_norm=None if by_row else weights.get("q_norm"),
+        k_norm=None if by_row else weights.get("k_norm"),
+        biases=(biases[0], biases[1], biases[2]) if fused else None,
+        gated=c.gated,
+        v_normed=c.normed_values,
+        norm_after=c.norm == "rotated heads",
+        sinks=loader.vector(blk + "attn_sinks.weight", c.n_head) if c.sinks else None,
+        query_scales=loader.temperature(c.temperature),
+    )
+    output = loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v)
+    return Attention(inputs, output, heads, list(weights.values()) if by_row else [], loader.table(c.rope))

@@ -1,0 +1,42 @@
+"""Gemma 3, text only: sliding and global layers, four norms a layer, GeGLU, scaled embedding.
+
+Layer (llama.cpp, ``src/models/gemma3.cpp``)::
+
+    a = rms_norm(x, attn_norm);  q, k, v = a Wq, a Wk, a Wv
+    q, k = rope(rms_norm(q)), rope(rms_norm(k)) per head; sliding layers have their own rotation and window
+    y = x + rms_norm(attention(q, k, v) Wo, post_attention_norm)
+    x = y + rms_norm(geglu(b Wgate, b Wup) Wdown, post_ffw_norm),  b = rms_norm(y, ffn_norm)
+"""
+
+import numpy as np
+
+from engine.models.activation import GEGLU
+from engine.models.architecture import Architecture
+from engine.models.config import LayerConfig, ModelConfig, Norms, RopeConfig
+from engine.models.metadata import Metadata
+
+NORMS = Norms("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file."""
+    base = m.number("rope.freq_base_swa", 10000.0, 1.0, 1e12)
+    rope = m.rope()
+    near = RopeConfig(rope.n_rot, base, factors=rope.factors)
+    windows = m.windows(6)
+    # Gemma 3 27B scales queries by the width of the residual stream per head.
+    wide = m.n_embd // m.counts("attention.head_count")[0] if m.n_layer == 62 else m.d_k
+
+    def layer(il: int) -> LayerConfig:
+        own = near if windows[il] else rope
+        attention = m.attention(il, own, window=windows[il], norm="heads", scale=1.0 / wide**0.5)
+        return LayerConfig(attention, m.dense(il, GEGLU), NORMS)
+
+    return m.model(
+        layer,
+        embedding_scale=float(np.sqrt(np.float32(m.n_embd))),
+        final_softcap=m.number("final_logit_softcapping", 0.0),
+    )
+
+
+ARCHITECTURES = (Architecture("gemma3", "Gemma 3", read, "transformers Gemma3ForCausalLM"),)

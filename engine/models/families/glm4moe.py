@@ -1,0 +1,36 @@
+"""GLM 4.5, 4.6 and 4.7: a mixture with a sigmoid router and a shared network, and a layer that drafts.
+
+Layer (llama.cpp, ``src/models/glm4-moe.cpp``)::
+
+    a = rms_norm(x, attn_norm);  q, k, v = a Wq + bq, a Wk + bk, a Wv + bv
+    q, k = rope(rms_norm(q)), rope(rms_norm(k))         norms per head, in the larger models; the first n_rot dimensions
+    x = x + attention(q, k, v) Wo
+    x = x + network(b),  b = rms_norm(x, post_attention_norm)
+
+The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, p = sigmoid(b Wrouter), and
+weighted by p, normalized over the chosen ones, times expert_weights_scale; the shared network is added to them.
+"""
+
+from engine.models.architecture import Architecture
+from engine.models.config import LayerConfig, ModelConfig, Norms
+from engine.models.metadata import MAX_LAYERS, Metadata
+
+NORMS = Norms(before_network="post_attention_norm")
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file."""
+    rope, dense = m.rope(), m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
+    if m.has("rope.dimension_sections"):
+        m.check_sections(rope.n_rot, interleaved=False)
+    norm = "heads" if "blk.0.attn_q_norm.weight" in m.gguf.tensors else ""
+    experts = m.experts("sigmoid", normalized=False, shared_gated=False)
+    experts = m.with_shared(experts)
+
+    def layer(il: int) -> LayerConfig:
+        return LayerConfig(m.attention(il, rope, norm=norm), m.dense(il) if il < dense else experts, NORMS)
+
+    return m.model(layer)
+
+
+ARCHITECTURES = (Architecture("glm4moe", "GLM 4.5 Air, 4.5, 4.6, 4.7", read, "transformers Glm4MoeForCausalLM", "MTP"),)

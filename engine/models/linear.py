@@ -1,0 +1,33 @@
+"""A linear layer: a matrix, and what files have beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.arrays import Array, Matrix, Value
+from engine.ops import Ops
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ matrix^T * scale + bias: matrix [rows, columns]; bias float32 [rows] or None."""
+
+    matrix: Matrix
+    bias: Array | None = None
+    scale: float = 1.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether the layer is only a matrix."""
+        return self.bias is None and self.scale == 1.0
+
+    def finish(self, ops: Ops, y: Array, biased: bool = True) -> Array:
+        """y = x @ matrix^T, scaled and, if ``biased``, with the bias: float32 [rows of x, rows]."""
+        if self.scale != 1.0:
+            y = ops.scale(y, self.scale)
+        return ops.add(y, self.bias) if biased and self.bias is not None else y
+
+
+def products(ops: Ops, x: Value, layers: Sequence[Linear], biased: bool = True) -> list[Array]:
+    """The results of several layers of one input x [rows, columns]; without their biases unless ``biased``."""
+    outputs = ops.matmul(x, *(layer.matrix for layer in layers))
+    return [layer.finish(ops, y, biased) for layer, y in zip(layers, outputs, strict=True)]

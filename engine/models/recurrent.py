@@ -1,0 +1,75 @@
+"""The gated delta net of one layer: its weights, and the operations that it consists of.
+
+u, z = a Wqkv, a Wgate;  alpha, beta = a Walpha, a Wbeta;  o = rms_norm(delta_net(u, alpha, beta), ssm_norm) * silu(z), the
+norm over each head of values;  the layer adds o Wout to the residual stream (``engine/cpu/delta_net.py``).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.arrays import Array, Matrix, Pass, Value
+from engine.errors import ModelError
+from engine.models.config import DeltaNetConfig
+from engine.models.delta_net import DeltaNet
+from engine.models.linear import Linear
+from engine.models.loader import Loader
+from engine.models.weights import Weight, stacked
+from engine.ops import Ops
+
+
+@dataclass
+class Recurrent:
+    """Weights of a delta net; alpha and beta of one format are stacked into one matrix, which saves a launch."""
+
+    attn_qkv: Linear
+    attn_gate: Linear
+    ssm_alpha_beta: tuple[Matrix, ...]
+    output: Linear
+    net: DeltaNet[Array]
+
+    def mix(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> Value:
+        """The gated result of the delta rule for the normalized rows a [rows, n_embd], before the output layer: float32
+        [rows, n_v * state_size].  Their states are stored in ``memory``."""
+        u, z, *gates = ops.matmul(a, self.attn_qkv.matrix, self.attn_gate.matrix, *self.ssm_alpha_beta)
+        u, z = self.attn_qkv.finish(ops, u), self.attn_gate.finish(ops, z)
+        o = ops.delta_net(self.net, u, gates, memory, batch)
+        return ops.gated_norm(o, self.net.norm, z, self.net.eps)
+
+
+def load_recurrent(loader: Loader, blk: str, config: DeltaNetConfig) -> Recurrent:
+    """Load the tensors ``attn_qkv``, ``attn_gate``, ``ssm_alpha`` and ``ssm_beta`` (or ``ssm_ba``), ``ssm_conv1d``,
+    ``ssm_a``, ``ssm_dt``, ``ssm_norm`` and ``ssm_out``."""
+    net, n_embd = config, loader.config.n_embd
+    d_v = net.n_v * net.state_size
+    if loader.has(old := blk + "ssm_in.weight"):
+        raise ModelError(f"{loader.gguf.path}: tensor {old} is of an early conversion; convert the model again.")
+    return Recurrent(
+        loader.linear(blk + "attn_qkv", net.n_channels, n_embd),
+        loader.linear(blk + "attn_gate", d_v, n_embd),
+        _alpha_beta(loader, blk, net),
+        loader.linear(blk + "ssm_out", n_embd, d_v),
+        DeltaNet(
+            *(net.n_k, net.n_v, net.state_size, net.n_conv, loader.config.norm_eps),
+            grouped=net.grouped,
+            conv1d=loader.vector(blk + "ssm_conv1d.weight", net.n_channels, net.n_conv),
+            a=loader.vector(blk + "ssm_a", net.n_v),
+            dt=loader.vector(blk + "ssm_dt.bias", net.n_v),
+            norm=loader.vector(blk + "ssm_norm.weight", net.state_size),
+        ),
+    )
+
+
+def _alpha_beta(loader: Loader, blk: str, net: DeltaNetConfig) -> tuple[Matrix, ...]:
+    n_v, n_embd = net.n_v, loader.config.n_embd
+    if loader.has(blk + "ssm_ba.weight"):
+        # For each key head, the rows of beta of its value heads, then those of alpha (Qwen3-Next).
+        both = loader.weight(blk + "ssm_ba.weight", 2 * n_v, n_embd)
+        rows = np.arange(2 * n_v).reshape(net.n_k, 2, n_v // net.n_k)
+        order = np.concatenate([rows[:, 1].ravel(), rows[:, 0].ravel()])
+        return (loader.ops.weight(both.reordered(order)),)
+    weights: list[Weight] = [loader.weight(f"{blk}ssm_{name}.weight", n_v, n_embd) for name in ("alpha", "beta")]
+    if weights[0].format == weights[1].format:
+        weights = [stacked(f"{blk}ssm_alpha and ssm_beta", *weights)]
+    return tuple(loader.ops.weight(weight) for weight in weights)

@@ -1,0 +1,97 @@
+"""The registry: every architecture that the engine runs, and how a file becomes a model."""
+
+from dataclasses import replace
+
+from engine.cache.types import F16, Types
+from engine.errors import ModelError
+from engine.gguf.file import GGUF
+from engine.gguf.header import shown
+from engine.models.architecture import Architecture
+from engine.models.base import Model
+from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.families import (
+    apertus,
+    arcee,
+    ernie4_5,
+    exaone4,
+    gemma3,
+    gemma4,
+    glm4moe,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    minimax_m2,
+    mistral3,
+    olmo2,
+    phi3,
+    qwen,
+    qwen3next,
+    qwen35,
+    seed_oss,
+    smollm3,
+)
+from engine.models.families.gemma4_config import read as read_gemma4
+from engine.models.metadata import Metadata
+from engine.ops import Ops
+
+FAMILIES = (
+    llama,
+    qwen,
+    qwen35,
+    qwen3next,
+    gemma3,
+    gemma4,
+    mistral3,
+    phi3,
+    granite,
+    smollm3,
+    olmo2,
+    exaone4,
+    ernie4_5,
+    hunyuan,
+    seed_oss,
+    arcee,
+    apertus,
+    gpt_oss,
+    glm4moe,
+    minimax_m2,
+)
+"""The modules of the families, in the order of the book's table."""
+
+ARCHITECTURES: dict[str, Architecture] = {a.name: a for family in FAMILIES for a in family.ARCHITECTURES}
+"""Every architecture by its name in files."""
+
+
+def read_config(gguf: GGUF) -> ModelConfig:
+    """The configuration of a file.  Raises ModelError for an architecture that this engine cannot run, and GGUFError for
+    invalid values."""
+    name = gguf.require("general.architecture", "str")
+    if name == ASSISTANT:
+        raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
+    if name not in ARCHITECTURES:
+        raise ModelError(
+            f"{gguf.path}: architecture {shown(name)!r} is not supported; this engine runs {', '.join(ARCHITECTURES)}."
+        )
+    entry = ARCHITECTURES[name]
+    return entry.read(Metadata(gguf, name, drafts=entry.drafts == "MTP"))
+
+
+def read_assistant(gguf: GGUF) -> ModelConfig:
+    """The configuration of a file of architecture :data:`engine.models.config.ASSISTANT`.  Raises ModelError or GGUFError for
+    invalid values."""
+    return read_gemma4(Metadata(gguf, ASSISTANT))
+
+
+def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
+    """Build the model of a checked file on a backend, with a cache of ``n_ctx`` positions of these ``types`` and with
+    ``slots`` states of recurrent layers.  Layers that the configuration does not mention are not loaded.  Raises ModelError
+    if the tensors do not match the configuration."""
+    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, n_ctx, types, slots)
+    model.check_complete()
+    return model
+
+
+def without_mtp(config: ModelConfig) -> ModelConfig:
+    """A copy of the configuration without the layer that drafts."""
+    return replace(config, mtp=None)

@@ -1,0 +1,120 @@
+"""Shapes of mixtures whose tensors are not those of Llama or Qwen: gpt-oss and GLM 4.5."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gguf import GGMLQuantizationType as T
+
+from engine.models.config import ExpertsConfig
+from engine.synthetic.shape import N_VOCAB_TINY, Shape, Value
+
+
+@dataclass(frozen=True)
+class GptOssShape(Shape):
+    """gpt-oss: every other layer slides; matrices have biases, heads have sinks, and experts are MXFP4."""
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e, mix = self.n_embd, self.experts
+        assert mix is not None
+        q, kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        yield "token_embd.weight", (self.n_vocab, e)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}."
+            yield block + "attn_norm.weight", (e,)
+            for name, rows, columns in (("q", q, e), ("k", kv, e), ("v", kv, e), ("output", e, q)):
+                yield f"{block}attn_{name}.weight", (rows, columns)
+                yield f"{block}attn_{name}.bias", (rows,)
+            yield block + "attn_sinks.weight", (self.n_head,)
+            yield block + "post_attention_norm.weight", (e,)
+            yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+            yield block + "ffn_gate_inp.bias", (mix.n_expert,)
+            for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
+                yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
+                yield f"{block}ffn_{name}_exps.bias", (mix.n_expert, rows)
+        yield "output_norm.weight", (e,)
+        yield "output.weight", (self.n_vocab, e)
+
+    def metadata(self) -> dict[str, Value]:
+        """YaRN from 4096 positions to 32 times as many."""
+        return {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+        }
+
+    def format_of(self, part: str) -> T | None:
+        """Experts are MXFP4 in every file."""
+        return T.MXFP4 if part.endswith("_exps") else None
+
+
+@dataclass(frozen=True)
+class Glm4MoeShape(Shape):
+    """GLM 4.5: the first layer is dense; the others have a sigmoid router and a shared network without a gate; the layer
+    after the trunk drafts."""
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape (NumPy order, outermost first) of every tensor, in the order of the file."""
+        e, mix = self.n_embd, self.experts
+        assert mix is not None
+        q, kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        yield "token_embd.weight", (self.n_vocab, e)
+        for layer in range(self.n_block):
+            block = f"blk.{layer}."
+            yield block + "attn_norm.weight", (e,)
+            for name, rows in (("q", q), ("k", kv), ("v", kv)):
+                yield f"{block}attn_{name}.weight", (rows, e)
+                yield f"{block}attn_{name}.bias", (rows,)
+            yield block + "attn_output.weight", (e, q)
+            yield block + "post_attention_norm.weight", (e,)
+            if layer == 0:
+                yield from self._feed_forward(block)
+            else:
+                yield block + "ffn_gate_inp.weight", (mix.n_expert, e)
+                yield block + "exp_probs_b.bias", (mix.n_expert,)
+                for name, rows, columns in (("gate", mix.n_ff, e), ("up", mix.n_ff, e), ("down", e, mix.n_ff)):
+                    yield f"{block}ffn_{name}_exps.weight", (mix.n_expert, rows, columns)
+                    yield f"{block}ffn_{name}_shexp.weight", (rows, columns)
+            if layer >= self.n_layer:
+                yield from self._nextn(block)
+        yield "output_norm.weight", (e,)
+        yield "output.weight", (self.n_vocab, e)
+
+    def metadata(self) -> dict[str, Value]:
+        """The router, and which layers are dense or draft."""
+        return {
+            "leading_dense_block_count": 1,
+            "expert_shared_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+            "nextn_predict_layers": self.n_mtp,
+        }
+
+
+# Layers, width, heads, KV heads, head size, feed-forward, vocabulary, context, RoPE base, epsilon.
+# fmt: off
+MIXTURES: dict[str, Shape] = {
+    "gpt-oss-20b": GptOssShape(
+        "gpt-oss", 24, 2880, 64, 8, 64, 0, 201088, 131072, 1.5e5, 1e-5, tied=False, window=128,
+        experts=ExpertsConfig(32, 4, 2880),
+    ),
+    "gpt-oss-120b": GptOssShape(
+        "gpt-oss", 36, 2880, 64, 8, 64, 0, 201088, 131072, 1.5e5, 1e-5, tied=False, window=128,
+        experts=ExpertsConfig(128, 4, 2880),
+    ),
+    "glm-4.5-air": Glm4MoeShape(
+        "glm4moe", 46, 4096, 96, 8, 128, 10944, 151552, 131072, 1e6, 1e-5, tied=False, n_rot=64, n_mtp=1,
+        experts=ExpertsConfig(128, 8, 1408),
+    ),
+    # Widths that are multiples of 32 only, a window that a short prompt exceeds, and five experts.
+    "tiny-gpt-oss": GptOssShape(
+        "gpt-oss", 4, 288, 9, 3, 64, 0, N_VOCAB_TINY, 512, 1e4, 1e-5, tied=False, window=32,
+        experts=ExpertsConfig(5, 2, 160),
+    ),
+    "tiny-glm4moe": Glm4MoeShape(
+        "glm4moe", 3, 256, 9, 3, 64, 512, N_VOCAB_TINY, 512, 1e5, 1e-5, tied=False, n_rot=32, n_mtp=1,
+        experts=ExpertsConfig(7, 3, 256),
+    ),
+}
+# fmt: on
