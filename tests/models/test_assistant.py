@@ -17,7 +17,8 @@ from engine.models.assistant import HIDDEN_ROWS
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import Gemma4Shape, Shape, shapes
+from engine.synthetic.shape import Gemma4Shape, Shape
+from engine.synthetic.shapes import shapes
 from tests.conftest import golden, shared_model
 from tests.cpu.test_quantized_cache import contents, rotated
 from tests.speculative.test_drafted_answers import PROMPTS, options_do_not_show
@@ -394,7 +395,9 @@ def test_tables_of_angles_are_the_targets_own_where_they_are_the_same(tiny: dict
         tiny["tiny-gemma4"], device="cpu", n_ctx=64, n_threads=1, draft_model=tiny["tiny-gemma4-assistant"]
     )
     assistant = llm.model.mtp
-    assert assistant.rotary is llm.model.rotary and assistant.rotary_sliding is llm.model.rotary_sliding
+    assert len({id(rotary) for rotary in llm.model._rotaries.values()}) == 2
+    assert assistant._rotaries.keys() == llm.model._rotaries.keys()
+    assert all(rotary is llm.model._rotaries[rope] for rope, rotary in assistant._rotaries.items())
 
 
 def test_an_assistant_without_a_tensor(tiny: dict[str, Path], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import engine
 from engine.cache.kv import pass_rows
 from engine.errors import ContextError, UsageError
 from engine.limits import STEP_ROWS
-from engine.models.base import row_bytes
+from engine.models.base import angle_bytes, row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY
@@ -134,7 +134,7 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
     llm = engine.load(path, **options)
     assert llm.batch_size == 128
     c = llm.config
-    fixed = llm.n_bytes + llm.cache_bytes + 4 * n_ctx * c.rope.n_rot
+    fixed = llm.n_bytes + llm.cache_bytes + angle_bytes(c, n_ctx)
     for rows, expected in ((128, 128), (100, 64), (17, 16), (16, 16)):
         monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
         llm = engine.load(path, **options)

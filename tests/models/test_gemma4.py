@@ -15,12 +15,13 @@ import engine
 from engine.arrays import Pass
 from engine.errors import EngineError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
-from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.gemma4_config import read_gemma4
-from engine.models.read_config import read_config
+from engine.models.config import ASSISTANT, AttentionConfig, DenseConfig, ModelConfig
+from engine.models.families.gemma4_config import read
+from engine.models.metadata import Metadata
+from engine.models.registry import read_config
 from engine.models.traffic import weight_bytes_per_token
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import N_VOCAB_TINY, Gemma4Shape, Shape
+from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
 from tests.models.test_models import in_batches
 from tests.tiers import examples
 
@@ -59,7 +60,7 @@ def test_chunks_threads_and_what_is_taken_back_do_not_show(files: Files, name: s
     llm, several = load(files[name], kinds), load(files[name], kinds, 0)
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, llm.config.n_vocab, 260).astype(np.int32)
-    assert tokens.size > llm.cache.layers[0].chunks * 64 > llm.config.window
+    assert tokens.size > llm.cache.layers[0].chunks * 64 > llm.cache.layers[0].window > 0
     expected = in_batches(llm, tokens, [1] * tokens.size)
     assert in_batches(several, tokens, [100, 3, 127, 30]).tobytes() == expected.tobytes()
     llm.reset()
@@ -147,7 +148,9 @@ def test_a_shared_tail_reads_the_last_layers_of_its_kind(files: Files) -> None:
     c = llm.config
     model: Any = llm.model
     assert [c.memory(il) for il in range(c.n_layer)] == [0, 1, 2, 3, 2, 2, 2, 3]
-    assert c.n_ff_tail == 2 * c.n_ff and all(layer.attn_k is None for layer in model.layers[4:])
+    widths = [layer.network.n_ff for layer in c.layers if isinstance(layer.network, DenseConfig)]
+    assert widths == [widths[0]] * 4 + [2 * widths[0]] * 4
+    assert all(layer.attn_k is None for layer in model.layers[4:])
     ids = np.random.default_rng(4).integers(0, c.n_vocab, 100).tolist()
     llm.logits(ids)
     x, positions = np.random.default_rng(1).standard_normal((3, c.n_embd)).astype(np.float32), np.arange(97, 100)
@@ -224,15 +227,17 @@ def architecture(gguf: GGUF) -> str:
 
 
 def config(gguf: GGUF, values: dict[str, Any]) -> ModelConfig:
-    return read_gemma4(changed(gguf, values), architecture(gguf))
+    return read(Metadata(changed(gguf, values), architecture(gguf)))
+
+
+def mixers(c: ModelConfig) -> list[AttentionConfig]:
+    return list(c.attentions)
 
 
 # tiny-gemma4 has 6 layers, every third of them global, 6 heads, and 2 heads of keys of 64 elements or 1 of 96.
 DENSE = [
     ({"attention.head_count": [6, 6, 3, 6, 6, 3]}, "attention.head_count differs from layer to layer"),
-    ({"attention.head_count": [6, 3, 6, 6, 6, 6]}, "attention.head_count differs among layers of one kind"),
     ({"attention.head_count": [6, 6]}, "attention.head_count: has 2 elements for 6 layers"),
-    ({"attention.head_count_kv": [2, 2, 1, 1, 2, 1]}, "attention.head_count_kv differs among layers of one kind"),
     ({"attention.head_count_kv": 4}, "attention.head_count_kv: is 4, which does not divide the 6 query heads"),
     ({"attention.head_count_kv": [4, 4, 1, 4, 4, 1]}, "is 4, which does not divide the 6 query heads"),
     ({"attention.head_count_kv": 0}, "attention.head_count_kv: is 0, outside 1"),
@@ -249,7 +254,6 @@ DENSE = [
     ({"attention.sliding_window_pattern": 6}, "attention.sliding_window_pattern: is of type u32 instead of bool"),
     ({"attention.sliding_window_pattern": [True, False]}, "sliding_window_pattern: has 2 elements for 6 layers"),
     ({"attention.layer_norm_rms_epsilon": None}, "attention.layer_norm_rms_epsilon: the key is missing"),
-    ({"feed_forward_length": [512, 512, 512, 512, 512, 256]}, "feed_forward_length differs among layers of one kind"),
     ({"feed_forward_length": [512]}, "feed_forward_length: has 1 elements for 6 layers"),
     ({"feed_forward_length": None}, "feed_forward_length: the key is missing"),
     ({"embedding_length_per_layer_input": None}, "embedding_length_per_layer_input: the key is missing"),
@@ -258,7 +262,7 @@ DENSE = [
     ({"rope.dimension_count_swa": 96}, "rope.dimension_count_swa: is 96, for heads of 64"),
     ({"rope.dimension_count_swa": 33}, "rope.dimension_count_swa: is 33, for heads of 64"),
     ({"rope.freq_base_swa": 0.5}, "rope.freq_base_swa: is 0.5, outside 1"),
-    ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
+    ({"rope.scaling.type": "dynamic"}, "rope scaling 'dynamic' is not supported"),
     ({"final_logit_softcapping": -1.0}, "final_logit_softcapping: is -1.0, outside 0"),
     ({"block_count": 0}, "block_count: is 0, outside 1"),
     ({"context_length": None}, "context_length: the key is missing"),
@@ -293,15 +297,22 @@ def test_defaults(files: Files) -> None:
     dense = read_gguf(files["tiny-gemma4"])
     names = ("final_logit_softcapping", "attention.head_count_kv", "attention.shared_kv_layers", "rope.freq_base_swa")
     c = config(dense, dict.fromkeys(names))
-    assert (c.final_softcap, c.n_head_kv, c.n_head_kv_sliding, c.n_kv_layer) == (30.0, 6, 6, 6)
-    assert c.rope_sliding.base == 10000.0 and c.attention_scale == 1.0
+    assert c.final_softcap == 30.0 and c.owners == (0, 1, 2, 3, 4, 5)
+    assert all(mixer.n_head_kv == 6 and mixer.scale == 1.0 for mixer in mixers(c))
+    assert {mixer.rope.base for mixer in mixers(c) if mixer.rope is not None and mixer.window} == {10000.0}
     assert config(dense, {"final_logit_softcapping": 0.0}).final_softcap == 0.0
     # An assistant has no such bound, and no layers with keys at all.
     c = config(read_gguf(files["tiny-gemma4-assistant"]), {"final_logit_softcapping": 5.0})
     assert (c.final_softcap, c.n_embd_out) == (0.0, 256)
     # Only one kind of layer.
     c = config(dense, {"attention.sliding_window_pattern": [False] * 6, "attention.head_count_kv": 3})
-    assert [c.heads(il) for il in range(6)] == [(3, 96, 96)] * 6
+    assert [(mixer.n_head_kv, mixer.d_k, mixer.d_v) for mixer in mixers(c)] == [(3, 96, 96)] * 6
+    # Counts per layer.
+    c = config(
+        dense, {"attention.head_count_kv": [2, 3, 1, 1, 2, 6], "feed_forward_length": [512, 512, 512, 512, 512, 256]}
+    )
+    assert [mixer.n_head_kv for mixer in mixers(c)] == [2, 3, 1, 1, 2, 6]
+    assert [layer.network.n_ff for layer in c.layers if isinstance(layer.network, DenseConfig)] == [512] * 5 + [256]
 
 
 def test_an_assistant_alone_is_refused(files: Files) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from tests.conftest import REPOSITORY
+from tests.oracle.families.family import Family
 from tests.oracle.models import CASES, LENGTHS, N_VOCAB, POSITIONS, Case, fingerprint, prompts, write_gguf
 
 GOLDEN = REPOSITORY / "tests" / "oracle"
@@ -30,12 +31,12 @@ or too short more than 0.4.
 """
 
 
-def _golden(case: Case) -> dict[str, Any]:
+def _golden(case: Case | Family) -> dict[str, Any]:
     return json.loads((GOLDEN / f"{case.name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_golden_logits_belong_to_the_model(case: Case) -> None:
+def test_golden_logits_belong_to_the_model(case: Case | Family) -> None:
     golden = _golden(case)
     assert golden["fingerprint"] == fingerprint(case), "models.py has changed: run python -m tests.oracle.make"
     kept = [(prompt, at) for prompt, positions in enumerate(POSITIONS) for at in positions]
@@ -50,7 +51,7 @@ def test_golden_logits_belong_to_the_model(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
-def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+def test_logits_are_those_of_transformers(case: Case | Family, tmp_path: Path) -> None:
     llm = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
     ours = [llm.logits(prompt.tolist()) for prompt in prompts(case)]
     for row in _golden(case)["rows"]:
@@ -59,7 +60,7 @@ def test_logits_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", HYBRIDS.values(), ids=HYBRIDS)
-def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case, tmp_path: Path) -> None:
+def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case | Family, tmp_path: Path) -> None:
     """From the trunk's output at every kind of position, and a chain that goes on from its own."""
     llm: Any = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
     golden = _golden(case)
@@ -76,7 +77,7 @@ def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case
 
 
 @pytest.mark.parametrize("case", ASSISTANTS.values(), ids=ASSISTANTS)
-def test_drafts_are_those_of_the_assistants_of_transformers(case: Case, tmp_path: Path) -> None:
+def test_drafts_are_those_of_the_assistants_of_transformers(case: Case | Family, tmp_path: Path) -> None:
     """Chains of drafts: inside the window, at its edges and beyond."""
     target = write_gguf(CASES[case.target], tmp_path / "target.gguf")
     llm: Any = engine.load(target, draft_model=write_gguf(case, tmp_path / "assistant.gguf"), cache_type="f32")

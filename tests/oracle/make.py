@@ -1,19 +1,22 @@
 """Writes the golden logits: ``python -m tests.oracle.make`` in the root of the repository (``... make NAME`` for one).
 
-A development script: next to this package it needs ``torch`` and ``transformers``, which the tests do not
-(``pip install torch transformers``).  Run it after a change to ``models.py``; it writes ``NAME.json`` beside itself.
+A development script: next to this package it needs ``torch`` and ``transformers``, which the tests do not (``pip
+install torch transformers``).  Run it after a change to ``models.py``; it writes ``NAME.json`` beside itself.
+
+Architectures with a file in ``families`` need nothing here.
 
 The models are those of ``transformers``, unmodified, with eager attention, in float64.  They ask for float32 by name in
 norms, softmax and rotations; ``Double`` answers with float64, so that the expected logits are right to more digits than
 float32 has.  What this changes is printed, as a check that it is rounding and nothing else.
 
-``transformers`` drops the weights of MTP layers; ``Drafter`` puts such a layer together from its modules (DeepSeek-V3, Liu
-et al. 2024, 2.2; the order of the halves and the hidden state that goes in are those of llama.cpp's ``qwen35.cpp``).
+``transformers`` drops the weights of MTP layers; ``Drafter`` puts such a layer together from its modules (DeepSeek-V3,
+Liu et al. 2024, 2.2; the order of the halves and the hidden state that goes in are those of llama.cpp's
+``qwen35.cpp``).
 
-Gemma 4's assistants are those of ``transformers``.  Of sliding layers they are given the keys and values that the target
-itself would look at from the drafted token's position, as llama.cpp does; ``transformers`` would show them two more.
-``sharing_modes`` takes the place of a property that in version 5.23 fails where all layers share (assistants) and hands
-nothing on where none does (most targets).
+Gemma 4's assistants are those of ``transformers``.  Of sliding layers they are given the keys and values that the
+target itself would look at from the drafted token's position, as llama.cpp does; ``transformers`` would show them two
+more. ``sharing_modes`` takes the place of a property that in version 5.23 fails where all layers share (assistants) and
+hands nothing on where none does (most targets).
 """
 
 import importlib
@@ -28,7 +31,18 @@ import torch  # type: ignore[import-not-found]
 import transformers
 from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found]
 
-from tests.oracle.models import CASES, LENGTHS, N_CTX, N_VOCAB, POSITIONS, Case, checkpoint, fingerprint, prompts
+from tests.oracle.models import (
+    CASES,
+    LENGTHS,
+    N_CTX,
+    N_VOCAB,
+    POSITIONS,
+    Case,
+    Family,
+    checkpoint,
+    fingerprint,
+    prompts,
+)
 
 DECIMALS = 7
 
@@ -51,8 +65,10 @@ class Double(TorchFunctionMode):  # type: ignore[misc]
         return function(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
 
 
-def config(case: Case) -> Any:
+def config(case: Case | Family) -> Any:
     """The configuration in the words of ``transformers``."""
+    if isinstance(case, Family):
+        return getattr(transformers, f"{case.model}Config")(**case.config)
     rope = {"rope_type": "default", **case.rope_scaling, "rope_theta": case.rope_base}
     options: dict[str, Any] = {
         "vocab_size": N_VOCAB,
@@ -160,6 +176,28 @@ def sharing_modes(text: Any) -> list[str | None]:
 transformers.Gemma4TextConfig.kv_sharing_modes = property(sharing_modes)
 
 
+class Headed(torch.nn.Module):  # type: ignore[misc]
+    """A text model of a model that also sees, with an output matrix."""
+
+    def __init__(self, config: Any, **choice: Any) -> None:
+        super().__init__()
+        kind = type(config).__name__.removesuffix("Config")
+        self.config = config
+        self.model = getattr(transformers, f"{kind}Model")._from_config(config, **choice)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @classmethod
+    def _from_config(cls, config: Any, **choice: Any) -> "Headed":
+        return cls(config, **choice)
+
+    def forward(self, tokens: Any, **choice: Any) -> Any:
+        out = self.model(tokens, **choice)
+        out.logits = self.lm_head(out.last_hidden_state)
+        return out
+
+
 class Drafter(torch.nn.Module):  # type: ignore[misc]
     """The MTP layer: from the token at position p and the trunk's output at p - 1, it predicts position p + 1."""
 
@@ -189,42 +227,109 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]
         x = self.layers[0](x, position_embeddings=rotation, attention_mask=mask, position_ids=positions)
         return self.norm(x)[0]
 
+    def head(self, trunk: Any, hidden: Any) -> Any:
+        """Logits of hidden states [n, e]."""
+        return trunk.lm_head(hidden)
+
+
+class NextN(torch.nn.Module):  # type: ignore[misc]
+    """The MTP layer of a family, put together as in ``glm4-moe.cpp`` and ``qwen3next.cpp``: from the token at position
+    p and the trunk's output at p - 1, it predicts position p + 1, perhaps with an embedding and an output matrix of its
+    own."""
+
+    def __init__(self, trunk: Any, own_head: bool) -> None:
+        super().__init__()
+        options = trunk.config.to_dict()
+        options["num_hidden_layers"] += 1
+        if options.get("layer_types"):
+            options["layer_types"] = [*options["layer_types"], "full_attention"]
+        config = type(trunk.config)(**options)
+        config._attn_implementation = trunk.config._attn_implementation
+        config._experts_implementation = trunk.config._experts_implementation
+        module = importlib.import_module(type(trunk).__module__)
+        family = type(trunk).__name__.removesuffix("ForCausalLM")
+        norm = getattr(module, f"{family}RMSNorm")
+        e, n = config.hidden_size, config.vocab_size
+        self.enorm = norm(e, eps=config.rms_norm_eps)
+        self.hnorm = norm(e, eps=config.rms_norm_eps)
+        self.eh_proj = torch.nn.Linear(2 * e, e, bias=False)
+        self.layer = getattr(module, f"{family}DecoderLayer")(config, trunk.config.num_hidden_layers)
+        self.shared_head = torch.nn.ModuleDict({"norm": norm(e, eps=config.rms_norm_eps)})
+        self.embed_tokens = torch.nn.Embedding(n, e) if own_head else None
+        if own_head:
+            self.shared_head["head"] = torch.nn.Linear(e, n, bias=False)
+
+    def forward(self, trunk: Any, tokens: Any, hidden: Any) -> Any:
+        """The input for tokens [n] and hidden states [n, e], each of the position before (0 at the first): [n, e]."""
+        e = self.enorm((self.embed_tokens or trunk.model.embed_tokens)(tokens))
+        x = self.eh_proj(torch.cat([e, self.hnorm(hidden)], -1))[None]
+        positions = torch.arange(tokens.numel())[None]
+        mask = torch.full((tokens.numel(), tokens.numel()), -torch.inf, dtype=x.dtype).triu(1)[None, None]
+        rotation = trunk.model.rotary_emb(x, positions)
+        x = self.layer(x, position_embeddings=rotation, attention_mask=mask, position_ids=positions)
+        return self.shared_head["norm"](x)[0]
+
+    def head(self, trunk: Any, hidden: Any) -> Any:
+        """Logits of hidden states [n, e]."""
+        return (self.shared_head["head"] if self.embed_tokens else trunk.lm_head)(hidden)
+
 
 N_DRAFTS = 3
 
 
-def drafts(trunk: Any, drafter: Drafter, tokens: Any, hidden: Any) -> tuple[Any, list[int], Any]:
-    """Logits of the MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens (the
-    trunk's own first) and the logits."""
+def drafts(trunk: Any, drafter: Drafter | NextN, tokens: Any, hidden: Any) -> tuple[Any, list[int], Any]:
+    """Logits of the MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens
+    (the trunk's own first) and the logits."""
     before = torch.cat([torch.zeros_like(hidden[:1]), hidden])
-    every = trunk.lm_head(drafter(trunk, tokens, before[:-1]))
+    every = drafter.head(trunk, drafter(trunk, tokens, before[:-1]))
     chain = [int(trunk.lm_head(hidden[-1]).argmax())]
     rows = []
     for _ in range(N_DRAFTS):
         out = drafter(trunk, torch.cat([tokens, torch.tensor(chain)]), before)[-1:]
         before = torch.cat([before, out])
-        rows.append(trunk.lm_head(out))
+        rows.append(drafter.head(trunk, out))
         chain.append(int(rows[-1].argmax()))
     return every, chain[:-1], torch.cat(rows)
 
 
-def load(case: Case, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+def load(case: Case | Family, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The model, and the weights of its MTP layer, which ``transformers`` lacks."""
     torch.set_default_dtype(dtype)
-    choice = {"attn_implementation": "eager", **({"experts_implementation": "eager"} if case.experts else {})}
-    kind = transformers.Gemma4AssistantForCausalLM._from_config if case.target else None
-    model = (kind or transformers.AutoModelForCausalLM.from_config)(config(case), **choice).to(dtype).eval()
+    options = config(case)
+    choice = {"attn_implementation": "eager"}
+    if hasattr(options, "num_experts_per_tok") or (isinstance(case, Case) and case.experts):
+        choice["experts_implementation"] = "eager"
+    kind = transformers.AutoModelForCausalLM.from_config
+    if isinstance(case, Family):
+        kind = getattr(transformers, f"{case.model}ForCausalLM", Headed)._from_config
+    elif case.target:
+        kind = transformers.Gemma4AssistantForCausalLM._from_config
+    model = kind(options, **choice).to(dtype).eval()
     weights = {name: torch.from_numpy(weight).to(dtype) for name, weight in checkpoint(case).items()}
-    extra = {name.removeprefix("mtp."): weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+    behind = f"model.layers.{options.num_hidden_layers}." if isinstance(case, Family) else "mtp."
+    extra = {name.removeprefix(behind): weights.pop(name) for name in list(weights) if name.startswith(behind)}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     if unexpected or set(missing) - ({"lm_head.weight"} if case.tied else set()):
         raise SystemExit(f"{case.name}: missing weights {missing}, unexpected weights {unexpected}")
     return model, extra
 
 
+def load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> Drafter | NextN:
+    """The MTP layer with its weights."""
+    if isinstance(case, Case):
+        drafter: Drafter | NextN = Drafter(model)
+    else:
+        drafter = NextN(model, "embed_tokens.weight" in weights)
+        own = ("enorm.", "hnorm.", "eh_proj.", "embed_tokens.", "shared_head.")
+        weights = {name if name.startswith(own) else f"layer.{name}": weight for name, weight in weights.items()}
+    drafter = drafter.to(dtype).eval()
+    drafter.load_state_dict(weights)
+    return drafter
+
+
 def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[Any]]:
-    """Drafts of an assistant: from every kept position that has one before it, the token there and N_DRAFTS - 1 greedy drafts
-    after it, each with its position; and the logits after each of them, float64 [n_vocab]."""
+    """Drafts of an assistant: from every kept position that has one before it, the token there and N_DRAFTS - 1 greedy
+    drafts after it, each with its position; and the logits after each of them, float64 [n_vocab]."""
     target, _ = load(CASES[case.target], dtype)
     assistant, _ = load(case, dtype)
     places, rows = [], []
@@ -246,12 +351,10 @@ def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[A
     return places, rows
 
 
-def logits(case: Case, dtype: torch.dtype) -> dict[str, list[Any]]:
+def logits(case: Case | Family, dtype: torch.dtype) -> dict[str, list[Any]]:
     """Float64 [n, n_vocab] of every position of every prompt; the same from the MTP layer, and its chain of drafts."""
     model, extra = load(case, dtype)
-    drafter = Drafter(model).to(dtype).eval() if case.n_mtp else None
-    if drafter:
-        drafter.load_state_dict(extra)
+    drafter = load_drafter(case, model, extra, dtype) if case.n_mtp else None
     out: dict[str, list[Any]] = {"logits": [], "mtp": [], "tokens": [], "drafts": []}
     with torch.no_grad():
         for prompt in map(torch.from_numpy, prompts(case)):
@@ -271,7 +374,7 @@ def _rows(name: str, places: list[dict[str, Any]], logits: list[np.ndarray]) -> 
     return f', "{name}": [\n' + ",\n".join(lines) + "\n]"
 
 
-def _head(case: Case, std: float, rounding: float) -> str:
+def _head(case: Case | Family, std: float, rounding: float) -> str:
     print(f"{case.name:18} std {std:.3f}; float32 differs by at most {rounding / std:.1e} std")
     head = {
         "source": f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, float64",
@@ -291,7 +394,7 @@ def write_assistant(case: Case) -> None:
     Path(__file__).with_name(f"{case.name}.json").write_text(text + "}\n", encoding="utf-8")
 
 
-def write(case: Case) -> None:
+def write(case: Case | Family) -> None:
     """The golden file of one model."""
     single = logits(case, torch.float32)
     with Double():
@@ -310,5 +413,8 @@ def write(case: Case) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or CASES:
-        (write_assistant if CASES[name].target else write)(CASES[name])
+    for case in (CASES[name] for name in sys.argv[1:] or CASES):
+        if isinstance(case, Case) and case.target:
+            write_assistant(case)
+        else:
+            write(case)

@@ -6,9 +6,7 @@ and k permuted for llama, 1 added to norms of gemma3 and qwen35, Llama 3's conte
 ``rope_freqs``, heads of values of a delta net in another order.  Gemma 4's weights are in ``gemma4.py``.
 """
 
-import hashlib
 import math
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,36 @@ import gguf
 import numpy as np
 
 from engine.models.config import DeltaNetConfig, ExpertsConfig
-from engine.synthetic.model import add_delta_net, add_widths, vocabulary
-from engine.synthetic.shapes import Gemma4Shape
+from engine.synthetic.model import add_delta_net, add_widths
+from engine.synthetic.shape import Gemma4Shape
 from tests.oracle import gemma4
+from tests.oracle.families import FAMILIES, Family
+from tests.oracle.shared import (
+    LENGTHS,
+    N_CTX,
+    N_VOCAB,
+    POSITIONS,
+    digest,
+    finish,
+    llama3_factors,
+    permuted,
+    random_prompts,
+    uniform,
+)
 
-N_VOCAB = 289
-N_CTX = 512
-
-LENGTHS = (1, 70, 300)
-"""Tokens of the three prompts: alone, more than a chunk of attention, more than two batches of rows."""
-
-POSITIONS = ((0,), (15, 69), (63, 127, 128, 299))
-"""Which logits of each prompt are kept: ends, and both sides of the edges of chunks and batches."""
+__all__ = [
+    "CASES",
+    "LENGTHS",
+    "N_CTX",
+    "N_VOCAB",
+    "POSITIONS",
+    "Case",
+    "Family",
+    "checkpoint",
+    "fingerprint",
+    "prompts",
+    "write_gguf",
+]
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
 _LINEAR = {"rope_type": "linear", "factor": 8.0}
 
 # fmt: off
-CASES = {
+CASES: dict[str, Case | Family] = {
     case.name: case
     for case in (
         Case("llama", "llama", 3, 144, 9, 3, 16, 208, 1e4, tied=False, rope_scaling=_LLAMA3),
@@ -137,31 +153,24 @@ CASES = {
             gemma4=Gemma4Shape(2, 32, 2, n_shared=2, n_embd_out=64),
         ),
     )
-}
+} | FAMILIES
 # fmt: on
 
 
 # --- the checkpoint --------------------------------------------------------------------------------------------
 
 
-def _bits(case: Case, label: str) -> np.random.PCG64:
-    return np.random.PCG64(np.random.SeedSequence([zlib.crc32(case.name.encode()), zlib.crc32(label.encode())]))
-
-
-def _uniform(case: Case, label: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> np.ndarray:
-    """float32, uniform with this mean and standard deviation; the same bits on every machine."""
-    n = math.prod(shape)
-    raw = _bits(case, label).random_raw((n + 1) // 2).view(np.int32)[:n]
-    return (np.float32(mean) + raw.astype(np.float32) * np.float32(std * math.sqrt(3) / 2**31)).reshape(shape)
-
-
-def checkpoint(case: Case) -> dict[str, np.ndarray]:
+def checkpoint(case: Case | Family) -> dict[str, np.ndarray]:
     """Weights by their names in ``transformers`` (those of the MTP layer, which it does not have, as in Qwen's checkpoints):
     float32, matrices [.., outputs, inputs] of variance 1 / inputs, norms around 1 (gemma3, and qwen35 but for the norm in a
     delta net, store what is added to 1)."""
+    if isinstance(case, Family):
+        return case.checkpoint()
     if case.gemma4:
         shapes = gemma4.shapes(case, N_VOCAB)
-        return {name: _uniform(case, name, shape, *gemma4.spread(case, name, shape)) for name, shape in shapes.items()}
+        return {
+            name: uniform(case.name, name, shape, *gemma4.spread(case, name, shape)) for name, shape in shapes.items()
+        }
     e = case.n_embd
     shapes = {"model.embed_tokens.weight": (N_VOCAB, e), "model.norm.weight": (e,)}
     if not case.tied:
@@ -183,14 +192,14 @@ def checkpoint(case: Case) -> dict[str, np.ndarray]:
 def _weight(case: Case, name: str, shape: tuple[int, ...]) -> np.ndarray:
     if "norm" in name:
         added = case.architecture == "gemma3" or (case.delta_net and not name.endswith("linear_attn.norm.weight"))
-        return _uniform(case, name, shape, 0.3, 0.0 if added else 1.0)
+        return uniform(case.name, name, shape, 0.3, 0.0 if added else 1.0)
     if name.endswith("A_log"):  # exp(A_log) from 0.1 to 8
-        return _uniform(case, name, shape, 1.26, math.log(0.9))
+        return uniform(case.name, name, shape, 1.26, math.log(0.9))
     if name.endswith("dt_bias"):
-        return _uniform(case, name, shape, 1.0, -3.0)
+        return uniform(case.name, name, shape, 1.0, -3.0)
     if name.endswith("bias"):
-        return _uniform(case, name, shape, 0.5)
-    return _uniform(case, name, shape, case.conv_std if "conv1d" in name else 1 / math.sqrt(shape[-1]))
+        return uniform(case.name, name, shape, 0.5)
+    return uniform(case.name, name, shape, case.conv_std if "conv1d" in name else 1 / math.sqrt(shape[-1]))
 
 
 def _attention(case: Case) -> dict[str, tuple[int, ...]]:
@@ -246,43 +255,18 @@ def _mixture(case: Case) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def prompts(case: Case) -> list[np.ndarray]:
+def prompts(case: Case | Family) -> list[np.ndarray]:
     """Token ids int64 [n] of each prompt, any token of the vocabulary; an assistant's are those of its target."""
-    if case.target:
-        return prompts(CASES[case.target])
-    return [(_bits(case, f"prompt {n}").random_raw(n) % N_VOCAB).astype(np.int64) for n in LENGTHS]
+    return random_prompts(case.target or case.name)
 
 
-def fingerprint(case: Case) -> str:
+def fingerprint(case: Case | Family) -> str:
     """SHA-256 of weights and prompts: differs when golden logits belong to another model, or another target."""
-    digest = hashlib.sha256(fingerprint(CASES[case.target]).encode() if case.target else b"")
-    for name, weight in sorted(checkpoint(case).items()):
-        digest.update(name.encode() + weight.astype("<f4").tobytes())
-    for prompt in prompts(case):
-        digest.update(prompt.astype("<i8").tobytes())
-    return digest.hexdigest()
+    start = fingerprint(CASES[case.target]).encode() if case.target else b""
+    return digest(checkpoint(case), prompts(case), start)
 
 
 # --- the GGUF file ---------------------------------------------------------------------------------------------
-
-
-def _permuted(weight: np.ndarray, n_head: int) -> np.ndarray:
-    """Rows of q or k reordered within each head from rotated pairs (i, i + n/2) to (2i, 2i + 1)."""
-    split = weight.reshape(n_head, 2, weight.shape[0] // n_head // 2, *weight.shape[1:])
-    return split.swapaxes(1, 2).reshape(weight.shape)
-
-
-def _rope_freqs(case: Case) -> np.ndarray:
-    """float32 [head_dim / 2]: the divisors of Llama 3.1's frequencies (its reference code, ``apply_scaling``)."""
-    scaling = case.rope_scaling
-    low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
-    factors = []
-    for i in range(0, case.head_dim, 2):
-        wavelength = 2 * math.pi * case.rope_base ** (i / case.head_dim)
-        turns = scaling["original_max_position_embeddings"] / wavelength
-        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - smooth) / factor + smooth))
-    return np.array(factors, np.float32)
 
 
 _MTP_NAMES = {
@@ -344,19 +328,21 @@ def _tensors(case: Case) -> dict[str, np.ndarray]:
             converted = names.get_name(part, try_suffixes=(".weight", ".bias"))
             assert converted is not None, f"gguf-py has no name for {part}"
             if case.architecture == "llama" and ".q_proj." in name:
-                value = _permuted(value, case.n_head)
+                value = permuted(value, case.n_head)
             if case.architecture == "llama" and ".k_proj." in name:
-                value = _permuted(value, case.n_head_kv)
+                value = permuted(value, case.n_head_kv)
             if "norm" in name and (case.architecture == "gemma3" or (case.delta_net and "linear_attn." not in name)):
                 value = value + np.float32(1)
             tensors[converted + (".weight" if "_exps" in converted else "")] = value
     if case.rope_scaling.get("rope_type") == "llama3":
-        tensors["rope_freqs.weight"] = _rope_freqs(case)
+        tensors["rope_freqs.weight"] = llama3_factors(case.rope_scaling, case.rope_base, case.head_dim)
     return tensors
 
 
-def write_gguf(case: Case, path: Path) -> Path:
+def write_gguf(case: Case | Family, path: Path) -> Path:
     """The model as a GGUF file of float32 tensors, with a vocabulary of bytes."""
+    if isinstance(case, Family):
+        return case.write_gguf(path)
     writer = gguf.GGUFWriter(path, case.architecture)
     writer.add_name(f"Random {case.name}")
     writer.add_context_length(N_CTX)
@@ -393,19 +379,4 @@ def write_gguf(case: Case, path: Path) -> Path:
         writer.add_rope_dimension_count(case.n_rot)
         writer.add_nextn_predict_layers(case.n_mtp)
         add_delta_net(writer, case.delta_net, case.recurrent, case.n_rot)
-    tokens, types, merges = vocabulary(N_VOCAB)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(types)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(tokens.index("<|endoftext|>"))
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_add_bos_token(False)
-    for name, tensor in _tensors(case).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, _tensors(case), path)

@@ -1,0 +1,56 @@
+"""The small random models of ``tests/oracle/families``, one for each architecture, as files of a quantized format."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from tests.oracle.families.family import Family
+from tests.oracle.models import CASES, Case, write_gguf
+
+FAMILIES = {name: case for name, case in CASES.items() if isinstance(case, Family)}
+
+ONE_OF_EACH = {case.architecture: case for case in reversed(FAMILIES.values())}
+"""The first case of each architecture."""
+
+
+Tensors = dict[str, np.ndarray]
+
+
+def rewritten(source: Path, path: Path, change: Callable[[Tensors], Tensors]) -> Path:
+    """Copy a file with other tensors: ``change`` turns those of the file into those of the copy, both in NumPy's order of
+    dimensions.  The name of a quantized tensor, uint8 [..., row bytes], ends with a blank and its format."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            element = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for name, data in change({tensor.name: np.array(tensor.data) for tensor in reader.tensors}).items():
+        plain, _, kind = name.partition(" ")
+        writer.add_tensor(plain, data, raw_dtype=gguf.GGMLQuantizationType[kind] if kind else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_quantized(case: Case | Family, path: Path, kind: str = "Q8_0") -> Path:
+    """Write the model with every matrix in a block format of gguf-py whose rows consist of whole blocks; routers, norms and
+    biases stay float32."""
+    wanted = gguf.GGMLQuantizationType[kind]
+    block = gguf.GGML_QUANT_SIZES[wanted][0]
+
+    def change(tensors: Tensors) -> Tensors:
+        changed = {}
+        for name, data in tensors.items():
+            whole = data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight")
+            if whole and "ffn_gate_inp" not in name and "conv1d" not in name:
+                changed[f"{name} {kind}"] = gguf.quants.quantize(data, wanted)
+            else:
+                changed[name] = data
+        return changed
+
+    return rewritten(write_gguf(case, path.with_suffix(".f32")), path, change)

@@ -1,0 +1,144 @@
+"""Files that the engine must not run: one sentence names what it lacks.
+
+The files are the small models of ``tests/oracle`` with something added, changed or left out, as users meet it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import EngineError
+from tests.oracle.families import Family
+from tests.oracle.models import CASES
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the model ``case``: keys and tensors (by shape) to add or replace, tensors to rename (to "": to leave out)
+    and what the refusal says after the path."""
+
+    case: str
+    told: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = ""
+
+
+CHANGES = {
+    "architecture": Change(
+        "gpt-oss", "architecture 'deepseek2' is not supported; this engine runs llama, ", architecture="deepseek2"
+    ),
+    "vision": Change(
+        "mistral3",
+        "tensors that a plain mistral3 model does not have: mm.0.weight, v.blk.0.attn_q.weight, v.patch_embd.weight; "
+        "this variant is not supported.",
+        tensors={"v.blk.0.attn_q.weight": (8, 8), "mm.0.weight": (8, 8), "v.patch_embd.weight": (8, 8)},
+    ),
+    "adapter": Change(
+        "granite",
+        "tensors that a plain granite model does not have: blk.0.attn_q.weight.lora_a; this variant is not supported.",
+        tensors={"blk.0.attn_q.weight.lora_a": (4, 8)},
+    ),
+    "mamba": Change(
+        "granite",
+        "tensors that a plain granite model does not have: blk.1.ssm_in.weight; this variant is not supported.",
+        tensors={"blk.1.ssm_in.weight": (8, 8)},
+    ),
+    "scale of a router": Change(
+        "glm4moe",
+        "tensors that a plain glm4moe model does not have: blk.1.ffn_gate_inp.scale; this variant is not supported.",
+        tensors={"blk.1.ffn_gate_inp.scale": (1,)},
+    ),
+    "scale of a shared network": Change(
+        "glm4moe",
+        "tensors that a plain glm4moe model does not have: blk.1.ffn_up_shexp.scale; this variant is not supported.",
+        tensors={"blk.1.ffn_up_shexp.scale": (1,)},
+    ),
+    "sinks": Change(
+        "smollm3",
+        "tensors that a plain smollm3 model does not have: blk.0.attn_sinks.weight; this variant is not supported.",
+        tensors={"blk.0.attn_sinks.weight": (4,)},
+    ),
+    "no sinks": Change(
+        "gpt-oss",
+        "tensor blk.1.attn_sinks.weight is missing; the file is incomplete or of another architecture.",
+        renamed={"blk.1.attn_sinks.weight": ""},
+    ),
+    "early conversion": Change(
+        "qwen3next",
+        "tensor blk.0.ssm_in.weight is of an early conversion; convert the model again.",
+        renamed={"blk.0.attn_qkv.weight": "blk.0.ssm_in.weight", "blk.0.attn_gate.weight": ""},
+    ),
+    "rope scaling": Change(
+        "gpt-oss",
+        "rope scaling 'dynamic' is not supported; use none, linear, yarn or longrope.",
+        keys={"rope.scaling.type": "dynamic"},
+    ),
+    "router": Change(
+        "glm4moe", "routers of kind 3 (glm4moe.expert_gating_func) are not supported.", keys={"expert_gating_func": 3}
+    ),
+    "layers that draft": Change(
+        "glm4moe", "is 2, and drafts by at most one layer are supported", keys={"nextn_predict_layers": 2}
+    ),
+    "looking ahead": Change(
+        "smollm3",
+        "is false: a model that looks ahead, as for embeddings, cannot generate text",
+        keys={"attention.causal": False},
+    ),
+    "a parameter per layer": Change(
+        "apertus", "has 1 elements instead of 3: convert the model again", keys={"xielu.alpha_p": [1.0]}
+    ),
+}
+
+
+class Changed(Family):
+    """A model whose file has some tensors under other names."""
+
+    renamed: Mapping[str, str] = {}
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        renamed = {self.renamed.get(name, name): value for name, value in super().tensors().items()}
+        return {name: value for name, value in renamed.items() if name}
+
+
+def write(change: Change, path: Path) -> Path:
+    case = CASES[change.case]
+    assert isinstance(case, Family)
+    extra = {name: np.ones(shape, np.float32) for name, shape in change.tensors.items()}
+    changed = replace(
+        case,
+        metadata={**case.metadata, **change.keys},
+        extra={**case.extra, **extra},
+        architecture=change.architecture or case.architecture,
+    )
+    made = Changed(**vars(changed))
+    object.__setattr__(made, "renamed", change.renamed)
+    return made.write_gguf(path)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_lacking_is_named(name: str, tmp_path: Path) -> None:
+    change = CHANGES[name]
+    path = write(change, tmp_path / "model.gguf")
+    with pytest.raises(EngineError) as caught:
+        engine.load(path, n_ctx=64)
+    said = str(caught.value)
+    assert said.startswith(str(path))
+    assert change.told in said
+    assert "\n" not in said
+
+
+def test_scales_of_activations_change_nothing(tmp_path: Path) -> None:
+    """NVFP4 files have them for hardware that multiplies 4 bits by 4 bits."""
+    plain = engine.load(write(Change("smollm3", ""), tmp_path / "plain.gguf"), n_ctx=64, cache_type="f32")
+    tensors = {"blk.0.attn_q.input_scale": (1,), "blk.1.ffn_down.input_scale": (1,)}
+    scaled = engine.load(
+        write(Change("smollm3", "", tensors=tensors), tmp_path / "scaled.gguf"), n_ctx=64, cache_type="f32"
+    )
+    assert np.array_equal(plain.logits([1, 2, 3]), scaled.logits([1, 2, 3]))
