@@ -198,6 +198,33 @@ CONVERSATIONS: dict[str, tuple[list[Any], dict[str, Any]]] = {
         {"enable_thinking": True},
     ),
     "no thinking": ([USER, {"role": "assistant", "thinking": "a\n", "content": "b"}, USER], {"enable_thinking": False}),
+    "thoughts of several turns": (
+        [
+            SYSTEM,
+            USER,
+            {"role": "assistant", "reasoning_content": "one\n\n", "thinking": "one\n\n", "content": "1"},
+            USER,
+            {"role": "assistant", "reasoning_content": "", "thinking": "", "content": "2"},
+            USER,
+        ],
+        {"reasoning_effort": "high", "preserve_thinking": True, "clear_thinking": False, "keep_cot": True},
+    ),
+    "a thought at the end": (
+        [USER, {"role": "assistant", "reasoning_content": "so", "thinking": "so", "content": "1"}],
+        {"add_generation_prompt": False, "thinking": True},
+    ),
+    "a call between thoughts": (
+        [
+            *with_call({"city": "Bern"}, "", thinking="I look.", reasoning_content="I look."),
+            {"role": "assistant", "content": "Warm.", "reasoning_content": "Good."},
+            USER,
+        ],
+        {"tools": PLAIN, "builtin_tools": ["python", "browser"], "model_identity": "You are X."},
+    ),
+    "no thinking in several turns": (
+        [SYSTEM, USER, ANSWER, USER],
+        {"enable_thinking": False, "thinking": False, "reasoning_effort": "low", "think_mode": "off"},
+    ),
     "parts": ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]}], {}),
     "no content": ([USER, {"role": "assistant", "content": None}, USER], {}),
     "tools": ([USER], {"tools": FUNCTIONS}),
