@@ -27,11 +27,12 @@ class Mirror(Backend):
         residual: np.ndarray | None,
         x: np.ndarray,
         router_x: np.ndarray | None = None,
+        tokens: np.ndarray | None = None,
     ) -> np.ndarray:
         """The mixture of experts of x."""
-        names = ("gate", "up", "down")
+        names = ("gate", "up", "down") if experts.gate is not None else ("up", "down")
         stacks = {name: self._converted(getattr(experts, name), experts.n_expert) for name in names}
-        return super().experts(replace(experts, **stacks), residual, x, router_x)  # type: ignore[arg-type]
+        return super().experts(replace(experts, **stacks), residual, x, router_x, tokens)  # type: ignore[arg-type]
 
     def _converted(self, weight: Any, stack: int = 1) -> Matrix:
         return self.weight(replace(weight, stack=stack)) if isinstance(weight, Weight) else weight

@@ -53,6 +53,7 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cpu/per_layer.py": ("tests/models/test_gemma4.py", "tests/models/test_oracle.py"),
             "engine/cpu/products/dense.py": ("tests/cpu/test_matmul.py -k float",),
             "engine/cpu/products/experts.py": ("tests/cpu/test_experts.py",),
+            "engine/cpu/products/router.py": ("tests/cpu/test_router.py",),
             "engine/cpu/products/law.py": ("tests/cpu/test_matmul.py",),
             "engine/cpu/products/matmul.py": ("tests/cpu/test_matmul.py",),
             "engine/cpu/products/quantize.py": ("tests/cpu/test_matmul.py",),
@@ -84,8 +85,9 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cuda/attention/direct.py": ("tests/cuda/simulated/test_direct_attention.py",),
             "engine/cuda/embed.py": ("tests/cuda/simulated/test_operations.py -k embed",),
             "engine/cuda/products/experts.py": (
-                "tests/cuda/simulated/test_experts.py -k 'products and not many_rows or end_of'",
+                "tests/cuda/simulated/test_experts.py -k 'products and not many_rows'",
                 "tests/cuda/simulated/test_experts.py -k 'single_row or several_rows'",
+                "tests/cuda/simulated/test_mixture.py",
             ),
             "engine/cuda/fold.py": (
                 "tests/cuda/simulated/test_operations.py -k norm",
@@ -94,6 +96,11 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cuda/glu.py": (
                 "tests/cuda/simulated/test_operations.py -k gate",
                 "tests/cuda/simulated/test_parity.py",
+            ),
+            "engine/cuda/products/join.py": (
+                "tests/cuda/simulated/test_experts.py -k 'end_of'",
+                "tests/cuda/simulated/test_experts.py -k 'single_row or several_rows'",
+                "tests/cuda/simulated/test_mixture.py",
             ),
             "engine/cuda/products/matmul.py": ("tests/cuda/simulated/test_operations.py -k matmul",),
             "engine/cuda/mtp.py": ("tests/cuda/simulated/test_mtp.py",),
@@ -107,7 +114,8 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cuda/rms_norm.py": ("tests/cuda/simulated/test_operations.py -k norm",),
             "engine/cuda/rope.py": ("tests/cuda/simulated/test_rope.py",),
             "engine/cuda/products/router.py": (
-                "tests/cuda/simulated/test_experts.py -k 'route or chooses or no_numbers'",
+                "tests/cuda/simulated/test_router.py",
+                "tests/cuda/simulated/test_experts.py -k chooses",
                 "tests/cuda/simulated/test_experts.py -k single_row",
             ),
             "engine/cuda/sample.py": ("tests/cuda/simulated/test_sample.py",),
@@ -115,9 +123,9 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
             "engine/cuda/softcap.py": ("tests/cuda/simulated/test_operations.py -k softcap",),
             "engine/cuda/attention/tile.py": ("tests/cuda/simulated/test_tiled_attention.py",),
             "engine/cuda/attention/tiled.py": ("tests/cuda/simulated/test_tiled_attention.py",),
-            "engine/cuda/products/unpack.py": (
-                "tests/cuda/simulated/test_operations.py",
-                "tests/cuda/simulated/test_wide_matmul.py",
+            **dict.fromkeys(
+                (f"engine/cuda/products/{name}.py" for name in ("lanes", "unpack", "unpack_bits", "unpack_grid")),
+                ("tests/cuda/simulated/test_operations.py", "tests/cuda/simulated/test_wide_matmul.py"),
             ),
             "engine/cuda/attention/warp_chunk.py": ("tests/cuda/simulated/test_direct_attention.py",),
             "engine/cuda/attention/weigh.py": ("tests/cuda/simulated/test_attention.py",),

@@ -42,6 +42,7 @@ silu = mapped(numerics.silu)
 softplus = mapped(numerics.softplus)
 gelu = mapped(numerics.gelu)
 tanh = mapped(numerics.tanh)
+expm1 = mapped(numerics.expm1)
 half_to_float = mapped(numerics.half_to_float)
 float_to_half = mapped(numerics.float_to_half, np.uint16)
 
@@ -85,6 +86,8 @@ def exact_gelu(x: Array) -> Array:
     [
         (exp, np.exp, 1e-30, 88.7228, 1.1),
         (exp, np.exp, -1e-30, -87.0, 1.1),
+        (expm1, np.expm1, 1e-30, 88.7228, 2.0),
+        (expm1, np.expm1, -1e-30, -87.0, 2.0),
         (log, np.log, 1.1754944e-38, 3.4e38, 1.5),
         (log, np.log, 0.5, 2.0, 1.5),
         (log1p, np.log1p, 1e-30, 1e30, 2.5),
@@ -155,6 +158,13 @@ def test_exp_at_its_ends() -> None:
     assert exp(np.array([last]))[0] < INF
     assert exp(np.array([first]))[0] > 0
     assert exp(np.array([np.nextafter(first, -INF)]))[0] == 0
+
+
+def test_expm1_at_its_ends() -> None:
+    x = np.array([-INF, -3.4e38, -25.1, -0.0, 0.0, 88.723, 3.4e38, INF, NAN], np.float32)
+    y = expm1(x)
+    assert y[:8].tolist() == [-1.0] * 3 + [0.0] * 2 + [math.inf] * 3
+    assert math.isnan(y[8])
 
 
 def test_log_at_its_ends() -> None:

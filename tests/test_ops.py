@@ -11,7 +11,8 @@ from engine.arrays import Pass
 from engine.cpu import backend as cpu
 from engine.cpu.operations import Matrix
 from engine.errors import ModelError
-from engine.models.experts import Experts
+from engine.models.activation import KINDS, Activation
+from engine.numerics import ACTIVATIONS
 from engine.ops import Operations
 
 if TYPE_CHECKING:
@@ -81,14 +82,11 @@ def test_some_rows_of_a_pass() -> None:
     assert Pass(rows.tokens, rows.positions).part(slice(2)).sequences is None
 
 
-def test_an_unknown_activation_of_experts_is_refused() -> None:
-    """It is refused when a model is described, and by a backend that receives it nevertheless."""
-    weight: Any = object()
-    with pytest.raises(ModelError, match="experts with the activation 'relu' are not supported"):
-        Experts(4, 2, weight, weight, weight, weight, activation="relu")
-    experts: Experts[Any, Any] = Experts(4, 2, weight, weight, weight, weight)
-    object.__setattr__(experts, "activation", "relu")
-    for name in ("cpu", "cuda"):
-        ops = object.__new__(backend(name))
-        with pytest.raises(ModelError, match="experts with the activation 'relu' are not supported"):
-            ops.experts(experts, None, np.zeros((1, 4), np.float32))
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(
+        ModelError, match="the activation 'relu' is not supported; use a model with one of: swiglu, geglu"
+    ):
+        Activation("relu")
+    with pytest.raises(ModelError, match="the activation swiglu_oai takes 2 parameters, not 1"):
+        Activation("swiglu_oai", (7.0,))
+    assert KINDS.keys() == ACTIVATIONS.keys()

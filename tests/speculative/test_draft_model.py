@@ -13,7 +13,7 @@ from engine.errors import ModelError, UsageError
 from engine.speculative.draft_model import MOST_EXTRA, DraftModel, confidence
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import Shape
+from engine.synthetic.shape import Shape
 
 N_CTX = 64
 PROMPT = [3, 7, 11, 250, 3, 7]

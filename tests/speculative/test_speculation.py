@@ -20,7 +20,7 @@ from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
 from engine.speculative.steps import HostSteps, Step
 from engine.synthetic.model import make_model
-from engine.synthetic.shapes import Shape
+from engine.synthetic.shape import Shape
 from tests.tiers import few
 
 # As small as formats allow, so that a pass takes a fraction of a millisecond; two layers, so that what a layer stores depends
