@@ -15,6 +15,7 @@ from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 from engine.gguf.quants import FORMATS
+from engine.models.activation import GEGLU, SWIGLU
 from engine.models.weights import Weight
 from engine.synthetic.model import random_blocks
 
@@ -25,6 +26,7 @@ ROWS = (1, 128)
 FORMAT_NAMES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ2_XXS", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "NVFP4", "TQ2_0", "TQ1_0", "Q1_0"),
 )
 """Not read from ``FORMATS``: asv numbers parameters, and the numbers must mean the same for every commit."""
 
@@ -127,10 +129,10 @@ class Elementwise(Operation):
         return fastest(lambda: self.ops.rope(self.heads, self.positions, self.table, True))
 
     def track_swiglu(self, rows: int) -> float:
-        return fastest(lambda: self.ops.swiglu(self.gate, self.up))
+        return fastest(lambda: self.ops.activate(SWIGLU, self.gate, self.up))
 
     def track_geglu(self, rows: int) -> float:
-        return fastest(lambda: self.ops.geglu(self.gate, self.up))
+        return fastest(lambda: self.ops.activate(GEGLU, self.gate, self.up))
 
     def track_softcap(self, rows: int) -> float:
         return fastest(lambda: self.ops.softcap(self.gate, 30.0))
