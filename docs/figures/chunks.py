@@ -10,6 +10,7 @@ from engine.cache.types import CHUNK
 from engine.cpu.attention import attend, join, readers, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS
+from engine.models.config import AttentionConfig
 from engine.ops import Observation
 
 if TYPE_CHECKING:
@@ -71,10 +72,12 @@ def facts() -> dict[str, Any]:
     finally:
         llm.model.ops.observe(None)
     config, cache = llm.config, llm.cache.layers[LAYER]
-    group = config.n_head // config.n_head_kv
+    attention = config.layers[LAYER].mixer
+    assert isinstance(attention, AttentionConfig)
+    group = attention.n_head // attention.n_head_kv
     q = queries[-config.n_layer :][LAYER][-1, HEAD]
     keys, values = cache.keys[HEAD // group], cache.values[HEAD // group]
-    scale, position = np.float32(config.attention_scale), len(ids) - 1
+    scale, position = np.float32(attention.scale), len(ids) - 1
     scaled, none = np.zeros((ROWS, q.size), np.float32), np.empty((0, CHUNK), np.float32)
     scaled[0] = q * scale
     p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, cache.d_v), np.float32)
@@ -93,8 +96,9 @@ def facts() -> dict[str, Any]:
         chunks.append({"weights": weights} | {name: round(float(n), 3) for name, n in numbers.items()})
     whole = np.empty((1, 1, cache.d_v), np.float32)
     rings = (ring[None].reshape(1, len(ring), -1).view(np.uint32) for ring in (keys, values))
+    sinks = np.empty(0, np.float32)
     query = q[None, None], np.empty((1, 1, 0), np.int8), np.empty((1, 1, 0), np.float32)
-    attend(16, 16)(*query, *rings, np.array([position], np.int32), scale, 0, whole, 0, 1)
+    attend(16, 16)(*query, *rings, np.array([position], np.int32), scale, 0, sinks, whole, 0, 1)
     assert np.array_equal(out / total, whole[0, 0])
     return {
         "layer": LAYER,

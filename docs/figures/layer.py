@@ -8,6 +8,7 @@ from docs.figures import bundled
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cpu.products.repack import Records
+from engine.models.activation import Activation
 from engine.models.heads import Heads
 from engine.models.weights import Weight
 
@@ -46,6 +47,8 @@ class Recorder:
                 elif isinstance(given, Heads):
                     norms = given.q_norm is not None, given.k_norm is not None
                     noted["heads"] = [given.n_head, given.n_head_kv, given.d_k, given.d_v, *norms]
+                elif isinstance(given, Activation):
+                    noted["activation"] = given.kind
                 elif isinstance(given, LayerCache):
                     noted["cache"] = [given.k_type.name, given.v_type.name, given.window]
                 elif isinstance(given, np.ndarray) and given.ctypes.data in self._names:
@@ -70,7 +73,8 @@ def facts() -> dict[str, Any]:
     """The operations of the first layer for one token at position 0."""
     model = bundled.model().model
     bundled.model().reset()
-    norms = {v.ctypes.data: k for k, v in vars(model.layers[0]).items() if isinstance(v, np.ndarray)}
+    names = model.config.layers[0].norms._asdict()
+    norms = {getattr(model.layers[0], place).ctypes.data: name for place, name in names.items() if name}
     batch = Pass(np.zeros(1, np.int32), np.zeros(1, np.int32))
     model.prepare(0, 1)
     x = model.ops.embed(model.token_embd, batch.tokens, model.config.embedding_scale)
@@ -109,8 +113,8 @@ def notes(call: dict[str, Any]) -> list[tuple[str, str]]:
             (f"k, v → cache ({types}), then", "green"),
             (f"all keys and values{' of the window' * bool(window)} ← cache", "green"),
         ]
-    elif call["operation"] in SAYS:
-        text = SAYS[call["operation"]]
+    elif (what := call.get("activation", call["operation"])) in SAYS:
+        text = SAYS[what]
         if call["vectors"]:
             text += " " + ", ".join(call["vectors"])
         if "{}" in text:

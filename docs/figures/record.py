@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from docs.figures import bundled
-from engine.cpu.products.repack import FIELDS, ROWS, make_records
+from engine.cpu.products.repack import ROWS, fields_of, make_records
 from engine.gguf.quants import format_of
 from engine.models.weights import Weight
 
@@ -29,7 +29,7 @@ def facts() -> dict[str, Any]:
     return {
         "tensor": TENSOR,
         "format": entry.name,
-        "fields": [[field.source, field.length, field.size] for field in FIELDS[entry.name]],
+        "fields": [[source, pieces * size, size] for source, pieces, size, _ in fields_of(entry).tolist()],
         "blocks": np.array(data[:ROWS, : entry.block_bytes]).tolist(),
         "record": record.tolist(),
     }

@@ -53,9 +53,11 @@ class Recording(Target):
 
 
 def matrices(objects: Iterable[Any]) -> Iterator[tuple[int, str]]:
-    """The addresses and names of all matrices in objects and their attributes."""
+    """The addresses and names of all matrices in objects, their attributes and their items."""
     for one in objects:
-        if isinstance(one, DeviceWeight):
+        if isinstance(one, (list, tuple)):
+            yield from matrices(one)
+        elif isinstance(one, DeviceWeight):
             yield one.address, ".".join(part for part in one.name.split(".") if part not in ("blk", "weight"))
         elif is_dataclass(one):
             yield from matrices(vars(one).values())
