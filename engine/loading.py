@@ -71,7 +71,7 @@ def load(
         Tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
         context leaves too little memory. The answer does not depend on it. A GPU of compute capability 7.5 reads 16.
     cache_type : str
-        Element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0".
+        Element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0"; on the CPU also "i12" or "i8".
     cache_type_k, cache_type_v : str, optional
         Element types of keys and of values; by default ``cache_type``.
     check_tensors : bool
@@ -127,6 +127,9 @@ def load(
     function("progress", progress)
     k, v = (cache_type if given is None else given for given in (cache_type_k, cache_type_v))
     types = Types(find_cache_type(k), find_cache_type(v))
+    if k != v and (types.k.whole or types.v.whole):
+        own = k if types.k.whole else v
+        raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
     if not 0 <= draft_max <= MOST_DRAFTS:
@@ -212,7 +215,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
     n_bytes = gguf.n_bytes + options.beside - in_host
     slots = _slots(config, options.draft_max, ops, n_bytes, notes)
-    _check_types(config, options.types, gguf)
+    check_types(config, options.types, gguf, ops)
     n_ctx, ops.max_rows = _context(config, n_ctx, options, slots, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     ops.loading([tensor.data for tensor in gguf.tensors.values()], progress)
@@ -235,13 +238,18 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     return llm
 
 
-def _check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
-    """Raise ModelError if heads cannot be divided into the blocks of a quantized type."""
+def check_types(config: ModelConfig, types: Types, gguf: GGUF, ops: Ops) -> None:
+    """Raise UsageError if the device does not have a type, and ModelError if heads cannot be divided into its blocks."""
+    if types.k.whole and not ops.integer_caches:
+        raise UsageError(
+            f"cache type {types.k.name} is not available on {ops.label}, only on the CPU: use f16, or the device cpu."
+        )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
-        if kind.quantized and any(d % BLOCK for d in widths):
+        if kind.quantized and not all(map(kind.block, widths)):
+            widest = max(d for d in widths if not kind.block(d))
             raise ModelError(
-                f"{gguf.path}: heads of {max(d for d in widths if d % BLOCK)} elements do not fit into blocks of {BLOCK}, as "
+                f"{gguf.path}: heads of {widest} elements do not fit into blocks of {BLOCK}, as "
                 f"cache type {kind.name} has them; use f16."
             )
 

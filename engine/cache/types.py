@@ -10,6 +10,16 @@ the scales:
 
 A word of q8_0 has four integers of 8 bits, the first lowest.  A word of q4_0 has eight of 4 bits, each plus 8: the low halves
 of its bytes are elements 0 to 3, the high halves 4 to 7.
+
+i8 and i12 are integers whose products attention adds as integers (``engine/cpu/integer_attention.py``).  As many elements as
+the largest power of two that divides the head, at most 128, share a float16 scale.  An integer of i12 is 16 h + l: h has 8
+bits, l has 4 and no sign.  A chunk of one head is a run of words, first the bytes (i8) or all h, then all l, then the scales:
+
+- keys: a word has four dimensions of a position, [d_k / 4][64]; the halves of the bytes of words l are dimensions 8 i to
+  8 i + 3 and 8 i + 4 to 8 i + 7, [d_k / 8][64];
+- values: a word has four positions of a dimension, [16][d_v]; the halves of the bytes of words l are dimensions i and
+  i + B / 2 of a block of B, [16][d_v / 2], so that no two positions share a byte;
+- scales of both: [blocks][64].
 """
 
 from dataclasses import dataclass
@@ -23,24 +33,42 @@ CHUNK = 64
 """Positions of a chunk."""
 
 BLOCK = 32
-"""Elements of a quantized head that share a scale."""
+"""Elements of a quantized head that share a scale, and the fewest of an integer cache."""
+
+MOST_BLOCK = 128
+"""The most elements of an integer cache that share a scale."""
+
+GROUP = 8
+"""Chunks that attention over an integer cache joins with one another before it joins them with others."""
 
 
 @dataclass(frozen=True)
 class CacheType:
-    """An element type; ``bits`` is the size of an element, without its share of a scale."""
+    """An element type; ``bits`` is the size of an element, without its share of a scale; ``whole``: whether attention adds
+    products of its elements as integers."""
 
     name: str
     bits: int
+    whole: bool = False
 
     @property
     def quantized(self) -> bool:
         """Whether elements are integers that share a scale per block."""
         return self.bits < 16
 
+    @property
+    def most(self) -> int:
+        """The largest magnitude of an integer."""
+        return (1 << (self.bits - 1)) - 1
+
+    def block(self, d: int) -> int:
+        """The number of elements of a head of d elements that share a scale; 0 if d cannot be divided into blocks."""
+        block = min(d & -d, MOST_BLOCK) if self.whole else BLOCK
+        return block if block >= BLOCK and d % block == 0 else 0
+
     def row_bytes(self, d: int) -> int:
         """Bytes of a key or value of d elements, including scales."""
-        return d * self.bits // 8 + (2 * d // BLOCK if self.quantized else 0)
+        return d * self.bits // 8 + (2 * d // self.block(d) if self.quantized else 0)
 
     def integer_words(self, d: int) -> int:
         """Words of the elements of one head in a chunk, without scales."""
@@ -58,7 +86,7 @@ class CacheType:
     def shape(self, heads: int, chunks: int, *chunk: int) -> tuple[int, ...]:
         """The shape of the array of a layer whose chunks have the shape ``chunk``, or are words if they are quantized."""
         if self.quantized:
-            return heads, chunks, self.row_bytes(chunk[0] * chunk[1]) // 4
+            return heads, chunks, self.chunk_words(chunk[0] * chunk[1] // CHUNK)
         return heads, chunks, *chunk
 
 
@@ -71,7 +99,11 @@ class Types:
 
 
 CACHE_TYPES = {
-    t.name: t for t in (CacheType("f32", 32), CacheType("f16", 16), CacheType("q8_0", 8), CacheType("q4_0", 4))
+    t.name: t
+    for t in (
+        *(CacheType("f32", 32), CacheType("f16", 16), CacheType("q8_0", 8), CacheType("q4_0", 4)),
+        *(CacheType("i12", 12, True), CacheType("i8", 8, True)),
+    )
 }
 """Types by the names that users give."""
 

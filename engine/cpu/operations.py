@@ -12,20 +12,17 @@ import numpy as np
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
-from engine.cache.types import BLOCK, CacheType
-from engine.cpu import add, attention, delta_net, embed, glu, mtp, per_layer, quantized_cache, rms_norm, rope, softcap
+from engine.cpu import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, softcap
+from engine.cpu.cache_operations import CacheOperations
 from engine.cpu.products import dense, matmul, quantize, router
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import Records
-from engine.cpu.runtime.program import TILE_NS
-from engine.cpu.runtime.recorder import Recorder
 from engine.cpu.simd import host
 from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import GATINGS, Experts, Routing, present
 from engine.models.heads import Heads
 from engine.models.weights import Weight
-from engine.ops import Observation, Observer
 
 f32 = np.float32
 
@@ -57,18 +54,12 @@ Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows as products take them: int8 [rows, K], scales float32 [rows, K / unit], sums of 16 int16 [rows, K / 16]."""
 
 
-class PassOperations(Recorder):
+class PassOperations(CacheOperations):
     """The operations that forward passes are written against (``engine/ops.py``)."""
 
     def __init__(self, n_threads: int) -> None:
         super().__init__(n_threads)
-        self._observer: Observer[np.ndarray] | None = None
         self._drafts = False
-
-    def _tell(self, name: str, value: np.ndarray) -> None:
-        if self._observer is not None:
-            self.flush()
-            self._observer(Observation("", "", {name: value}))
 
     # --- embedding and products --------------------------------------------------------------------------------
 
@@ -304,63 +295,6 @@ class PassOperations(Recorder):
         items, d = x.shape[0] * x.shape[1], x.shape[2]
         self.do(rope.rope, x, positions, table, neox, y, items=items, ns=0.5 * d, joined=joined)
         return y
-
-    def append(self, cache: LayerCache[np.ndarray], k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
-        """Store k, v [rows, n_head_kv, head_dim] at their positions."""
-        given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
-        for i, (kind, x, ring, by_position) in enumerate(given):
-            items, ns = x.shape[0] * x.shape[1], 1.0 * x.shape[2]
-            if kind.quantized:
-                kernel, bits = quantized_cache.append, kind.bits
-                self.do(kernel, x, positions, bits, by_position, ring, items=items, ns=4 * ns, joined=i > 0)
-            else:
-                self.do(attention.append, x, positions, by_position, ring, items=items, ns=ns, joined=i > 0)
-
-    def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
-        """Queries [rows, n_head, d_k] quantized for quantized keys: int8, and scales float32 [rows, n_head, d_k / 32]; empty
-        arrays for other types of keys."""
-        d = q.shape[2] if k_type.quantized else 0
-        integers = self.empty((*q.shape[:2], d), np.int8)
-        scales = self.empty((*q.shape[:2], d // BLOCK))
-        if d:
-            rows = q.shape[0] * q.shape[1]
-            given = q.reshape(rows, d), f32(scale), integers.reshape(rows, d), scales.reshape(rows, d // BLOCK)
-            self.do(quantized_cache.quantize_queries, *given, items=rows, ns=1.0 * d)
-        return integers, scales
-
-    def attend(
-        self,
-        q: np.ndarray,
-        cache: LayerCache[np.ndarray],
-        positions: np.ndarray,
-        scale: float,
-        window: int | None = None,
-        sinks: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None, with
-        ``sinks`` [n_head] or without: float32 [rows, n_head * d_v]."""
-        self._tell("query", q)
-        rows, n_head, _ = q.shape
-        out = self.empty((rows, n_head, cache.d_v))
-        window = cache.window if window is None else window
-        k, v = cache.k_type, cache.v_type
-        keys, values = (
-            ring.reshape(cache.n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)
-        )
-        query = (q, *self.int8_queries(q, scale, k))
-        items = rows * n_head
-        # A tile with all items of a KV head unpacks its keys and values once; but each thread should get some tiles.
-        per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
-        self.do(
-            attention.attend(k.bits, v.bits),
-            *(*query, keys, values, positions, f32(scale), window, _NO_WEIGHTS if sinks is None else sinks, out),
-            items=items,
-            ns=TILE_NS / per_tile,
-        )
-        if v.quantized:
-            d = cache.d_v
-            self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)
-        return out.reshape(rows, -1)
 
     # --- delta nets --------------------------------------------------------------------------------------------
 

@@ -71,6 +71,8 @@ class Backend:
 
     name = "cuda"
     ahead_drafted = DeviceSteps.ahead_drafted
+    integer_caches = False
+    """Whether there are the cache types i8 and i12."""
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,

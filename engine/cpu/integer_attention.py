@@ -1,0 +1,211 @@
+"""Attention over integer keys and values (cache types i8 and i12): every sum of products is a sum of integers.
+
+A sum of integers that stays below 2**24 is exact in any order and on any unit: int32 and float32 lanes, and the tensor cores
+of every GPU.  So nothing but a few floats per score and per chunk has an order to specify.
+
+Formula: score_j = sum over blocks of (dq_b * dk_jb) * I_jb, I the integer dot product of a block of the query and of the key;
+    per chunk m = max_j score_j, p_j = exp(score_j - m), l = sum_j p_j over the visible positions;
+    w_j = p_j * dv_jb for each block b of values, 0 where hidden; E with 2**(E - 1) <= max_j w_j < 2**E;
+    P_j = min(2047, round(w_j * 2**(11 - E))), o = 2**(E - 11) * sum_j P_j v_j; all P_j and o are 0 if no w_j reaches 2**-100.
+    The exponent is that of p * d and not of d alone: the largest weight, say of a sink, may belong to tiny values.
+Shapes: integers of queries int16 [rows, n_head, d_k], scales float32 [rows, n_head, blocks]; keys, values as words uint32
+    [n_head_kv, chunks, words] (``engine/cache/types.py``); sinks float32 [n_head], or [0] for none; out float32 [rows,
+    n_head, d_v], which has yet to be rotated back (``engine/cpu/integer_cache.py``).
+Who owns what: an item is a pair (head, row), the rows of a head are consecutive; a call owns items [first, last).  Head h
+    reads the keys and values of head h // (n_head / n_head_kv).
+Reduction order: score = fma(dq_b * dk_b, float32(I_b), score) in rising b, from 0; l = halving tree of p_0 .. p_63; integer
+    sums are exact: |I| <= 128 * 1023 * 127 and |sum P v| <= 64 * 2047 * 127 are below 2**24.  i12 has two such sums, of h and
+    of l, and float32(16 H + L) rounds once, as fma(16, H, L) does.
+    Chunks join as in ``engine/cpu/attention.py``, in two levels: those of a group of 8 from (-inf, 0, 0) in rising position,
+    then the groups in rising position; a group without a visible chunk takes no part; a sink joins last.
+Bytes moved: (d_k + d_v) * bits / 8 per visible position, once from memory per call and head of keys that its items share, and
+    once per four items from a cache of the CPU.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from engine.cache.types import BLOCK, CHUNK, GROUP
+from engine.compile.family import family
+from engine.cpu.attention import first_visible, join, join_sink, visible, weigh
+from engine.cpu.fold import fold
+from engine.cpu.integer_products import make_scores, make_values
+from engine.cpu.lanes import ROWS
+from engine.gguf.quants import TINY
+from engine.numerics import bits_float, float_bits, half_to_float, round_product
+
+f32 = np.float32
+i16 = np.int16
+i32 = np.int32
+i64 = np.int64
+
+WEIGHT = 2047
+"""The largest integer of a weight: 64 * 2047 * 127 < 2**24."""
+
+
+# --- one chunk -------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, error_model="numpy")
+def integer_weights(p, d, first, last, w, integers):  # type: ignore[no-untyped-def]
+    """The integers P int16 [64] of the products of weights p and scales d, float32 [64], in the lanes [first, last), 0 in the
+    others; returns 2**(E - 11), or 0 if all are 0.  w float32 [64] is scratch."""
+    bits = i32(0)
+    for j in range(CHUNK):
+        # The scales of hidden lanes may be anything.
+        w[j] = p[j] * d[j] if first <= j < last else f32(0.0)
+        bits = max(bits, float_bits(w[j]))
+    if bits_float(bits) < TINY:
+        integers[:] = i16(0)
+        return f32(0.0)
+    exponent = i32(bits >> i32(23))
+    up = bits_float(i32(i32(264) - exponent) << i32(23))
+    for j in range(CHUNK):
+        integers[j] = i16(min(i32(WEIGHT), round_product(w[j], up)))
+    return bits_float(i32(exponent - i32(10)) << i32(23))
+
+
+def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two functions for one chunk of integers of this size:
+
+    ``scores(queries, dq, at, rows, keys, word, dk, p)``: write the scores of 1 or 4 ``rows`` of queries int16 [n, d_k] and dq
+    float32 [n, blocks] from ``at`` to p [4, 64]; the chunk begins at keys[word]; dk float32 [blocks, 64];
+    ``weighted(p, n, lanes, values, word, dv, w, weights, factors, o)``: write the weighted values of n rows to o float32 [4,
+    d_v]; lanes int64 [4, 2]; w float32 [64], weights int16 [4, 64] and factors float32 [4] are scratch.
+    """
+    one_score, four_scores = (make_scores(bits, rows) for rows in (1, ROWS))
+    one_small, four_small, one_value, four_values = (
+        make_values(bits, rows, least) for least in (BLOCK, 2 * BLOCK) for rows in (1, ROWS)
+    )
+
+    @njit(error_model="numpy")
+    def scores(queries, dq, at, rows, keys, word, dk, p):  # type: ignore[no-untyped-def]
+        d, blocks = i64(queries.shape[1]), i64(dq.shape[1])
+        if rows == 1:
+            one_score(queries, dq, at, keys, word, dk, d, blocks, p)
+        else:
+            four_scores(queries, dq, at, keys, word, dk, d, blocks, p)
+
+    @njit(error_model="numpy")
+    def weighted(p, n, lanes, values, word, dv, w, weights, factors, o):  # type: ignore[no-untyped-def]
+        blocks, d = dv.shape[0], i64(o.shape[1])
+        for b in range(blocks):
+            for r in range(n):
+                factors[r] = integer_weights(p[r], dv[b], lanes[r, 0], lanes[r, 1], w, weights[r])
+            block = d // blocks
+            if block == BLOCK and n == 1:
+                one_small(weights, factors, values, word, d, i64(b), block, o)
+            elif block == BLOCK:
+                four_small(weights, factors, values, word, d, i64(b), block, o)
+            elif n == 1:
+                one_value(weights, factors, values, word, d, i64(b), block, o)
+            else:
+                four_values(weights, factors, values, word, d, i64(b), block, o)
+
+    return scores, weighted
+
+
+# --- all chunks ------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, error_model="numpy")
+def read_scales(words, at, blocks, out):  # type: ignore[no-untyped-def]
+    """The scales of a chunk, float16 from words[at] on, as float32 [blocks, 64]."""
+    for b in range(blocks):
+        for j in range(0, CHUNK, 2):
+            both = words[at + (b * CHUNK + j) // 2]
+            out[b, j] = half_to_float(np.uint16(both & np.uint32(0xFFFF)))
+            out[b, j + 1] = half_to_float(np.uint16(both >> np.uint32(16)))
+
+
+@njit(cache=True, error_model="numpy")
+def join_group(sums, inner, out):  # type: ignore[no-untyped-def]
+    """Join a group to those before it, and begin the next one.  sums: maximum and sum of the groups, then of this one; inner
+    and out: their weighted values."""
+    sums[0], sums[1] = join(sums[0], sums[1], sums[2], sums[3], inner, out)
+    sums[2], sums[3] = f32(-np.inf), f32(0.0)
+    inner[:] = f32(0.0)
+
+
+@family
+def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
+    """The kernel ``attend(integers, scales, keys, values, positions, window, sinks, out, first, last)`` for integers of this
+    size in bits and groups of this number of chunks.
+
+    integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; keys, values
+    uint32 [n_head_kv, chunks, words]; positions int32 [rows]; window 0 means all earlier positions.
+    """
+    scores, weighted = of_chunk(bits)
+
+    @njit(error_model="numpy")
+    def attend(integers, scales, keys, values, positions, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
+        rows, n_head, d_k = integers.shape
+        heads, chunks, k_words = keys.shape
+        of_head, v_words, d_v = n_head // heads, values.shape[2], out.shape[2]
+        k_blocks = scales.shape[2]
+        v_blocks = (v_words - CHUNK * d_v * bits // 32) // (CHUNK // 2)
+        flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+        most = min(last - first, of_head * rows)
+        # Four queries are read at once, even where fewer are left.
+        queries, dq = np.zeros((most + ROWS, d_k), np.int16), np.zeros((most + ROWS, k_blocks), np.float32)
+        dk, dv = np.empty((k_blocks, CHUNK), np.float32), np.empty((v_blocks, CHUNK), np.float32)
+        p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
+        w, weights = np.empty(CHUNK, np.float32), np.zeros((ROWS, CHUNK), np.int16)
+        tops, factors = np.empty(ROWS, np.float32), np.zeros(ROWS, np.float32)
+        # The maximum and the sum of the groups so far, and of the chunks so far of this one.
+        sums, inner = np.empty((most, 4), np.float32), np.zeros((most, d_v), np.float32)
+        begun, lanes = np.zeros(most, np.bool_), np.empty((ROWS, 2), np.int64)
+        while first < last:
+            g = first // rows // of_head
+            stop = min(last, (g + 1) * of_head * rows)
+            low, high = positions[0], positions[0]
+            for item in range(first, stop):
+                t, h, at = item % rows, item // rows, item - first
+                low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
+                queries[at], dq[at] = integers[t, h], scales[t, h]
+                sums[at, 0] = sums[at, 2] = f32(-np.inf)
+                sums[at, 1] = sums[at, 3] = f32(0.0)
+                out[t, h, :] = f32(0.0)
+            end = high // CHUNK + 1
+            for c in range(low // CHUNK, end):
+                key, value = (g * chunks + c % chunks) * k_words, (g * chunks + c % chunks) * v_words
+                read_scales(flat_keys, key + k_words - k_blocks * (CHUNK // 2), k_blocks, dk)
+                read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
+                item = first
+                while item < stop:
+                    n = 0
+                    while n < ROWS and item + n < stop:
+                        lanes[n, 0], lanes[n, 1] = visible(c, positions[(item + n) % rows], window)
+                        if lanes[n, 0] >= lanes[n, 1]:
+                            break
+                        n += 1
+                    if n == 0:
+                        item += 1
+                        continue
+                    scores(queries, dq, item - first, i64(1 if n == 1 else ROWS), flat_keys, i64(key), dk, p)
+                    for r in range(n):
+                        tops[r] = weigh(p[r], lanes[r, 0], lanes[r, 1])
+                    weighted(p, n, lanes, flat_values, i64(value), dv, w, weights, factors, o)
+                    for r in range(n):
+                        at, total = item + r - first, fold(p[r], CHUNK)
+                        own = sums[at]
+                        own[2], own[3] = join(own[2], own[3], tops[r], total, o[r], inner[at])
+                        begun[at] = True
+                    item += n
+                if (c + 1) % group == 0 or c + 1 == end:
+                    for item in range(first, stop):
+                        if begun[item - first]:
+                            join_group(sums[item - first], inner[item - first], out[item % rows, item // rows])
+                            begun[item - first] = False
+            for item in range(first, stop):
+                row, total = out[item % rows, item // rows], sums[item - first, 1]
+                if sinks.size > 0:
+                    total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
+                for i in range(d_v):
+                    row[i] = row[i] / total
+            first = stop
+
+    return attend

@@ -1,0 +1,140 @@
+"""Integer keys and values (cache types i8 and i12): their rotation, their rounding, and where they are stored.
+
+Formula: rotate(x) = H x / sqrt(B) for each block of B elements, H the Hadamard matrix of Sylvester: orthonormal, its own
+    inverse, so rotation does not change q . k, and it spreads a block's outliers over all its elements before rounding.
+    d = half(min(amax / most, 65504)), integer = round(clamp(x, most * d) * (1 / d)), most = 127 (i8) or 2047 (i12): the
+    integers fit the scale that is stored, also where float16 is subnormal or ends.
+    A query has integers of magnitude at most 1023 and a float32 scale: d = amax / 1023, integer = round(x * (1023 / amax)).
+    Blocks whose largest magnitude is below 2**-100, and those with d = 0, count as zero.
+Shapes: a chunk of keys or values of one head: words (``engine/cache/types.py``); B the block of the head there.
+Who owns what: a call owns the items [first, last) that its docstring names; no two items write the same byte.
+Reduction order: rotation: levels h = 1, 2, ..., B / 2, (a, b) -> (a + b, a - b) for elements i and i + h, then the product
+    with 1 / sqrt(B), rounded once.
+Bytes moved: d * bits / 8 + 2 d / B for a key or value of d elements.
+"""
+
+import numpy as np
+from numba import njit
+
+from engine.cache.types import CHUNK
+from engine.cpu.quantized_cache import largest
+from engine.numerics import float_to_half, half_to_float, round_product
+
+f32 = np.float32
+i16 = np.int16
+i32 = np.int32
+u8 = np.uint8
+
+QUERY = 1023
+"""The largest magnitude of an integer of a query: 128 * 1023 * 127 < 2**24."""
+
+MOST_HALF = f32(65504.0)
+"""The largest float16."""
+
+
+@njit(cache=True, error_model="numpy")
+def rotate(x, block):  # type: ignore[no-untyped-def]
+    """Rotate each block of x float32 [n], in place."""
+    unit = f32(1.0 / np.sqrt(block))
+    for b in range(0, x.size, block):
+        h = 1
+        while h < block:
+            for start in range(b, b + block, 2 * h):
+                for i in range(start, start + h):
+                    low, high = x[i], x[i + h]
+                    x[i] = low + high
+                    x[i + h] = low - high
+            h *= 2
+        for i in range(b, b + block):
+            x[i] = x[i] * unit
+
+
+@njit(cache=True, error_model="numpy")
+def rotate_rows(x, block, first, last):  # type: ignore[no-untyped-def]
+    """Rotate each block of the rows [first, last) of x float32 [rows, n], in place."""
+    for t in range(first, last):
+        rotate(x[t], block)
+
+
+@njit(cache=True, error_model="numpy")
+def quantize_block(x, most, q):  # type: ignore[no-untyped-def]
+    """Quantize x float32 [n] to integers q int16 [n]; returns the bits of the float16 scale."""
+    top = largest(x) / f32(most)
+    scale = float_to_half(MOST_HALF if top > MOST_HALF else top)
+    d = half_to_float(scale)
+    if d == f32(0.0):
+        q[:] = i16(0)
+        return scale
+    limit, inverse = f32(most) * d, f32(1.0) / d
+    for i in range(x.size):
+        value = x[i]
+        if value > limit:
+            value = limit
+        if value < -limit:
+            value = -limit
+        q[i] = i16(round_product(value, inverse))
+    return scale
+
+
+@njit(cache=True, error_model="numpy")
+def quantize_query(x, block, q, d):  # type: ignore[no-untyped-def]
+    """Quantize x float32 [n] to q int16 [n] and a scale d float32 [n / block] for each block."""
+    for b in range(d.size):
+        own = x[b * block : (b + 1) * block]
+        amax = largest(own)
+        inverse = f32(0.0) if amax == f32(0.0) else f32(QUERY) / amax
+        for i in range(block):
+            q[b * block + i] = i16(round_product(own[i], inverse))
+        d[b] = amax / f32(QUERY)
+
+
+@njit(cache=True, error_model="numpy")
+def quantize_queries(x, scale, block, q, d, first, last):  # type: ignore[no-untyped-def]
+    """Rotate each block of the rows [first, last) of x float32 [rows, n], multiply it by ``scale``, and quantize it to q
+    int16 [rows, n] and scales d float32 [rows, n / block]; x is not changed."""
+    row = np.empty(x.shape[1], np.float32)
+    for t in range(first, last):
+        for i in range(row.size):
+            row[i] = x[t, i]
+        rotate(row, block)
+        for i in range(row.size):
+            row[i] = row[i] * scale
+        quantize_query(row, block, q[t], d[t])
+
+
+@njit(cache=True, error_model="numpy")
+def store(chunk, j, x, bits, block, by_position):  # type: ignore[no-untyped-def]
+    """Store x float32 [d], rotated, at position j of a chunk of keys, or of values (``by_position``)."""
+    d = x.size
+    q = np.empty(block, np.int16)
+    data, halves = chunk.view(np.uint8), chunk[CHUNK * d * bits // 32 :].view(np.uint16)
+    low = CHUNK * d  # the byte where the low bits begin
+    for b in range(d // block):
+        halves[b * CHUNK + j] = quantize_block(x[b * block : (b + 1) * block], (1 << (bits - 1)) - 1, q)
+        for k in range(block):
+            i, value = b * block + k, i32(q[k])
+            at = 4 * (j // 4 * d + i) + j % 4 if by_position else 4 * (i // 4 * CHUNK + j) + i % 4
+            if bits == 8:
+                data[at] = u8(value & 255)
+                continue
+            data[at] = u8((value >> 4) & 255)
+            if by_position:
+                half = block // 2
+                at, shift = 4 * (j // 4 * (d // 2) + b * half + k % half) + j % 4, 4 * (k // half)
+            else:
+                at, shift = 4 * (i // 8 * CHUNK + j) + i % 4, i & 4
+            data[low + at] = u8((i32(data[low + at]) & ~(15 << shift)) | ((value & 15) << shift))
+
+
+@njit(cache=True, error_model="numpy")
+def append(x, positions, bits, block, by_position, ring, first, last):  # type: ignore[no-untyped-def]
+    """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
+    a ring [n_head_kv, chunks, words]; x is not changed.  An item is a pair of a row and a head, row by row."""
+    heads = x.shape[1]
+    row = np.empty(x.shape[2], np.float32)
+    for item in range(first, last):
+        t, h = item // heads, item % heads
+        for i in range(row.size):
+            row[i] = x[t, h, i]
+        rotate(row, block)
+        store(ring[h, positions[t] // CHUNK % ring.shape[1]], positions[t] % CHUNK, row, bits, block, by_position)
