@@ -24,7 +24,7 @@ from tests.test_numerics import round_to_float32
 from tests.tiers import examples
 
 QUANTIZED = ("q8_0", "q4_0")
-PAIRS = [pair for pair in product(CACHE_TYPES, CACHE_TYPES) if pair[0] in QUANTIZED or pair[1] in QUANTIZED]
+PAIRS = [pair for pair in product(("f32", "f16", *QUANTIZED), repeat=2) if set(pair) & set(QUANTIZED)]
 """Types of keys and values, at least one of them quantized."""
 
 GGUF_TYPES = {"q8_0": T.Q8_0, "q4_0": T.Q4_0}

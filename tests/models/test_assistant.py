@@ -27,7 +27,7 @@ from tests.tiers import few
 N_CTX = 320
 COUNT = 16
 PLAIN = SpeculationParams(enabled=False)
-KINDS = ["f16", "q8_0", "q4_0"]
+KINDS = ["f16", "q8_0", "q4_0", "i12"]
 
 
 def load(kind: str, n_ctx: int = N_CTX, assistant: bool = True) -> engine.LLM:
@@ -174,7 +174,7 @@ def test_acceptance(llms: dict[str, engine.LLM], temperature: float, kept: float
         assert drafted > 100
         shares[kind] = accepted / drafted
     assert abs(shares["f16"] - kept) < 0.12
-    assert min(shares["q8_0"], shares["q4_0"]) > 0.8 * shares["f16"]
+    assert min(shares["q8_0"], shares["q4_0"], shares["i12"]) > 0.8 * shares["f16"]
 
 
 # --- prompts that are resumed ----------------------------------------------------------------------------------

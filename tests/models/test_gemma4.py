@@ -331,12 +331,12 @@ def test_cache_types_that_do_not_fit_the_heads(tmp_path: Path, sliding: bool) ->
     gemma = Gemma4Shape(2, widths[1], 1)
     shape = Shape("gemma4", 2, 64, 2, 1, widths[0], 64, N_VOCAB_TINY, 512, 1e6, 1e-6, window=32, gemma4=gemma)
     path = make_model(tmp_path / "m.gguf", shape, "Q8_0")
-    for kinds in (("q8_0", "f16"), ("f16", "q8_0"), ("q4_0", "q4_0"), ("f32", "q4_0")):
+    for kinds in (("q8_0", "f16"), ("f16", "q8_0"), ("q4_0", "q4_0"), ("f32", "q4_0"), ("i12", "i12")):
         with pytest.raises(ModelError) as caught:
             load(path, kinds)
         sentence, wrong = str(caught.value), 80 if sliding else 48
         assert f"heads of {wrong} elements do not fit" in sentence and "use f16" in sentence and "\n" not in sentence
-        assert next(kind for kind in kinds if kind.startswith("q")) in sentence
+        assert next(kind for kind in kinds if kind.startswith(("q", "i"))) in sentence
     assert np.isfinite(load(path, ("f16", "f32")).logits([3, 4, 5])).all()
 
 

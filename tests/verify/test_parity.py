@@ -38,7 +38,7 @@ def sentence(capsys: Capture) -> str:
         (["a.gguf", "b.gguf"], "unexpected argument 'b.gguf'"),
         (["a.gguf", "-m", "b.gguf"], "MODEL and -m are both given"),
         (["-s", "-1"], "-s must be 0 to 18446744073709551615, not -1"),
-        (["-ct", "f8"], "-ct must be f32, f16, q8_0 or q4_0, not 'f8'"),
+        (["-ct", "f8"], "-ct must be f32, f16, q8_0, q4_0, i12 or i8, not 'f8'"),
         (["-b", "4097"], "-b must be 0 to 4096, not 4097"),
     ],
 )
