@@ -1,20 +1,43 @@
-"""The cost of a quantized key-value cache in quality: distributions of next tokens, against those with a float16 cache.
+"""The cost of a key-value cache's type in quality: distributions of next tokens, against those with a float32 cache.
 
-    python -m benchmarks.cache_types MODEL.gguf --text FILE [--types q8_0 q4_0 q8_0/q4_0] [-n 1024]
+    python -m benchmarks.cache_types MODEL.gguf --text FILE [--types i12 q8_0 q8_0/q4_0] [-n 1024] [--float]
 
 Every token of the text is predicted from those before it.  For each pair of types (keys/values, or one for both) it
-prints the mean and the largest Kullback-Leibler divergence from the result with a float16 cache, in nats, how often the
-likeliest token is the same, and the perplexities.
+prints the mean and the largest Kullback-Leibler divergence from the result with the type of ``--base``, in nats, how often
+the likeliest token is the same, and the perplexities.
+
+The products of a quantized model round activations to int8, and a change of a last bit may be rounded to another integer.
+That hides what an accurate type costs.  ``--float`` measures a copy of the model whose weights are float32.
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
+import gguf
 import numpy as np
 
 import engine
 
-TYPES = ("f32", "q8_0", "q8_0/q4_0", "q4_0/q8_0", "q4_0")
+TYPES = ("f16", "i12", "q8_0", "i8", "q8_0/q4_0", "q4_0/q8_0", "q4_0")
+
+
+def write_float_copy(path: str, out: Path) -> None:
+    """Write a model with its weights as float32: those of a quantized matrix are what it represents."""
+    reader = gguf.GGUFReader(path)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, architecture)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        data = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        writer.add_tensor(tensor.name, data.astype(np.float32, copy=False))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def log_probabilities(path: str, ids: list[int], device: str, types: str) -> np.ndarray:
@@ -31,26 +54,40 @@ def perplexity(logs: np.ndarray, ids: list[int]) -> float:
     return float(np.exp(-logs[np.arange(len(ids) - 1), ids[1:]].mean()))
 
 
+def compare(path: str, args: argparse.Namespace) -> None:
+    """Print the table for one file."""
+    llm = engine.load(path, device=args.device, n_ctx=64)
+    ids = llm.tokenize(args.text.read_text())[: args.n]
+    plain = log_probabilities(path, ids, args.device, args.base)
+    weights = "float32 weights" if args.float else "its own weights"
+    print(f"{llm.config.name}, {weights}, {len(ids)} tokens; perplexity with {args.base} {perplexity(plain, ids):.4f}")
+    print(f"{'keys/values':<12} {'mean KL':>10} {'99 %':>9} {'largest':>9} {'same top':>9} {'perplexity':>11}")
+    for types in args.types:
+        logs = log_probabilities(path, ids, args.device, types)
+        kl = np.maximum((np.exp(plain) * (plain - logs)).sum(axis=1), 0.0)
+        same = (plain.argmax(axis=1) == logs.argmax(axis=1)).mean()
+        spread = f"{kl.mean():10.2e} {np.quantile(kl, 0.99):9.2e} {kl.max():9.2e}"
+        print(f"{types:<12} {spread} {same:9.2%} {perplexity(logs, ids):11.4f}", flush=True)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--text", type=Path, required=True, help="a file with text of a kind the model was trained on")
     parser.add_argument("--types", nargs="+", default=list(TYPES), help="pairs such as q8_0/q4_0, or one for both")
+    parser.add_argument("--base", default="f32", help="what they are compared with (f32)")
     parser.add_argument("-n", type=int, default=1024, help="tokens of the text (1024)")
+    parser.add_argument("--float", action="store_true", help="measure a copy of the model with float32 weights")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    llm = engine.load(args.model, device=args.device, n_ctx=64)
-    ids = llm.tokenize(args.text.read_text())[: args.n]
-    plain = log_probabilities(args.model, ids, args.device, "f16")
-    print(f"{llm.config.name}, {len(ids)} tokens; perplexity with f16 {perplexity(plain, ids):.4f}")
-    print(f"{'keys/values':<12} {'mean KL':>10} {'99 %':>9} {'largest':>9} {'same top':>9} {'perplexity':>11}")
-    for types in args.types:
-        logs = log_probabilities(args.model, ids, args.device, types)
-        kl = np.maximum((np.exp(plain) * (plain - logs)).sum(axis=1), 0.0)
-        same = (plain.argmax(axis=1) == logs.argmax(axis=1)).mean()
-        spread = f"{kl.mean():10.2e} {np.quantile(kl, 0.99):9.2e} {kl.max():9.2e}"
-        print(f"{types:<12} {spread} {same:9.2%} {perplexity(logs, ids):11.4f}", flush=True)
+    if not args.float:
+        compare(args.model, args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "float.gguf"
+        write_float_copy(args.model, copy)
+        compare(str(copy), args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""Attention over integer caches beside the other types: its error on made-up heads, and its speed on the CPU.
+
+    python -m benchmarks.integer_caches [--threads N]
+
+The errors are root mean squares, relative to attention in float64 over keys and values that are not rounded.  A sink is a
+first position whose score exceeds the others by its logit, with values of 1 %.  The speeds are ratios to f16 in one run.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.types import CACHE_TYPES, Types
+from engine.cpu.backend import Backend
+
+NAMES = ("f16", "i12", "q8_0", "i8", "q4_0")
+SINKS = (0, 10, 20)
+LENGTHS = (64, 512, 2048)
+DEPTH = 4096
+HEADS = ((32, 8, 128), (16, 8, 128), (8, 1, 256), (16, 16, 64))
+"""Heads of queries, heads of keys, and their elements, of the speeds."""
+
+ROWS = 1, 4, 64
+SEEDS = 4
+REPEATED = 9
+PIECE = 512
+
+f32 = np.float32
+
+
+def filled(ops: Backend, name: str, k: np.ndarray, v: np.ndarray) -> LayerCache[np.ndarray]:
+    """A layer's cache of a type that holds keys and values float32 [n, heads, d]."""
+    n, heads, d = k.shape
+    layer: LayerCache[np.ndarray] = KVCache(
+        [LayerShape(heads, d, d)], n, n, Types(CACHE_TYPES[name], CACHE_TYPES[name]), ops.zeros
+    ).layers[0]
+    for first in range(0, n, PIECE):
+        span = slice(first, min(first + PIECE, n))
+        ops.append(layer, k[span], v[span], np.arange(span.start, span.stop, dtype=np.int32))
+    return layer
+
+
+def head(d: int, n: int, sink: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and values float32 [n, 1, d], with scores that deviate by 1.5."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal((n, 1, d)) for _ in range(3))
+    v += 0.3 * rng.standard_normal(d)
+    q *= 1.5
+    if sink:
+        direction = rng.standard_normal(d)
+        direction /= np.linalg.norm(direction)
+        k[:, 0] -= (k[:, 0] @ direction)[:, None] * direction
+        k[0, 0] = direction * np.sqrt(d)
+        q[:, 0] += sink * direction
+        v[0] *= 0.01
+    return q.astype(f32), k.astype(f32), v.astype(f32)
+
+
+def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """Attention of rows q [rows, 1, d] at positions ``last`` in float64: [rows, d]."""
+    scores = q[:, 0].astype(np.float64) @ k[:, 0].astype(np.float64).T / np.sqrt(q.shape[2])
+    scores[np.arange(len(k)) > last[:, None]] = -np.inf
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(weights @ v[:, 0].astype(np.float64) / weights.sum(axis=1, keepdims=True))
+
+
+def error(ops: Backend, name: str, d: int, n: int, sink: int) -> float:
+    """The mean error over some heads, of the rows in the second half of the text."""
+    found = []
+    for seed in range(SEEDS):
+        q, k, v = head(d, n, sink, seed)
+        last = np.arange(n // 2, n, dtype=np.int32)
+        out = ops.attend(q[n // 2 :], filled(ops, name, k, v), last, d**-0.5)
+        theirs = exact(q[n // 2 :], k, v, last)
+        found.append(np.sqrt(np.mean((out - theirs) ** 2) / np.mean(theirs**2)))
+    return float(np.mean(found))
+
+
+def speeds(ops: Backend, heads: int, kv_heads: int, d: int, rows: int) -> dict[str, float]:
+    """Milliseconds of attention of some rows at a depth, the least of several runs in turn."""
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((DEPTH, kv_heads, d)).astype(f32) for _ in range(2))
+    q = rng.standard_normal((rows, heads, d)).astype(f32)
+    layers = {name: filled(ops, name, k, v) for name in NAMES}
+    last, least = np.arange(DEPTH - rows, DEPTH, dtype=np.int32), dict.fromkeys(NAMES, np.inf)
+    for _ in range(REPEATED):
+        for name, layer in layers.items():
+            started = time.perf_counter()
+            ops.attend(q, layer, last, d**-0.5)
+            least[name] = min(least[name], 1e3 * (time.perf_counter() - started))
+    return least
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1, help="threads (1)")
+    ops = Backend(parser.parse_args().threads)
+    print(f"| elements | positions | sink | {' | '.join(NAMES)} |\n| ---: " + "| ---: " * (len(NAMES) + 2) + "|")
+    for d in (64, 128, 256):
+        for n in LENGTHS:
+            for sink in SINKS:
+                cells = " | ".join(f"{error(ops, name, d, n, sink):.1e}" for name in NAMES)
+                print(f"| {d} | {n} | {sink or 'none'} | {cells} |", flush=True)
+    print(
+        f"\n| heads | of keys | elements | rows | {' | '.join(NAMES)} |\n| ---: " + "| ---: " * (len(NAMES) + 3) + "|"
+    )
+    for heads, kv_heads, d in HEADS:
+        for rows in ROWS:
+            found = speeds(ops, heads, kv_heads, d, rows)
+            cells = " | ".join(f"{found['f16'] / found[name]:.2f}" for name in NAMES[1:])
+            print(f"| {heads} | {kv_heads} | {d} | {rows} | {found['f16']:.2f} ms | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
