@@ -70,6 +70,19 @@ def visible(chunk, position, window):  # type: ignore[no-untyped-def]
     return max(0, first_visible(position, window) - chunk * CHUNK), min(CHUNK, position - chunk * CHUNK + 1)
 
 
+@njit(cache=True)
+def rows_that_see(chunk, positions, item, stop, window, lanes):  # type: ignore[no-untyped-def]
+    """Write the lanes [first, last) of a chunk that items see to lanes int64 [4, 2], from ``item`` on; returns how many items
+    these are: at most 4, before ``stop`` and before the first that sees none."""
+    n = 0
+    while n < ROWS and item + n < stop:
+        lanes[n, 0], lanes[n, 1] = visible(chunk, positions[(item + n) % positions.size], window)
+        if lanes[n, 0] >= lanes[n, 1]:
+            break
+        n += 1
+    return n
+
+
 @njit(cache=True, error_model="numpy")
 def weigh(p, first, last):  # type: ignore[no-untyped-def]
     """Turn scores p [64] into exp(p - maximum) in place, 0 outside the lanes [first, last); returns the maximum."""
@@ -235,12 +248,7 @@ def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
                 own_values, value = read_values(values, g, chunk % chunks, v_scratch)
                 item = first
                 while item < stop:
-                    n = 0
-                    while n < ROWS and item + n < stop:
-                        lanes[n, 0], lanes[n, 1] = visible(chunk, positions[(item + n) % rows], window)
-                        if lanes[n, 0] >= lanes[n, 1]:
-                            break
-                        n += 1
+                    n = rows_that_see(chunk, positions, item, stop, window, lanes)
                     if n == 0:
                         item += 1
                         continue

@@ -30,7 +30,7 @@ from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
-from engine.cpu.attention import first_visible, join, join_sink, visible, weigh
+from engine.cpu.attention import first_visible, join, join_sink, rows_that_see, weigh
 from engine.cpu.fold import fold
 from engine.cpu.integer_products import make_scores, make_values
 from engine.cpu.lanes import ROWS
@@ -176,12 +176,7 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
                 read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
                 item = first
                 while item < stop:
-                    n = 0
-                    while n < ROWS and item + n < stop:
-                        lanes[n, 0], lanes[n, 1] = visible(c, positions[(item + n) % rows], window)
-                        if lanes[n, 0] >= lanes[n, 1]:
-                            break
-                        n += 1
+                    n = rows_that_see(c, positions, item, stop, window, lanes)
                     if n == 0:
                         item += 1
                         continue

@@ -116,8 +116,7 @@ class IQ2_S(Wide):
     largest = 86
     offset = 43
 
-    def scales(self, code: Code, record: ir.Value) -> list[Vec]:
-        return [(self._nibbles(code, record, 2 * k) << 1) + 1 for k in range(4)]
+    scales = IQ2_XS.scales
 
     def quants(self, code: Code, record: ir.Value, j: int, bias: int = 0) -> list[Vec]:
         low, signs = self._vector(code, record, j).view(I32), self._vector(code, record, j, "signs")
