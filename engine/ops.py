@@ -258,8 +258,8 @@ class Operations(Protocol[A, V, M]):
         Where W is quantized, each unit of 32 or 256 elements of a row of x is first rounded to int8.
         """
 
-    def matmul_add(self, residual: A, x: V, weight: M) -> A:
-        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
+    def matmul_add(self, residual: A, x: V, weight: M, bias: A | None = None) -> A:
+        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
 
     def add(self, x: A, y: A, scale: float = 1.0) -> A:
         """x + scale * y: x [rows, n], y [rows, n], or a bias [n] that is added to every row."""

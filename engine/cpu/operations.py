@@ -77,9 +77,14 @@ class PassOperations(CacheOperations):
         """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each; x is quantized once per unit."""
         return self._products(x, _NOTHING, *weights)
 
-    def matmul_add(self, residual: np.ndarray, x: np.ndarray, weight: Matrix) -> np.ndarray:
-        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
-        return self._products(x, residual, weight)[0]
+    def matmul_add(
+        self, residual: np.ndarray, x: np.ndarray, weight: Matrix, bias: np.ndarray | None = None
+    ) -> np.ndarray:
+        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
+        if bias is None:
+            return self._products(x, residual, weight)[0]
+        (y,) = self.matmul(x, weight)
+        return self.add(residual, self.add(y, bias))
 
     def _products(self, x: np.ndarray, residual: np.ndarray, *weights: Matrix) -> list[np.ndarray]:
         rows, columns = x.shape

@@ -330,9 +330,14 @@ class Backend:
         """x float32 [rows, K] times each weight [R, K]: float32 [rows, R] for each."""
         return dense.matmul(self.recorder, x, weights)
 
-    def matmul_add(self, residual: Tensor, x: Tensor | Deferred, weight: DeviceWeight) -> Tensor:
-        """residual + x @ weight^T: residual [rows, R], x [rows, K], weight [R, K]; float32 [rows, R]."""
-        return dense.matmul(self.recorder, x, (weight,), residual)[0]
+    def matmul_add(
+        self, residual: Tensor, x: Tensor | Deferred, weight: DeviceWeight, bias: Tensor | None = None
+    ) -> Tensor:
+        """residual + (x @ weight^T + bias): residual [rows, R], x [rows, K], weight [R, K], bias [R]; float32 [rows, R]."""
+        if bias is None or dense.can_add_bias(weight, x.shape[0]):
+            return dense.matmul(self.recorder, x, (weight,), residual, bias)[0]
+        (y,) = self.matmul(x, weight)
+        return self.add(residual, self.add(y, bias))
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y: x [rows, n], y [rows, n] or a bias [n] that is added to every row."""

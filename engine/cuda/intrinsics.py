@@ -111,6 +111,22 @@ def advance(typingctx, p, i):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def settled(typingctx, x):  # type: ignore[no-untyped-def]
+    """x, of 32 bits or a pointer, in a register.  Without this, compilers compute it again wherever it is used, to save the
+    register in the meantime."""
+    wide = isinstance(x, types.CPointer)
+    type_, text, kinds = (ir.IntType(64), "mov.b64 $0, $1;", "=l,l") if wide else (_I32, "mov.b32 $0, $1;", "=r,r")
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        assembly = ir.InlineAsm(ir.FunctionType(type_, [type_]), text, kinds, side_effect=True)
+        if not wide:
+            return builder.call(assembly, args)
+        return builder.inttoptr(builder.call(assembly, [builder.ptrtoint(args[0], type_)]), args[0].type)
+
+    return x(x), codegen
+
+
+@intrinsic
 def pointer(typingctx, array):  # type: ignore[no-untyped-def]
     """The pointer to element 0 of a shared array.  Numba lets array indices count from the end, which costs instructions at
     every access."""
@@ -440,14 +456,14 @@ def mma_half(typingctx, a0, a1, a2, a3, b0, b1):  # type: ignore[no-untyped-def]
 # --- exchanges within a warp -----------------------------------------------------------------------------------
 
 
-def _make_shuffle(mode: str, is_float: bool) -> DeviceFunction:
+def _make_shuffle(mode: str, is_float: bool, bounds: int = 31) -> DeviceFunction:
     value = types.float32 if is_float else types.int32
 
     @intrinsic
     def shuffle(typingctx, x, lane):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             x = builder.bitcast(args[0], _I32) if is_float else args[0]
-            text = f"shfl.sync.{mode}.b32 $0, $1, $2, 31, 0xffffffff;"
+            text = f"shfl.sync.{mode}.b32 $0, $1, $2, {bounds}, 0xffffffff;"
             moved = _asm(builder, text, [x, args[1]], effect=True)
             return builder.bitcast(moved, ir.FloatType()) if is_float else moved
 
@@ -462,6 +478,8 @@ lane_xor_int = _make_shuffle("bfly", False)
 """lane_xor_int(x, m): the int32 x of the lane whose number is that of this lane XOR m.  All 32 lanes must call it."""
 lane_from = _make_shuffle("idx", True)
 """lane_from(x, l): the float32 x of lane l.  All 32 lanes must call it."""
+lane_of_four = _make_shuffle("idx", True, 0x1C1F)
+"""lane_of_four(x, t): the float32 x of lane t of the four lanes 4 g .. 4 g + 3 of this one.  All 32 lanes must call it."""
 
 
 def _lanes_max_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:

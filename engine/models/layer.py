@@ -57,8 +57,8 @@ class Layer:
 
     def _added(self, ops: Ops, x: Array, o: Value, output: Linear, norm: Array | None) -> Array:
         """x and the result o of a mixer or a network, through its output layer."""
-        if norm is None and output.plain and self.residual_scale == 1.0:
-            return ops.matmul_add(x, o, output.matrix)
+        if norm is None and output.scale == self.residual_scale == 1.0:
+            return ops.matmul_add(x, o, output.matrix, output.bias)
         (y,) = ops.matmul(o, output.matrix)
         return self._joined(ops, x, output.finish(ops, y), norm)
 

@@ -69,6 +69,10 @@ SPILLED_NEWER = 16
 """Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
 its registers depends on the version of the assembler."""
 
+SPILLED_TUNED = dict.fromkeys([("down", ("Q5_0",)), ("down", ("Q5_1",))], 36)
+"""Bytes that kernels may spill on the target that they are tuned for: with enough registers for everything, fewer blocks fit
+on a multiprocessor, and these kernels take 15 % longer."""
+
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
 _LARGE_UNITS = ["IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "TQ2_0", "TQ1_0"]
@@ -183,12 +187,25 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "convolve": [(128, 4), (96, 3), (32, 1)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
     "delta_rule": [(128,), (96,), (32,), (128, True)],
+    "down": [
+        ("MXFP4", 4, False, 4, Finish(False, True)),
+        ("Q8_0", 8, True, 2),
+        ("Q5_0", 8, True, 1),
+        ("Q5_1", 8, False, 4, Finish(True, True)),
+        ("Q4_0", 8, True, 1),
+    ],
     "draw": [(sample.GROUPS, False), (sample.GROUPS, True)],
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
     "gated_norm": [(128,), (32,)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
+    "gate_up": [
+        ("MXFP4", 4, False, 32, False, "swiglu_oai", Routing(biased=True), Finish(False, True)),
+        ("Q8_0", 8, True, 128, False, "swiglu"),
+        ("Q5_0", 8, True, 64, True, "swiglu", Routing(gating="sigmoid", selected=True, n_group=2), Finish(True, False)),
+        *((name, 8, False, 128, False, "geglu") for name in ("Q4_1", "IQ4_NL")),
+    ],
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
     "keep_rows": [()],
     "matmul_experts": [
@@ -228,6 +245,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (("Q4_K",), 8, True, True),
         (("Q4_K", "Q4_K", "Q6_K"), 1, False, False),
         (("Q5_0", "Q8_0"), 16, False, False),
+        (("Q4_0", "Q5_1", "Q8_0"), 1, True, False),
+        *(((name,), 1, k % 2 == 0, k % 2 == 0, 0, k % 2 == 0) for k, name in enumerate(_FORMATS[:7])),
         (("Q4_K", "Q4_K", "Q6_K"), 1, False, False, 4),
         (("Q4_K", "Q4_K", "Q6_K"), 8, False, False, 4),
         (("Q4_K",), 8, True, False, 12),
@@ -279,6 +298,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "matmul_experts_wide": ("mma.sync.aligned.", "cp.async.cg", "cp.async.ca", "ld.shared.v4"),
     "matmul_quantized": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v"),
     "matmul_wide": ("mma.sync.aligned.", "cp.async.", "ld.shared.v4"),
+    "gate_up": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v2"),
+    "down": ("mma.sync.aligned.", "ld.global.L1::no_allocate.v", "ld.global.v2"),
 }
 """Prefixes of instructions that a kernel must contain, for all its constants."""
 
@@ -348,7 +369,13 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     check_target(ptx, target)
     spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
     assert spilled
-    allowed = 0 if target == TUNED else SPILLED_NEWER if target > TUNED else SPILLED_ELSEWHERE
+    allowed = (
+        SPILLED_TUNED.get((name, constants[:1]), 0)
+        if target == TUNED
+        else SPILLED_NEWER
+        if target > TUNED
+        else SPILLED_ELSEWHERE
+    )
     assert max(map(int, spilled.groups())) <= allowed
 
 

@@ -36,6 +36,7 @@ from engine.cuda.intrinsics import (
     mma32_onto,
     wait_for_inputs,
 )
+from engine.cuda.products.columns import make_columns_chain
 from engine.cuda.products.unpack import Unpack, device, unpack
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import FORMATS
@@ -63,6 +64,8 @@ def make_chain(type_: T, most: int, deep: bool, single: bool, gathered: bool = F
         are still to be multiplied by da, and da of columns 2 t and 2 t + 1.
     gathered: instead of ``rows`` the function takes the places that the function of :func:`make_gather` has found.
     """
+    if most == 1 and FORMATS[type_].unit == 32:
+        return make_columns_chain(type_, gathered, deep)
     if FORMATS[type_].unit < 256:
         return _make_small(type_, most, gathered)
     parts = make_parts(type_, most, single, gathered)

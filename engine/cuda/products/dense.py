@@ -23,10 +23,14 @@ step."""
 
 
 def matmul(
-    recorder: Recorder, x: Tensor | Deferred, weights: Sequence[DeviceWeight], residual: Tensor | None = None
+    recorder: Recorder,
+    x: Tensor | Deferred,
+    weights: Sequence[DeviceWeight],
+    residual: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> list[Tensor]:
-    """Record x [rows, K] times each weight [R, K], added to the residual [rows, R] if there is one: float32 [rows, R] for
-    each."""
+    """Record x [rows, K] times each weight [R, K], plus the bias [R], added to the residual [rows, R], if there are any:
+    float32 [rows, R] for each.  A bias needs a residual, and :func:`can_add_bias`."""
     rows = x.shape[0]
     outputs = [recorder.empty((rows, weight.rows)) for weight in weights]
     by_unit: dict[int, list[int]] = defaultdict(list)
@@ -48,8 +52,13 @@ def matmul(
             multiply = _matmul_wide
         for group in (run[first : first + 3] for run in runs for first in range(0, len(run), 3)):
             chosen, outs = [weights[i] for i in group], [outputs[i] for i in group]
-            multiply(recorder, activations, rows, chosen, residual, outs)
+            multiply(recorder, activations, rows, chosen, residual, bias, outs)
     return outputs
+
+
+def can_add_bias(weight: DeviceWeight, rows: int) -> bool:
+    """Whether the product of ``rows`` rows with this matrix can add a bias."""
+    return weight.format.quantized and rows <= STEP_ROWS
 
 
 def results(outputs: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -63,6 +72,7 @@ def _matmul_quantized(
     rows: int,
     weights: list[DeviceWeight],
     residual: Tensor | None,
+    bias: Tensor | None,
     outputs: list[Tensor],
 ) -> None:
     entry, columns = weights[0].format, weights[0].columns
@@ -79,13 +89,15 @@ def _matmul_quantized(
         units,
         *x,
         rows,
+        bias or 0,
     )
     most = kernels.compiled_rows(rows)
     multiprocessors = recorder.device.multiprocessors
     at_once = tiles[-1] <= kernels.SINGLE_WARPS // units * multiprocessors
     single = units if rows <= 8 and entry.unit == 256 and at_once else 0
     deep = not single and rows <= 8 and tiles[-1] <= DEEP_TILES * multiprocessors
-    kernel = kernels.matmul_quantized(formats, most, residual is not None, deep, single)
+    further = (True,) if bias else ()
+    kernel = kernels.matmul_quantized(formats, most, residual is not None, deep, single, *further)
     recorder.launch(kernel, (tiles[-1],), 32 * kernels.warps(units, single > 0), arguments, **results(outputs))
 
 
@@ -95,6 +107,7 @@ def _matmul_wide(
     rows: int,
     weights: list[DeviceWeight],
     residual: Tensor | None,
+    bias: Tensor | None,
     outputs: list[Tensor],
 ) -> None:
     entry = weights[0].format

@@ -6,6 +6,7 @@ Everything here is integer arithmetic, exact in any order.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numba import cuda, njit
@@ -17,6 +18,9 @@ f32 = np.float32
 i32 = np.int32
 u16 = np.uint16
 u32 = np.uint32
+
+Pieces: TypeAlias = tuple[tuple[int, int, str], ...]
+"""The parts of a record that a lane reads: (words, offset in words, owner) each."""
 
 
 def device(function: DeviceFunction) -> DeviceFunction:
@@ -34,7 +38,8 @@ class Unpack:
 
     pieces: the parts of a record that a lane reads, in this order: (words, offset, owner).  "lane": each lane has its own,
         contiguous with those of the others; "half": lanes t = 0 and 1 of a row share them, and t = 2 and 3; "turn": t = 0 and
-        2, and t = 1 and 3; "row": the four lanes of a row share them; "pair": two rows share them.
+        2, and t = 1 and 3; "row": the four lanes of a row share them; "pair": two rows share them; "warp": all lanes share
+        them.
     header(words): whatever is decoded once per record, a tuple.
     block(words, j): q of positions 32 j .. 32 j + 31: the four words a0 .. a3 of ``mma32``.  In a format with units of 16, q
         of unit j of the record: the two words of ``mma16``.
@@ -49,7 +54,7 @@ class Unpack:
     group: int
     offset: int
     mins: bool
-    pieces: tuple[tuple[int, int, str], ...]
+    pieces: Pieces
     header: DeviceFunction
     block: DeviceFunction
     scale: DeviceFunction
@@ -80,15 +85,19 @@ class Unpack:
     def make_load(self, streams: Mapping[int, DeviceFunction] | None = None) -> DeviceFunction:
         """The device function load(record, lane, words): start loading the lane's words into registers; streams: loads of 1,
         2 and 4 words to use instead of those from memory."""
-        streams = streams or {1: stream1, 2: stream2, 4: stream4}
-        move = {n: _make_move(n, stream) for n, stream in streams.items()}
-        return _make_load(self.pieces, 0, move)
+        return make_load(self.pieces, streams or {1: stream1, 2: stream2, 4: stream4})
 
 
-_SHIFTS = {"lane": 0, "half": 1, "row": 2, "pair": 3}
+def make_load(pieces: Pieces, streams: Mapping[int, DeviceFunction], before: int = 0) -> DeviceFunction:
+    """The device function load(record, lane, words): start loading a lane's pieces of a record into registers, after
+    ``before`` words of others; streams: loads of 1, 2 and 4 words."""
+    return _make_load(pieces, before, {n: _make_move(n, stream) for n, stream in streams.items()})
 
 
-def _make_place(whose: str) -> DeviceFunction:
+_SHIFTS = {"lane": 0, "half": 1, "row": 2, "pair": 3, "warp": 5}
+
+
+def make_place(whose: str) -> DeviceFunction:
     """The device function place(lane): the index of the lane's share of a piece."""
     if whose == "turn":
 
@@ -122,12 +131,10 @@ def _make_move(n: int, stream: DeviceFunction) -> DeviceFunction:
     return move_one if n == 1 else move
 
 
-def _make_load(
-    pieces: tuple[tuple[int, int, str], ...], before: int, move: Mapping[int, DeviceFunction]
-) -> DeviceFunction:
+def _make_load(pieces: Pieces, before: int, move: Mapping[int, DeviceFunction]) -> DeviceFunction:
     """The device function load(record, lane, words) for pieces of a record, after ``before`` words of others."""
     (n, start, whose), *others = pieces
-    of_first, place = move[n], _make_place(whose)
+    of_first, place = move[n], make_place(whose)
 
     @device
     def load_last(p, lane, words):  # type: ignore[no-untyped-def]
@@ -211,17 +218,18 @@ def halves(w):  # type: ignore[no-untyped-def]
     return low_half(w), high_half(w), f32(0.0), f32(0.0)
 
 
-def vectors(*starts: int) -> tuple[tuple[int, int, str], ...]:
+def vectors(*starts: int) -> Pieces:
     """Pieces of four words for each lane, at the given offsets."""
     return tuple((4, start, "lane") for start in starts)
 
 
-def both_rows(start: int) -> tuple[tuple[int, int, str], ...]:
+def both_rows(start: int) -> Pieces:
     """Pieces of 16 bytes of row g, then of row g + 8."""
     return (4, start, "row"), (4, start + 32, "row")
 
 
-def _words(values: Sequence[int]) -> tuple[np.uint32, ...]:
+def table_words(values: Sequence[int]) -> tuple[np.uint32, ...]:
+    """A table of 16 signed bytes as four words."""
     return tuple(np.array(values, np.int8).view(np.uint32))
 
 
@@ -242,7 +250,7 @@ def byte_table(values: Sequence[int]) -> tuple[DeviceFunction, DeviceFunction]:
 
 def make_four(values: Sequence[int]) -> DeviceFunction:
     """The device function four(q): the entries of a table of 16 signed bytes that the four lowest nibbles number."""
-    t0, t1, t2, t3 = (u32(w) for w in _words(values))
+    t0, t1, t2, t3 = (u32(w) for w in table_words(values))
 
     @njit
     def four(q):  # type: ignore[no-untyped-def]

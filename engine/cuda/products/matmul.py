@@ -1,6 +1,6 @@
 """Matrix products on tensor cores: 16 weight rows by up to 16 activation rows at a time, weights read once.
 
-Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ residual[t, r]).
+Formula: out[t, r] = sum_k weight[r, k] * x[t, k] (+ bias[r]) (+ residual[t, r]).
 Shapes: weights as records (``engine/cuda/products/repack.py``), activations in the layout of
     ``engine/cuda/products/quantize.py``; out float32 [rows, R].
     Up to three matrices with the same activations and columns are multiplied in one launch, each with its own output.
@@ -10,7 +10,7 @@ Who owns what: a block owns 16 weight rows (a tile), its warp c the units of cha
 Reduction order: units u = 0 .. U-1; chain c owns units [c L, (c+1) L), L = ceil(U / 8);
     chain_c = fma(da_u, value_u, ... fma(da_first, value_first, 0)),  value_u = fma(dm_u, M_u, d_u * I_u)
     (value_u = d_u * I_u where the format has no minimum), I_u and M_u exact integers;
-    out = ((((0 + chain_0) + chain_1) + ...) + chain_7) (+ residual).
+    out = ((((0 + chain_0) + chain_1) + ...) + chain_7) (+ bias) (+ residual).
 Bytes moved: each record once from memory, the activations once per block from the cache.
 """
 
@@ -53,28 +53,31 @@ def warps(units: int, single: bool) -> int:
     return units if single else -(-units // -(-units // CHAINS))
 
 
-def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
+def threads(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False) -> int:
     """Threads of the largest block of ``matmul_quantized``."""
     return 32 * (single or CHAINS)
 
 
-def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> int:
+def resident(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False) -> int:
     """Blocks per multiprocessor: three if 80 registers per thread are enough."""
     if single:
         return SINGLE_WARPS // single
-    return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS"} & set(formats) else 3
+    return 2 if deep or most > 8 or len(set(formats)) > 1 or {"Q5_K", "IQ4_XS", "Q5_1"} & set(formats) else 3
 
 
 @kernel(
     *(U32P, U32P, U32P, F32P, F32P, F32P, F32P, i32, i32, i32, i32, i32),
-    *(i32, U32P, F32P, U32P, i32),
+    *(i32, U32P, F32P, U32P, i32, F32P),
     threads=threads,
     blocks=resident,
 )
-def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0) -> DeviceFunction:
+def matmul_quantized(
+    formats: tuple[str, ...], most: int, add: bool, deep: bool, single: int = 0, biased: bool = False
+) -> DeviceFunction:
     """Up to three matrices times the same activations: matrix m has format ``formats[m]``, row tiles up to ends[m] (running
     over all three), rows[m] rows, and its own output; ``most``: activation rows, 1, 8 or 16; ``add``: the residual is added;
-    ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0.
+    ``deep``: see ``engine/cuda/products/chain.py``; ``single``: units of a row if each has a warp of its own, else 0;
+    ``biased``: the bias is added.
 
     Grid: ends[last] blocks of 32 * ``warps(units, single)`` threads.
     """
@@ -92,7 +95,7 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
 
     @cuda.jit
     def matmul_quantized(  # type: ignore[no-untyped-def]
-        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows
+        w0, w1, w2, out0, out1, out2, residual, end0, end1, rows0, rows1, rows2, units, q, d, s, rows, bias
     ):
         let_next_begin()
         thread = I(cuda.threadIdx.x)
@@ -119,7 +122,9 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
             chain1(p, first, last, units, rows, q, d, s, acc)
         else:
             chain2(p, first, last, units, rows, q, d, s, acc)
-        before = f32(0.0)
+        before, shift = f32(0.0), f32(0.0)
+        if biased:
+            shift = bias[min(I(tile * 16 + (thread & 15)), I(n_rows - 1))]
         if add:
             t = I(0) if columns == 1 else min(I(thread >> 4), I(rows - 1))
             before = residual[t * np.int64(n_rows) + min(I(tile * 16 + (thread & 15)), I(n_rows - 1))]
@@ -152,6 +157,8 @@ def matmul_quantized(formats: tuple[str, ...], most: int, add: bool, deep: bool,
                         if c * 32 < cuda.blockDim.x:
                             total = total + parts[c * (16 * n_columns) + i]
                 at = t * np.int64(n_rows) + r
+                if biased:
+                    total = total + shift
                 if add:
                     total = total + (before if columns == 1 or i == thread else residual[at])
                 out[at] = total

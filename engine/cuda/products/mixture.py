@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.cuda.products import dense, join, matmul, quantize, router, wide_experts
+from engine.cuda.products import dense, join, matmul, quantize, router, row_experts, wide_experts
 from engine.cuda.products import experts as kernels
 from engine.cuda.runtime.kinds import Constant
 from engine.cuda.runtime.recorder import Int8, Recorder
@@ -84,19 +84,26 @@ class Mixture:
         logits = self._logits()
         stacks, others = present(experts.gate, experts.up), present(*experts.shared or ())
         ends = [(experts.gate_scale, experts.gate_bias), (experts.up_scale, experts.up_bias)][-len(stacks) :]
-        *gate, up = self._products(stacks, others[:-1], ends, self._activations, False, logits)
-        act, down = Gated(gate[0] if gate else None, up, experts.activation), experts.down
+        down = experts.down
         units, n_rows = down.columns // down.format.unit, down.rows // experts.n_expert
-        size = (down.format.name, units, n_rows, experts.n_used, self._joins)
         together = self._joins == (experts.shared is not None)
-        if self._rows == 1 and together and self._residual is not None and join.can_join(*size):
-            return self._matmul_join(act, logits, units, n_rows)
+        ready: Int8 | None = None
+        if self._rows == 1 and together and self._can_activate(down.columns):
+            ready = self._gate_up(others, ends, logits)
+        else:
+            *gate, up = self._products(stacks, others[:-1], ends, self._activations, False, logits)
+            act = Gated(gate[0] if gate else None, up, experts.activation)
+            size = (down.format.name, units, n_rows, experts.n_used, self._joins)
+            if self._rows == 1 and together and self._residual is not None and join.can_join(*size):
+                return self._matmul_join(act, logits, units, n_rows)
         common: Tensor | int = 0
         if experts.shared and not self._joins:
             *g, u = dense.matmul(recorder, self._x, others[:-1])
             (common,) = dense.matmul(recorder, Gated(g[0] if g else None, u, experts.activation), others[-1:])
 
         def activations(unit: int) -> Activations:
+            if ready is not None:
+                return ready
             return quantized(recorder, act, unit, self._rows) if unit else plain(recorder, act)
 
         ends = [(experts.down_scale, experts.down_bias)]
@@ -165,6 +172,9 @@ class Mixture:
                 self._route(logits)
                 self._matmul_wide([stacks[i] for i in members], own_ends, x, down, n_rows, [outs[i] for i in members])
                 continue
+            if isinstance(x, Int8) and down and self._rows == 1 and row_experts.usable(stacks[0].format, n_rows):
+                self._down(stacks[0], [others[0]] if self._joins else [], own_ends, x, n_rows, outs[0])
+                continue
             if isinstance(x, Int8):
                 chosen = [stacks[i] for i in members], [others[i] for i in members if self._joins]
                 self._matmul_experts(*chosen, own_ends, x, down, logits, n_rows, [outs[i] for i in members])
@@ -176,6 +186,56 @@ class Mixture:
             arguments = (stacks[first], x, self._ids, factor, bias, stacks[first].columns, n_rows, outs[first])
             recorder.launch(kernel, (self._pairs, -(-n_rows // 8)), 256, arguments, result=outs[first])
         return outs
+
+    def _can_activate(self, n_ff: int) -> bool:
+        """Whether one launch computes gate, up and the activation of a single row, as int8 for down."""
+        gate, up, down = self._experts.gate, self._experts.up.format, self._experts.down.format
+        return (
+            gate is not None and gate.format == up and row_experts.usable(up, n_ff) and row_experts.usable(down, n_ff)
+        )
+
+    def _gate_up(self, others: Sequence[DeviceWeight], ends: Sequence[End], logits: Tensor) -> Int8:
+        experts, recorder = self._experts, self._recorder
+        assert experts.gate is not None
+        entry, columns, n_ff = experts.up.format, experts.up.columns, experts.down.columns
+        x, outputs = self._activations(entry.unit), self._pairs + self._joins
+        assert isinstance(x, Int8)
+        out, (finish, added) = recorder.int8(entry.unit, outputs, n_ff), finish_of(ends)
+        spare: Sequence[DeviceWeight | int] = others if self._joins else (0, 0)
+        arguments: tuple[Argument, ...] = (
+            *(experts.gate, experts.up, spare[0], spare[1]),
+            *(self._ids, self._weights, logits, experts.scales or 0, *self._choice, *added),
+            *(*experts.activation.numbers, n_ff, columns // entry.unit, *x, *out),
+        )
+        constants: tuple[Constant, ...] = (entry.name, experts.n_used, self._joins, experts.n_expert)
+        constants += (experts.scales is not None, experts.activation.kind)
+        if (experts.routing, finish) != (router.USUAL, kernels.NOTHING):
+            constants += (experts.routing, finish)
+        written = {"ids": self._ids, "weights": self._weights, **out._asdict()}
+        grid = (n_ff // row_experts.UNIT, outputs)
+        recorder.launch(row_experts.gate_up(*constants), grid, row_experts.THREADS, arguments, **written)
+        self._routed = True
+        return out
+
+    def _down(
+        self,
+        matrix: DeviceWeight,
+        others: Sequence[DeviceWeight],
+        ends: Sequence[End],
+        x: Int8,
+        n_rows: int,
+        out: Tensor,
+    ) -> None:
+        recorder, n_used, outputs = self._recorder, self._experts.n_used, out.shape[0]
+        finish, (factors, _, biases, _) = finish_of(ends)
+        parts = row_experts.parts_for(matrix.format.name, n_rows, outputs, recorder.device.multiprocessors)
+        constants: tuple[Constant, ...] = (matrix.format.name, n_used, self._joins, parts)
+        if finish != kernels.NOTHING:
+            constants += (finish,)
+        units = matrix.columns // matrix.format.unit
+        arguments = (matrix, others[0] if others else 0, self._ids, factors, biases, n_rows, units, *x, out)
+        grid = (n_rows // row_experts.rows_of(parts), outputs)
+        recorder.launch(row_experts.down(*constants), grid, row_experts.THREADS, arguments, result=out)
 
     def _route(self, logits: Tensor) -> None:
         """Record the choice of experts for all rows, unless it is recorded already."""

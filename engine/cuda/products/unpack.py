@@ -15,7 +15,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from numba import cuda, njit
 
-from engine.cuda.intrinsics import bits_float
+from engine.cuda.intrinsics import bits_float, pick_bytes
 from engine.cuda.products import unpack_bits, unpack_grid
 from engine.cuda.products.lanes import (
     Unpack,
@@ -152,14 +152,14 @@ def _mxfp4() -> Unpack:
     @njit
     def power(e):  # type: ignore[no-untyped-def]
         """2**(e - 128), subnormal below e = 2."""
-        bits = i32(0x00200000) << e if e < i32(2) else (e - i32(1)) << i32(23)
-        return bits_float(i32(bits))
+        return bits_float(i32(e * i32(1 << 23)) - i32(1 << 23) if e >= i32(2) else i32(e + i32(1)) * i32(0x00200000))
 
     @device
     def factors(w):  # type: ignore[no-untyped-def]
-        # The word holds the exponents of rows g, g + 8, g + 1, g + 9 of an even g.
-        both = u32(w[2] >> u32(u32(16) * u32((cuda.threadIdx.x >> 2) & 1)))
-        return power(unsigned_byte(both, 0)), power(unsigned_byte(both, 1)), f32(0.0), f32(0.0)
+        # The word holds the exponents of rows g, g + 8, g + 1, g + 9 of an even g; index 4 chooses a zero.
+        own = u32(u32(0x4440) + u32(2) * u32((cuda.threadIdx.x >> 2) & 1))
+        e, e8 = pick_bytes(w[2], u32(0), own), pick_bytes(w[2], u32(0), u32(own + u32(1)))
+        return power(i32(e)), power(i32(e8)), f32(0.0), f32(0.0)
 
     return Unpack(0, 0, False, ((2, 0, "lane"), (1, 64, "pair")), no_header, block, no_scale, no_sums, factors)
 

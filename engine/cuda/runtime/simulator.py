@@ -59,6 +59,7 @@ __all__ = [
     "hold",
     "keep4",
     "lane_from",
+    "lane_of_four",
     "lane_xor",
     "lane_xor_int",
     "lanes_max",
@@ -73,6 +74,7 @@ __all__ = [
     "pick_bytes",
     "pointer",
     "prefetch",
+    "settled",
     "store4",
     "stream1",
     "stream2",
@@ -133,6 +135,11 @@ class Pointer:
 def advance(p: Pointer, i: Register) -> Pointer:
     """The pointer to ``p[i]``, which may lie outside the array as long as nothing is read there."""
     return Pointer(p.array, p.offset + int(i), p.name)
+
+
+def settled(x: Register) -> Register:
+    """x."""
+    return x
 
 
 def halves(p: Pointer) -> Pointer:
@@ -384,6 +391,10 @@ def _from_law(given: list[Register]) -> list[Register]:
     return [given[source & 31][0] for _, source in given]
 
 
+def _four_law(given: list[Register]) -> list[Register]:
+    return [given[k & 28 | t & 3][0] for k, (_, t) in enumerate(given)]
+
+
 def _mma_law(given: list[Register]) -> list[tuple[Register, ...]]:
     """Assemble the fragments (a of rows g, g + 8 for each 16 positions; then b), multiply, and distribute the result."""
     halves = len(given[0]) // 3
@@ -438,6 +449,11 @@ def lane_xor_int(x: Register, lane: Register) -> Register:
 def lane_from(x: Register, lane: Register) -> Register:
     """The float32 x of lane ``lane``."""
     return _meet("lane_from", (np.float32(x), int(lane)), _from_law)
+
+
+def lane_of_four(x: Register, t: Register) -> Register:
+    """The float32 x of lane t of the four lanes 4 g .. 4 g + 3 of this one."""
+    return _meet("lane_of_four", (np.float32(x), int(t)), _four_law)
 
 
 def lanes_max(x: Register) -> Register:

@@ -33,6 +33,7 @@ from engine.cuda.intrinsics import (
     hold,
     keep4,
     lane_from,
+    lane_of_four,
     lane_xor,
     lane_xor_int,
     lanes_max,
@@ -47,6 +48,7 @@ from engine.cuda.intrinsics import (
     pointer,
     prefetch,
     round_product,
+    settled,
     silu,
     stream1,
     stream2,
@@ -180,7 +182,7 @@ def test_mma_half(extreme: bool) -> None:
 # --- exchanges -------------------------------------------------------------------------------------------------
 
 
-def exchanges(x, n, y, m, z, w):  # type: ignore[no-untyped-def]
+def exchanges(x, n, y, m, z, w, v):  # type: ignore[no-untyped-def]
     let_next_begin()
     wait_for_inputs()
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
@@ -192,20 +194,23 @@ def exchanges(x, n, y, m, z, w):  # type: ignore[no-untyped-def]
     y[i], m[i], w[i] = total, most, lanes_max(n[i])
     # Each lane may request a different lane.
     z[i] = lane_from(x[i], np.int32((7 * lane + 3) & 31))
+    v[i] = lane_of_four(x[settled(i)], np.int32((lane >> 2) & 3))
 
 
 def test_exchanges() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal(192).astype(F)
     n = rng.integers(-(2**31), 2**31, 192).astype(np.int32)
-    y, m, z, w = (np.zeros(192, kind) for kind in (F, np.int32, F, np.int32))
-    launch(exchanges, (F32P, I32P, F32P, I32P, F32P, I32P), [x, n, y, m, z, w], 2, 96)
+    y, m, z, w, v = (np.zeros(192, kind) for kind in (F, np.int32, F, np.int32, F))
+    launch(exchanges, (F32P, I32P, F32P, I32P, F32P, I32P, F32P), [x, n, y, m, z, w, v], 2, 96)
     total = x.reshape(6, 32).copy()
     for k in (16, 8, 4, 2, 1):
         total = total + total[:, np.arange(32) ^ k]
     assert np.array_equal(y.reshape(6, 32), total)
     assert np.array_equal(m.reshape(6, 32), n.reshape(6, 32).max(1, keepdims=True).repeat(32, 1))
     assert np.array_equal(w, m)
+    lanes = np.arange(32)
+    assert np.array_equal(v.reshape(6, 32), x.reshape(6, 32)[:, lanes & 28 | (lanes >> 2) & 3])
     assert np.array_equal(z.reshape(6, 32), x.reshape(6, 32)[:, (7 * np.arange(32) + 3) % 32])
 
 

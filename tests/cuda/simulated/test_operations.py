@@ -104,6 +104,45 @@ def test_matmul(gpu: backend.Backend, entry: Format, k: int) -> None:
     same(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("name", "deep"),
+    few(
+        [
+            ("MXFP4", 0),
+            ("Q8_0", 2),
+            *((name, 2 * (k % 2)) for k, name in enumerate(["Q5_0", "Q4_0", "Q4_1", "Q5_1", "IQ4_NL"])),
+        ],
+        2,
+    ),
+)
+def test_a_single_row_of_units_of_32(
+    gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, name: str, deep: int
+) -> None:
+    """Chains of 9 and of 7 units, more and fewer than the columns of a tensor-core product; two groups in flight, or one."""
+    monkeypatch.setattr(dense, "DEEP_TILES", deep)
+    columns = 32 * (7 * 9 + 7)
+    w, x = weight(FORMATS_BY_NAME[name], 19, columns), activations(1, columns)
+    on_device, device_weight = gpu.upload(x), gpu.weight(w)
+    (ours,) = computed(gpu, lambda: gpu.matmul(on_device, device_weight))
+    same(ours, cpu.matmul(x, w)[0])
+
+
+@pytest.mark.parametrize(("name", "rows"), few([("Q8_0", 1), ("Q4_K", 3), ("F16", 2), ("Q5_0", 17)]))
+def test_a_bias(gpu: backend.Backend, name: str, rows: int) -> None:
+    """A product of few rows adds it, other products are followed by sums."""
+    columns = 256 if name == "Q4_K" else 64
+    w, x, residual, bias = weight(FORMATS_BY_NAME[name], 19, columns), activations(rows, columns), *activations(2, 19)
+    residual = np.tile(residual, (rows, 1))
+    r, b, on_device, device_weight = gpu.upload(residual), gpu.upload(bias), gpu.upload(x), gpu.weight(w)
+    plan: Any = gpu.record(lambda: gpu.matmul_add(r, on_device, device_weight, b))
+    gpu.start(plan)
+    same(gpu.download(plan.result), residual + (cpu.matmul(x, w)[0] + bias))
+    same(cpu.matmul_add(residual, x, w, bias), residual + (cpu.matmul(x, w)[0] + bias))
+    assert sum(launch.kernel.kernel.name == "add" for launch in plan.launches) == (
+        0 if rows < 17 and name != "F16" else 2
+    )
+
+
 @pytest.mark.parametrize(("rows", "single", "deep"), few([(3, 16, 2), (1, 0, 2), (1, 16, 2), (1, 0, 0)], 2))
 def test_matmul_in_every_way(
     gpu: backend.Backend, monkeypatch: pytest.MonkeyPatch, rows: int, single: int, deep: int
