@@ -401,7 +401,13 @@ class Lockstep:
             if "q" in values:
                 return self._quantized(x, [self._gpu.ops.download(values[what]) for what in ("q", "scales", "sums")])
             if "result" in values:
-                return [Check(f"{kernel} of x", x, self._gpu.ops.download(values["result"]))]
+                what, expected = f"{kernel} of x", x
+                if kernel.startswith("matmul") or kernel == "add":
+                    # A product that does not add the bias itself, or the sum with the bias.
+                    what, expected = "x times the matrix", self._cpu.ops.matmul(x, args[2].cpu)[0]
+                    if kernel == "add":
+                        what, expected = f"{what}, with the bias", self._cpu.ops.add(expected, args[3].cpu)
+                return [Check(what, expected, self._gpu.ops.download(values["result"]))]
         return []
 
     def _quantized(self, x: np.ndarray, words: Sequence[np.ndarray]) -> list[Check]:

@@ -22,6 +22,7 @@ from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.models.config import DeltaNetConfig, ExpertsConfig
 from engine.synthetic.model import make_model
+from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from tests.cuda.simulated.device import SimulatedDevice
@@ -33,6 +34,12 @@ SHAPES = {
     "qwen2": Shape("qwen2", 1, 64, 2, 1, 32, 96, 289, 64, 1e4, 1e-6, tied=False),
     "qwen3": Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6),
     "gemma3": Shape("gemma3", 2, 64, 2, 1, 32, 64, 289, 64, 1e4, 1e-6, window=1),
+    "gpt-oss": GptOssShape(
+        *("gpt-oss", 1, 32, 2, 1, 32, 0, 289, 64, 1e4, 1e-5),
+        tied=False,
+        window=1,
+        experts=ExpertsConfig(3, 2, 32),
+    ),
     "qwen35moe": Shape(
         *("qwen35moe", 2, 64, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
         n_rot=16,
@@ -94,6 +101,8 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("qwen35moe", "Q8_0", "f16", [1, 2]),
             ("llama", "Q4_K_M", "f16", [2]),
             ("gemma3", "Q8_0", "f16", [2]),
+            ("gpt-oss", "F16", "f16", [2]),
+            ("gpt-oss", "Q8_0", "f16", [1, 2]),
         ],
         3,
     ),
@@ -103,13 +112,19 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = {"qwen35moe": "experts"}.get(architecture, "activate")
+    gate = {"qwen35moe": "experts", "gpt-oss": "experts"}.get(architecture, "activate")
     assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
     if architecture == "qwen35moe":
         assert {"delta_net", "gated_norm", "mtp_input", "keep_rows", "remember", "plain"} <= operations
         assert {"kept state", "kept input", "kept row", "stored key"} <= {check.what for _, check in noted}
+        return
+    if architecture == "gpt-oss":
+        # A product of a float format does not add the bias itself.
+        between = {"x times the matrix", "x times the matrix, with the bias"}
+        found = {check.what for site, check in noted if site.operation == "matmul_add"}
+        assert found & between == (between if quant == "F16" else set())
         return
     assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
     attend = "attend_in_place" if cache_type == "q8_0" else "attend_chunks"
