@@ -3,9 +3,11 @@
 Several rows take six launches: norm, int8 and router; route; gate and up; activation and int8; down; join.  A single row
 takes three: norm, int8 and router; route, gate and up; activation, int8, down and join.  If the last does not fit into one
 launch (no residual, or units of down that are not 256 wide or too many for the warps of a block), its parts are launched as
-for several rows: five launches.  This holds for every law of the choice, activation, factor and bias, and for the usual
-formats and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of the
-experts, and the router's input is a norm of the array that is normalized for the experts.  Other models take more launches.
+for several rows: five launches.  With units of 32 in all matrices a single row takes four: norm, int8 and router; route, gate
+and up, activation and int8; down; join.  This holds for every law of the choice, activation, factor and bias, and for the
+usual formats and sizes: the router is float32, gate and up have one unit, the shared network has the formats and the size of
+the experts, and the router's input is a norm of the array that is normalized for the experts.  Other models take more
+launches.
 
 The launches of a pass of more rows than a step: the router's product and route; sorting pairs by expert; int8; gate and up
 (two launches if their formats differ); activation and int8; down; the shared network, as without experts; join.

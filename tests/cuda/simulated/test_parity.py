@@ -21,8 +21,8 @@ from engine import parity
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.models.config import DeltaNetConfig, ExpertsConfig
-from engine.synthetic.model import make_model
 from engine.synthetic.mixtures import GptOssShape
+from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
 from tests.cuda.simulated.device import SimulatedDevice
