@@ -1,11 +1,11 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six minutes on two cores
-    with cold caches.
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to eight minutes on
+    two cores with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
-    values, once; all examples of hypothesis; every kernel with all its constants.  Twelve minutes on two cores.
+    values, once; all examples of hypothesis; every kernel with all its constants.  16 to 24 minutes on two cores.
 ``pytest --rest``
     The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``

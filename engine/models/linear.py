@@ -15,11 +15,6 @@ class Linear:
     bias: Array | None = None
     scale: float = 1.0
 
-    @property
-    def plain(self) -> bool:
-        """Whether the layer is only a matrix."""
-        return self.bias is None and self.scale == 1.0
-
     def finish(self, ops: Ops, y: Array, biased: bool = True) -> Array:
         """y = x @ matrix^T, scaled and, if ``biased``, with the bias: float32 [rows of x, rows]."""
         if self.scale != 1.0:
