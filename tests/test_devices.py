@@ -230,3 +230,21 @@ def test_closing_a_model_frees_its_memory_on_the_gpu(monkeypatch: pytest.MonkeyP
     assert driver.allocated == {}
     with pytest.raises(UsageError, match="closed"):
         llm.generate("x")
+
+
+@pytest.mark.parametrize(
+    ("shared", "blocks", "percent"),
+    [
+        (0, 0, 40),
+        (0, 4, 40),
+        (60 << 10, 0, 40),
+        (52 << 10, 2, 47),
+        (74 << 10, 3, 99),
+        (170 << 10, 2, 75),
+        (227 << 10, 0, 100),
+    ],
+)
+def test_shared_memory_that_a_kernel_prefers(shared: int, blocks: int, percent: int) -> None:
+    """Enough for the blocks that should be resident, as far as they fit; the usual share where that is enough."""
+    shared_percent = pytest.importorskip("engine.cuda.runtime.device").shared_percent
+    assert shared_percent(shared, blocks, 227 << 10) == percent

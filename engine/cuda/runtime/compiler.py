@@ -71,6 +71,12 @@ class Specialization:
         return _shared(self)
 
     @property
+    def blocks(self) -> int:
+        """Blocks that should fit on a multiprocessor; 0 if the kernel does not say."""
+        wish = self.kernel.blocks
+        return wish(*self.constants) if callable(wish) else wish
+
+    @property
     def function(self) -> KernelCode:
         """The ``@cuda.jit`` function."""
         return self.kernel.build(*self.constants)
@@ -82,6 +88,9 @@ def _shared(specialization: Specialization) -> int:
     wish = specialization.kernel.shared
     return wish(*specialization.constants) if callable(wish) else wish
 
+
+SHARED_OF_DRIVER = 1024
+"""Bytes of shared memory that the driver adds to each block."""
 
 KERNELS: dict[str, Kernel] = {}
 """Every kernel by name, once the files of ``engine/cuda`` are imported."""

@@ -18,7 +18,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from engine.cuda.runtime.compiler import Kernel, Specialization, cubin
+from engine.cuda.runtime.compiler import SHARED_OF_DRIVER, Kernel, Specialization, cubin
 from engine.cuda.runtime.kinds import Handle
 from engine.errors import DeviceError
 
@@ -26,10 +26,20 @@ OLDEST = (7, 5)
 """The lowest supported compute capability: the first with int8 tensor cores."""
 
 SHARED_PERCENT = 40
-"""The share of a multiprocessor's fast memory used as shared memory; the rest is cache.  It is the same for all kernels,
-because it changes only between two that do not overlap.  Enough for two blocks of attention, the largest user."""
+"""The share of a multiprocessor's fast memory used as shared memory; the rest is cache.  It is the same for all kernels of a
+step, because it changes only between two that do not overlap.  Kernels that need more for the blocks that should fit on a
+multiprocessor get more."""
 
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
+
+
+def shared_percent(shared: int, blocks: int, most: int) -> int:
+    """The percentage of a multiprocessor's fast memory that a kernel prefers as shared memory, if so many ``blocks`` of it
+    that request ``shared`` bytes each should be resident; ``most``: the most bytes that a block may request."""
+    whole = most + SHARED_OF_DRIVER
+    each = shared + SHARED_OF_DRIVER
+    resident = min(max(1, blocks), whole // each)
+    return max(SHARED_PERCENT, -(-100 * resident * each // whole)) if shared else SHARED_PERCENT
 
 
 @functools.cache
@@ -326,7 +336,8 @@ class Device:
             module = self._check(self._driver.cuModuleLoadData(code), what)
             function = self._check(self._driver.cuModuleGetFunction(module, entry.encode()), what)
             attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            self._check(self._driver.cuFuncSetAttribute(function, attribute, SHARED_PERCENT), what)
+            percent = shared_percent(specialization.shared, specialization.blocks, self.info.shared_memory)
+            self._check(self._driver.cuFuncSetAttribute(function, attribute, percent), what)
             if specialization.shared:
                 attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 self._check(self._driver.cuFuncSetAttribute(function, attribute, specialization.shared), what)
