@@ -34,6 +34,7 @@ from engine.hub import catalog
 from engine.hub.resolve import resolve
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape
+from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -102,6 +103,7 @@ class Result:
             "n_threads": self.n_threads,
             "type_k": self.type_k,
             "type_v": self.type_v,
+            "arithmetic": ARITHMETIC,
             "n_prompt": self.n_prompt,
             "n_gen": self.n_gen,
             "n_depth": self.n_depth,

@@ -70,8 +70,6 @@ class LLM(Context):
         Seconds that loading and the latest call of :meth:`compile` took.
     draft : object or None
         Draft model, or the part of the model that drafts, if there is one.
-    notes : list of str
-        Sentences about requests that could not be met.
     reread : str or None
         A sentence if tokens of the latest prompt that had been read before had to be read again; else None.
     closed : bool
@@ -84,7 +82,6 @@ class LLM(Context):
         tokenizer: Tokenizer,
         model: Model,
         load_seconds: float,
-        notes: Sequence[str] = (),
         snapshot_bytes: int = 0,
     ) -> None:
         super().__init__(model, tokenizer, snapshot_bytes)
@@ -97,7 +94,6 @@ class LLM(Context):
         self.cache_bytes = model.cache.n_bytes
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
-        self.notes = list(notes)
         if model.mtp is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label

@@ -18,7 +18,7 @@ from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
-from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes, slot_bytes
+from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes
 from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.registry import build, read_assistant, read_config, without_mtp
 from engine.ops import Ops, Progress
@@ -71,7 +71,7 @@ def load(
         Tokens of a prompt that are read in one pass, at most 4096; 0: 128 on the CPU and 1024 on a GPU, fewer if the
         context leaves too little memory. The answer does not depend on it. A GPU of compute capability 7.5 reads 16.
     cache_type : str
-        Element type of the key-value cache: "f32", "f16", "q8_0" or "q4_0"; on the CPU also "i12" or "i8".
+        Element type of the key-value cache: "f32", "f16", "q8_0", "q4_0", "i12" or "i8".
     cache_type_k, cache_type_v : str, optional
         Element types of keys and of values; by default ``cache_type``.
     check_tensors : bool
@@ -210,21 +210,20 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     config = read_config(gguf)
     if not options.mtp:
         config = without_mtp(config)
-    notes: list[str] = []
     # Per-layer embeddings stay in host memory.
     in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
     n_bytes = gguf.n_bytes + options.beside - in_host
-    slots = _slots(config, options.draft_max, ops, n_bytes, notes)
-    check_types(config, options.types, gguf, ops)
-    n_ctx, ops.max_rows = _context(config, n_ctx, options, slots, ops, n_bytes)
+    rewind = _rewind(options.draft_max, ops)
+    check_types(config, options.types, gguf)
+    n_ctx, ops.max_rows = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     ops.loading([tensor.data for tensor in gguf.tensors.values()], progress)
-    model = build(config, gguf, ops, n_ctx, options.types, slots)
+    model = build(config, gguf, ops, n_ctx, options.types, rewind)
     budget = options.snapshot_bytes
     if budget is None:
         # A snapshot is useless if it makes the system swap.
         budget = min(SNAPSHOT_BYTES, available_memory() // 8)
-    llm = LLM(gguf, tokenizer, model, 0.0, notes, budget)
+    llm = LLM(gguf, tokenizer, model, 0.0, budget)
     if model.mtp is not None:
         ops.expect_drafts()
     needed = ops.load_jobs()
@@ -238,12 +237,8 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     return llm
 
 
-def check_types(config: ModelConfig, types: Types, gguf: GGUF, ops: Ops) -> None:
-    """Raise UsageError if the device does not have a type, and ModelError if heads cannot be divided into its blocks."""
-    if types.k.whole and not ops.integer_caches:
-        raise UsageError(
-            f"cache type {types.k.name} is not available on {ops.label}, only on the CPU: use f16, or the device cpu."
-        )
+def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
+    """Raise ModelError if heads cannot be divided into the blocks of a type."""
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
         if kind.quantized and not all(map(kind.block, widths)):
@@ -254,28 +249,15 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF, ops: Ops) -> None
             )
 
 
-def _slots(config: ModelConfig, draft_max: int, ops: Ops, weights: int, notes: list[str]) -> int:
-    """The number of states that recurrent layers keep.  Adds a note if memory allows fewer drafts than requested.
-
-    A pass with n drafts leaves n + 1 states, and so does each pass in flight.  The state before them must also be kept, and
-    that of the token before, which a hybrid that drafts for another model reads again.
-    """
-    size = slot_bytes(config)
-    drafts = draft_max or DRAFT_MAX["mtp"]
-    wanted = 2 + ops.ahead_drafted * (drafts + 1)
-    free = ops.free_memory(weights)
-    if size == 0 or not free or wanted * size <= free // 4:
-        return wanted
-    slots = max(3, free // 4 // size)
-    if slots - 2 < drafts and (config.mtp is not None or draft_max):
-        notes.append(
-            f"a state of this model takes {size / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free: at most {slots - 2} "
-            f"tokens are drafted at a time, not {drafts}"
-        )
-    return min(int(slots), wanted)
+def _rewind(draft_max: int, ops: Ops) -> int:
+    """The number of latest tokens that recurrent layers can roll back: those of all passes in flight, each with its drafts,
+    and the token before them, which a hybrid that drafts for another model reads again."""
+    return 1 + ops.ahead_drafted * ((draft_max or DRAFT_MAX["mtp"]) + 1)
 
 
-def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops: Ops, weights: int) -> tuple[int, int]:
+def _context(
+    config: ModelConfig, n_ctx: int, options: _Options, rewind: int, ops: Ops, weights: int
+) -> tuple[int, int]:
     """The number of positions to reserve memory for, and the number of tokens of a prompt that one pass reads.  Raises
     ContextError if the device's memory is too small."""
     if not 0 <= n_ctx < 2**31:
@@ -286,9 +268,9 @@ def _context(config: ModelConfig, n_ctx: int, options: _Options, slots: int, ops
 
     def size(positions: int, rows: int) -> int:
         most = pass_rows(rows, positions)
-        cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, slots))
+        cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, rewind))
         if config.mtp is not None:
-            cache += 4 * config.n_embd * hidden_ring(most, slots).capacity
+            cache += 4 * config.n_embd * hidden_ring(most, rewind).capacity
         scratch = max((ops.scratch_bytes(a.n_head, a.d_v, positions) for a in config.attentions), default=0)
         return int(cache + angle_bytes(config, positions) + scratch + most * row_bytes(config))
 

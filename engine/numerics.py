@@ -5,8 +5,8 @@ for one arithmetic.  The rules that make its bits equal everywhere:
 
 * only ``+ - * /``, ``sqrt``, :func:`fma`, integer operations and bit casts: no libm, no libdevice;
 * every product that feeds a sum is an explicit :func:`fma`, so no compiler can choose to contract it;
-* ``exp`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and ``softcap``
-  end in a product and must not be added to;
+* ``exp``, ``exp2`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and
+  ``softcap`` end in a product and must not be added to;
 * finite values only: the bits of a NaN are not specified.
 
 All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
@@ -120,6 +120,28 @@ def exp(x):  # type: ignore[no-untyped-def]
     if x != x:
         y = x
     return y
+
+
+_EXP2_MIN = f32(-125.0)
+
+
+@njit(cache=True, error_model="numpy")
+def exp2(x):  # type: ignore[no-untyped-def]
+    """2**x for x <= 0, error below 2 ulp; 0 for x < -125 (no subnormal results) and for NaN; exp2(0) is exactly 1.
+
+    x = n + r with |r| <= 1/2, then a polynomial in r that minimizes the relative error, then n is added to the exponent bits.
+    A third fewer operations than :func:`exp`.
+    """
+    t = x + _ROUND
+    r = x - (t - _ROUND)
+    p = f32(1.3269534102e-3)
+    p = fma(p, r, f32(9.6712922677e-3))
+    p = fma(p, r, f32(5.5507108569e-2))
+    p = fma(p, r, f32(2.4022246897e-1))
+    p = fma(p, r, f32(6.9314700365e-1))
+    p = fma(p, r, _ONE)
+    y = bits_float(i32(float_bits(p) + ((float_bits(t) - _ROUND_BITS) << i32(23))))
+    return y if x >= _EXP2_MIN else _ZERO
 
 
 @njit(cache=True, error_model="numpy")

@@ -128,9 +128,6 @@ class Operations(Protocol[A, V, M]):
     max_rows: int
     """The number of rows of the largest pass that reads a prompt."""
 
-    integer_caches: bool
-    """Whether there are the cache types i8 and i12 (``CacheType.whole``)."""
-
     ahead_drafted: int
     """The number of steps with drafts that may be in flight at once."""
 

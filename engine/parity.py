@@ -20,6 +20,7 @@ from engine.cli import entry, shared
 from engine.cli.parser import Parser, filled, whole
 from engine.devices import parse_device
 from engine.errors import DeviceError, UsageError
+from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
     from engine.cli.report import Report
@@ -160,7 +161,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
     print(f"{path.name}: {config.architecture}, {size}")
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
-    print(f"CPU, {threads}, and {gpu.model.ops.label}\n", flush=True)
+    print(f"CPU, {threads}, and {gpu.model.ops.label}, arithmetic {ARITHMETIC}\n", flush=True)
 
     tally = Tally(args.verbose)
     both = Comparison(cpu, gpu, ids, args.seed, tally)

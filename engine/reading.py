@@ -51,7 +51,7 @@ class Reader:
         self.cache = model.cache
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
-        #: Bytes of the states of recurrent layers after one token; 0 if the model has none.
+        #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
         self.slot_bytes = slot_bytes(self.config)
         self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
         self.reread: str | None = None

@@ -39,9 +39,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
 def run(args: argparse.Namespace) -> int:
     """Does what the flags request, from loading the model to the report; raises EngineError."""
     import engine
+    from engine.version import ARITHMETIC
 
     if args.version:
-        print(f"bitmirror {engine.__version__}")
+        print(f"bitmirror {engine.__version__}, arithmetic {ARITHMETIC}")
         return 0
     if args.list_devices:
         return list_devices()
@@ -184,6 +185,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
     """
     from engine.cli.report import peak_memory
     from engine.models.traffic import bytes_per_second
+    from engine.version import ARITHMETIC
 
     ops = llm.model.ops
     memory = ops.device_memory()
@@ -196,6 +198,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
         "text": generation.text,
         "finish_reason": reply.reason,
         "seed": options["seed"],
+        "arithmetic": ARITHMETIC,
     }
     if options["logprobs"]:
         result["logprobs"] = [

@@ -20,7 +20,7 @@ from engine.checks import described
 from engine.errors import ContextError, UsageError
 from engine.gguf.file import GGUF
 from engine.models.config import ModelConfig
-from engine.version import __version__
+from engine.version import ARITHMETIC, __version__
 
 FORMAT = "bitmirror-state"
 VERSION = 1
@@ -58,7 +58,7 @@ def digest(gguf: GGUF) -> str:
 
 
 def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
-    """What must agree for a state to be continued: the model, and the element types of its cache."""
+    """What must agree for a state to be continued: the model, the element types of its cache, and the arithmetic."""
     layer = next((layer for layer in cache.layers if isinstance(layer, LayerCache)), None)
     return {
         "model": {
@@ -68,6 +68,7 @@ def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
             "digest": digest(gguf),
         },
         "cache": {"k": layer.k_type.name, "v": layer.v_type.name} if layer is not None else None,
+        "arithmetic": ARITHMETIC,
     }
 
 
@@ -127,6 +128,9 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         refuse(broken)
     if state.get("version") != VERSION:
         refuse(f"is a state of another version of this engine ({state.get('engine')!r:.40}); this is {__version__}")
+    if state.get("arithmetic") != wanted["arithmetic"]:
+        engine = f"{state.get('engine')!r:.40}"
+        refuse(f"was saved with another arithmetic (by engine {engine}), whose bits differ; read the text again")
     model = state.get("model")
     if model != wanted["model"]:
         name = model.get("name") if isinstance(model, dict) else None

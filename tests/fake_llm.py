@@ -150,7 +150,6 @@ class FakeLLM:
         self.cache = SimpleNamespace(layers=[])
         self.draft: Any = None
         self.slot_bytes, self.reread = 0, None
-        self.notes: list[str] = []
         self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:
             device = options["device_draft"] or options["device"]

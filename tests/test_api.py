@@ -708,6 +708,8 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "format": (lambda s: s.update(format="x"), "is not a saved state"),
     "version": (lambda s: s.update(version=2, engine="9.9"), "another version of this engine .'9.9'"),
     "no version": (lambda s: s.pop("version"), "another version"),
+    "arithmetic": (lambda s: s.update(arithmetic=1, engine="0.1"), "another arithmetic .by engine '0.1'."),
+    "no arithmetic": (lambda s: s.pop("arithmetic"), "another arithmetic"),
     "digest": (lambda s: s["model"].update(digest="0" * 64), "another model .'Dense'"),
     "name": (lambda s: s["model"].update(name="\x1b[31m\n" * 99), "another model"),
     "no model": (lambda s: s.pop("model"), "another model"),

@@ -21,6 +21,7 @@ import engine
 from engine import bench
 from engine.bench import Result
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.recurrent import RecurrentShape
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.cpu import bandwidth as memory
 from engine.cpu.backend import Backend
@@ -89,6 +90,16 @@ def test_cache_read_per_token(first: int, count: int, types: Types, window: int)
         visible = [j for j in range(position + 1) if window == 0 or j > position - window]
         total += (position + 1) * 2 * (32 * k + 96 * v) + len(visible) * (64 * k + 64 * v)
     assert bandwidth.cache_bytes_per_token(cache.layers, first, count) == pytest.approx(total / count)
+
+
+@given(first=st.integers(0, 300), count=st.integers(1, 40))
+def test_recurrent_memory_per_token(first: int, count: int) -> None:
+    layer = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=4, d=32, rewind=5).layer(0, 64, F16, np.zeros)
+    state, token = 4 * 4 * 32 * 32, 4 * (2 * 32 + 4 * 32 + 4)
+    total = 0
+    for position in range(first, first + count):
+        total += state + position % 16 * token + token + (state if position % 16 == 15 else 0)
+    assert bandwidth.cache_bytes_per_token([layer], first, count) == pytest.approx(total / count)
 
 
 def test_statistics() -> None:

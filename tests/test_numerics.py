@@ -42,6 +42,7 @@ silu = mapped(numerics.silu)
 softplus = mapped(numerics.softplus)
 gelu = mapped(numerics.gelu)
 tanh = mapped(numerics.tanh)
+exp2 = mapped(numerics.exp2)
 expm1 = mapped(numerics.expm1)
 half_to_float = mapped(numerics.half_to_float)
 float_to_half = mapped(numerics.float_to_half, np.uint16)
@@ -86,6 +87,7 @@ def exact_gelu(x: Array) -> Array:
     [
         (exp, np.exp, 1e-30, 88.7228, 1.1),
         (exp, np.exp, -1e-30, -87.0, 1.1),
+        (exp2, np.exp2, -1e-30, -125.0, 2.0),
         (expm1, np.expm1, 1e-30, 88.7228, 2.0),
         (expm1, np.expm1, -1e-30, -87.0, 2.0),
         (log, np.log, 1.1754944e-38, 3.4e38, 1.5),
@@ -158,6 +160,13 @@ def test_exp_at_its_ends() -> None:
     assert exp(np.array([last]))[0] < INF
     assert exp(np.array([first]))[0] > 0
     assert exp(np.array([np.nextafter(first, -INF)]))[0] == 0
+
+
+def test_exp2_at_its_ends() -> None:
+    y = exp2(
+        np.array([-INF, -3.4e38, -1000, np.nextafter(np.float32(-125), -INF), NAN, -125, -1, -0.0, 0.0], np.float32)
+    )
+    assert y.tolist() == [0.0] * 5 + [2.0**-125, 0.5, 1.0, 1.0]
 
 
 def test_expm1_at_its_ends() -> None:

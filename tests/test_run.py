@@ -22,6 +22,7 @@ from engine.hub.catalog import CATALOG, model_file
 from engine.models import traffic as bandwidth
 from engine.run import main
 from engine.speculative.params import SpeculationParams
+from engine.version import ARITHMETIC
 from tests import fake_llm
 from tests.conftest import REPOSITORY, model_path
 
@@ -207,6 +208,7 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
         "text": "Å",
         "finish_reason": "length",
         "seed": 7,
+        "arithmetic": ARITHMETIC,
         "logprobs": [
             {
                 "id": 0xC5,
@@ -404,7 +406,7 @@ def test_errors_while_running(
 
 def test_version(capsys: Capture) -> None:
     assert main(["--version"]) == 0
-    assert re.fullmatch(r"bitmirror \S+.*\n", capsys.readouterr().out)
+    assert re.fullmatch(rf"bitmirror \S+, arithmetic {ARITHMETIC}\n", capsys.readouterr().out)
 
 
 # -- templates and conversations

@@ -39,7 +39,7 @@ MOST_BLOCK = 128
 """The most elements of an integer cache that share a scale."""
 
 GROUP = 8
-"""Chunks that attention over an integer cache joins with one another before it joins them with others."""
+"""Chunks that attention joins with one another before it joins them with others."""
 
 
 @dataclass(frozen=True)

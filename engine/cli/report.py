@@ -217,13 +217,10 @@ class Report:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.slot_bytes:
-            slots = llm.model.slots
             self.line(
-                f"recurrent states {slots} x {_bytes(llm.slot_bytes)} to roll tokens back, and up to "
+                f"recurrent states {llm.model.slots} x {_bytes(llm.slot_bytes)} to roll tokens back, and up to "
                 f"{_bytes(llm.snapshots.budget)} of host memory for snapshots at the ends of messages"
             )
-        for note in llm.notes:
-            self.line(f"note: {note}")
         if llm.draft is not None and llm.draft.name == "mtp":
             self.line(
                 f"drafts by the model's own layer (multi-token prediction), which reads {_bytes(int(llm.draft.cost))}"
@@ -238,8 +235,6 @@ class Report:
                 f"drafts by {_name(draft)}, {_count(draft.n_params)} parameters, "
                 f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
             )
-            for note in draft.notes:
-                self.line(f"note: {note}")
 
     def device(self, llm: "LLM") -> None:
         """Reports a GPU's memory, used by the model and free, and how fast it can be read; nothing for the CPU."""

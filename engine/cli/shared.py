@@ -20,7 +20,7 @@ GPU_LAYERS = """\
 that --device selects; layers cannot be divided between devices"""
 
 CACHE_TYPE = """\
-element type of the key-value cache: f32, f16, q8_0 or q4_0; on the CPU also i12 or i8"""
+element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8"""
 
 BATCH_SIZE = """\
 number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the

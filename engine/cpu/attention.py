@@ -12,9 +12,10 @@ Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q
     with a quantized cache by ``engine/cpu/quantized_cache.py``;
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
     o_d = fma(p_b, v_bd, ... fma(p_a, v_ad, 0)) over the visible lanes a..b of the chunk only;
-    chunks join in rising position: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l),
-    O' = fma(O, a, b o); a sink s joins last: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a;
-    out = O / L.
+    chunks join in two levels: those of a group, 8 whose numbers differ in the last three bits, in rising position, then the
+    groups in rising position, each level from (M, L, O) = (-inf, 0, 0); a group without a visible chunk takes no part;
+    a join is M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l), O' = fma(O, a, b o);
+    a sink s joins last: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a; out = O / L.
 Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and head of keys that its items
     share, and once per four items from a cache of the CPU.
 """
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from engine.cache.types import BLOCK, CHUNK
+from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
 from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
@@ -124,15 +125,44 @@ def weighted_values(half: bool) -> Callable[..., None]:
     return weighted_values
 
 
+# --- joining ---------------------------------------------------------------------------------------------------
+
+
 @njit(cache=True, error_model="numpy")
 def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
-    """Join a chunk to those before it: out = out * a + o * b; returns the maximum and the sum over all of them."""
+    """Join a chunk, or a group, to those before it: out = out * a + o * b; returns the maximum and the sum over all."""
     joined = max(maximum, m)
     a = exp(maximum - joined)
     b = exp(m - joined)
     for d in range(out.size):
         out[d] = fma(out[d], a, b * o[d])
     return joined, fma(total, a, b * weight)
+
+
+@njit(cache=True, error_model="numpy")
+def begin(sums, out, first, stop):  # type: ignore[no-untyped-def]
+    """Nothing has been joined for items [first, stop).  Row item - first of sums float32 [.., 4]: maximum and sum of the
+    groups so far, and of the chunks so far of the current group; out holds the weighted values of the groups."""
+    rows = out.shape[0]
+    for item in range(first, stop):
+        own = sums[item - first]
+        own[0] = own[2] = f32(-np.inf)
+        own[1] = own[3] = f32(0.0)
+        out[item % rows, item // rows, :] = f32(0.0)
+
+
+@njit(cache=True, error_model="numpy")
+def join_groups(sums, inner, out, first, stop):  # type: ignore[no-untyped-def]
+    """Join the current group of items [first, stop) to those before it, and begin the next one; inner float32 [.., d_v]: the
+    group's weighted values."""
+    rows = out.shape[0]
+    for item in range(first, stop):
+        own, values = sums[item - first], inner[item - first]
+        # The sum of a chunk is at least 1, so this is 0 only where the item has seen none of the group.
+        if own[3] != f32(0.0):
+            own[0], own[1] = join(own[0], own[1], own[2], own[3], values, out[item % rows, item // rows])
+            own[2], own[3] = f32(-np.inf), f32(0.0)
+            values[:] = f32(0.0)
 
 
 @njit(cache=True, error_model="numpy")
@@ -143,6 +173,18 @@ def join_sink(maximum, total, sink, out):  # type: ignore[no-untyped-def]
     for d in range(out.size):
         out[d] = out[d] * a
     return fma(total, a, exp(sink - joined))
+
+
+@njit(cache=True, error_model="numpy")
+def finish(sums, sinks, out, first, stop):  # type: ignore[no-untyped-def]
+    """Join the sinks, if there are any, and divide by the sums."""
+    rows = out.shape[0]
+    for item in range(first, stop):
+        row, total = out[item % rows, item // rows], sums[item - first, 1]
+        if sinks.size > 0:
+            total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
+        for i in range(row.size):
+            row[i] = row[i] / total
 
 
 # --- types of keys and values ----------------------------------------------------------------------------------
@@ -205,9 +247,9 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
 
 @family
-def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
+def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
     """The kernel ``attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last)`` for keys
-    and values of these sizes in bits.
+    and values of these sizes in bits and groups of this number of chunks.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
     keys, and empty for others; positions int32 [rows]; window 0 means all earlier positions; sinks float32 [n_head] or [0].
@@ -219,9 +261,9 @@ def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
     @njit(error_model="numpy")
     def attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = q.shape
-        group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
+        of_head, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
         blocks = d_k // BLOCK if k_quantized else 0
-        most = min(last - first, group * rows)
+        most = min(last - first, of_head * rows)
         # Four queries are read at once, even where fewer are left.
         queries, dq = np.empty((most + ROWS, d_k), np.float32), np.empty((most + ROWS, blocks), np.float32)
         clear(queries, queries.size)
@@ -230,20 +272,19 @@ def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
         v_scratch = np.empty((CHUNK, d_v if v_quantized else 0), np.float32)
         dk, dots = np.empty((blocks, CHUNK), np.float32), np.empty((ROWS, CHUNK), np.float32)
         p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
-        # The maximum and the sum of the chunks so far, and the maximum of the current one.
-        sums, lanes = np.empty((most, 3), np.float32), np.empty((ROWS, 2), np.int64)
+        tops, lanes = np.empty(ROWS, np.float32), np.empty((ROWS, 2), np.int64)
+        sums, inner = np.empty((most, 4), np.float32), np.zeros((most, d_v), np.float32)
         while first < last:
-            g = first // rows // group
-            stop = min(last, (g + 1) * group * rows)
+            g = first // rows // of_head
+            stop = min(last, (g + 1) * of_head * rows)
             low, high = positions[0], positions[0]
             for item in range(first, stop):
                 t, h, at = item % rows, item // rows, item - first
                 low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
                 query(q, integers, scales, scale, t, h, queries, dq, at)
-                sums[at, 0], sums[at, 1] = f32(-np.inf), f32(0.0)
-                for i in range(d_v):
-                    out[t, h, i] = f32(0.0)
-            for chunk in range(low // CHUNK, high // CHUNK + 1):
+            begin(sums, out, first, stop)
+            end = high // CHUNK + 1
+            for chunk in range(low // CHUNK, end):
                 own_keys, key = read_keys(keys, g, chunk % chunks, k_scratch, dk)
                 own_values, value = read_values(values, g, chunk % chunks, v_scratch)
                 item = first
@@ -254,19 +295,16 @@ def attend(k_bits: int, v_bits: int) -> Callable[..., None]:
                         continue
                     scores(queries, dq, item - first, i64(1 if n == 1 else ROWS), own_keys, key, dk, dots, p)
                     for r in range(n):
-                        sums[item + r - first, 2] = weigh(p[r], lanes[r, 0], lanes[r, 1])
+                        tops[r] = weigh(p[r], lanes[r, 0], lanes[r, 1])
                     weighted(p, n, lanes, own_values, value, d_v, o)
                     for r in range(n):
-                        at, t, h = item + r - first, (item + r) % rows, (item + r) // rows
-                        weight, own = fold(p[r], CHUNK), sums[at]
-                        own[0], own[1] = join(own[0], own[1], own[2], weight, o[r], out[t, h])
+                        at, weight = item + r - first, fold(p[r], CHUNK)
+                        own = sums[at]
+                        own[2], own[3] = join(own[2], own[3], tops[r], weight, o[r], inner[at])
                     item += n
-            for item in range(first, stop):
-                row, total = out[item % rows, item // rows], sums[item - first, 1]
-                if sinks.size > 0:
-                    total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
-                for i in range(d_v):
-                    row[i] = row[i] / total
+                if (chunk + 1) % group == 0 or chunk + 1 == end:
+                    join_groups(sums, inner, out, first, stop)
+            finish(sums, sinks, out, first, stop)
             first = stop
 
     return attend

@@ -38,8 +38,6 @@ class Backend(PassOperations):
     name = "cpu"
     ahead_drafted = 1
     """The number of steps with drafts that may be in flight at once."""
-    integer_caches = True
-    """Whether there are the cache types i8 and i12."""
 
     def __init__(self, n_threads: int = 0, max_rows: int = 0) -> None:
         """max_rows: the most rows of a pass that reads a prompt, 0: 128; longer prompts take several passes.  The bits do not

@@ -56,11 +56,12 @@ class CacheOperations(Recorder):
         return integers, scales
 
     def integer_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
-        """Queries [rows, n_head, d_k] quantized for integer keys: int16, and scales float32 [rows, n_head, blocks]."""
+        """Queries [rows, n_head, d_k] times scale * log2(e), quantized for integer keys: int16, and scales float32 [rows,
+        n_head, blocks]."""
         items, d = q.shape[0] * q.shape[1], q.shape[2]
         block = k_type.block(d)
         integers, scales = self.empty(q.shape, np.int16), self.empty((*q.shape[:2], d // block))
-        given = f32(scale), block, integers.reshape(items, d), scales.reshape(items, d // block)
+        given = f32(scale * integer_cache.LOG2_E), block, integers.reshape(items, d), scales.reshape(items, d // block)
         self.do(integer_cache.quantize_queries, q.reshape(items, d), *given, items=items, ns=1.0 * d)
         return integers, scales
 

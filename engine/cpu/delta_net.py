@@ -1,21 +1,31 @@
-"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, as Qwen3-Next and Qwen3.5 use it.
+"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks") in chunks of 16 tokens, as Qwen3-Next and Qwen3.5 use it.
 
 Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution:
     y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
     q = y_q * r(y_q) * scale, k = y_k * r(y_k) per head, r(y) = 1 / sqrt(sum(y^2) + eps), scale = 1 / sqrt(d); v = y_v;
-    per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``, and the state
-    M [d, d], row j for element j of the value:
-    e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta);
-    M = M * e;  delta_j = (v_j - M_j . k) * beta';  M_ji = M_ji + delta_j * k_i;  out_j = M_j . q.
+    per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``:
+    e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta).
+    Chunk n holds the positions 16 n .. 16 n + 15.  S [d, d] is the state before it, row j for element j of the value, and 0
+    for chunk 0.  For token t of the chunk and the tokens i before it in the chunk, with G_t = e_0 * .. * e_t and
+    D_it = e_(i+1) * .. * e_t (D_ii = 1):
+    u_tj = (v_tj - x_tj) * beta'_t,  x_tj = G_t * (S_j . k_t) + sum_i (D_it * (k_i . k_t)) * u_ij;
+    out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included.
+    The state after the chunk is S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
+    This is M = e * M;  u = (v - M k) * beta';  M = M + u k^T;  out = M q, token by token, with M written as S and the tokens
+    since.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv]; ring
-    float32 [length, C], x of position p in row p % length; states float32 [slots, n_v, d, d], the state after position p in
-    slot p % slots; out float32 [rows, n_v d].  d is a multiple of 32.
+    float32 [length, C], x of position p in row p % length; states float32 [slots, n_v, d, d], slots >= 2, S of chunk n in
+    slot n % slots; keys float32 [16 slots, n_k, d], deltas float32 [16 slots, n_v, d], decays float32 [16 slots, n_v]: k, u
+    and e of position p in row p % (16 slots); out float32 [rows, n_v d].  d is a multiple of 32.
 Who owns what: an item of the convolution is a block of 64 channels, of the norms a head of a row, of the rule a value head.
 Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2): the tree of ``engine/cpu/rms_norm.py``.
-    M_j . k: chain c of 32 owns i with i % 32 == c, one fma each in rising i, from 0; then with s_l = (c_4l + c_4l+2) +
-    (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...), (0 + 1).
-    M_ji = fma(delta_j, k_i, M_ji * e).  A row is finished before the next begins, in any number of rows.
-Bytes moved: 4 d^2 n_v read, and as many written for each of the last ``slots`` rows.
+    G_t = (..(e_0 * e_1) * ..) * e_t and D_it = (..(e_(i+1) * e_(i+2)) * ..) * e_t, rounded at each step.
+    Dots, such as S_j . k: chain c of 32 owns m with m % 32 == c, one fma each in rising m, from 0; then with s_l = (c_4l +
+    c_4l+2) + (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...), (0 + 1).
+    Sums over tokens: ((G A + w_0 u_0) + w_1 u_1) + .., G A and the weights w rounded, one fma per token in rising i.
+    Everything depends on S and the tokens of the chunk up to t only: not on the division of the rows into passes.
+Bytes moved: 4 d^2 n_v read per chunk that the pass touches, and as many written per chunk that it ends; 4 (n_k + n_v) d for
+    each token that is read from the lists or written to them.
 """
 
 import math
@@ -23,6 +33,7 @@ import math
 import numpy as np
 from numba import njit
 
+from engine.cache.recurrent import SPAN
 from engine.cpu.fold import fold
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
 from engine.numerics import exp, fma, sigmoid, silu, softplus
@@ -30,6 +41,8 @@ from engine.numerics import exp, fma, sigmoid, silu, softplus
 f32 = np.float32
 DOT_CHAINS = 32
 CHANNELS = 64
+FEW = 3
+"""Fewer tokens of a chunk than that have their dots computed one after another; more, side by side."""
 
 
 @njit(cache=True, error_model="numpy")
@@ -84,50 +97,191 @@ def _fold_dot(chains):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def delta_step(state, q, k, v, e, beta, chains, out):  # type: ignore[no-untyped-def]
-    """One token of one head: updates state [d, d] in place; q, k, v, out [d]; chains [32] is scratch."""
-    d = k.size
-    for j in range(d):
-        # Loops of a length that the compiler knows become vector operations.
-        chains[:] = f32(0.0)
+def dots(rows, k, q, t, products, chains):  # type: ignore[no-untyped-def]
+    """products[j, t] = rows[j] . k, products[j, 16 + t] = rows[j] . q: rows [n, d], k, q [d]; chains [2, 32] is scratch."""
+    n, d = rows.shape
+    of_key, of_query = chains[0], chains[1]
+    for j in range(n):
+        of_key[:] = f32(0.0)
+        of_query[:] = f32(0.0)
         for i in range(0, d, DOT_CHAINS):
-            row, keys = state[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS]
+            # Loops of a length that the compiler knows become vector operations.
+            row, key, query = rows[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS], q[i : i + DOT_CHAINS]
             for c in range(DOT_CHAINS):
-                x = row[c] * e
-                row[c] = x
-                chains[c] = fma(x, keys[c], chains[c])
-        delta = (v[j] - _fold_dot(chains)) * beta
-        chains[:] = f32(0.0)
-        for i in range(0, d, DOT_CHAINS):
-            row, keys, query = state[j, i : i + DOT_CHAINS], k[i : i + DOT_CHAINS], q[i : i + DOT_CHAINS]
-            for c in range(DOT_CHAINS):
-                x = fma(delta, keys[c], row[c])
-                row[c] = x
-                chains[c] = fma(x, query[c], chains[c])
-        out[j] = _fold_dot(chains)
+                of_key[c] = fma(row[c], key[c], of_key[c])
+                of_query[c] = fma(row[c], query[c], of_query[c])
+        products[j, t] = _fold_dot(of_key)
+        products[j, SPAN + t] = _fold_dot(of_query)
+
+
+@njit(forceinline=True, error_model="numpy")
+def _all_dots(rows, x, products, sums, n_runs):  # type: ignore[no-untyped-def]
+    for j in range(rows.shape[0]):
+        for g in range(DOT_CHAINS // 4):
+            for t in range(2 * SPAN):
+                c0, c1, c2, c3 = f32(0.0), f32(0.0), f32(0.0), f32(0.0)
+                for m in range(n_runs):
+                    i = DOT_CHAINS * m + 4 * g
+                    c0 = fma(rows[j, i], x[i, t], c0)
+                    c1 = fma(rows[j, i + 1], x[i + 1, t], c1)
+                    c2 = fma(rows[j, i + 2], x[i + 2, t], c2)
+                    c3 = fma(rows[j, i + 3], x[i + 3, t], c3)
+                sums[g, t] = (c0 + c2) + (c1 + c3)
+        for t in range(2 * SPAN):
+            even = (sums[0, t] + sums[4, t]) + (sums[2, t] + sums[6, t])
+            odd = (sums[1, t] + sums[5, t]) + (sums[3, t] + sums[7, t])
+            products[j, t] = even + odd
 
 
 @njit(cache=True, error_model="numpy")
-def delta_rule(y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, states, out, first, last):  # type: ignore[no-untyped-def]
-    """Run the rule over all rows for the value heads [first, last): y float32 [rows, C], queries and keys normalized; out
-    [rows, n_v, d]; alpha [rows, n_v or more], beta [rows, beta_at + n_v], of which column beta_at + h belongs to head h; a,
-    dt [n_v]."""
+def all_dots(rows, x, products, sums):  # type: ignore[no-untyped-def]
+    """products[j, t] = rows[j] . x[:, t], those of a row side by side: rows [n, d], x [d, 32]; sums [8, 32] is scratch."""
+    if rows.shape[1] == 4 * DOT_CHAINS:
+        # The usual number of runs, as a constant: the loop over them is unrolled, and the one around it becomes vectors.
+        _all_dots(rows, x, products, sums, 4)
+    else:
+        _all_dots(rows, x, products, sums, rows.shape[1] // DOT_CHAINS)
+
+
+@njit(cache=True, error_model="numpy")
+def couple(e, products, at, end, weights, decayed, left):  # type: ignore[no-untyped-def]
+    """How tokens of a chunk act on the tokens [at, end): weights[0, i, t] = D_it * c_it, weights[1, i, t] = D_it * s_it, with
+    products [end, 32] = c, s; decayed[t] = G_t and left[i] = D_i,end-1.  e [end]: the decays."""
+    total = f32(1.0)
+    for t in range(end):
+        total = total * e[t]
+        decayed[t] = total
+    for i in range(end):
+        decay = f32(1.0)
+        for t in range(i, end):
+            if t > i:
+                decay = decay * e[t]
+            if t >= at:
+                weights[0, i, t] = decay * products[i, t]
+                weights[1, i, t] = decay * products[i, SPAN + t]
+        left[i] = decay
+
+
+@njit(forceinline=True, error_model="numpy")
+def _add_tokens(x, weights, t, deltas, base, h, n):  # type: ignore[no-untyped-def]
+    """x [d] = fma(weights[i, t], u_i, x) for i = 0 .. n - 1, with u_i = deltas[base + i, h]."""
+    for i in range(n):
+        w, u = weights[i, t], deltas[base + i, h]
+        for j in range(x.size):
+            x[j] = fma(w, u[j], x[j])
+
+
+@njit(cache=True, error_model="numpy")
+def token(t, products, weights, decayed, deltas, base, h, v, beta, x, out):  # type: ignore[no-untyped-def]
+    """u_t of a head, stored in deltas[base + t, h], and out [d], from those of the tokens before in the chunk; products
+    [d, 32] = A, B; v [d]; x [d] is scratch."""
+    d = v.size
+    for j in range(d):
+        x[j] = decayed[t] * products[j, t]
+    _add_tokens(x, weights[0], t, deltas, base, h, t)
+    u = deltas[base + t, h]
+    for j in range(d):
+        u[j] = (v[j] - x[j]) * beta
+    for j in range(d):
+        out[j] = decayed[t] * products[j, SPAN + t]
+    _add_tokens(out, weights[1], t, deltas, base, h, t + 1)
+
+
+@njit(cache=True, error_model="numpy")
+def next_state(state, k, deltas, base, h, left, decay, parts, new):  # type: ignore[no-untyped-def]
+    """new [d, d], the state after a chunk that began with ``state``: k [16, d] are its keys, decay is G of its last token;
+    parts [16] is scratch."""
+    d = state.shape[0]
+    for j in range(d):
+        for i in range(SPAN):
+            parts[i] = left[i] * deltas[base + i, h, j]
+        for m in range(d):
+            x = state[j, m] * decay
+            for i in range(SPAN):
+                x = fma(parts[i], k[i, m], x)
+            new[j, m] = x
+
+
+@njit(cache=True, error_model="numpy")
+def delta_rule(  # type: ignore[no-untyped-def]
+    y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, states, keys, deltas, decays, out, first, last
+):
+    """Run the rule over all rows for the items [first, last): value heads, those of a key head one after another.
+
+    y float32 [rows, C], queries and keys normalized; out [rows, n_v, d]; alpha [rows, n_v or more], beta [rows, beta_at +
+    n_v], of which column beta_at + h belongs to head h; a, dt [n_v].  ``keys`` is only read: see ``keep_keys``.
+    """
     rows, n_v, d = out.shape
-    slots = states.shape[0]
-    state = np.empty((d, d), np.float32)
-    chains = np.empty(DOT_CHAINS, np.float32)
-    for h in range(first, last):
-        state[:] = f32(0.0)
-        if positions[0] > 0:
-            state[:] = states[(positions[0] - 1) % slots, h]
-        g = h // (n_v // n_k) if grouped else h % n_k
-        q_at, k_at, v_at = g * d, (n_k + g) * d, (2 * n_k + h) * d
-        for t in range(rows):
-            e = exp(a[h] * softplus(alpha[t, h] + dt[h]))
-            q, k, v = y[t, q_at : q_at + d], y[t, k_at : k_at + d], y[t, v_at : v_at + d]
-            delta_step(state, q, k, v, e, sigmoid(beta[t, beta_at + h]), chains, out[t, h])
-            if t >= rows - slots:
-                states[positions[t] % slots, h] = state
+    share, slots, length = n_v // n_k, states.shape[0], keys.shape[0]
+    k, e = np.empty((SPAN, d), np.float32), np.empty(SPAN, np.float32)
+    side, sums = np.zeros((d, 2 * SPAN), np.float32), np.empty((DOT_CHAINS // 4, 2 * SPAN), np.float32)
+    chains = np.empty((2, DOT_CHAINS), np.float32)
+    of_keys, of_state = np.empty((SPAN, 2 * SPAN), np.float32), np.empty((d, 2 * SPAN), np.float32)
+    weights = np.empty((2, SPAN, SPAN), np.float32)
+    decayed, left, parts = np.empty(SPAN, np.float32), np.empty(SPAN, np.float32), np.empty(SPAN, np.float32)
+    x = np.empty(d, np.float32)
+    item = first
+    while item < last:
+        g = item // share
+        stop = min(last, (g + 1) * share)
+        q_at, k_at = g * d, (n_k + g) * d
+        begin = 0
+        while begin < rows:
+            # Tokens [at, end) of chunk n are the rows of the pass from ``begin`` on.
+            n, at = (positions[0] + begin) // SPAN, (positions[0] + begin) % SPAN
+            end = min(SPAN, at + rows - begin)
+            base, before = SPAN * n % length, begin - at
+            wide = end - at >= FEW
+            for i in range(at):
+                k[i] = keys[base + i, g]
+            for i in range(at, end):
+                k[i] = y[before + i, k_at : k_at + d]
+                if wide:
+                    query = y[before + i, q_at : q_at + d]
+                    for m in range(d):
+                        side[m, i] = k[i, m]
+                        side[m, SPAN + i] = query[m]
+            if wide:
+                all_dots(k[:end], side, of_keys, sums)
+            else:
+                for t in range(at, end):
+                    dots(k[: t + 1], k[t], y[before + t, q_at : q_at + d], t, of_keys, chains)
+            for r in range(item - g * share, stop - g * share):
+                h = g * share + r if grouped else g + n_k * r
+                v_at = (2 * n_k + h) * d
+                for i in range(at):
+                    e[i] = decays[base + i, h]
+                for i in range(at, end):
+                    e[i] = exp(a[h] * softplus(alpha[before + i, h] + dt[h]))
+                    decays[base + i, h] = e[i]
+                state = states[n % slots, h]
+                if n == 0:
+                    state[:] = f32(0.0)
+                if wide:
+                    all_dots(state, side, of_state, sums)
+                else:
+                    for t in range(at, end):
+                        dots(state, k[t], y[before + t, q_at : q_at + d], t, of_state, chains)
+                couple(e, of_keys, at, end, weights, decayed, left)
+                for t in range(at, end):
+                    row = before + t
+                    v, rate = y[row, v_at : v_at + d], sigmoid(beta[row, beta_at + h])
+                    token(t, of_state, weights, decayed, deltas, base, h, v, rate, x, out[row, h])
+                if end == SPAN:
+                    new = states[(n + 1) % slots, h]
+                    next_state(state, k, deltas, base, h, left, decayed[SPAN - 1], parts, new)
+            begin += end - at
+        item = stop
+
+
+@njit(cache=True, error_model="numpy")
+def keep_keys(y, n_k, positions, keys, first, last):  # type: ignore[no-untyped-def]
+    """Store the keys of the rows [first, last) of y in the list, as far as it holds them, when all heads have read those
+    before."""
+    rows, (length, _, d) = y.shape[0], keys.shape
+    for t in range(max(first, rows - length), last):
+        for g in range(n_k):
+            keys[positions[t] % length, g] = y[t, (n_k + g) * d : (n_k + g + 1) * d]
 
 
 @njit(cache=True, error_model="numpy")

@@ -4,7 +4,8 @@ A sum of integers that stays below 2**24 is exact in any order and on any unit: 
 of every GPU.  So nothing but a few floats per score and per chunk has an order to specify.
 
 Formula: score_j = sum over blocks of (dq_b * dk_jb) * I_jb, I the integer dot product of a block of the query and of the key;
-    per chunk m = max_j score_j, p_j = exp(score_j - m), l = sum_j p_j over the visible positions;
+    queries have been multiplied by log2(e), so a factor of two in weight is a difference of 1 in score;
+    per chunk M = max_j score_j, p_j = 2**(score_j - M), l = sum_j p_j over the visible positions, m = M ln 2;
     w_j = p_j * dv_jb for each block b of values, 0 where hidden; E with 2**(E - 1) <= max_j w_j < 2**E;
     P_j = min(2047, round(w_j * 2**(11 - E))), o = 2**(E - 11) * sum_j P_j v_j; all P_j and o are 0 if no w_j reaches 2**-100.
     The exponent is that of p * d and not of d alone: the largest weight, say of a sink, may belong to tiny values.
@@ -16,8 +17,7 @@ Who owns what: an item is a pair (head, row), the rows of a head are consecutive
 Reduction order: score = fma(dq_b * dk_b, float32(I_b), score) in rising b, from 0; l = halving tree of p_0 .. p_63; integer
     sums are exact: |I| <= 128 * 1023 * 127 and |sum P v| <= 64 * 2047 * 127 are below 2**24.  i12 has two such sums, of h and
     of l, and float32(16 H + L) rounds once, as fma(16, H, L) does.
-    Chunks join as in ``engine/cpu/attention.py``, in two levels: those of a group of 8 from (-inf, 0, 0) in rising position,
-    then the groups in rising position; a group without a visible chunk takes no part; a sink joins last.
+    Chunks join in two levels, as in ``engine/cpu/attention.py``.
 Bytes moved: (d_k + d_v) * bits / 8 per visible position, once from memory per call and head of keys that its items share, and
     once per four items from a cache of the CPU.
 """
@@ -30,12 +30,12 @@ from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
-from engine.cpu.attention import first_visible, join, join_sink, rows_that_see, weigh
+from engine.cpu.attention import begin, finish, first_visible, join, join_groups, rows_that_see
 from engine.cpu.fold import fold
 from engine.cpu.integer_products import make_scores, make_values
-from engine.cpu.lanes import ROWS
+from engine.cpu.lanes import ROWS, hide
 from engine.gguf.quants import TINY
-from engine.numerics import bits_float, float_bits, half_to_float, round_product
+from engine.numerics import bits_float, exp2, float_bits, fma, half_to_float, round_product
 
 f32 = np.float32
 i16 = np.int16
@@ -46,7 +46,18 @@ WEIGHT = 2047
 """The largest integer of a weight: 64 * 2047 * 127 < 2**24."""
 
 
+LN_2 = f32(0.6931471805599453)
+
 # --- one chunk -------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, error_model="numpy")
+def weigh(p, first, last):  # type: ignore[no-untyped-def]
+    """Turn scores p [64] into 2**(p - maximum) in place, 0 outside the lanes [first, last); returns ln 2 * maximum."""
+    m = hide(p, first, last)
+    for j in range(CHUNK):
+        p[j] = exp2(p[j] - m)
+    return fma(m, LN_2, f32(-0.0))
 
 
 @njit(cache=True, error_model="numpy")
@@ -121,15 +132,6 @@ def read_scales(words, at, blocks, out):  # type: ignore[no-untyped-def]
             out[b, j + 1] = half_to_float(np.uint16(both >> np.uint32(16)))
 
 
-@njit(cache=True, error_model="numpy")
-def join_group(sums, inner, out):  # type: ignore[no-untyped-def]
-    """Join a group to those before it, and begin the next one.  sums: maximum and sum of the groups, then of this one; inner
-    and out: their weighted values."""
-    sums[0], sums[1] = join(sums[0], sums[1], sums[2], sums[3], inner, out)
-    sums[2], sums[3] = f32(-np.inf), f32(0.0)
-    inner[:] = f32(0.0)
-
-
 @family
 def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
     """The kernel ``attend(integers, scales, keys, values, positions, window, sinks, out, first, last)`` for integers of this
@@ -155,9 +157,8 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
         p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
         w, weights = np.empty(CHUNK, np.float32), np.zeros((ROWS, CHUNK), np.int16)
         tops, factors = np.empty(ROWS, np.float32), np.zeros(ROWS, np.float32)
-        # The maximum and the sum of the groups so far, and of the chunks so far of this one.
         sums, inner = np.empty((most, 4), np.float32), np.zeros((most, d_v), np.float32)
-        begun, lanes = np.zeros(most, np.bool_), np.empty((ROWS, 2), np.int64)
+        lanes = np.empty((ROWS, 2), np.int64)
         while first < last:
             g = first // rows // of_head
             stop = min(last, (g + 1) * of_head * rows)
@@ -166,9 +167,7 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
                 t, h, at = item % rows, item // rows, item - first
                 low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
                 queries[at], dq[at] = integers[t, h], scales[t, h]
-                sums[at, 0] = sums[at, 2] = f32(-np.inf)
-                sums[at, 1] = sums[at, 3] = f32(0.0)
-                out[t, h, :] = f32(0.0)
+            begin(sums, out, first, stop)
             end = high // CHUNK + 1
             for c in range(low // CHUNK, end):
                 key, value = (g * chunks + c % chunks) * k_words, (g * chunks + c % chunks) * v_words
@@ -188,19 +187,10 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
                         at, total = item + r - first, fold(p[r], CHUNK)
                         own = sums[at]
                         own[2], own[3] = join(own[2], own[3], tops[r], total, o[r], inner[at])
-                        begun[at] = True
                     item += n
                 if (c + 1) % group == 0 or c + 1 == end:
-                    for item in range(first, stop):
-                        if begun[item - first]:
-                            join_group(sums[item - first], inner[item - first], out[item % rows, item // rows])
-                            begun[item - first] = False
-            for item in range(first, stop):
-                row, total = out[item % rows, item // rows], sums[item - first, 1]
-                if sinks.size > 0:
-                    total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
-                for i in range(d_v):
-                    row[i] = row[i] / total
+                    join_groups(sums, inner, out, first, stop)
+            finish(sums, sinks, out, first, stop)
             first = stop
 
     return attend

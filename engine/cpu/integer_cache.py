@@ -31,6 +31,9 @@ QUERY = 1023
 MOST_HALF = f32(65504.0)
 """The largest float16."""
 
+LOG2_E = 1.4426950408889634
+"""log2(e): scores are in units of factors of two, so that a weight is a power of two."""
+
 
 @njit(cache=True, error_model="numpy")
 def rotate(x, block):  # type: ignore[no-untyped-def]

@@ -320,8 +320,11 @@ class PassOperations(CacheOperations):
         self._tell("convolved", y)
         out = self.empty((rows, net.n_v, d))
         beta_at = 0 if len(gates) == 2 else net.n_v
-        given = gates[0], gates[-1], beta_at, net.a, net.dt, positions, memory.states, out
-        self.do(delta_net.delta_rule, y, net.n_k, net.grouped, *given, items=net.n_v, ns=rows * d * d / 8.0)
+        lists = memory.states, memory.keys, memory.deltas, memory.decays
+        given = gates[0], gates[-1], beta_at, net.a, net.dt, positions, *lists, out
+        ns = (rows + 1) * d * d / 32.0
+        self.do(delta_net.delta_rule, y, net.n_k, net.grouped, *given, items=net.n_v, ns=ns)
+        self.do(delta_net.keep_keys, y, net.n_k, positions, memory.keys, items=rows, ns=0.1 * net.n_k * d)
         return out.reshape(rows, -1)
 
     def convolved(

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
 from engine.cpu.memory import available_memory
 from engine.cuda import (
@@ -71,8 +71,6 @@ class Backend:
 
     name = "cuda"
     ahead_drafted = DeviceSteps.ahead_drafted
-    integer_caches = False
-    """Whether there are the cache types i8 and i12."""
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
         """device: the device of another backend, to share its queue; max_rows: the most rows of a pass that reads a prompt,
@@ -437,19 +435,28 @@ class Backend:
         given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, net.n_k)
         if rows > STEP_ROWS:
             padded = wide_delta_net.padded(rows)
-            y, shares = self.recorder.empty(x.shape), self.recorder.empty((net.n_v, padded, 2))
-            arguments: tuple[Argument, ...] = (*given, net.n_v, rows, padded, length, memory.conv, y, shares)
+            y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
+            records = self.recorder.empty((net.n_v, padded // SPAN, wide_delta_net.RECORD))
+            given_lists = memory.keys, memory.decays
+            arguments: tuple[Argument, ...]
+            arguments = (*given, net.n_v, rows, padded, length, slots, memory.conv, *given_lists, y, shares)
             grid = wide_delta_net.convolve_grid(net.n_k, net.n_v, rows)
             self.recorder.launch(
                 wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
             )
-            arguments = (y, shares, positions, net.n_k, rows, padded, slots, memory.states, out)
+            arguments = (y, shares, positions, net.n_k, net.n_v, rows, padded, slots, *given_lists, records)
+            grid = wide_delta_net.couple_grid(net.n_k, padded)
+            kernel = wide_delta_net.couple(d, net.grouped)
+            self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, records=records)
+            arguments = (y, records, positions, net.n_k, rows, padded, slots, memory.states, memory.deltas, out)
             kernel = wide_delta_net.delta_rule(d, net.grouped)
-            self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
+            grid, threads = delta_net.grid(d, net.n_v), wide_delta_net.RULE_THREADS
+            self.recorder.launch(kernel, grid, threads, arguments, result=out)
             last = slice(max(0, rows - length), rows)
             self.keep_rows(memory.conv, x[last], batch.part(last))
             return out
-        arguments = (*given, rows, length, slots, memory.conv, memory.states, out)
+        lists = memory.keys, memory.deltas, memory.decays
+        arguments = (*given, rows, length, slots, memory.conv, memory.states, *lists, out)
         kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
         self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
         return out

@@ -1,25 +1,25 @@
-"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token by token, and the gated norm that follows it.
+"""The gated delta rule (Yang et al. 2024, "Gated Delta Networks") for the rows of a step, and the gated norm that follows.
 
-Formula, for the token at position p, with x_p the channels (q, k, v) before the convolution (``engine/cpu/delta_net.py``):
-    y = silu(sum_j w[j] * x_(p - n_conv + 1 + j)), x of positions before 0 being 0;
-    q = y_q * r(y_q) * scale, k = y_k * r(y_k) per head, r(y) = 1 / sqrt(sum(y^2) + eps); v = y_v;
-    per value head h, with the queries and keys of head h % n_k, or h // (n_v / n_k) if they are ``grouped``, and the state
-    M [d, d], row j for element j of the value:
-    e = exp(a * softplus(alpha + dt)), beta' = sigmoid(beta);
-    M = M * e;  delta_j = (v_j - M_j . k) * beta';  M_ji = M_ji + delta_j * k_i;  out_j = M_j . q.
+Formula: that of ``engine/cpu/delta_net.py``: the state S before a chunk of 16 positions, and of the tokens i since then the
+    normalized key k_i, the delta u_i and the decay e_i; for token t
+    u_tj = (v_tj - (G_t * (S_j . k_t) + sum_i (D_it * (k_i . k_t)) * u_ij)) * beta'_t;
+    out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included;
+    after the chunk, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
     apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions int32 [rows], consecutive; ring float32 [length, C],
-    x of position p in row p % length, length >= rows + n_conv - 1; states float32 [slots, n_v, d, d], the state after
-    position p in slot p % slots; out float32 [rows, n_v d].  d is a multiple of 32, up to 128.
-Who owns what: a block owns 16 rows of the state of one head, with 8 lanes per row: lane l holds elements 4 l + 32 m .. +
-    3, in registers from the first token to the last; their loads are in flight before ``wait_for_inputs``.  What all rows
-    of a state need of a token, each block computes again: q and k by a thread per channel, their norms by a warp each,
-    four tokens at a time; v by the lanes of its row, a token each; e and beta' of all tokens by a warp each.
-Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2): ``engine/cpu/rms_norm.py``.
-    M_j . k: chain c of 32 owns i with i % 32 == c, which is element c % 4 of lane c // 4, one fma each in rising i, from 0;
-    then with s_l = (c_4l + c_4l+2) + (c_4l+1 + c_4l+3) the halving tree over s_0 .. s_7: (s_0 + s_4, ...), (0 + 2, ...),
-    (0 + 1).  M_ji = fma(delta_j, k_i, M_ji * e).
-Bytes moved: 4 d^2 n_v read, and the same number written for each of the last ``slots`` rows.
+    x of position p in row p % length, length >= rows + n_conv - 1; states float32 [slots, n_v, d, d], slots >= 2, the state
+    before chunk n in slot n % slots; keys float32 [16 slots, n_k, d], deltas float32 [16 slots, n_v, d], decays float32
+    [16 slots, n_v]: what position p adds in row p % (16 slots); out float32 [rows, n_v d].  d is a multiple of 32, up to
+    128; rows is at most 16, so that a pass ends at most one chunk.
+Who owns what: a block owns 16 rows of the state of one head.  8 lanes hold one of them, lane l the elements 4 l + 32 m .. +
+    3, and in the same way the key of one of the 16 tokens of the chunk.  What earlier passes have stored is in flight
+    before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a thread
+    per channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a warp
+    each; the dots of its key with those of the tokens by the lanes that hold it.
+Reduction order: that of ``engine/cpu/delta_net.py``; the sums over tokens are computed in each of the 8 lanes.  Chain c of a
+    dot is element c % 4 of lane c // 4.
+Bytes moved: 4 d^2 n_v read, and as many written if the pass ends a chunk; d / 16 times the lists of the chunk read from the
+    L2 cache: 4 n_v d for keys and as many for deltas of each token.
 """
 
 import math
@@ -27,12 +27,14 @@ import math
 import numpy as np
 from numba import cuda
 
+from engine.cache.recurrent import SPAN
 from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
     exp,
     fma,
+    keep4,
     lane_from,
     lane_xor,
     let_next_begin,
@@ -42,6 +44,8 @@ from engine.cuda.intrinsics import (
     softplus,
     store4,
     stream4,
+    vector2,
+    vector4,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
@@ -60,16 +64,60 @@ COLUMNS = 16
 """Rows of the state, which are elements of the value, that a block owns."""
 THREADS = LANES * COLUMNS
 BATCH = 4
-"""Tokens whose queries and keys are computed at a time, while the states of the preceding ones are being written."""
+"""Tokens whose inputs a thread loads at a time."""
 
 
 @device
 def join(chains):  # type: ignore[no-untyped-def]
-    """The sum of the 32 chains of a row of the state, in each of its lanes."""
+    """The sum of the 32 chains of a dot, in each of the 8 lanes that have them."""
     total = (chains[0] + chains[2]) + (chains[1] + chains[3])
     total = total + lane_xor(total, I(4))
     total = total + lane_xor(total, I(2))
     return total + lane_xor(total, I(1))
+
+
+def make_dot(d: int) -> DeviceFunction:
+    """The device function ``dot(row, z, chains)``: the dot product of a row, d / 8 elements in each of 8 lanes, and a vector
+    in shared memory, in each of the lanes; z: the vector from element 4 l on; chains [4]: registers."""
+    n_runs = d // 32
+
+    @device
+    def dot(row, z, chains):  # type: ignore[no-untyped-def]
+        for k in range(4):
+            chains[k] = F(0.0)
+        for m in range(n_runs):
+            words = vector4(z, 32 * m)
+            for k in range(4):
+                chains[k] = fma(row[4 * m + k], bits_float(I(words[k])), chains[k])
+        return join(chains)
+
+    return dot
+
+
+def make_absorb(d: int, pitch: int, first: int = 0, n: int = SPAN) -> DeviceFunction:
+    """The device function ``absorb(state, u, left, keys)``: state = fma(left[i] * u[i], key i, state) for n tokens from
+    ``first`` on; keys: key 0 from element 4 l on, for lane l, in shared memory, with key i ``pitch`` * i elements later.  The
+    calls make all indices constants."""
+    n_runs = d // 32
+    if n > 1:
+        low, high = make_absorb(d, pitch, first, n // 2), make_absorb(d, pitch, first + n // 2, n // 2)
+
+        @device
+        def absorb(state, u, left, keys):  # type: ignore[no-untyped-def]
+            low(state, u, left, keys)
+            high(state, u, left, keys)
+
+        return absorb
+
+    @device
+    def absorb_one(state, u, left, keys):  # type: ignore[no-untyped-def]
+        delta = left[first] * u[first]
+        for m in range(n_runs):
+            words = vector4(keys, first * pitch + 32 * m)
+            for k in range(4):
+                state[4 * m + k] = fma(delta, bits_float(I(words[k])), state[4 * m + k])
+
+    return absorb_one
 
 
 def grid(d: int, n_v: int) -> tuple[int, int]:
@@ -77,13 +125,13 @@ def grid(d: int, n_v: int) -> tuple[int, int]:
     return d // COLUMNS, n_v
 
 
-@kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 3, threads=THREADS)
+@kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 6, threads=THREADS)
 def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCode:
     """One layer of the gated delta rule for up to ``most`` rows; ``grouped``: neighbouring heads share a key.
 
-    Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, out.
-    No kernel of the same chain writes the positions, the states, or rows of the ring for earlier positions: they are read
-    before ``wait_for_inputs``.
+    Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, keys,
+    deltas, decays, out.  No kernel of the same chain writes the positions, or what is stored for earlier positions: that is
+    read before ``wait_for_inputs``.
     Grid: ``grid(d, n_v)``, blocks of ``THREADS``.
     """
     back = n_conv - 1
@@ -98,8 +146,9 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     n_state = 4 * n_runs
     n_y = most * 2 * d
     n_warps = THREADS // 32
-    norm_rounds = -(-2 * batch // n_warps)
-    squares = make_squares(d)
+    squares, dot, absorb = make_squares(d), make_dot(d), make_absorb(d, d)
+    n_answers, n_weights, n_keys, n_before_deltas = 2 * COLUMNS * most, 2 * SPAN * most, SPAN * d, COLUMNS * SPAN
+    n_each = n_before_deltas // THREADS
 
     @device
     def around(i, n):  # type: ignore[no-untyped-def]
@@ -119,14 +168,21 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
 
     @cuda.jit
     def delta_net(  # type: ignore[no-untyped-def]
-        x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, out
-    ):
+        x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, keys, deltas,
+        decays, out,
+    ):  # fmt: skip
         let_next_begin()
         y = pointer(cuda.shared.array(n_y, np.float32, ALIGNED))
-        decays = pointer(cuda.shared.array(most, np.float32, ALIGNED))
+        new_decays = pointer(cuda.shared.array(most, np.float32, ALIGNED))
         rates = pointer(cuda.shared.array(most, np.float32, ALIGNED))
+        answers = pointer(cuda.shared.array(n_answers, np.float32, ALIGNED))
+        weights = pointer(cuda.shared.array(n_weights, np.float32, ALIGNED))
+        before_deltas = pointer(cuda.shared.array(n_before_deltas, np.float32, ALIGNED))
+        all_keys = pointer(cuda.shared.array(n_keys, np.float32, ALIGNED))
+        left = pointer(cuda.shared.array(SPAN, np.float32, ALIGNED))
         state = cuda.local.array(n_state, np.float32)
         key = cuda.local.array(n_state, np.float32)
+        u = cuda.local.array(SPAN, np.float32)
         chains = cuda.local.array(4, np.float32)
         channels = cuda.local.array(n_channels, np.int32)
         taps = cuda.local.array(n_taps, np.float32)
@@ -140,27 +196,57 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         warp, lane, own = I(thread >> 5), I(thread & 31), I(thread & (LANES - 1))
         head, n_v = I(cuda.blockIdx.y & 0xFFFF), I(cuda.gridDim.y)
-        column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS + (thread >> 3))
+        # The row of the state, within the block, and the token of the chunk that the lanes hold.
+        mine = I(thread >> 3)
+        first_column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS)
+        column = I(first_column + mine)
         if single:
             rows = I(1)
         share = I(U(n_v) // U(n_k)) if grouped else I(1)
         group = I(U(head) // U(share) if grouped else U(head) % U(n_k))
         width = I(I(2 * n_k + n_v) * d)
+        # One of the heads that share a key stores what they share.
+        stores = (U(head) % U(share) == 0 if grouped else head < n_k) and cuda.blockIdx.x == 0
         place = positions[0]
         # Where the first row goes.
-        ring_row, slot = I(U(place) % U(length)), I(U(place) % U(slots))
+        ring_row, chunk, at = I(U(place) % U(length)), I(U(place) // U(SPAN)), I(U(place) % U(SPAN))
+        slot = I(U(chunk) % U(slots))
 
         # What earlier passes have written.
         slot_size = np.int64(I(n_v * (d * d)))
         states = advance(states, I(head * (d * d) + I(column * d + 4 * own)))
+        keys = advance(keys, I(group * d + 4 * own))
+        deltas, decays = advance(deltas, I(head * d)), advance(decays, head)
         for k in range(n_state):
-            state[k] = F(0.0)
-        if place > 0:
-            latest = advance(states, slot_size * around(I(slot - 1), slots))
+            state[k], key[k] = F(0.0), F(0.0)
+        if chunk > 0:
+            latest = advance(states, slot_size * slot)
             for m in range(n_runs):
                 words = stream4(latest, 32 * m)
                 for k in range(4):
                     state[4 * m + k] = bits_float(I(words[k]))
+        if mine < at:
+            known = advance(keys, I(I(slot * SPAN + mine) * I(n_k * d)))
+            for m in range(n_runs):
+                words = stream4(known, 32 * m)
+                for k in range(4):
+                    key[4 * m + k] = bits_float(I(words[k]))
+        for k in range(n_each):
+            i = I(I(thread >> 4) + k * (THREADS // COLUMNS))
+            value = F(0.0)
+            if i < at:
+                value = deltas[I(I(I(slot * SPAN + i) * n_v) * d) + I(first_column + (thread & (COLUMNS - 1)))]
+            before_deltas[I((thread & (COLUMNS - 1)) * SPAN + i)] = value
+        # D of the lanes' token, and G, at the token before the pass.
+        decay, total = F(1.0), F(1.0)
+        for i in range(SPAN):
+            u[i] = F(1.0)
+            if i < at:
+                u[i] = decays[I(I(slot * SPAN + i) * n_v)]
+        for i in range(SPAN):
+            total = total * u[i]
+            if i > mine:
+                decay = decay * u[i]
         for n in range(n_channels):
             i = I(thread + n * THREADS)
             channels[n] = I(I(group * d + i) + (I(I(n_k - 1) * d) if i >= d else I(0)))
@@ -171,8 +257,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     taps[n * n_conv + j] = weight[I(channels[n] * n_conv) + j]
                 for j in range(back):
                     if place >= back - j:
-                        at = around(I(ring_row - (back - j)), length)
-                        before[n * back + j] = ring[I(at * width) + channels[n]]
+                        row = around(I(ring_row - (back - j)), length)
+                        before[n * back + j] = ring[I(row * width) + channels[n]]
         value_channel = I(I(2 * n_k + head) * d + column)
         for j in range(n_conv):
             value_taps[j] = weight[I(value_channel * n_conv) + j]
@@ -183,8 +269,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 if k * LANES < back - j:
                     from_row = I(t - (back - j))
                     if from_row < 0 and place + from_row >= 0:
-                        at = around(I(ring_row + from_row), length)
-                        value_inputs[k * n_conv + j] = ring[I(at * width) + value_channel]
+                        row = around(I(ring_row + from_row), length)
+                        value_inputs[k * n_conv + j] = ring[I(row * width) + value_channel]
         speed, offset = a[head], dt[head]
 
         wait_for_inputs()
@@ -202,14 +288,15 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                         value_inputs[k * n_conv + j] = x[I(from_row * width) + value_channel]
         for k in range(n_values):
             t = I(0) if single else I(own + k * LANES)
-            total = F(0.0)
+            total_of_taps = F(0.0)
             for j in range(n_conv):
-                total = fma(value_inputs[k * n_conv + j], value_taps[j], total)
-            values[k] = silu(total)
+                total_of_taps = fma(value_inputs[k * n_conv + j], value_taps[j], total_of_taps)
+            values[k] = silu(total_of_taps)
             if t < rows and (not single or own == 0):
-                at = around(I(ring_row + t), length)
-                ring[I(at * width) + value_channel] = value_inputs[k * n_conv + back]
+                row = around(I(ring_row + t), length)
+                ring[I(row * width) + value_channel] = value_inputs[k * n_conv + back]
 
+        # Queries and keys of all tokens.
         first = I(0)
         while first < rows:
             for n in range(n_channels):
@@ -217,74 +304,118 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 if exact or i < 2 * d:
                     for b in range(batch):
                         if single or first + b < rows:
-                            total = F(0.0)
+                            total_of_taps = F(0.0)
                             for j in range(back):
-                                total = fma(before[n * back + j], taps[n * n_conv + j], total)
-                            total = fma(new[n * batch + b], taps[n * n_conv + back], total)
-                            y[I(I(first + b) * (2 * d)) + i] = silu(total)
+                                total_of_taps = fma(before[n * back + j], taps[n * n_conv + j], total_of_taps)
+                            total_of_taps = fma(new[n * batch + b], taps[n * n_conv + back], total_of_taps)
+                            y[I(I(first + b) * (2 * d)) + i] = silu(total_of_taps)
                             for j in range(back - 1):
                                 before[n * back + j] = before[n * back + j + 1]
                             if back > 0:
                                 before[n * back + back - 1] = new[n * batch + b]
-                            # One of the heads that share a key stores its inputs.
-                            if (U(head) % U(share) == 0 if grouped else head < n_k) and cuda.blockIdx.x == 0:
-                                at = around(I(ring_row + first + b), length)
-                                ring[I(at * width) + channels[n]] = new[n * batch + b]
-            after = I(first + batch)
-            if not single and after < rows:
-                fetch(x, after, rows, width, channels, thread, new)
-            cuda.syncthreads()
-            for n in range(norm_rounds):
-                task = I(warp + n * n_warps)
-                t = I(first + (task >> 1))
-                if task < 2 * batch and t < rows:
-                    z = advance(y, I(t * (2 * d)) + I((task & 1) * d + lane))
-                    for k in range(n_runs):
-                        part[k] = z[32 * k]
-                    r = F(1.0) / F(math.sqrt(F(squares(part) + eps)))
-                    factor = scale if task & 1 == 0 else F(1.0)
-                    for k in range(n_runs):
-                        z[32 * k] = part[k] * r * factor
-            if first == 0 and lane < rows:
-                if warp == n_warps - 2:
-                    decays[lane] = exp(speed * softplus(gate + offset))
-                if warp == n_warps - 1:
-                    rates[lane] = sigmoid(gate)
+                            if stores:
+                                row = around(I(ring_row + first + b), length)
+                                ring[I(row * width) + channels[n]] = new[n * batch + b]
+            first = I(first + batch)
+            if not single and first < rows:
+                fetch(x, first, rows, width, channels, thread, new)
+        if lane < rows:
+            if warp == n_warps - 2:
+                new_decays[lane] = exp(speed * softplus(gate + offset))
+            if warp == n_warps - 1:
+                rates[lane] = sigmoid(gate)
+        cuda.syncthreads()
+        task = warp
+        while task < 2 * rows:
+            z = advance(y, I(I(task >> 1) * (2 * d)) + I((task & 1) * d + lane))
+            for k in range(n_runs):
+                part[k] = z[32 * k]
+            r = F(1.0) / F(math.sqrt(F(squares(part) + eps)))
+            factor = scale if task & 1 == 0 else F(1.0)
+            for k in range(n_runs):
+                z[32 * k] = part[k] * r * factor
+            task = I(task + n_warps)
+        cuda.syncthreads()
+
+        for i in range(0, SPAN, 4):
+            words = vector4(before_deltas, I(mine * SPAN + i))
+            for k in range(4):
+                u[i + k] = bits_float(I(words[k]))
+        first = I(0)
+        while first < rows:
+            # Rows first .. end - 1 are tokens of one chunk, from token ``at`` on.
+            end = min(rows, I(first + (SPAN - at)))
+            t = first
+            while t < end:
+                token = I(at + (t - first))
+                query = advance(y, I(t * (2 * d)) + I(4 * own))
+                new_key = advance(query, d)
+                decay = decay * new_decays[t]
+                if mine == token:
+                    decay = F(1.0)
+                    for m in range(n_runs):
+                        words = vector4(new_key, 32 * m)
+                        for k in range(4):
+                            key[4 * m + k] = bits_float(I(words[k]))
+                        if stores:
+                            list_key = advance(keys, I(I(slot * SPAN + token) * I(n_k * d)))
+                            store4(list_key, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
+                of_key, of_query = dot(key, new_key, chains), dot(key, query, chains)
+                answer_to_key, answer_to_query = dot(state, new_key, chains), dot(state, query, chains)
+                if own == 0:
+                    # There are as many rows of the state in a block as tokens in a chunk.
+                    to = I(2 * I(t * SPAN + mine))
+                    weights[to], weights[to + 1] = decay * of_key, decay * of_query
+                    answers[to], answers[to + 1] = answer_to_key, answer_to_query
+                t = I(t + 1)
             cuda.syncthreads()
             t = first
-            while t < min(after, rows):
+            while t < end:
+                token, e = I(at + (t - first)), new_decays[t]
                 value = values[0]
                 if not single:
                     for k in range(1, n_values):
                         if t >= k * LANES:
                             value = values[k]
                     value = lane_from(value, I((lane & ~(LANES - 1)) | (t & (LANES - 1))))
-                e, rate = decays[t], rates[t]
-                query = advance(y, I(t * (2 * d) + 4 * own))
-                for k in range(4):
-                    chains[k] = F(0.0)
-                for m in range(n_runs):
-                    for k in range(4):
-                        key[4 * m + k] = query[d + 32 * m + k]
-                        state[4 * m + k] = state[4 * m + k] * e
-                        chains[k] = fma(state[4 * m + k], key[4 * m + k], chains[k])
-                delta = (value - join(chains)) * rate
-                for k in range(4):
-                    chains[k] = F(0.0)
-                for m in range(n_runs):
-                    for k in range(4):
-                        state[4 * m + k] = fma(delta, key[4 * m + k], state[4 * m + k])
-                        chains[k] = fma(state[4 * m + k], query[32 * m + k], chains[k])
-                if t >= rows - slots:
-                    to = advance(states, slot_size * slot)
-                    for m in range(n_runs):
-                        store4(to, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
-                result = join(chains)
+                total = total * e
+                both = vector2(answers, I(2 * I(t * COLUMNS + mine)))
+                # Adding -0 changes nothing, and makes the product of the first token, which has no others before it, an fma.
+                read = fma(total, bits_float(I(both[0])), F(-0.0))
+                result = fma(total, bits_float(I(both[1])), F(-0.0))
+                for i in range(SPAN):
+                    both = vector2(weights, I(2 * I(t * SPAN + i)))
+                    if i < token:
+                        read = fma(bits_float(I(both[0])), u[i], read)
+                        result = fma(bits_float(I(both[1])), u[i], result)
+                delta = (value - read) * rates[t]
+                for i in range(SPAN):
+                    if i == token:
+                        u[i] = delta
+                result = fma(weights[I(2 * I(t * SPAN + token)) + 1], delta, result)
                 if own == 0:
+                    deltas[I(I(I(slot * SPAN + token) * n_v) * d) + column] = delta
                     out[I(I(t * n_v + head) * d) + column] = result
-                slot = around(I(slot + 1), slots)
+                if thread == 0 and cuda.blockIdx.x == 0:
+                    decays[I(I(slot * SPAN + token) * n_v)] = e
                 t = I(t + 1)
-            first = after
+            if at + (end - first) == SPAN:
+                # The chunk ends: its tokens become part of the state.
+                for m in range(n_runs):
+                    to = I(mine * d + 4 * own + 32 * m)
+                    keep4(all_keys, to, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
+                if own == 0:
+                    left[mine] = decay
+                cuda.syncthreads()
+                for k in range(n_state):
+                    state[k] = state[k] * total
+                absorb(state, u, left, advance(all_keys, 4 * own))
+                slot = around(I(slot + 1), slots)
+                next_state = advance(states, slot_size * slot)
+                for m in range(n_runs):
+                    store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
+                at, total = I(0), F(1.0)
+            first = end
 
     return delta_net
 

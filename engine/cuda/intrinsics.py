@@ -144,6 +144,13 @@ def halves(typingctx, p):  # type: ignore[no-untyped-def]
     return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
 
 
+@intrinsic
+def octets(typingctx, p):  # type: ignore[no-untyped-def]
+    """The memory at p as uint8."""
+    to = types.CPointer(types.uint8)
+    return to(p), lambda context, builder, sig, args: builder.bitcast(args[0], context.get_value_type(to))
+
+
 def _make_load(instruction: str, n: int) -> DeviceFunction:
     """A load of n words that is not reordered: weights before ``wait_for_inputs``, what an earlier kernel wrote after it."""
     type_ = types.uint32 if n == 1 else types.UniTuple(types.uint32, n)
@@ -580,6 +587,7 @@ def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
 ACTIVATIONS = numerics.ACTIVATIONS
 bits_float = numerics.bits_float
 exp = numerics.exp
+exp2 = numerics.exp2
 float_bits = numerics.float_bits
 float_to_half = numerics.float_to_half
 fma = numerics.fma

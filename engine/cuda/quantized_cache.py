@@ -29,8 +29,8 @@ I = np.int32  # noqa: E741
 
 
 @device
-def rotate(x):  # type: ignore[no-untyped-def]
-    """The lane's element of the rotated block; x is its element of the block."""
+def hadamard(x):  # type: ignore[no-untyped-def]
+    """The lane's element of the block times the Hadamard matrix of 32 rows; x is its element of the block."""
     lane = I(cuda.threadIdx.x & 31)
     # Both operands come from another register: x itself may be a product, and would be contracted with the sum.
     low, high = lane_from(x, I(lane & ~1)), lane_from(x, I(lane | 1))
@@ -38,7 +38,13 @@ def rotate(x):  # type: ignore[no-untyped-def]
     for k in range(1, 5):
         other = lane_xor(x, I(1 << k))
         x = other - x if lane & (1 << k) else x + other
-    return x * UNIT
+    return x
+
+
+@device
+def rotate(x):  # type: ignore[no-untyped-def]
+    """The lane's element of the rotated block; x is its element of the block."""
+    return hadamard(x) * UNIT
 
 
 @device

@@ -9,7 +9,8 @@ Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behi
     n_head_kv, d_k], v [rows, n_head_kv, d_v], which may be k; rows q_stride, k_stride, v_stride elements apart; positions
     int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin), n_rot 0: no rotation; norm weights float32 [d_k], biases
     float32 [heads, d]; factors float32 [positions]; q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of
-    int8 with q_scales float32 [rows, n_head, d_k / 32]; keys, values: words (``engine/cache/kv.py``,
+    int8 with q_scales float32 [rows, n_head, d_k / 32], or [rows, n_head, 2, d_k / 4] with a scale for each block
+    (``engine/cuda/integer_cache.py``); keys, values: words (``engine/cache/kv.py``,
     ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of what is appended, one word per element, for
     attention that has read the cache earlier; only if keys and values are of the same unquantized type.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
@@ -26,6 +27,8 @@ from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, CacheType
 from engine.cuda.fold import make_squares
+from engine.cuda.integer_cache import make_rotate, make_store_query
+from engine.cuda.integer_cache import make_store as make_integer_store
 from engine.cuda.intrinsics import (
     advance,
     float_bits,
@@ -82,6 +85,17 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
     """The device function ``append(x, ring, chunk, j, new)``: store a head of d elements, the lane's in x, at position j of a
     chunk of keys, or of values (``by_position``); ``noted``: also write their bits, one word each, to new."""
     n_x = -(-d // 32)
+
+    if kind.whole:
+        n_words = kind.chunk_words(d)
+        rotate_head, store_head = make_rotate(d, kind.block(d)), make_integer_store(kind, d, by_position)
+
+        @device
+        def append_integers(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
+            rotate_head(x)
+            store_head(advance(ring, chunk * n_words), j, x)
+
+        return append_integers
 
     if kind.quantized:
         n_words = kind.chunk_words(d)
@@ -146,7 +160,10 @@ def rope(
     n_x, n_pairs, n_v = -(-d_k // 32), max(1, -(-pairs // 32)), -(-d_v // 32)
     norm_first, norm_last = normed and not norm_after, normed and norm_after
     k_kind, v_kind = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
-    quantized, noted = k_kind.quantized, noted and notes(k_kind, v_kind)
+    quantized, by_integers, noted = k_kind.quantized, k_kind.whole, noted and notes(k_kind, v_kind)
+    blocks = d_k // k_kind.block(d_k) if by_integers else 0
+    rotate_query = make_rotate(d_k, k_kind.block(d_k)) if by_integers else None
+    store_integers = make_store_query(d_k, k_kind.block(d_k)) if by_integers else None
     append_key, append_value = _make_append(k_kind, d_k, False, noted), _make_append(v_kind, d_v, True, noted)
     v_squares = make_squares(d_v)
 
@@ -292,6 +309,12 @@ def rope(
         if not is_q:
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
             append_key(x, keys, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
+        elif by_integers:
+            at = I(row * n_head + head)
+            rotate_query(x)
+            for j in range(n_x):
+                x[j] = x[j] * scale
+            store_integers(x, advance(q_out, I(at * (d_k // 2))), advance(q_scales, I(at * blocks)))
         elif quantized:
             at = I(I(row * n_head + head) * n_x)
             words, scales = advance(q_out, I(at * 8)), advance(q_scales, at)

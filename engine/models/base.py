@@ -1,13 +1,14 @@
 """The common part of all decoder-only transformers: embedding, layers, output head, cache, and the entry ``forward``."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
-from engine.cache.recurrent import RecurrentShape, Snapshot
+from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
 from engine.cache.types import Types
 from engine.gguf.file import GGUF
 from engine.models.config import AttentionConfig, DeltaNetConfig, DenseConfig, ExpertsConfig, ModelConfig
@@ -23,10 +24,11 @@ class Model(Loader):
     (``engine/models/assistant.py``); None if there is none or it is switched off.
     """
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, slots: int) -> None:
-        """types: element types of keys and values; slots: the number of states that recurrent layers keep."""
+    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, rewind: int) -> None:
+        """types: element types of keys and values; rewind: the number of latest tokens that recurrent layers can roll
+        back."""
         super().__init__(config, gguf, ops, n_ctx)
-        self.slots = slots
+        self.rewind = rewind
         self.mtp: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
@@ -35,8 +37,11 @@ class Model(Loader):
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
         # The cache comes last, when the tensors have confirmed the sizes in the metadata.
         max_rows = pass_rows(ops.max_rows, n_ctx)
-        others = [hidden_ring(max_rows, slots)] if config.mtp is not None else []
-        self.cache = KVCache(layer_shapes(config, slots), n_ctx, max_rows, types, ops.zeros, others)
+        others = [hidden_ring(max_rows, rewind)] if config.mtp is not None else []
+        shapes = layer_shapes(config, rewind)
+        self.cache = KVCache(shapes, n_ctx, max_rows, types, ops.zeros, others)
+        #: The number of chunks that recurrent layers keep; 0 without such layers.
+        self.slots = max((shape.slots for shape in shapes if isinstance(shape, RecurrentShape)), default=0)
         self.load_rest()
 
     def load_layer(self, il: int) -> Any:
@@ -72,29 +77,33 @@ class Model(Loader):
     def save(self) -> Snapshot:
         """A snapshot of the recurrent layers, and of the layer that drafts, after the tokens in the cache (at least one)."""
         length, arrays = self.cache.length, []
-        for _, ring, back in self.rings():
-            n = ring.shape[0]
-            rows = [p % n for p in range(max(0, length - back), length)]
-            arrays += [np.array(self.ops.download(ring[row : row + 1])) for row in rows]
+        for rows in self.remembered(length):
+            # Whole, although a ring may divide it: a model with rings of another length can restore it.
+            if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
+                arrays.append(np.concatenate(runs))
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue after the tokens of a snapshot, whose keys and values must be in the cache."""
-        length, arrays = snapshot.length, iter(snapshot.arrays)
-        for _, ring, back in self.rings():
-            for p in range(max(0, length - back), length):
-                self.ops.store(ring, p % ring.shape[0], next(arrays))
-        self.cache.restored(length)
+        arrays = iter(snapshot.arrays)
+        for rows in self.remembered(snapshot.length):
+            if rows.first < rows.end:
+                array, at = next(arrays), 0
+                for run in rows.runs():
+                    count = run.stop - run.start
+                    self.ops.store(rows.ring, run.start, array[at : at + count])
+                    at += count
+        self.cache.restored(snapshot.length)
 
-    def rings(self) -> Iterator[tuple[str, Array, int]]:
-        """The rings by position other than keys and values: (name, ring, number of latest rows that a pass needs)."""
+    def remembered(self, length: int) -> Iterator[Rows[Array]]:
+        """What a pass after ``length`` tokens needs besides keys and values."""
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             mixer = self.config.all_layers[il].mixer
             if isinstance(mixer, DeltaNetConfig):
-                yield f"inputs of layer {il}", layer.conv, mixer.n_conv - 1
-                yield f"state of layer {il}", layer.states, 1
+                for rows in layer.read(length, mixer.n_conv):
+                    yield replace(rows, name=f"{rows.name} of layer {il}")
         if self.mtp is not None:
-            yield "output of the trunk", self.mtp.hidden, 1
+            yield Rows("output of the trunk", self.mtp.hidden, max(0, length - 1), length)
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array | None:
         """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32
@@ -129,26 +138,26 @@ class Model(Loader):
         raise NotImplementedError
 
 
-def layer_shapes(config: ModelConfig, slots: int) -> list[Shape]:
-    """The shape of the memory of each layer that has one; the layer that drafts comes last.  slots: the number of states that
-    recurrent layers keep."""
+def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
+    """The shape of the memory of each layer that has one; the layer that drafts comes last.  rewind: the number of latest
+    tokens that recurrent layers can roll back."""
     shapes: list[Shape] = []
     for il in config.owners:
         m = config.all_layers[il].mixer
         if isinstance(m, DeltaNetConfig):
-            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_v, m.state_size, slots))
+            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
         else:
             shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
     return shapes
 
 
-def hidden_ring(max_rows: int, slots: int) -> Ring:
+def hidden_ring(max_rows: int, rewind: int) -> Ring:
     """The ring of the trunk's outputs for the latest tokens.  The layer that drafts needs the output one position before."""
-    return Ring(1, max(max_rows, slots) + 1)
+    return Ring(1, max(max_rows, rewind) + 1)
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of the states of all recurrent layers after one token; 0 if there are no such layers."""
+    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk; 0 if there are no such layers."""
     return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))
 
 

@@ -40,7 +40,7 @@ class MTP:
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
         #: float32 [length, n_embd]: h of position p in row p % length.
-        self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.slots).capacity, c.n_embd), np.float32)
+        self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.rewind).capacity, c.n_embd), np.float32)
 
     @property
     def ops(self) -> Ops:

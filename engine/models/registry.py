@@ -83,11 +83,11 @@ def read_assistant(gguf: GGUF) -> ModelConfig:
     return read_gemma4(Metadata(gguf, ASSISTANT))
 
 
-def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, slots: int = 2) -> Model:
-    """Build the model of a checked file on a backend, with a cache of ``n_ctx`` positions of these ``types`` and with
-    ``slots`` states of recurrent layers.  Layers that the configuration does not mention are not loaded.  Raises ModelError
+def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, rewind: int = 1) -> Model:
+    """Build the model of a checked file on a backend, with a cache of ``n_ctx`` positions of these ``types``, whose recurrent
+    layers can roll back ``rewind`` tokens.  Layers that the configuration does not mention are not loaded.  Raises ModelError
     if the tensors do not match the configuration."""
-    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, n_ctx, types, slots)
+    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, n_ctx, types, rewind)
     model.check_complete()
     return model
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.cache.kv import KVCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.decode.timings import Timings
 from engine.gguf.file import GGUF, read_gguf
 from engine.models.config import ModelConfig
@@ -63,12 +63,17 @@ def memories(llm: LoadedModel) -> list[Any]:
 
 def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> float:
     """The mean number of bytes that tokens at positions [first, first + count) read in ``layers``: keys and values, and
-    states that recurrent layers read and write."""
+    what recurrent layers read and write."""
     total = 0.0
     visible = np.arange(first, first + count) + 1
     for layer in layers:
         if isinstance(layer, RecurrentLayer):
-            total += 2 * 4 * float(np.prod(layer.states.shape[1:]))
+            # A state is written where a chunk ends; the tokens of the chunk are read, and one is added.
+            within = (visible - 1) % SPAN
+            states = 1 + float((within == SPAN - 1).mean())
+            tokens = 1 + float(within.mean())
+            of_token = sum(float(np.prod(ring.shape[1:])) for ring in (layer.keys, layer.deltas, layer.decays))
+            total += 4 * (states * float(np.prod(layer.states.shape[1:])) + tokens * of_token)
             continue
         position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
         seen = np.minimum(visible, layer.window) if layer.window else visible

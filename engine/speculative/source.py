@@ -29,7 +29,6 @@ class LoadedModel(Protocol):
     n_bytes: int
     n_bytes_read: int
     cache_bytes: int
-    notes: list[str]
 
     def jobs(self) -> list[Job]:
         """A compile job for every kernel of the model; any process can run it."""

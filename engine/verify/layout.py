@@ -9,16 +9,22 @@ import numpy as np
 from numba import njit
 
 from engine.cache.kv import LayerCache
+from engine.cache.recurrent import SPAN
 from engine.cache.types import BLOCK, CHUNK, CacheType
 from engine.compile.family import family
 from engine.cpu.attention import first_visible, readers, visible, weigh
+from engine.cpu.delta_net import all_dots, couple
 from engine.cpu.fold import fold
+from engine.cpu.integer_attention import of_chunk, read_scales
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.products.repack import TILE, repack_rows
+from engine.cuda.wide_delta_net import RECORD
 from engine.numerics import exp, sigmoid, softplus
+
+i64 = np.int64
 
 
 def activations(
@@ -89,6 +95,44 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
     return parts
 
 
+@family
+def integer_chunk_parts(bits: int) -> Callable[..., None]:
+    """``engine/cpu/integer_attention.py`` for integers of this size in bits, without joining the chunks: ``parts(integers,
+    scales, keys, values, positions, window, mass, sums, seen)``, which writes what ``chunk_parts`` does."""
+    scores, weighted = of_chunk(bits)
+
+    @njit(error_model="numpy")
+    def parts(integers, scales, keys, values, positions, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+        rows, n_head, d_k = integers.shape
+        (heads, chunks, k_words), v_words, d_v = keys.shape, values.shape[2], sums.shape[3]
+        k_blocks, v_blocks = scales.shape[2], (v_words - CHUNK * d_v * bits // 32) // (CHUNK // 2)
+        flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
+        queries, dq = np.zeros((ROWS, d_k), np.int16), np.zeros((ROWS, k_blocks), np.float32)
+        dk, dv = np.empty((k_blocks, CHUNK), np.float32), np.empty((v_blocks, CHUNK), np.float32)
+        p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
+        w, weights, factors = np.empty(CHUNK, np.float32), np.zeros((ROWS, CHUNK), np.int16), np.zeros(ROWS, np.float32)
+        lanes = np.empty((ROWS, 2), np.int64)
+        for t in range(rows):
+            first_chunk = first_visible(positions[t], window) // CHUNK
+            for chunk in range(first_chunk, positions[t] // CHUNK + 1):
+                slot = chunk - first_chunk
+                seen[t, slot] = True
+                lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
+                for h in range(n_head):
+                    place = h // (n_head // heads) * chunks + chunk % chunks
+                    key, value = place * k_words, place * v_words
+                    read_scales(flat_keys, key + k_words - k_blocks * (CHUNK // 2), k_blocks, dk)
+                    read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
+                    queries[0], dq[0] = integers[t, h], scales[t, h]
+                    scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), dk, p)
+                    mass[t, h, slot, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
+                    weighted(p, 1, lanes, flat_values, i64(value), dv, w, weights, factors, o)
+                    sums[t, h, slot] = o[0]
+                    mass[t, h, slot, 1] = fold(p[0], CHUNK)
+
+    return parts
+
+
 @njit(cache=True, error_model="numpy")
 def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
     """The decay of the state and the learning rate at each token (``engine/cpu/delta_net.py``): [n_v, rows, 2]."""
@@ -98,6 +142,31 @@ def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
         for h in range(n_v):
             out[h, t, 0] = exp(a[h] * softplus(alpha[t, h] + dt[h]))
             out[h, t, 1] = sigmoid(beta[t, h])
+    return out
+
+
+def delta_records(y: np.ndarray, gates: np.ndarray, n_k: int, grouped: bool) -> np.ndarray:
+    """The records of ``engine/cuda/wide_delta_net.py`` for tokens from the beginning of a chunk on: float32 [n_v, chunks,
+    560].  y [rows, C]: queries, keys and values; gates [n_v, rows, 2]: decay and rate.  Tokens of the last chunk that do not
+    exist have keys of 0 and decays of 1; weights of a token for those before it are 0."""
+    n_v, rows, _ = gates.shape
+    chunks = -(-rows // SPAN)
+    d = y.shape[1] // (2 * n_k + n_v)
+    heads, opened = np.zeros((chunks * SPAN, 2 * n_k, d), np.float32), np.zeros((n_v, chunks * SPAN, 2), np.float32)
+    heads[:rows], opened[:, :rows], opened[:, rows:, 0] = y[:, : 2 * n_k * d].reshape(rows, -1, d), gates, 1
+    out = np.empty((n_v, chunks, RECORD), np.float32)
+    products, sums = np.empty((SPAN, 2 * SPAN), np.float32), np.empty((8, 2 * SPAN), np.float32)
+    weights, numbers = np.zeros((2, SPAN, SPAN), np.float32), np.empty((2, SPAN), np.float32)
+    for h in range(n_v):
+        g = h // (n_v // n_k) if grouped else h % n_k
+        for n in range(chunks):
+            tokens = slice(SPAN * n, SPAN * (n + 1))
+            keys, queries = (np.ascontiguousarray(heads[tokens, at]) for at in (n_k + g, g))
+            all_dots(keys, np.ascontiguousarray(np.concatenate([keys, queries]).T), products, sums)
+            couple(np.ascontiguousarray(opened[h, tokens, 0]), products, 0, SPAN, weights, *numbers)
+            # Of each token i, for the lanes: the weights of tokens l and l + 8 for keys, then for queries.
+            lanes = weights.reshape(2, SPAN, 2, SPAN // 2).transpose(1, 3, 0, 2)
+            out[h, n] = np.concatenate([lanes.ravel(), numbers.ravel(), opened[h, tokens, 1]])
     return out
 
 
@@ -125,49 +194,77 @@ def by_lane(ring: np.ndarray, kind: CacheType, by_position: bool) -> list[np.nda
     ]
 
 
-def stored(ring: np.ndarray, kind: CacheType, by_position: bool, chunks: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """The contents of some places of a NumPy ring: [places, n_head_kv, d], or words followed by scales if the ring is
-    quantized."""
+def integer_rows(ring: np.ndarray, kind: CacheType, d: int, by_position: bool) -> np.ndarray:
+    """The contents of chunks of integer keys, or values (``by_position``), uint32 words [n, words], by position: uint32 [n,
+    64, columns], bytes and then scales."""
+    n, data = len(ring), ring.view(np.uint8)
+    # Runs of bytes: (first, columns).  The low bits of i12 are two elements to a byte.
+    runs = [(0, d)] + ([(CHUNK * d, d // 2)] if kind.bits == 12 else [])
+    parts: list[np.ndarray] = []
+    for first, columns in runs:
+        run = data[:, first : first + CHUNK * columns]
+        if by_position:
+            parts.append(run.reshape(n, CHUNK // 4, columns, 4).swapaxes(2, 3).reshape(n, CHUNK, columns))
+        else:
+            parts.append(run.reshape(n, columns // 4, CHUNK, 4).swapaxes(1, 2).reshape(n, CHUNK, columns))
+    scales = np.ascontiguousarray(ring[:, kind.integer_words(d) :]).view(np.uint16)
+    parts.append(scales.reshape(n, -1, CHUNK).swapaxes(1, 2))
+    return np.concatenate([part.astype(np.uint32) for part in parts], 2)
+
+
+def stored(
+    ring: np.ndarray, kind: CacheType, d: int, by_position: bool, chunks: np.ndarray, lanes: np.ndarray
+) -> np.ndarray:
+    """The contents of some places of a NumPy ring of heads of d elements: [places, n_head_kv, d], or words followed by scales
+    if the ring is quantized."""
+    if kind.whole:
+        picked = np.ascontiguousarray(ring[:, chunks].reshape(-1, ring.shape[2]))
+        rows = integer_rows(picked, kind, d, by_position).reshape(len(ring), len(chunks), CHUNK, -1)
+        return np.ascontiguousarray(rows[:, np.arange(len(chunks)), lanes].swapaxes(0, 1))
     parts = [part[:, chunks, lanes].swapaxes(0, 1) for part in by_lane(ring, kind, by_position)]
     flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
     return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
 
 
 def moved_rings(layer: LayerCache, chunks: int, end: int) -> LayerCache:
-    """The positions before ``end`` of a layer's NumPy rings, copied into rings of ``chunks`` chunks."""
+    """The positions before ``end`` of a layer's NumPy rings, copied into rings of ``chunks`` chunks; integers with the rest
+    of their chunks, which nothing sees."""
     at = np.arange(max(0, end - min(layer.keys.shape[1], chunks) * CHUNK), end)
     rings = []
     for ring, kind, by_position in ((layer.keys, layer.k_type, False), (layer.values, layer.v_type, True)):
         out = np.zeros((ring.shape[0], chunks, *ring.shape[2:]), ring.dtype)
-        pairs = zip(by_lane(ring, kind, by_position), by_lane(out, kind, by_position), strict=True)
-        for mine, theirs in pairs:
-            theirs[:, at // CHUNK % chunks, at % CHUNK] = mine[:, at // CHUNK % ring.shape[1], at % CHUNK]
+        if kind.whole:
+            numbers = np.unique(at // CHUNK)[-min(chunks, ring.shape[1]) :]
+            out[:, numbers % chunks] = ring[:, numbers % ring.shape[1]]
+        else:
+            pairs = zip(by_lane(ring, kind, by_position), by_lane(out, kind, by_position), strict=True)
+            for mine, theirs in pairs:
+                theirs[:, at // CHUNK % chunks, at % CHUNK] = mine[:, at // CHUNK % ring.shape[1], at % CHUNK]
         rings.append(out)
     return replace(layer, keys=rings[0], values=rings[1], chunks=chunks)
 
 
 def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of positions [first, first + count) in two rings by position, as far as both still hold them."""
+    """The entries [first, first + count) of two rings, as far as both still hold them."""
     end, lengths = first + count, (cpu.shape[0], int(device.shape[0]))
     kept = range(max(0, end - min(count, *lengths)), end)
     rows = [gpu.download(device[p % lengths[1] : p % lengths[1] + 1])[0] for p in kept]
     return cpu[[p % lengths[0] for p in kept]], np.array(rows, cpu.dtype).reshape(-1, *cpu.shape[1:])
 
 
-def moved_ring(ring: np.ndarray, shape: tuple[int, ...], end: int, count: int) -> np.ndarray:
-    """The last ``count`` positions before ``end`` of a ring, copied into a ring of another length."""
+def moved_ring(ring: np.ndarray, shape: tuple[int, ...], first: int, end: int) -> np.ndarray:
+    """The entries [first, end) of a ring, copied into a ring of another length."""
     out = np.zeros(shape, ring.dtype)
-    for p in range(max(0, end - count), end):
-        out[p % shape[0]] = ring[p % ring.shape[0]]
+    for i in range(first, end):
+        out[i % shape[0]] = ring[i % ring.shape[0]]
     return out
 
 
 def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndarray]]:
-    """The states of recurrent layers, and of the layer that drafts, after ``length`` tokens: names and arrays."""
-    for what, ring, back in model.rings():
-        n = int(ring.shape[0])
-        for p in range(max(0, length - back), length):
-            yield f"{what}, position {p}", ops.download(ring[p % n : p % n + 1])[0]
+    """What recurrent layers, and the layer that drafts, need after ``length`` tokens: names and arrays."""
+    for rows in model.remembered(length):
+        if runs := [ops.download(rows.ring[run]) for run in rows.runs()]:
+            yield rows.name, np.concatenate(runs)
 
 
 def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -176,8 +273,8 @@ def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
     first = max(0, length - layer.window) if layer.window else 0
     at = np.arange(first, length)
     place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
-    keys = stored(layer.keys, layer.k_type, False, place, lane)
-    return keys, stored(layer.values, layer.v_type, True, place, lane)
+    keys = stored(layer.keys, layer.k_type, layer.d_k, False, place, lane)
+    return keys, stored(layer.values, layer.v_type, layer.d_v, True, place, lane)
 
 
 def rows_of(records: Records, first: int, last: int) -> np.ndarray:

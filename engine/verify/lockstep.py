@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerCache
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import SPAN, RecurrentLayer, Rows
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
@@ -35,6 +35,8 @@ from engine.verify.layout import (
     chunk_of,
     chunk_parts,
     delta_gates,
+    delta_records,
+    integer_chunk_parts,
     kept_rows,
     moved_ring,
     moved_rings,
@@ -391,7 +393,8 @@ class Lockstep:
         if "convolved" in values:
             return self._convolved(args, values, inner["convolved"])
         if name in ("delta_net", "keep_rows"):
-            return self._kept(name, kernel, args)
+            coupled = self._coupled(args, values, inner["convolved"]) if "records" in values else []
+            return [*coupled, *self._kept(name, kernel, args)]
         if attended and "query" in values:
             return self._rotated(attended, given, values, inner["query"])
         if attended and "mass" in values:
@@ -434,7 +437,11 @@ class Lockstep:
         """Checks of what the rotation kernel passes to attention: the queries, and the new contents of the cache."""
         cache = attended.cache
         law = [("rotated query", queries)]
-        if cache.k_type.quantized:
+        if cache.k_type.whole:
+            integers, scales = self._cpu.ops.integer_queries(queries, attended.heads.scale, cache.k_type)
+            bytes_of = np.stack([integers >> 3, integers & 7], axis=2).astype(np.int8)
+            law = [("rotated query as integers", bytes_of), ("its scales", scales)]
+        elif cache.k_type.quantized:
             both = self._cpu.ops.int8_queries(queries, attended.heads.scale, cache.k_type)
             law = list(zip(("rotated query as int8", "its scales"), both, strict=True))
         found = [self._gpu.ops.download(values[name]) for name in ("query", "query_scales")[: len(law)]]
@@ -454,15 +461,18 @@ class Lockstep:
             return []  # the rows belong to several launches, each with its own results
         slots = values["mass"].size // (2 * rows * heads.n_head)
         padded = -(-d_v // 32) * 32
-        integers, scales = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
         mass = np.zeros((rows, heads.n_head, slots, 2), f32)
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
         rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
-        mirror = (*rings, positions, f32(heads.scale), attended.window)
-        chunk_parts(cache.k_type.bits, cache.v_type.bits)(
-            queries, integers, scales, *mirror, mass, sums, seen[:, 0, :, 0]
-        )
+        if cache.k_type.whole:
+            query = self._cpu.ops.integer_queries(queries, heads.scale, cache.k_type)
+            results = mass, sums, seen[:, 0, :, 0]
+            integer_chunk_parts(cache.k_type.bits)(*query, *rings, positions, attended.window, *results)
+        else:
+            query = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
+            mirror = (*rings, positions, f32(heads.scale), attended.window)
+            chunk_parts(cache.k_type.bits, cache.v_type.bits)(queries, *query, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
         parts = gpu.download(values["values"]).reshape(rows, heads.n_head, slots, padded)[..., :d_v]
@@ -477,15 +487,15 @@ class Lockstep:
         """Checks of what a rotation kernel stored in the cache and passes to attention."""
         gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
         appended, checks = [], []
-        for what, tensor, mine, kind, by_position in (
-            ("stored key", device_cache.keys, cache.keys.cpu, cache.k_type, False),
-            ("stored value", device_cache.values, cache.values.cpu, cache.v_type, True),
+        for what, tensor, mine, kind, d, by_position in (
+            ("stored key", device_cache.keys, cache.keys.cpu, cache.k_type, device_cache.d_k, False),
+            ("stored value", device_cache.values, cache.values.cpu, cache.v_type, device_cache.d_v, True),
         ):
             theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
             for i in np.unique(place):
                 theirs[:, place == i] = chunk_of(gpu, tensor, int(i))[:, None]
             both = ((mine, place % mine.shape[1]), (theirs, np.arange(positions.size)))
-            picked = [stored(ring, kind, by_position, chunk, lanes) for ring, chunk in both]
+            picked = [stored(ring, kind, d, by_position, chunk, lanes) for ring, chunk in both]
             appended.append(_bits(picked[0]).astype(np.uint32))
             if kind.bits == 16:
                 picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
@@ -501,32 +511,56 @@ class Lockstep:
         y_found, gates_found = (self._gpu.ops.download(values[name]) for name in ("convolved", "gates"))
         alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
         opened = delta_gates(alpha, beta, net.a.cpu, net.dt.cpu)
+        # Tokens are counted from the beginning of the first chunk.
+        at = int(batch.positions.cpu[0]) % SPAN
         return [
-            Check("convolved and normalized", y, y_found),
-            Check("decay and rate", opened, gates_found[:, : batch.rows]),
+            Check("convolved and normalized", y, y_found[at : at + batch.rows]),
+            Check("decay and rate", opened, gates_found[:, at : at + batch.rows]),
         ]
+
+    def _coupled(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
+        """A check of how the tokens of a chunk act on each other, for the chunks that begin in the pass."""
+        net, _, gates, _, batch = args
+        alpha, beta = (pair.cpu for pair in gates) if len(gates) == 2 else np.split(gates[0].cpu, 2, axis=1)
+        at = int(batch.positions.cpu[0]) % SPAN
+        first, skipped = -(-at // SPAN), -at % SPAN
+        opened = delta_gates(alpha[skipped:], beta[skipped:], net.a.cpu, net.dt.cpu)
+        expected = delta_records(y[skipped:], opened, net.n_k, net.grouped)
+        found = self._gpu.ops.download(values["records"])[:, first : first + expected.shape[1]].copy()
+        # Weights of a token for those before it are not used: token i, lane l with the tokens l and l + 8.
+        n, lanes = 2 * SPAN * SPAN, np.arange(SPAN).reshape(2, SPAN // 2).T
+        before = lanes[:, None, :] < np.arange(SPAN)[:, None, None, None]
+        weights = found[..., :n].reshape(*found.shape[:2], SPAN, SPAN // 2, 2, 2)
+        found[..., :n] = np.where(before, np.float32(0), weights).reshape(*found.shape[:2], n)
+        return [Check("weights of the tokens of a chunk", expected, found)]
 
     def _kept(self, name: str, kind: str, args: Sequence[Given]) -> list[Check]:
         """Checks of what a kernel of an operation stored in rings by position."""
         positions = args[-1].positions.cpu
+        first, end = int(positions[0]), int(positions[0]) + positions.size
         if name == "keep_rows":
-            rings = [("row", args[0])]
+            written = [Rows("row", args[0], first, end)]
         else:
-            conv, states = ("input", args[3].conv), ("state", args[3].states)
-            rings = {"delta_rule": [states], "keep_rows": [conv]}.get(kind, [conv, states])
+            inputs, *rest = args[3].written(first, end)
+            state, keys, deltas, decays = rest
+            parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
+            written = parts.get(kind, [inputs, *rest])
         return [
-            Check(f"kept {what}", *kept_rows(self._gpu.ops, ring.cpu, ring.gpu, int(positions[0]), positions.size))
-            for what, ring in rings
+            Check(
+                f"kept {rows.name}",
+                *kept_rows(self._gpu.ops, rows.ring.cpu, rows.ring.gpu, rows.first, rows.end - rows.first),
+            )
+            for rows in written
         ]
 
     # --- a second look -----------------------------------------------------------------------------------------
 
     @staticmethod
     def _remembered(args: Sequence[Given]) -> list[np.ndarray]:
-        """The initial states of a delta net, in rings of the GPU's lengths, because a long pass overwrites them."""
+        """What a delta net reads, in rings of the GPU's lengths, because a long pass overwrites it."""
         net, _, _, memory, batch = args
-        needed = ((memory.conv, net.n_conv - 1), (memory.states, 1))
-        return [moved_ring(ring.cpu, ring.gpu.shape, int(batch.positions.cpu[0]), n) for ring, n in needed]
+        needed = memory.read(int(batch.positions.cpu[0]), net.n_conv)
+        return [moved_ring(rows.ring.cpu, rows.ring.gpu.shape, rows.first, rows.end) for rows in needed]
 
     def _judge(
         self,

@@ -1,8 +1,5 @@
 """The ring: its memory, how far it can be rewound, and that a rewound cache gives the bits of a fresh one."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,10 +9,6 @@ import engine
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
-from engine.gguf.file import read_gguf
-from engine.hub.resolve import resolve
-from engine.loading import check_types
-from engine.models.registry import read_config
 from engine.synthetic.model import make_model
 from tests.tiers import examples
 
@@ -113,11 +106,3 @@ def test_integer_caches_are_for_keys_and_values_alike() -> None:
         engine.load(device="cpu", cache_type_k="i12")
     with pytest.raises(UsageError, match="not for f32 and i8: use i8 for both"):
         engine.load(device="cpu", cache_type="f32", cache_type_v="i8")
-
-
-def test_a_device_without_integer_caches_refuses_them() -> None:
-    gguf = read_gguf(resolve(None))
-    config, i12 = read_config(gguf), CACHE_TYPES["i12"]
-    ops: Any = SimpleNamespace(integer_caches=False, label="cuda:0 H200")
-    with pytest.raises(UsageError, match=r"cache type i12 is not available on cuda:0 H200, only on the CPU: use f16"):
-        check_types(config, Types(i12, i12), gguf, ops)

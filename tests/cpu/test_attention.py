@@ -1,6 +1,6 @@
 """Attention over the ring against float64, and the paths whose choice must not affect a bit."""
 
-from itertools import pairwise
+from itertools import groupby, pairwise, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from numba import njit
 
 from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerShape
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, Types
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
 from engine.models.heads import Heads
 from engine.numerics import exp, fma
@@ -215,29 +215,49 @@ def score(q: np.ndarray, k: np.ndarray) -> np.float32:
     return total
 
 
-def law(q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, sink: float) -> np.ndarray:
-    """The result of the last position for one head, as the kernel's head specifies it: q [d_k], k [n, d_k], v [n, d_v]."""
-    f32, n = np.float32, len(k)
-    top, total, result = f32(-np.inf), f32(0), np.zeros(v.shape[1], f32)
-    for start in range(low // CHUNK * CHUNK, n, CHUNK):
-        seen = range(max(low, start), min(n, start + CHUNK))
-        scores = [score(q, k[j]) for j in seen]
-        m = max(scores)
-        p = np.zeros(CHUNK, f32)
-        p[seen.start - start : seen.stop - start] = [exp(f32(s - m)) for s in scores]
-        o = np.zeros_like(result)
-        for j in seen:
-            o = np.array([fused(p[j - start], x, y) for x, y in zip(v[j], o, strict=True)], f32)
-        while p.size > 1:
-            p = p[: p.size // 2] + p[p.size // 2 :]
-        joined = max(top, m)
-        a, b = f32(exp(f32(top - joined))), f32(exp(f32(m - joined)))
-        total = fused(total, a, f32(b * p[0]))
+Sums = tuple[np.float32, np.float32, np.ndarray]
+"""The maximum, the sum of weights and the weighted values [d_v] of a chunk, of a group, or of several."""
+
+
+def chunk_sums(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: range) -> Sums:
+    """A chunk of which a query sees the positions ``seen``."""
+    f32 = np.float32
+    scores = [score(q, k[j]) for j in seen]
+    m, p, o = max(scores), np.zeros(CHUNK, f32), np.zeros(v.shape[1], f32)
+    p[seen.start % CHUNK :][: len(seen)] = [exp(f32(s - m)) for s in scores]
+    for j in seen:
+        o = np.array([fused(p[j % CHUNK], x, y) for x, y in zip(v[j], o, strict=True)], f32)
+    while p.size > 1:
+        p = p[: p.size // 2] + p[p.size // 2 :]
+    return m, p[0], o
+
+
+def joined(parts: list[Sums]) -> Sums:
+    """Chunks, or groups, joined in this order."""
+    f32 = np.float32
+    top, total, result = f32(-np.inf), f32(0), np.zeros_like(parts[0][2])
+    for m, weight, o in parts:
+        most = max(top, m)
+        a, b = f32(exp(f32(top - most))), f32(exp(f32(m - most)))
+        total = f32(fused(total, a, f32(b * weight)))
         result = np.array([fused(x, a, f32(b * y)) for x, y in zip(result, o, strict=True)], f32)
-        top = joined
-    joined = max(top, f32(sink))
-    a = f32(exp(f32(top - joined)))
-    return (result * a) / f32(fused(total, a, exp(f32(f32(sink) - joined))))
+        top = most
+    return top, total, result
+
+
+def law(q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, sink: float | None, group: int = GROUP) -> np.ndarray:
+    """The result of the last position for one head, as the kernel's head specifies it: q [d_k], k [n, d_k], v [n, d_v]."""
+    chunks = range(low // CHUNK, (len(k) - 1) // CHUNK + 1)
+    groups = []
+    for _, numbers in groupby(chunks, lambda c: c // group):
+        seen = [range(max(low, c * CHUNK), min(len(k), (c + 1) * CHUNK)) for c in numbers]
+        groups.append(joined([chunk_sums(q, k, v, positions) for positions in seen]))
+    top, total, result = joined(groups)
+    if sink is not None:
+        most = max(top, np.float32(sink))
+        a = np.float32(exp(np.float32(top - most)))
+        result, total = result * a, np.float32(fused(total, a, exp(np.float32(np.float32(sink) - most))))
+    return result / total
 
 
 SINKS = st.sampled_from(["smallest", "largest", "equal", "near"])
@@ -267,6 +287,48 @@ def test_sinks_against_float64_and_the_law(seed: int, window: int, kinds: list[s
         expected = weights @ v[low:, 0].astype(np.float64) / (weights.sum() + np.exp(float(sinks[h]) - top))
         assert np.abs(actual[last, h] - expected).max() < 5e-5
         assert actual[last, h].tobytes() == law(q[last, h], k[:, 0], v[:, 0], low, float(sinks[h])).tobytes()
+
+
+@pytest.mark.parametrize("sink", [None, 2.0])
+def test_chunks_are_joined_in_groups(sink: float | None) -> None:
+    """Bit for bit, in groups of two chunks, of which a row may see one or a part.  The first element of a value is so small
+    that its product with a small weight is -0, and 0 where a chunk begins, which has the largest weight."""
+    n, differ = 330, 0
+    q, k, v = inputs(n, 2, 1, 4, 3)
+    q, v[..., 0] = np.abs(q), np.float32(-1e-45)
+    k[::CHUNK], v[::CHUNK, :, 0] = k[::CHUNK] + 8, 0
+    layer = LayerShape(1, 4, 3).layer(n, n, F32, Backend(1).zeros)
+    Backend(1).append(layer, k, v, np.arange(n, dtype=np.int32))
+    given = [ring.reshape(1, layer.chunks, -1).view(np.uint32) for ring in (layer.keys, layer.values)]
+    last, sinks = np.array([n - 1, 256, 127, 70], np.int32), np.full(0 if sink is None else 2, sink, np.float32)
+    none = np.empty((4, 2, 0), np.int8), np.empty((4, 2, 0), np.float32)
+    for window in (0, 60, 150, 250):
+        out = unset(np.empty((4, 2, 3), np.float32))
+        attention.attend(32, 32, 2)(q[:4], *none, *given, last, np.float32(SCALE), window, sinks, out, 0, 8)
+        for t, h in product(range(4), range(2)):
+            end, low = int(last[t]) + 1, max(0, int(last[t]) - window + 1) if window else 0
+            of_row = q[t, h], k[:end, 0], v[:end, 0], low, sink
+            assert out[t, h].tobytes() == law(*of_row, 2).tobytes(), (window, t, h)
+            differ += law(*of_row).tobytes() != out[t, h].tobytes()
+            if low == 0:
+                zero = chunk_sums(*of_row[:3], range(CHUNK))[2][0]
+                assert zero == 0 and np.signbit(zero) and not np.signbit(out[t, h, 0])
+    assert differ > 0, "no row tells one level from two"
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_more_than_a_group(half: bool) -> None:
+    """Rows at every place of the groups, one by one and all at once."""
+    n = (2 * GROUP + 1) * CHUNK + 5
+    q, k, v = inputs(n, 2, 1, 8, 8)
+    layer = LayerShape(1, 8, 8).layer(n, n, F16 if half else F32, Backend(1).zeros)
+    ops, every = Backend(1), np.arange(n, dtype=np.int32)
+    ops.append(layer, k, v, every)
+    for window in (0, 5 * CHUNK, GROUP * CHUNK + 1):
+        together = ops.attend(q, layer, every, SCALE, window)
+        for p in (*range(0, n, 97), GROUP * CHUNK - 1, GROUP * CHUNK, n - 1):
+            alone = ops.attend(q[p : p + 1], layer, every[p : p + 1], SCALE, window)
+            assert alone.tobytes() == together[p : p + 1].tobytes(), (window, p)
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])

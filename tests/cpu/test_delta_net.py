@@ -1,6 +1,7 @@
-"""The gated delta rule against float64, and the paths whose choice must not affect a bit."""
+"""The gated delta rule against a transcription of its law, against float64, and by all paths."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.arrays import Pass
-from engine.cache.recurrent import RecurrentLayer
+from engine.cache.recurrent import RecurrentLayer, RecurrentShape
+from engine.cache.types import F32
 from engine.cpu import delta_net
 from engine.models.delta_net import DeltaNet
+from engine.verify.layout import delta_gates
 from tests.mirror import Mirror as Backend
 from tests.tiers import examples
 
@@ -58,10 +61,10 @@ def inputs(net: DeltaNet, n: int, seed: int = 1) -> Inputs:
     return Inputs(*(rng.standard_normal((n, size)).astype(F) for size in sizes))
 
 
-def empty_memory(net: DeltaNet, slots: int, rows: int) -> RecurrentLayer:
-    """What an earlier answer may have stored, which a new one must not read."""
-    conv = np.full((max(rows, slots) + net.n_conv - 1, net.n_channels), np.nan, F)
-    return RecurrentLayer(conv, np.full((slots, net.n_v, net.state_size, net.state_size), np.nan, F))
+def empty_memory(net: DeltaNet, rewind: int, rows: int = 64) -> RecurrentLayer:
+    """What an earlier answer may have stored, which a new one must not read.  rows: the most rows of a pass."""
+    shape = RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
+    return shape.layer(0, rows, F32, lambda size, dtype: np.full(size, np.nan, dtype))
 
 
 def run(net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2) -> np.ndarray:
@@ -71,10 +74,84 @@ def run(net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, t
 
 
 def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLayer]:
-    """Outputs, and a memory that keeps the state after every token."""
+    """Outputs, and a memory that keeps the states of all chunks and what all tokens add to them."""
     n = len(tokens.x)
-    memory = empty_memory(net, n, 1)
-    return np.concatenate([run(net, tokens[t : t + 1], memory, t, threads=1) for t in range(n)]), memory
+    memory = empty_memory(net, n)
+    out = np.concatenate([run(net, tokens[t : t + 1], memory, t, threads=1) for t in range(n)])
+    assert np.isfinite(out).all()
+    return out, memory
+
+
+def needed(net: DeltaNet, memory: RecurrentLayer, position: int) -> list[bytes]:
+    """What a pass at ``position`` reads, in the order of positions."""
+    return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.read(position, net.n_conv)]
+
+
+def rounded_once(a: Any, b: Any, c: Any) -> np.ndarray:
+    """a * b + c in float32: the product is exact in float64, the sum is rounded to odd there, so that the second rounding
+    is the only one that counts (Boldo and Melquiond 2008)."""
+    product = np.asarray(a, float) * np.asarray(b, float)
+    c = np.broadcast_to(np.asarray(c, float), product.shape)
+    total = product + c
+    rest = total - product
+    error = (product - (total - rest)) + (c - rest)
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & (total.view(np.int64) % 2 == 0), odd, total).astype(F)
+
+
+def dot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The dot products along the last axis, in the order of the law."""
+    a, b = np.broadcast_arrays(a, b)
+    chains = np.zeros((*a.shape[:-1], 32), F)
+    for i in range(0, a.shape[-1], 32):
+        chains = rounded_once(a[..., i : i + 32], b[..., i : i + 32], chains)
+    fours = chains.reshape(*a.shape[:-1], 8, 4)
+    x = (fours[..., 0] + fours[..., 2]) + (fours[..., 1] + fours[..., 3])
+    for width in (4, 2, 1):
+        x = x[..., :width] + x[..., width:]
+    return x[..., 0]
+
+
+def decay(e: np.ndarray, after: int, t: int) -> np.ndarray:
+    """The product of the decays [n, n_v] after a token, up to t."""
+    product = np.ones(e.shape[1], F)
+    for s in range(after + 1, t + 1):
+        product = product * e[s]
+    return product
+
+
+@dataclass
+class Law:
+    """The law, transcribed, for all tokens of a text.  q, k, v [n, n_v, d]; e, rate [n, n_v]; out, u [n, n_v, d] and
+    states, those after each chunk, are computed."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    e: np.ndarray
+    rate: np.ndarray
+
+    def __post_init__(self) -> None:
+        n, n_v, d = self.v.shape
+        self.out, self.u = np.empty((n, n_v, d), F), np.empty((n, n_v, d), F)
+        self.states = [np.zeros((n_v, d, d), F)]
+        for t in range(n):
+            self.u[t] = (self.v[t] - self.answer(self.k[t], t, t - 1)) * self.rate[t, :, None]
+            self.out[t] = self.answer(self.q[t], t, t)
+            if t % 16 == 15:
+                state = self.states[-1] * decay(self.e, t - 16, t)[:, None, None]
+                for i in range(t - 15, t + 1):
+                    part = decay(self.e, i, t)[:, None] * self.u[i]
+                    state = rounded_once(part[:, :, None], self.k[i][:, None, :], state)
+                self.states.append(state)
+
+    def answer(self, z: np.ndarray, t: int, last: int) -> np.ndarray:
+        """The answer to z [n_v, d] of the state at token t with the tokens of its chunk up to ``last``."""
+        first = t // 16 * 16
+        x = decay(self.e, first - 1, t)[:, None] * dot(self.states[-1], z[:, None, :])
+        for i in range(first, last + 1):
+            x = rounded_once((decay(self.e, i, t) * dot(self.k[i], z))[:, None], self.u[i], x)
+        return x
 
 
 def reference(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, np.ndarray]:
@@ -99,68 +176,101 @@ def reference(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, np.ndarray]:
     return np.einsum("thji,thi->thj", states, q) / np.sqrt(d), states
 
 
+def by_head(net: DeltaNet, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and values of each value head, [n, n_v, d], from channels [n, C]."""
+    heads = y.reshape(len(y), -1, net.state_size)
+    h = np.arange(net.n_v)
+    g = h // (net.n_v // net.n_k) if net.grouped else h % net.n_k
+    return heads[:, g], heads[:, net.n_k + g], heads[:, 2 * net.n_k + h]
+
+
+@pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
+def test_the_law(shape: tuple[Any, ...]) -> None:
+    """Every bit of results, states and lists, over three chunks and a part, in passes that begin and end anywhere."""
+    net = random_net(*shape)
+    tokens = inputs(net, 53)
+    memory, ends = empty_memory(net, 64), [0, 1, 2, 9, 16, 20, 37, 38, 53]
+    out = np.concatenate([run(net, tokens[a:b], memory, a) for a, b in pairwise(ends)])
+    positions = np.arange(53, dtype=np.int32)
+    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), positions))
+    e, rate = delta_gates(tokens.alpha, tokens.beta, net.a, net.dt).T
+    law = Law(q, k, v, e, rate)
+    assert out.tobytes() == law.out.tobytes()
+    assert memory.deltas[:53].tobytes() == law.u.tobytes() and memory.decays[:53].tobytes() == e.tobytes()
+    first_heads = [g * (net.n_v // net.n_k) if net.grouped else g for g in range(net.n_k)]
+    assert memory.keys[:53].tobytes() == k[:, first_heads].tobytes()
+    assert len(law.states) == 4
+    for n in range(1, 4):
+        assert memory.states[n].tobytes() == law.states[n].tobytes()
+
+
 @pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
 def test_against_float64(shape: tuple[Any, ...]) -> None:
-    """Over 100 tokens, in passes of several lengths, with the state after every one of them."""
+    """Over 100 tokens, in passes of several lengths, with the state after every chunk."""
     net = random_net(*shape)
     tokens = inputs(net, 100)
-    memory = empty_memory(net, 100, 60)
+    memory = empty_memory(net, 100)
     actual = np.concatenate([run(net, tokens[a:b], memory, a) for a, b in ((0, 60), (60, 61), (61, 75), (75, 100))])
     expected, states = reference(net, tokens)
     error = np.abs(actual.reshape(expected.shape) - expected).max() / expected.std()
     assert error < BOUND
-    assert np.abs(memory.states - states).max() / states.std() < BOUND
+    assert np.abs(memory.states[1:7] - states[15:96:16]).max() / states.std() < BOUND
 
 
 @given(
     st.sampled_from([(2, 6, 32, 4), (1, 3, 64, 3)]),
-    st.lists(st.integers(1, 20), min_size=1, max_size=5),
-    st.integers(1, 12),
+    st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    st.sampled_from([1, 16, 17, 33]),
     st.integers(1, 2),
 )
 @examples(25)
 def test_passes_slots_and_threads_do_not_show(
-    shape: tuple[int, int, int, int], batches: list[int], slots: int, threads: int
+    shape: tuple[int, int, int, int], batches: list[int], rewind: int, threads: int
 ) -> None:
     net = random_net(*shape)
     tokens = inputs(net, sum(batches))
     expected, every = one_by_one(net, tokens)
-    memory = empty_memory(net, slots, max(batches))
+    memory = empty_memory(net, rewind)
     first = 0
     for rows in batches:
         span = slice(first, first + rows)
         assert run(net, tokens[span], memory, first, threads).tobytes() == expected[span].tobytes()
         first += rows
-        for p in range(first - min(rows, slots), first):
-            assert memory.states[p % slots].tobytes() == every.states[p].tobytes()
+        for position in range(max(0, first - rewind), first + 1):
+            assert needed(net, memory, position) == needed(net, every, position)
 
 
-@given(st.integers(1, 20), st.integers(1, 8), st.data())
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 33)), min_size=1, max_size=8), st.sampled_from([16, 33]))
 @examples(25)
-def test_tokens_are_taken_back_by_position_alone(prompt: int, drafts: int, data: st.DataObject) -> None:
-    """After any number of kept drafts, the continuation is the same as without drafts."""
-    net, slots = random_net(2, 6, 32, 4), 9  # one more than rows: the state before the first row is also needed
-    kept = data.draw(st.integers(0, drafts - 1))
-    tokens, wrong = inputs(net, prompt + kept + 4), inputs(net, drafts, seed=2)
-    memory = empty_memory(net, slots, max(prompt, slots))
-    run(net, tokens[:prompt], memory)
-    right = tokens[prompt : prompt + kept]
-    pairs = zip(vars(right).values(), vars(wrong).values(), strict=True)
-    run(net, Inputs(*(np.concatenate([a, b[kept:]]) for a, b in pairs)), memory, prompt)
-    actual = run(net, tokens[prompt + kept :], memory, prompt + kept)
+def test_tokens_are_taken_back_by_position_alone(steps: list[tuple[int, int]], rewind: int) -> None:
+    """Passes that read any number of wrong tokens, which are rolled back, after any number of right ones."""
+    net = random_net(2, 6, 32, 4)
+    tokens, wrong = inputs(net, 20 * len(steps) + 1), inputs(net, 64, seed=2)
     expected, every = one_by_one(net, tokens)
-    assert actual.tobytes() == expected[prompt + kept :].tobytes()
-    last = prompt + kept + 3
-    assert memory.states[last % slots].tobytes() == every.states[last].tobytes()
+    memory, at = empty_memory(net, rewind), 0
+    for rows, refused in steps:
+        refused = min(refused, rewind)
+        parts = zip(vars(tokens[at : at + rows]).values(), vars(wrong[:refused]).values(), strict=True)
+        out = run(net, Inputs(*(np.concatenate(pair) for pair in parts)), memory, at)
+        assert out[:rows].tobytes() == expected[at : at + rows].tobytes()
+        at += rows
+        assert needed(net, memory, at) == needed(net, every, at)
+    assert run(net, tokens[at : at + 1], memory, at).tobytes() == expected[at].tobytes()
 
 
-def test_a_token_says_nothing_about_those_before_it() -> None:
+@pytest.mark.parametrize("first", [0, 13])
+def test_a_token_says_nothing_about_those_before_it(first: int) -> None:
     net = random_net(2, 4, 32, 4)
-    tokens, other = inputs(net, 12), inputs(net, 12)
-    other.x[7], other.alpha[7], other.beta[7] = np.nan, np.inf, -np.inf
-    expected = run(net, tokens, empty_memory(net, 12, 12))
-    actual = run(net, other, empty_memory(net, 12, 12))
-    assert actual[:7].tobytes() == expected[:7].tobytes()
+    tokens, other = inputs(net, first + 12), inputs(net, first + 12)
+    at = first + 7
+    other.x[at], other.alpha[at], other.beta[at] = np.nan, np.inf, -np.inf
+    outs = []
+    for given_tokens in (tokens, other):
+        memory = empty_memory(net, 12)
+        if first:
+            run(net, given_tokens[:first], memory)
+        outs.append(run(net, given_tokens[first:], memory, first)[:7])
+    assert outs[0].tobytes() == outs[1].tobytes()
 
 
 @pytest.mark.parametrize("d", [32, 64, 96, 128])
@@ -168,16 +278,19 @@ def test_what_is_written_is_read(d: int) -> None:
     """At full strength and without decay, the state answers the key with the value, whatever it held before; at strength 0 it
     does not change."""
     rng = np.random.default_rng(d)
-    state, k, v = (rng.standard_normal(shape).astype(F) for shape in ((d, d), d, d))
+    k, v = (rng.standard_normal(d).astype(F) for _ in range(2))
     k /= np.sqrt((k**2).sum())
-    out, chains, before = np.empty(d, F), np.empty(32, F), state.copy()
-    delta_net.delta_step(state, k, k, v, F(1), F(1), chains, out)
-    assert np.abs(out - v).max() < 1e-5
-    across = rng.standard_normal(d)
-    across -= (across @ k) * k
-    assert np.abs((state - before) @ across).max() < 1e-5
-    delta_net.delta_step(before, k, k, v, F(0.5), F(0), chains, out)
-    assert np.abs(out - before @ k).max() < 1e-6
+    memory = empty_memory(DeltaNet(1, 1, d, 1, EPS, *[np.empty(0)] * 4), 1)
+    state = memory.states[1, 0] = rng.standard_normal((d, d))
+    for position, beta, expected in ((16, 99.0, v), (17, -99.0, v)):
+        y, gate = np.concatenate([k, k, v if position == 16 else 5 * v])[None], np.full((1, 1), beta, F)
+        out, positions = np.empty((1, 1, d), F), np.array([position], np.int32)
+        lists = memory.states, memory.keys, memory.deltas, memory.decays
+        delta_net.delta_rule(y, 1, False, gate, gate, 0, np.zeros(1, F), np.zeros(1, F), positions, *lists, out, 0, 1)
+        delta_net.keep_keys(y, 1, positions, memory.keys, 0, 1)
+        assert np.abs(out - expected).max() < 2e-5
+        change = memory.deltas[position, 0][:, None] * k
+    assert not change.any() and not np.isnan(state).any()
 
 
 def test_l2_norm_adds_epsilon_to_the_sum() -> None:

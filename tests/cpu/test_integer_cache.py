@@ -21,7 +21,7 @@ from engine.cpu import integer_attention, integer_cache, integer_products
 from engine.cpu.integer_attention import WEIGHT
 from engine.cpu.integer_cache import QUERY
 from engine.cpu.simd import available
-from engine.numerics import exp
+from engine.numerics import exp, exp2
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
@@ -136,7 +136,7 @@ def replay(
                 score = fused(F(scale * F(keys.scales[0, j, b * k_block])), dot, score)
             scores[j] = score
         m = max(scores.values())
-        p = [exp(F(scores[j] - m)) if j in scores else F(0) for j in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
+        p = [exp2(F(scores[j] - m)) if j in scores else F(0) for j in range(chunk * CHUNK, (chunk + 1) * CHUNK)]
         o: list[np.float32] = []
         for b in range(d_v // v_block):
             w = {j: F(p[j % CHUNK] * F(values.scales[0, j, b * v_block])) for j in visible}
@@ -148,7 +148,7 @@ def replay(
             integers = {j: min(WEIGHT, round(Fraction(float(x)) * Fraction(2) ** (11 - e))) for j, x in w.items()}
             sums = np.sum([integers[j] * values.integers[0, j, span] for j in visible], axis=0)
             o += [F(round_to_float32(Fraction(int(total))) * F(2.0 ** (e - 11))) for total in sums]
-        inner = join(inner, m, tree(p), o)
+        inner = join(inner, F(m * F(np.log(2))), tree(p), o)
         if (chunk + 1) % group == 0 or chunk == (last - 1) // CHUNK:
             everything, inner = join(everything, *inner), nothing
     m, total, o = everything

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from engine.cache.kv import KVCache, LayerCache, LayerShape
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType, Types
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import quantized_cache
 from engine.cpu.lanes import ROWS
 from engine.numerics import fma
@@ -436,6 +436,24 @@ def test_hidden_lanes_never_show(kinds: tuple[str, str], window: int) -> None:
     k[70], v[70] = np.nan, np.inf
     later, _ = run(q, k, v, [100], window, kinds)
     assert later[:70].tobytes() == outputs[0][: later[:70].nbytes]
+
+
+@pytest.mark.parametrize("kinds", [("q8_0", "q4_0"), ("f32", "q8_0"), ("q4_0", "f16")], ids="-".join)
+def test_more_than_a_group(kinds: tuple[str, str]) -> None:
+    """Rows at several places of the groups, one by one and all at once, against float64."""
+    n = (2 * GROUP + 1) * CHUNK + 5
+    q, k, v = inputs(n, 2, 1, 32, 32)
+    layer = new(1, 32, 32, kinds, n).layers[0]
+    ops, every = Backend(1), np.arange(n, dtype=np.int32)
+    ops.append(layer, k, v, every)
+    keys, values = contents(layer)
+    for window in (0, 5 * CHUNK, GROUP * CHUNK + 1):
+        together = ops.attend(q, layer, every, SCALE, window)
+        for p in (*range(0, n, 297), GROUP * CHUNK - 1, GROUP * CHUNK, n - 1):
+            alone = ops.attend(q[p : p + 1], layer, every[p : p + 1], SCALE, window)
+            assert alone.tobytes() == together[p : p + 1].tobytes(), (window, p)
+            expected = reference(as_scored(q[p : p + 1], kinds[0]), keys, values, p, SCALE, window)
+            assert np.abs(alone - expected).max() < 5e-5, (window, p)
 
 
 @pytest.mark.parametrize("kinds", [("q8_0", "q8_0"), ("q4_0", "f16")], ids="-".join)

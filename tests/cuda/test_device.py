@@ -48,6 +48,7 @@ pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
     pytest.skip("needs a real GPU", allow_module_level=True)
 
+from engine.cuda.attention import integer_tile
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.runtime.device import Device
 from engine.verify.comparison import Comparison
@@ -339,9 +340,11 @@ LAYERS: dict[str, dict[str, Any]] = {
     "sinks": {"n_head": 16, "n_head_kv": 2, "d": 64, "biased": True, "window": 128, "sinks": True},
     "norms after rotation": {"n_head": 12, "n_head_kv": 1, "d": 96, "normed": True, "norm_after": True, "n_rot": 48},
     "no rotation": {"n_head": 8, "n_head_kv": 2, "d": 128, "rotated": False, "scaled": True, "sinks": True},
+    "several groups of chunks": {"n_head": 8, "n_head_kv": 2, "d": 128, "before": 1490},
+    "a window of several groups": {"n_head": 4, "n_head_kv": 1, "d": 64, "before": 1490, "window": 1200, "sinks": True},
 }
 
-CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0")
+CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0", "i8", "i12")
 
 
 @pytest.mark.parametrize("kind", ["steps", "alone", "wide", "tiled"])
@@ -357,6 +360,7 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     elif kind != "steps":
         # Tiles even with few rows, or never.
         monkeypatch.setattr(tiled_attention, "fills", lambda *given: kind == "tiled")
+        monkeypatch.setattr(integer_tile.Tile, "fills", lambda *given: kind == "tiled")
     given = {
         "window": 0,
         "normed": False,
@@ -368,13 +372,15 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         "rotated": True,
         "scaled": False,
         "sinks": False,
+        "before": 0,
         **LAYERS[layer],
     }
     n_head, n_head_kv, d = given["n_head"], given["n_head_kv"], given["d"]
     types = Types(*(CACHE_TYPES[name] for name in (cache_type.split("/") * 2)[:2]))
     if d % 32 and (types.k.quantized or types.v.quantized):
         pytest.skip("heads of this size have no blocks of 32")
-    n_ctx, rng = 400, np.random.default_rng(d + n_head)
+    before = given["before"]
+    n_ctx, rng = before + 400, np.random.default_rng(d + n_head)
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(F)
@@ -408,8 +414,23 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
     theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)))
     gtable = None if table is None else gpu.upload(table)
-    first = 0
-    while first < 300:
+    if before:
+        k, v, positions = (
+            normal(before, n_head_kv * d),
+            normal(before, n_head_kv * d),
+            np.arange(before, dtype=np.int32),
+        )
+        for begin in range(0, before, max(counts)):
+            part = slice(begin, min(begin + max(counts), before))
+            stored = [np.ascontiguousarray(a[part]) for a in (k, v, positions)]
+            on_device = [gpu.upload(a) for a in stored]
+            batch = Pass(on_device[2], on_device[2])
+            plan = gpu.record(partial(gpu.remember, on_gpu, *on_device[:2], theirs, batch, gtable))
+            for launch in plan.launches:
+                gpu.device.launch(launch.kernel, launch.grid, launch.block, launch.arguments)
+            cpu.remember(heads, stored[0], stored[1], mine, Pass(stored[2], stored[2]), table)
+    first = before
+    while first < before + 300:
         rows = counts[first % 5]
         positions = np.arange(first, first + rows, dtype=np.int32)
         q, k, v = normal(rows, n_head * d) * F(3), normal(rows, n_head_kv * d), normal(rows, n_head_kv * d)

@@ -28,6 +28,7 @@ from engine.cache.types import BLOCK, CACHE_TYPES
 from engine.cuda import sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.products import wide_experts, wide_matmul
@@ -35,6 +36,7 @@ from engine.cuda.products.experts import Finish
 from engine.cuda.runtime.compiler import (
     F32P,
     KERNELS,
+    SHARED_OF_DRIVER,
     TARGETS,
     U32P,
     Intermediate,
@@ -43,6 +45,7 @@ from engine.cuda.runtime.compiler import (
     i32,
     intermediate,
 )
+from engine.cuda.runtime.device import shared_percent
 from engine.cuda.runtime.ptx import check, instructions, statements
 from engine.models.experts import Routing
 from tests.tiers import few
@@ -69,9 +72,10 @@ SPILLED_NEWER = 16
 """Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
 its registers depends on the version of the assembler."""
 
-SPILLED_TUNED = dict.fromkeys([("down", ("Q5_0",)), ("down", ("Q5_1",))], 36)
+SPILLED_TUNED = dict.fromkeys([("down", ("Q5_0",)), ("down", ("Q5_1",))], 36) | {("attend_integers", ("i8",)): 416}
 """Bytes that kernels may spill on the target that they are tuned for: with enough registers for everything, fewer blocks fit
-on a multiprocessor, and these kernels take 15 % longer."""
+on a multiprocessor, and ``down`` takes 15 % longer; a lane of ``attend_integers`` keeps 256 dimensions of two pairs, and some
+of what it needs between groups of chunks is spilled."""
 
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
@@ -125,6 +129,14 @@ _TILED = [
 
 _TILED_SINKS = [(64, 8, 64, 64, "f16", "f16", False), (32, 8, 128, 128, "q8_0", "q4_0", True)]
 
+_INTEGERS = [
+    ((32, 8, 128, 128, "i8"), False),
+    ((32, 8, 128, 128, "i12"), False),
+    ((24, 4, 256, 256, "i8"), True),
+    ((16, 1, 512, 512, "i8"), False),
+    ((64, 8, 64, 64, "i12"), True),
+]
+
 _ROUTINGS = [
     (32, Routing(biased=True)),
     (128, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5)),
@@ -145,6 +157,15 @@ _EXPERTS = [
     *((("Q4_K", "Q4_K"), 1, 8, True, False, n, n == 160, law) for n, law in _ROUTINGS[1:]),
 ]
 """Products of experts by other laws of the choice, and with factors and biases."""
+
+
+def _integer_tiles(
+    n_head: int, n_head_kv: int, d_k: int, d_v: int, name: str, gated_and_sinks: bool
+) -> tuple[Any, ...]:
+    tile = integer_tile.tile_of(CACHE_TYPES[name], d_k, d_v, 227 << 10)
+    assert tile
+    return integer_tiled.geometry(1024, n_head, n_head_kv, tile, gated_and_sinks, gated_and_sinks)[0].constants
+
 
 EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "accept": [("exact",), ("ratio",), ("p-min",)],
@@ -167,24 +188,33 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         tiled_attention.geometry(1024, *sizes, 227 << 10, sizes in _TILED_SINKS)[0].constants
         for sizes in (*_TILED, *_TILED_SINKS)
     ],
+    "attend_integer_chunks": [
+        integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants
+        for sizes, _ in _INTEGERS
+        for shared in (0, 227 << 10)
+    ],
+    "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
     "combine": [
         *(geometry.combine.constants for geometry in (*_ATTENTION[1:6], _ATTENTION[7])),
-        (512, True, False, True),
-        (128, True, True, True, True),
+        (512, True, False, 32),
+        (128, True, True, 32, True),
+        (128, True, False, 128),
     ],
     "combine_quantize": [
         (256, 128, True, False),
         (32, 64, True, False),
         (256, 256, True, True),
         (32, 96, False, False),
-        (256, 512, True, False, True),
-        (32, 64, True, True, True),
-        (32, 64, True, False, False, True),
-        (256, 128, True, True, True, True),
+        (256, 512, True, False, 32),
+        (32, 64, True, True, 32),
+        (32, 64, True, False, 0, True),
+        (256, 128, True, True, 32, True),
+        (256, 128, True, False, 128),
     ],
     "convolve": [(128, 4), (96, 3), (32, 1)],
+    "couple": [(128,), (96,), (32, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
     "delta_rule": [(128,), (96,), (32,), (128, True)],
     "down": [
@@ -303,7 +333,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 }
 """Prefixes of instructions that a kernel must contain, for all its constants."""
 
-WIDE = {"attend_tiles", "delta_rule", "matmul_experts_wide", "matmul_wide"}
+WIDE = {"attend_integers", "attend_tiles", "couple", "delta_rule", "matmul_experts_wide", "matmul_wide"}
 """Kernels of passes of more rows than a step, which copy to shared memory while they compute; 7.5 does not support that."""
 
 
@@ -403,14 +433,26 @@ def test_attention_by_tiles_fits(d: int, types: str) -> None:
         d = -(-d // BLOCK) * BLOCK
     for gated in (False, True):
         kernel, _, _ = tiled_attention.geometry(1024, 8, 4, d, d, types, types, gated, LEAST_SHARED)
-        # The kernel's static array has a word for each pair of a tile, at most one per thread.
-        assert kernel.shared + 4 * tiled_attention.THREADS <= LEAST_SHARED
+        # The kernel's static array has a word for each pair of a tile.
+        assert kernel.shared + 4 * kernel.constants[5] <= LEAST_SHARED
 
 
 def test_others_bring_no_shared_memory() -> None:
     """They have static arrays, which the assembler limits to 48 KiB."""
     with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
-    assert with_it == {"attend_tiles", "matmul_experts_wide", "matmul_wide"}
+    others = {"matmul_experts_wide", "matmul_wide"}
+    assert with_it == {"attend_integer_chunks", "attend_integers", "attend_tiles", "delta_rule", *others}
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_blocks_that_should_fit_on_a_multiprocessor_do(name: str) -> None:
+    """Their shared memory does, on an H200, whose multiprocessors have 228 KiB."""
+    for constants in EXAMPLES.get(name, ()):
+        specialization = KERNELS[name](*constants)
+        if specialization.shared:
+            each = specialization.shared + SHARED_OF_DRIVER
+            assert max(1, specialization.blocks) * each <= 228 << 10, constants
+            assert shared_percent(specialization.shared, specialization.blocks, 227 << 10) * 2.28 * 1024 >= each
 
 
 def assembler_report(ptx: str, target: tuple[int, int]) -> str:

@@ -1,7 +1,7 @@
 """States of recurrent layers: rolling tokens back, snapshots, and conversations that are resumed."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,54 +10,83 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape, Ring
-from engine.cache.recurrent import RecurrentShape, Snapshot, Snapshots
+from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, Snapshots
 from engine.cache.types import F16, F32
 from engine.cli.conversation import Conversation
 from engine.errors import ContextError
-from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from engine.text.template.chat import ChatTemplate
 from tests.interrupts import interrupted
 from tests.tiers import examples
 
-SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_heads=3, d=32, slots=5)
+SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=3, d=32, rewind=20)
 
 
 def test_memory_does_not_grow_with_the_context() -> None:
     cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros)
     layer = cache.layers[0]
-    assert layer.conv.nbytes + layer.states.nbytes == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
-    assert layer.states.shape == (5, 3, 32, 32) and SHAPE.slot_bytes == layer.states[0].nbytes
-    assert layer.conv.shape == (16 + 3, 10)
+    assert SHAPE.slots == 3
+    sizes = [array.nbytes for array in vars(layer).values()]
+    assert sum(sizes) == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
+    assert layer.states.shape == (3, 3, 32, 32) and 3 * SHAPE.slot_bytes == sum(sizes[1:])
+    assert layer.keys.shape == (48, 2, 32) and layer.deltas.shape == (48, 3, 32) and layer.decays.shape == (48, 3)
+    assert layer.conv.shape == (20 + 3, 10)
+
+
+@pytest.mark.parametrize(("rewind", "slots"), [(1, 2), (11, 2), (16, 2), (17, 3), (32, 3), (33, 4)])
+def test_there_are_as_many_chunks_as_can_be_needed(rewind: int, slots: int) -> None:
+    """The chunk of every position that can be gone back to is still there, wherever chunks begin."""
+    shape = replace(SHAPE, rewind=rewind)
+    assert shape.slots == slots
+    for end in range(200, 232):
+        cache = KVCache([shape], 640, 400, F32, np.zeros)
+        cache.advance(0, end)
+        assert cache.rewind >= rewind
+        for position in range(end + 1):
+            # A chunk is overwritten by the one that is ``slots`` later.
+            there = end // 16 - position // 16 < slots
+            assert there or not cache.can_truncate(position) or position == 0
+            assert cache.can_truncate(position) or position < end - rewind
 
 
 def test_memory_does_not_grow_with_the_batch() -> None:
-    """Rolling back beyond a step; what the ring of inputs holds of a long pass is enough to roll tokens back as far as there
-    are states."""
-    assert SHAPE.length(4) == 5 + 3 and SHAPE.length(16) == SHAPE.length(4096) == 16 + 3
+    """Rolling back beyond a step; what the ring of inputs holds of a long pass is enough to roll tokens back as far as was
+    requested."""
+    assert SHAPE.length(4) == SHAPE.length(4096) == 20 + 3 and replace(SHAPE, rewind=5).length(4096) == 16 + 3
     cache = KVCache([SHAPE], 640, 400, F32, np.zeros)
     cache.advance(0, 400)
-    assert cache.rewind == 4 and [length for length in range(401) if cache.can_truncate(length)] == [
+    assert cache.rewind == 20 and [length for length in range(401) if cache.can_truncate(length)] == [
         0,
-        *range(396, 401),
+        *range(380, 401),
     ]
 
 
 def test_how_far_tokens_can_be_taken_back() -> None:
-    cache = KVCache([SHAPE, LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
-    assert cache.rewind == 4
-    cache.advance(0, 16)
-    assert [length for length in range(17) if cache.can_truncate(length)] == [0, 12, 13, 14, 15, 16]
-    cache.truncate(13)
-    cache.advance(13, 1)
-    # What the sixteen rows have overwritten is lost.
-    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 12, 13, 14]
+    cache = KVCache([replace(SHAPE, rewind=5), LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
+    assert cache.rewind == 16
+    for first in range(0, 48, 16):
+        cache.advance(first, 16)
+    assert [length for length in range(49) if cache.can_truncate(length)] == [0, *range(32, 49)]
+    cache.truncate(40)
+    cache.advance(40, 1)
+    # What has been overwritten is lost.
+    assert [length for length in range(42) if cache.can_truncate(length)] == [0, *range(32, 42)]
     with pytest.raises(ContextError, match="start again"):
-        cache.truncate(8)
-    cache.restored(8)
-    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 8]
-    cache.advance(8, 3)
-    assert [length for length in range(15) if cache.can_truncate(length)] == [0, 8, 9, 10, 11]
+        cache.truncate(31)
+    cache.restored(31)
+    assert [length for length in range(42) if cache.can_truncate(length)] == [0, 31]
+    cache.advance(31, 3)
+    assert [length for length in range(42) if cache.can_truncate(length)] == [0, 31, 32, 33, 34]
+
+
+@pytest.mark.parametrize("first", [0, 2, 3, 7])
+def test_entries_of_a_ring(first: int) -> None:
+    """Rows by entry, also around the end of the ring."""
+    ring = np.arange(5)
+    for end in range(first, first + 6):
+        rows = Rows("", ring, first, end)
+        found = [int(i) for run in rows.runs() for i in ring[run]]
+        assert found == [i % 5 for i in range(first, end)] and len(list(rows.runs())) <= 2
 
 
 def test_snapshots_keep_to_their_budget() -> None:
@@ -109,7 +138,7 @@ def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int,
 def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
     """Restored after other tokens have overwritten everything: every bit of it, and of what follows."""
     tokens = np.random.default_rng(1).integers(0, llm.config.n_vocab, 120).tolist()
-    for length in (1, 2, 3, 17, 64):
+    for length in (1, 2, 16, 17, 31, 64):
         llm.reset()
         llm.read(tokens[:length])
         snapshot, saved = llm.model.save(), states(llm)
@@ -172,23 +201,6 @@ def test_no_snapshots_when_nobody_wants_them(tmp_path: Path) -> None:
         engine.load(path, snapshot_bytes=-1)
 
 
-def test_memory_decides_how_much_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0")
-    whole = engine.load(path, n_ctx=128, n_threads=1, draft_max=15)
-    assert whole.model.slots == 18 and whole.notes == []
-    size = whole.slot_bytes
-    monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: whole.n_bytes + 20 * size)
-    llm = engine.load(path, n_ctx=32, n_threads=1, draft_max=15)
-    assert llm.model.slots == 5
-    (note,) = llm.notes
-    assert "at most 3 tokens are drafted at a time, not 15" in note
-    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
-    for params in (SpeculationParams(draft_max=15), SpeculationParams(lookup=True, draft_max=15)):
-        found = llm.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options)
-        assert found.ids == whole.complete([5, 6, 7, 5, 6, 7, 5], speculation=params, **options).ids
-        assert found.speculation is not None and max(found.speculation.drafted_at) <= 2
-
-
 def test_an_interrupted_pass(llm: engine.LLM) -> None:
     """It has moved states of the first layers and claimed positions: the next pass still works correctly."""
     tokens = list(range(3, 90))
@@ -231,3 +243,22 @@ def test_ten_turns_read_only_what_is_new(mtp: bool) -> None:
         conversation.answered(answer, llm.detokenize(answer.ids))
     fresh = engine.load("pycoder-moe-mtp", device="cpu", n_threads=1, n_ctx=1024, mtp=mtp)
     assert fresh.complete(ids, max_tokens=12, temperature=0.9, seed=9, ignore_eos=True).ids == answer.ids
+
+
+def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path) -> None:
+    """More drafts need longer rings, which go round at other positions: the arrays and what follows are the same."""
+    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0", seed=3)
+    short, long = (engine.load(path, n_ctx=256, n_threads=1, draft_max=n) for n in (1, 15))
+    tokens = np.random.default_rng(1).integers(0, short.config.n_vocab, 60).tolist()
+    for length in (21, 37, 48, 59):
+        for llm in (short, long):
+            llm.reset()
+            llm.read(tokens[:length])
+        assert states(short) == states(long)
+        snapshot, expected = short.model.save(), short.step(tokens[length]).tobytes()
+        # Something else goes where the snapshot belongs.
+        long.model.forward(np.array(tokens[:9], np.int32), np.arange(length, length + 9, dtype=np.int32), 1)
+        long.cache.truncate(length)
+        long.model.restore(snapshot)
+        row = long.model.forward(np.array(tokens[length : length + 1], np.int32), np.array([length], np.int32), 1)
+        assert row.tobytes() == expected

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import CHUNK, CacheType
+from engine.cache.types import CHUNK, GROUP, CacheType
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, combine_quantize, first_visible, padded
 from engine.cuda.attention.weigh import make_weigh, visible
 from engine.cuda.intrinsics import (
@@ -77,9 +77,10 @@ class Geometry:
     d_v: int
     early: bool
     gated: bool
-    rotated: bool = False
+    rotated: int = 0
     n_slots: int = 0
     sinks: bool = False
+    together: int = GROUP
 
     @property
     def quantizes(self) -> bool:
@@ -90,7 +91,7 @@ class Geometry:
 
     def quantized(self, unit: int) -> Specialization:
         """The kernel that joins chunks and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256 threads."""
-        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated, self.sinks)
+        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated, self.sinks, self.together)
 
 
 def slots(capacity: int, window: int) -> int:
@@ -127,13 +128,14 @@ def geometry(
     gated: bool = False,
     past: bool = False,
     sinks: bool = False,
+    together: int = GROUP,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
     ``early``: no kernel of the same chain writes the positions, nor what earlier passes have appended, so both are read
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
     multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
-    contents of the cache.  ``sinks``: heads have them.
+    contents of the cache.  ``sinks``: heads have them.  ``together``: chunks of a group.
     Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -154,7 +156,7 @@ def geometry(
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
-        combine(d_v, early, gated, False, sinks),
+        combine(d_v, early, gated, 0, sinks, together),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
@@ -162,6 +164,7 @@ def geometry(
         gated,
         n_slots=n_slots,
         sinks=sinks,
+        together=together,
     )
 
 

@@ -1,17 +1,20 @@
 """Joining the chunks of attention: the per-chunk results of ``engine/cuda/attention/attend.py`` become the final result.
 
-Formula: over the chunks i that a row sees, with maxima m_i, sums l_i and weighted values o_i:
-    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; a head's sink s joins last,
-    with m = s, l = 1, o = 0; out = O / L, rotated back where values are quantized (``engine/cpu/quantized_cache.py``), times
-    sigmoid(gate) where heads are gated (Qiu et al. 2025; ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
+Formula: over the chunks i of a group that a row sees, with maxima m_i, sums l_i and weighted values o_i:
+    M_i = max(M_(i-1), m_i), L_i = L_(i-1) exp(M_(i-1) - M_i) + l_i exp(m_i - M_i), O likewise; over the groups, with the last
+    M, L and O of each, the same; a head's sink s joins last, with m = s, l = 1, o = 0; out = O / L, rotated back where values
+    are quantized (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated (Qiu et al. 2025;
+    ``engine/cpu/attention.py``, ``engine/cpu/glu.py``).
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot
-    0 of a row is the first chunk that it sees; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is read; sink float32
-    [n_head]; out float32 [rows, n_head, d_v], or int8 as in ``engine/cuda/products/quantize.py``.
-Who owns what: ``combine``: a block owns 32 elements of one head of one row; ``combine_quantize``: a thread owns one element,
-    a block 256 of a row.  No grid depends on a position.
-Reduction order: that of the mirror, chunks in rising order.  The maximum over the earlier chunks is exact in any order, so
-    the factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed in parallel, and only L = fma(L, a_i, b_i l_i) and
-    O = fma(O, a_i, b_i o_i) sequentially.  A sink: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a.
+    0 of a row is the first chunk that it sees, which may be any of its group; gate float32 [rows, n_head, 2, d_v], only
+    [:, :, 1] is read; sink float32 [n_head]; out float32 [rows, n_head, d_v], or int8 as in
+    ``engine/cuda/products/quantize.py``.
+Who owns what: ``combine``: a block owns 32 elements of one head of one row, each of its warps every fourth group;
+    ``combine_quantize``: a thread owns one element, a block 256 of a row.  No grid depends on a position.
+Reduction order: that of the mirror, chunks of a group in rising order, then groups in rising order.  The maximum over
+    earlier ones is exact in any order, so factors a_i = exp(M_(i-1) - M_i), b_i = exp(m_i - M_i) are computed in parallel,
+    and only L = fma(L, a_i, b_i l_i) and O = fma(O, a_i, b_i o_i) sequentially.  A sink: M' = max(M, s), a = exp(M - M'),
+    L' = fma(L, a, exp(s - M')), O' = O a.
 Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result, or about 1.2 if it becomes int8, and 4
     for its gate.
 """
@@ -19,6 +22,7 @@ Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result,
 import numpy as np
 from numba import cuda
 
+from engine.cache.types import GROUP
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -27,14 +31,13 @@ from engine.cuda.intrinsics import (
     lane_from,
     let_next_begin,
     load2,
-    load4,
     pointer,
     sigmoid,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
-from engine.cuda.quantized_cache import rotate
+from engine.cuda.quantized_cache import hadamard, rotate
 from engine.cuda.runtime.compiler import F32P, I32P, U16P, U32P, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
@@ -43,14 +46,16 @@ I = np.int32  # noqa: E741
 U = np.uint32
 
 COMBINE_THREADS = 128
-TILE = 128
-"""Chunks that ``combine`` processes at a time."""
-JOINED = 16
-"""Chunks that it joins without a loop."""
 PART = 32
 """Elements of a head owned by a block of ``combine``, or by a warp of ``combine_quantize``."""
+LANES = 32
+"""Chunks that a warp processes at a time, one per lane."""
 AT_ONCE = 4
-"""Chunks that ``combine_quantize`` joins without a check of how many there are."""
+"""Chunks that are joined without a check of how many there are."""
+TILE = 64
+"""Groups whose sums ``combine`` keeps before it joins them."""
+JOINED = 16
+"""Groups that it joins without a loop."""
 
 
 def padded(d_v: int) -> int:
@@ -72,46 +77,229 @@ def join_sink(maximum, total, s):  # type: ignore[no-untyped-def]
     return a, fma(total, a, exp(s - joined))
 
 
+# --- the chunks of a warp --------------------------------------------------------------------------------------
+
+
+def _make_block(pitch: int, group: int, apart: int, first: int, n: int) -> tuple[DeviceFunction, DeviceFunction]:
+    """Two device functions, without a loop, for chunks first .. first + n - 1, all of one group, of the 32 of a warp
+    (``_make_groups``).
+
+    ``fetch(sums, begin, count, x)``: start loading the thread's element of the chunks into x [32].
+    ``join(sums, count, more, factor, share, term, x, element, total)``: join the chunks while the next ones are loaded;
+    returns element and total.
+    """
+    if n > AT_ONCE:
+        fetch_low, join_low = _make_block(pitch, group, apart, first, n // 2)
+        fetch_high, join_high = _make_block(pitch, group, apart, first + n // 2, n // 2)
+
+        @device
+        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
+            fetch_low(sums, begin, count, x)
+            fetch_high(sums, begin, count, x)
+
+        @device
+        def join(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+            element, total = join_low(sums, count, more, factor, share, term, x, element, total)
+            return join_high(sums, count, more, factor, share, term, x, element, total)
+
+        return fetch, join
+
+    leading = first < group
+    place = first // group * (apart * group) + first % group
+    further = place - first
+
+    @device
+    def fetch_few(sums, begin, count, x):  # type: ignore[no-untyped-def]
+        for k in range(first, first + n):
+            x[k] = F(0.0)
+        if place < count:
+            for k in range(first, first + n):
+                if k + further < count and (not leading or k >= begin):
+                    x[k] = sums[(k + further) * pitch]
+
+    @device
+    def join_few(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
+        if place < count:
+            for k in range(first, first + n):
+                element = fma(element, factor[k], share[k] * x[k])
+                total = fma(total, factor[k], term[k])
+        if place < more:
+            fetch_few(sums, I(0), more, x)
+        return element, total
+
+    return fetch_few, join_few
+
+
+def _make_groups(
+    pitch: int, group: int, apart: int, first: int = 0, n: int = LANES
+) -> tuple[DeviceFunction, DeviceFunction]:
+    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp processes at a time:
+    those of groups 0, ``apart``, 2 ``apart`` and so on; group 0 begins at the pointers that are passed.
+
+    ``fetch(sums, begin, count, x)``: start loading the thread's element of each chunk into x [32], ``pitch`` from chunk to
+    chunk; 0 for those of group 0 before chunk ``begin``, and for all from chunk ``count`` on.
+    ``join(sums, count, more, factor, share, term, x, elements, totals)``: join the chunks before ``count`` of each group,
+    from zeros, while the chunks at sums, before ``more``, are loaded; the results go to elements and totals [32 / group].
+    """
+    if n > group:
+        fetch_low, join_low = _make_groups(pitch, group, apart, first, n // 2)
+        fetch_high, join_high = _make_groups(pitch, group, apart, first + n // 2, n // 2)
+
+        @device
+        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
+            fetch_low(sums, begin, count, x)
+            fetch_high(sums, begin, count, x)
+
+        @device
+        def join(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
+            join_low(sums, count, more, factor, share, term, x, elements, totals)
+            join_high(sums, count, more, factor, share, term, x, elements, totals)
+
+        return fetch, join
+
+    fetch_group, join_chunks = _make_block(pitch, group, apart, first, group)
+    number = first // group
+
+    @device
+    def join_group(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
+        # Zeros, not what a factor of 0 makes of the group before: that may be -0.
+        element, total = join_chunks(sums, count, more, factor, share, term, x, F(0.0), F(0.0))
+        elements[number] = element
+        totals[number] = total
+
+    return fetch_group, join_group
+
+
+def _make_rising_max(each: int, width: int) -> DeviceFunction:
+    """The device function ``rising_max(x, lane)``: the largest x of lanes lane, lane - each, lane - 2 each and so on, as far
+    as they belong to the same ``width`` lanes."""
+    steps = (width // each).bit_length() - 1
+
+    @device
+    def rising_max(x, lane):  # type: ignore[no-untyped-def]
+        for k in range(steps):
+            below = lane_from(x, max(I(lane - (each << k)), I(0)))
+            if lane & (width - 1) >= each << k:
+                x = max(x, below)
+        return x
+
+    return rising_max
+
+
+def _make_factors(group: int) -> DeviceFunction:
+    """The device function ``find_factors(m, mass, inside, lane, factor, share, term)``: write what joins the chunk of a lane
+    to those before it in its group to factor, share and term [32], and return the largest m of the group.  ``inside``:
+    whether there is such a chunk; m is -inf where there is none."""
+    rising_max = _make_rising_max(1, group)
+
+    @device
+    def find_factors(m, mass, inside, lane, factor, share, term):  # type: ignore[no-untyped-def]
+        top = rising_max(m, lane)
+        before = lane_from(top, max(I(lane - 1), I(0)))
+        if lane & (group - 1) == 0:
+            before = F(-np.inf)
+        a = exp(before - top)
+        b = exp(m - top)
+        # What is no chunk leaves every sum unchanged, even -0.
+        factor[lane] = a if inside else F(1.0)
+        share[lane] = b if inside else F(-0.0)
+        term[lane] = b * mass if inside else F(-0.0)
+        return lane_from(top, I(lane | (group - 1)))
+
+    return find_factors
+
+
+# --- rotation --------------------------------------------------------------------------------------------------
+
+
+def _make_rotate(block: int) -> DeviceFunction:
+    """The device function ``turn_back(exchange, own, lane)``: an element of a rotated block of 64 or 128, ``block``; exchange
+    [block]: each 32 elements of it times the Hadamard matrix of 32 rows, in shared memory; the element is number ``lane`` of
+    part ``own``."""
+    unit, parts = F(1.0 / np.sqrt(max(1, block))), block // PART
+
+    @device
+    def turn_back(exchange, own, lane):  # type: ignore[no-untyped-def]
+        # Every warp computes what it needs of the levels between the parts.
+        a, b = exchange[lane], exchange[PART + lane]
+        x = a - b if own & 1 else a + b
+        if parts > 2:
+            c, d = exchange[2 * PART + lane], exchange[3 * PART + lane]
+            y = c - d if own & 1 else c + d
+            x = x - y if own & 2 else x + y
+        return x * unit
+
+    return turn_back
+
+
 # --- as float32 ------------------------------------------------------------------------------------------------
 
 
-@kernel(F32P, U32P, I32P, F32P, F32P, F32P, i32, i32, threads=COMBINE_THREADS)
-def combine(d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bool = False) -> KernelCode:
-    """Join the chunks of a row in rising order; the result is float32.
+def threads_of(rotated: int) -> int:
+    """Threads of a block of ``combine``, which owns whole blocks that are rotated."""
+    return COMBINE_THREADS * max(1, rotated // PART)
 
-    Arguments: weights, sums (as words), positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads
-    have them), out, slots, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: values are
-    quantized, d_v a multiple of 32.
-    Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.
+
+@kernel(
+    *(F32P, F32P, I32P, F32P, F32P, F32P, i32, i32),
+    threads=lambda d_v, early, gated, rotated=0, *_: threads_of(rotated),
+)
+def combine(
+    d_v: int, early: bool, gated: bool, rotated: int = 0, sinks: bool = False, group: int = GROUP
+) -> KernelCode:
+    """Join the chunks of a row, ``group`` of them at a time, and the groups; the result is float32.
+
+    Arguments: weights, sums, positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads have them),
+    out, slots, window; ``early``: no kernel of the same chain writes the positions; ``rotated``: elements of a block of
+    values that is rotated back, a power of two from 32 to 128, or 0; ``group``: a power of two up to 32.
+    A lane computes the factors of one of the warp's 32 chunks, and joins all of them for its own element.  The sums of groups
+    go to shared memory, where the first of four warps joins them.
+    Grid: (n_head, rows, d_pad / 32), blocks of ``COMBINE_THREADS``.  Where blocks of more than 32 values are rotated, four
+    warps for every 32 of them make up a block: (n_head, rows, d_v / rotated), ``threads_of(rotated)``.
     """
-    d_pad = padded(d_v)
-    n_vectors = TILE * PART // 4 // COMBINE_THREADS
-    each = TILE // n_vectors
-    n_loaded = 4 * n_vectors
-    n_warps = COMBINE_THREADS // 32
-    tile_words = TILE * PART
-
-    @device
-    def fetch(sums, first, n, thread, words):  # type: ignore[no-untyped-def]
-        """Start loading the sums of slots first .. first + 127: a thread takes 4 elements of every 16th slot."""
-        for k in range(n_vectors):
-            if first + k * each < n:
-                slot = min(I(first + k * each + (thread >> 3)), I(n - 1))
-                vector = load4(sums, np.int64(slot) * d_pad + (thread & 7) * 4)
-                for e in range(4):
-                    words[4 * k + e] = vector[e]
+    d_pad, columns = padded(d_v), max(1, rotated // PART)
+    turn_back, n_exchange = _make_rotate(rotated), PART * columns
+    n_warps, n_groups = COMBINE_THREADS // 32, LANES // group
+    n_shared, n_parts, n_tops = COMBINE_THREADS * columns, TILE * PART * columns, TILE * columns
+    # In a round every warp processes 32 chunks.
+    of_round, groups_of_round = n_warps * LANES, n_warps * n_groups
+    rounds, joined_at_once = TILE // groups_of_round, min(JOINED, groups_of_round)
+    last = group - 1
+    fetch, join = _make_groups(d_pad, group, n_warps)
+    find_factors, rising_max = _make_factors(group), _make_rising_max(1, LANES)
 
     @cuda.jit
     def combine(weights, sums, positions, gate, sink, out, slots, window):  # type: ignore[no-untyped-def]
         let_next_begin()
-        factors = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
-        terms = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
-        shares = pointer(cuda.shared.array(TILE, np.float32, ALIGNED))
-        parts = pointer(cuda.shared.array(tile_words, np.float32, ALIGNED))
-        tops = pointer(cuda.shared.array(n_warps, np.float32, ALIGNED))
-        words = cuda.local.array(n_loaded, np.uint32)
-        thread = I(cuda.threadIdx.x)
+        factors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        terms = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
+        parts = pointer(cuda.shared.array(n_parts, np.float32, ALIGNED))
+        tops = pointer(cuda.shared.array(n_tops, np.float32, ALIGNED))
+        masses = pointer(cuda.shared.array(n_tops, np.float32, ALIGNED))
+        exchange = pointer(cuda.shared.array(n_exchange, np.float32, ALIGNED))
+        x = cuda.local.array(LANES, np.float32)
+        elements = cuda.local.array(n_groups, np.float32)
+        totals = cuda.local.array(n_groups, np.float32)
+        # The mask tells the compiler that nothing is negative.
+        thread = I(cuda.threadIdx.x & (COMBINE_THREADS - 1))
         warp, lane = I(thread >> 5), I(thread & 31)
+        part_of_block = I(0)
+        if columns > 1:
+            part_of_block = I(cuda.threadIdx.x // COMBINE_THREADS)
+            first_thread, first_group = part_of_block * COMBINE_THREADS, part_of_block * TILE
+            factors, shares, terms = (
+                advance(factors, first_thread),
+                advance(shares, first_thread),
+                advance(terms, first_thread),
+            )
+            tops, masses, parts = (
+                advance(tops, first_group),
+                advance(masses, first_group),
+                advance(parts, first_group * PART),
+            )
+        # The lane's chunk, counted from the warp's first group.
+        own = I(I(lane // group) * (n_warps * group) + (lane & last))
         n_head = I(cuda.gridDim.x)
         head = I(cuda.blockIdx.y * n_head + cuda.blockIdx.x)
         s = F(0.0)
@@ -120,85 +308,96 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bo
         if not early:
             wait_for_inputs()
         place = positions[cuda.blockIdx.y]
-        n = I((place >> 6) - (first_visible(place, window) >> 6) + 1)
+        first_chunk = I(first_visible(place, window) >> 6)
+        # Chunks are counted from the beginning of a group, which the row may not see.
+        begin = I(first_chunk & last)
+        n = I((place >> 6) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
-        weights = advance(weights, np.int64(head) * slots * 2)
-        column = I(cuda.blockIdx.z * PART + lane)
-        sums = advance(sums, np.int64(head) * slots * d_pad + cuda.blockIdx.z * PART)
-        own = min(thread, I(n - 1))
-        m, mass = weights[2 * own], weights[2 * own + 1]
-        fetch(sums, I(0), n, thread, words)
+        slot = np.int64(head) * slots + I(warp * group - begin)
+        column = I(I(cuda.blockIdx.z * columns + part_of_block) * PART + lane)
+        weights, sums = advance(weights, slot * 2), advance(sums, slot * d_pad + column)
+        begin, left = I(begin - warp * group), I(n - warp * group)
+        pair = load2(weights, 2 * min(max(own, begin), I(left - 1)))
+        fetch(sums, begin, left, x)
         opening = F(0.0)
         if gated and warp == 0 and column < d_v:
             opening = gate[np.int64(head) * (2 * d_v) + d_v + column]
-        maximum = F(-np.inf)
-        total = F(0.0)
-        element = F(0.0)
-        first = I(0)
-        while first < n:
-            if first + thread >= n:
-                m = F(-np.inf)
-            # The largest m of slots first .. first + thread, within the warp.
-            top = m
-            for k in range(5):
-                below = lane_from(top, max(I(lane - (1 << k)), I(0)))
-                if lane >= 1 << k:
-                    top = max(top, below)
-            before = lane_from(top, max(I(lane - 1), I(0)))
-            if lane == 0:
-                before = F(-np.inf)
-            if lane == 31:
-                tops[warp] = top
-            cuda.syncthreads()
-            carried = maximum
-            for k in range(n_warps):
-                if k < warp:
-                    carried = max(carried, tops[k])
-                maximum = max(maximum, tops[k])
-            before = max(carried, before)
-            joined = max(carried, top)
-            a = exp(before - joined)
-            b = exp(m - joined)
-            # The padding at the end of a tile leaves every sum unchanged, even -0.
-            inside = first + thread < n
-            factors[thread] = a if inside else F(1.0)
-            terms[thread] = b * mass if inside else F(-0.0)
-            shares[thread] = b if inside else F(-0.0)
-            cuda.syncthreads()
-            for k in range(n_vectors):
-                if first + k * each < n:
-                    slot = I(k * each + (thread >> 3))
-                    share = shares[slot]
-                    for e in range(4):
-                        x = bits_float(I(words[4 * k + e]))
-                        if first + slot >= n:
-                            x = F(0.0)
-                        parts[slot * PART + (thread & 7) * 4 + e] = share * x
-            after = I(first + TILE)
-            if after < n:
-                own = min(I(after + thread), I(n - 1))
-                m, mass = weights[2 * own], weights[2 * own + 1]
-                fetch(sums, after, n, thread, words)
+        of_warp = I(thread & ~31)
+        factor, share, term = advance(factors, of_warp), advance(shares, of_warp), advance(terms, of_warp)
+        maximum, total, element = F(-np.inf), F(0.0), F(0.0)
+        while n > 0:
+            turn = I(0)
+            while turn < rounds and turn * of_round < n:
+                inside = own >= begin and own < left
+                m = bits_float(I(pair[0])) if inside else F(-np.inf)
+                top = find_factors(m, bits_float(I(pair[1])), inside, lane, factor, share, term)
+                cuda.syncwarp()
+                count = left
+                begin, left = I(begin - of_round), I(left - of_round)
+                weights, sums = advance(weights, 2 * of_round), advance(sums, of_round * d_pad)
+                if left > 0:
+                    pair = load2(weights, 2 * min(own, I(left - 1)))
+                join(sums, count, left, factor, share, term, x, elements, totals)
+                # Groups that do not exist are zeros: their sums may be read below.
+                to = I(turn * groups_of_round + warp)
+                if lane & last == 0:
+                    tops[I(to + I(lane // group) * n_warps)] = top
+                for g in range(n_groups):
+                    parts[I(to + g * n_warps) * PART + lane] = elements[g]
+                    if lane == 0:
+                        masses[to + g * n_warps] = totals[g]
+                cuda.syncwarp()
+                turn = I(turn + 1)
             cuda.syncthreads()
             if warp == 0:
-                count = min(I(n - first), I(TILE))
+                count = min(I(I(n + last) // group), I(TILE))
                 k = I(0)
                 while k < count:
-                    factor, term, part = advance(factors, k), advance(terms, k), advance(parts, k * PART + lane)
-                    for e in range(JOINED):
-                        element = fma(element, factor[e], part[e * PART])
-                        total = fma(total, factor[e], term[e])
-                    k = I(k + JOINED)
-            first = after
-            cuda.syncthreads()
+                    inside = k + lane < count
+                    m, mass = F(-np.inf), F(0.0)
+                    if inside:
+                        m, mass = tops[k + lane], masses[k + lane]
+                    top = rising_max(m, lane)
+                    before = lane_from(top, max(I(lane - 1), I(0)))
+                    before = max(maximum, before) if lane > 0 else maximum
+                    joined = max(maximum, top)
+                    maximum = lane_from(joined, I(31))
+                    a = exp(before - joined)
+                    b = exp(m - joined)
+                    # What is no group leaves every sum unchanged, even -0.
+                    factor[lane] = a if inside else F(1.0)
+                    share[lane] = b if inside else F(-0.0)
+                    term[lane] = b * mass if inside else F(-0.0)
+                    cuda.syncwarp()
+                    end, e = min(I(count - k), I(LANES)), I(0)
+                    while e < end:
+                        f, sh, t = advance(factor, e), advance(share, e), advance(term, e)
+                        part = advance(parts, I(k + e) * PART + lane)
+                        for j in range(joined_at_once):
+                            element = fma(element, f[j], sh[j] * part[j * PART])
+                            total = fma(total, f[j], t[j])
+                        e = I(e + joined_at_once)
+                    cuda.syncwarp()
+                    k = I(k + LANES)
+            n = I(n - TILE * group)
+            if n > 0:
+                cuda.syncthreads()
         if warp == 0 and column < d_v:
             if sinks:
                 a, total = join_sink(maximum, total, s)
                 element = element * a
             element = element / total
-            if rotated:
-                element = rotate(element)
+        if columns > 1:
+            # The first warps of all parts exchange their elements; the others only wait.
+            if warp == 0:
+                exchange[I(part_of_block * PART + lane)] = hadamard(element)
+            cuda.syncthreads()
+            if warp == 0:
+                element = turn_back(exchange, part_of_block, lane)
+        elif rotated and warp == 0 and column < d_v:
+            element = rotate(element)
+        if warp == 0 and column < d_v:
             if gated:
                 element = element * sigmoid(opening)
             out[np.int64(head) * d_v + column] = element
@@ -209,65 +408,24 @@ def combine(d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bo
 # --- ... on the way to int8 ------------------------------------------------------------------------------------
 
 
-def _make_join(d_v: int, first: int, n: int) -> tuple[DeviceFunction, DeviceFunction]:
-    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp processes at a time.
-
-    ``fetch(sums, count, x)``: start loading the thread's element of each of ``count`` chunks into x [32], 0 past the last.
-    ``join(sums, count, more, factor, share, term, x, element, total)``: join ``count`` chunks while the ``more`` chunks at
-    sums are loaded; returns element and total.
-    """
-    if n > AT_ONCE:
-        fetch_low, join_low = _make_join(d_v, first, n // 2)
-        fetch_high, join_high = _make_join(d_v, first + n // 2, n // 2)
-
-        @device
-        def fetch(sums, count, x):  # type: ignore[no-untyped-def]
-            fetch_low(sums, count, x)
-            fetch_high(sums, count, x)
-
-        @device
-        def join(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
-            element, total = join_low(sums, count, more, factor, share, term, x, element, total)
-            return join_high(sums, count, more, factor, share, term, x, element, total)
-
-        return fetch, join
-
-    @device
-    def fetch_few(sums, count, x):  # type: ignore[no-untyped-def]
-        for k in range(first, first + n):
-            x[k] = F(0.0)
-        if first < count:
-            for k in range(first, first + n):
-                if k < count:
-                    x[k] = sums[k * d_v]
-
-    @device
-    def join_few(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
-        if first < count:
-            for k in range(first, first + n):
-                element = fma(element, factor[k], share[k] * x[k])
-                total = fma(total, factor[k], term[k])
-        if first < more:
-            fetch_few(sums, more, x)
-        return element, total
-
-    return fetch_few, join_few
-
-
 @kernel(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
 def combine_quantize(
-    unit: int, d_v: int, early: bool, gated: bool, rotated: bool = False, sinks: bool = False
+    unit: int, d_v: int, early: bool, gated: bool, rotated: int = 0, sinks: bool = False, group: int = GROUP
 ) -> KernelCode:
-    """Join the chunks of a row in rising order and quantize the result to int8, one scale per ``unit`` values.
+    """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
+    ``unit`` values.
 
     Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.
-    ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: values are quantized;
-    ``sinks``: heads have sinks, and sink is read; d_v is a multiple of 32.
+    ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
+    values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
+    multiple of 32; ``group``: a power of two up to 32.
     A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
-    n_shared, n_tops = RUN, WARPS
-    fetch, join = _make_join(d_v, 0, 32)
+    n_shared, n_tops, n_groups, last = RUN, WARPS, LANES // group, group - 1
+    turn_back, together, n_exchange = _make_rotate(rotated), rotated > PART, RUN if rotated > PART else 4
+    fetch, join = _make_groups(d_v, group, 1)
+    find_factors, rising_max = _make_factors(group), _make_rising_max(group, LANES)
     store = make_store(unit)
 
     @cuda.jit
@@ -279,7 +437,10 @@ def combine_quantize(
         shares = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         terms = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         tops = pointer(cuda.shared.array(n_tops, np.int32, ALIGNED))
-        x = cuda.local.array(32, np.float32)
+        exchange = pointer(cuda.shared.array(n_exchange, np.float32, ALIGNED))
+        x = cuda.local.array(LANES, np.float32)
+        elements = cuda.local.array(n_groups, np.float32)
+        totals = cuda.local.array(n_groups, np.float32)
         # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (RUN - 1))
         lane = I(thread & 31)
@@ -287,23 +448,25 @@ def combine_quantize(
         at = I(I((cuda.blockIdx.x & 0xFFFF) * RUN) + (thread & ~31))
         inside = at < columns
         head = I(I(row * I(U(columns) // U(d_v))) + at // d_v)
-        pairs = I(head * slots)
-        weights = advance(weights, 2 * pairs)
-        sums = advance(sums, np.int64(pairs) * d_v + I(at % d_v + lane))
         s = F(0.0)
         if sinks and inside:
             s = sink[I(at // d_v)]
         if not early:
             wait_for_inputs()
         place = positions[row]
-        n = I((place >> 6) - (first_visible(place, window) >> 6) + 1)
+        first_chunk = I(first_visible(place, window) >> 6)
+        # Chunks are counted from the beginning of a group, which the row may not see.
+        begin = I(first_chunk & last)
+        n = I((place >> 6) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
-        element = F(0.0)
+        element, opening = F(0.0), F(0.0)
         if inside:
-            pair = load2(weights, 2 * min(lane, I(n - 1)))
-            fetch(sums, n, x)
-            opening = F(0.0)
+            pairs = I(head * slots - begin)
+            weights = advance(weights, 2 * pairs)
+            sums = advance(sums, np.int64(pairs) * d_v + I(at % d_v + lane))
+            pair = load2(weights, 2 * min(max(lane, begin), I(n - 1)))
+            fetch(sums, begin, n, x)
             if gated:
                 opening = gate[I(head * (2 * d_v) + d_v) + I(at % d_v + lane)]
             factor, share, term = (
@@ -313,40 +476,46 @@ def combine_quantize(
             )
             maximum, total = F(-np.inf), F(0.0)
             while n > 0:
-                count = min(n, I(32))
-                m = bits_float(I(pair[0]))
-                if lane >= count:
-                    m = F(-np.inf)
-                # The largest m up to this lane's chunk; lane 0 is among all of them.
-                top = m
-                for k in range(5):
-                    if count > 1 << k:
-                        top = max(top, lane_from(top, max(I(lane - (1 << k)), I(0))))
-                before = lane_from(top, max(I(lane - 1), I(0)))
-                before = max(maximum, before) if lane > 0 else maximum
+                count = n
+                there = lane >= begin and lane < count
+                m = bits_float(I(pair[0])) if there else F(-np.inf)
+                own = find_factors(m, bits_float(I(pair[1])), there, lane, factor, share, term)
+                # The same for the groups: the largest m up to this lane's, which is -inf if there is no such group.
+                top = own
+                if count > group:
+                    top = rising_max(own, lane)
+                before = lane_from(top, max(I(lane - group), I(0)))
+                before = max(maximum, before) if lane >= group else maximum
                 joined = max(maximum, top)
-                maximum = lane_from(joined, I(count - 1))
+                maximum = lane_from(joined, min(I(count - 1), I(LANES - 1)))
                 a = exp(before - joined)
-                b = exp(m - joined)
-                # The padding of a group leaves every sum unchanged, even -0.
-                factor[lane] = a if lane < count else F(1.0)
-                share[lane] = b if lane < count else F(-0.0)
-                term[lane] = b * bits_float(I(pair[1])) if lane < count else F(-0.0)
+                b = exp(own - joined)
+                a = a if lane & ~last < count else F(1.0)
+                b = b if lane & ~last < count else F(-0.0)
                 cuda.syncwarp()
-                n = I(n - 32)
-                weights, sums = advance(weights, 64), advance(sums, 32 * d_v)
+                n, begin = I(n - LANES), I(0)
+                weights, sums = advance(weights, 2 * LANES), advance(sums, LANES * d_v)
                 if n > 0:
                     pair = load2(weights, 2 * min(lane, I(n - 1)))
-                element, total = join(sums, count, n, factor, share, term, x, element, total)
+                join(sums, count, n, factor, share, term, x, elements, totals)
+                for g in range(n_groups):
+                    of_group, of_new = lane_from(a, I(g * group)), lane_from(b, I(g * group))
+                    element = fma(element, of_group, of_new * elements[g])
+                    total = fma(total, of_group, of_new * totals[g])
                 cuda.syncwarp()
             if sinks:
                 a, total = join_sink(maximum, total, s)
                 element = element * a
             element = element / total
-            if rotated:
-                element = rotate(element)
-            if gated:
-                element = element * sigmoid(opening)
+        if together:
+            exchange[thread] = hadamard(element)
+            cuda.syncthreads()
+            own = I((thread & (rotated - 1)) >> 5)
+            element = turn_back(advance(exchange, I(thread & ~(rotated - 1))), own, lane)
+        elif rotated:
+            element = rotate(element)
+        if gated and inside:
+            element = element * sigmoid(opening)
         store(element, inside, row, I(cuda.blockIdx.x), columns, tops, q, d, sums_of_q)
 
     return combine_quantize

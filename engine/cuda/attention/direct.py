@@ -18,7 +18,7 @@ Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP
 from engine.cuda.attention.attend import MAX_ROWS, Geometry, _make_copies
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, first_visible, padded
 from engine.cuda.attention.scores import PAIRS, make_float_run, make_own_keys, make_quantized_scores
@@ -74,12 +74,13 @@ def geometry(
     tasks: int = 0,
     gated: bool = False,
     sinks: bool = False,
+    together: int = GROUP,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
     (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
-    ``sinks``: heads have them.
+    ``sinks``: heads have them; ``together``: chunks of a group.
     Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -97,7 +98,7 @@ def geometry(
     parts = -(-rows * group // tasks)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_slots, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
-    rotated = types[1].quantized
+    rotated = BLOCK if types[1].quantized else 0
     return Geometry(
         attend_in_place(
             k_type, v_type, d_k, d_v, group, tasks, rows == 1, early, types[0].quantized and n_slots > splits
@@ -105,7 +106,7 @@ def geometry(
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
-        combine(d_v, early, gated, rotated, sinks),
+        combine(d_v, early, gated, rotated, sinks, together),
         (n_head, rows, padded(d_v) // PART),
         COMBINE_THREADS,
         d_v,
@@ -114,6 +115,7 @@ def geometry(
         rotated,
         n_slots,
         sinks,
+        together,
     )
 
 

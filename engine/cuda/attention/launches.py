@@ -3,9 +3,11 @@
 import numpy as np
 
 from engine.cache.kv import CHUNK, LayerCache
+from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
+from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
@@ -33,7 +35,10 @@ def rotate(
     rows, d_k, d_v, kinds = positions.size, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
     n_head, n_head_kv = heads.n_head if q else 0, heads.n_head_kv if k else 0
     query: tuple[Tensor, ...]
-    if kinds[0].quantized:
+    if kinds[0].whole:
+        blocks = d_k // kinds[0].block(d_k)
+        query = recorder.empty((rows, n_head, d_k // 2), np.uint32), recorder.empty((rows, n_head, blocks))
+    elif kinds[0].quantized:
         query = recorder.empty((rows, n_head, d_k // 4), np.uint32), recorder.empty((rows, n_head, d_k // 32))
     else:
         query = (recorder.empty((rows, n_head, d_k)),)
@@ -43,11 +48,12 @@ def rotate(
     scaled = q is not None and heads.query_scales is not None
     how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS, heads.norm_after, scaled
     kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2] if table else 0, *how)
+    scale = heads.scale * LOG2_E if kinds[0].whole else heads.scale
     given: tuple[Argument, ...] = (
         *(q or 0, k or 0, v or 0),
         *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
         *(positions, table or 0, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
-        *(heads.query_scales or 0, heads.eps, heads.scale, n_head, cache.keys.shape[1]),
+        *(heads.query_scales or 0, heads.eps, scale, n_head, cache.keys.shape[1]),
         *(query[0], query[-1], new or 0, cache.keys, cache.values),
     )
     written = dict(zip(("query", "query_scales"), query, strict=False)) if n_head else {}
@@ -75,7 +81,11 @@ def attend(
     options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None}
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
-    if attention.takes(k, v, cache.d_k, cache.d_v):
+    if k.whole:
+        shared = recorder.device.shared_memory if recorder.device.compute_capability >= (8, 0) else 0
+        shape = integer_steps.geometry(*sizes, k.name, slots, multiprocessors, shared, **options)
+        given = query
+    elif attention.takes(k, v, cache.d_k, cache.d_v):
         options["past"] = new is None
         shape = attention.geometry(*sizes, k.bits == 16, slots, multiprocessors, **options)
         given = (query[0], new or 0)
@@ -103,7 +113,15 @@ def attend_wide(
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
-    if tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
+    if k.whole:
+        tile = integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
+        if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
+            kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None
+            of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
+            read = *query, cache.keys, cache.values, positions, gate or 0, heads.sinks or 0
+            recorder.launch(of_integers, blocks, threads, (*read, out, rows, cache.keys.shape[1], window), result=out)
+            return out
+    elif tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
         kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared, heads.sinks is not None)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
         places = *given, cache.keys, cache.values, positions, gate or 0, heads.sinks or 0, out

@@ -1,7 +1,7 @@
 """A tile of attention queries: how the threads of a block share it, and what each computes without a loop.
 
 Formula: the pieces of ``engine/cuda/attention/tiled.py``: scores and weighted sums as sums of outer products, from scores to
-    weights and their sum, chunks joined, the result divided.
+    weights and their sum, chunks and groups joined, the result divided.
 Shapes: a thread's numbers are in registers: scores [own, 8], elements [8, columns] (``Tile``).
 Who owns what: of 8 pairs a thread has four adjacent ones and, 16 further, four more; of 8 positions of a chunk four and, 32
     further, four more, or every eighth if keys are quantized.
@@ -97,13 +97,14 @@ class Tile:
 
     @property
     def factors(self) -> int:
-        """The offset of maxima and sums, or of the two factors that join a chunk, each [at_once, pairs]."""
+        """The offset of maxima and sums, or of the two factors that join a chunk, each [at_once, pairs], and of the sums of
+        the groups so far [pairs]."""
         return self.weights + self.at_once * CHUNK * self.pairs
 
     @property
     def queries(self) -> int:
         """The offset of queries that stay: words [d_k / 4, pairs], scales [d_k / 32, pairs]."""
-        return self.factors + 2 * self.at_once * self.pairs
+        return self.factors + (2 * self.at_once + 1) * self.pairs
 
     @property
     def size(self) -> int:
@@ -128,19 +129,21 @@ def take4(p, i, x, k):  # type: ignore[no-untyped-def]
 
 
 def make_each(n: int, one: DeviceFunction) -> DeviceFunction:
-    """The device function that calls one(i, ...), ..., one(i + n - 1, ...) in order, without a loop; n: a power of two.
+    """The device function that calls one(i, ...), ..., one(i + n - 1, ...) in order, without a loop.
 
-    It calls a function for half as many twice, so that Numba compiles few functions.  NVVM inlines all calls and folds i,
-    which must be a constant.
+    It calls functions for half as many, so that Numba compiles few functions.  NVVM inlines all calls and folds i, which must
+    be a constant.
     """
     if n == 1:
         return one
-    half, further = make_each(n // 2, one), n // 2
+    further = n // 2
+    low = make_each(further, one)
+    high = low if n == 2 * further else make_each(n - further, one)
 
     @device
     def each(i, *arguments):  # type: ignore[no-untyped-def]
-        half(i, *arguments)
-        half(i + further, *arguments)
+        low(i, *arguments)
+        high(i + further, *arguments)
 
     return each
 
@@ -301,7 +304,7 @@ def make_weigh(tile: Tile) -> tuple[DeviceFunction, DeviceFunction, DeviceFuncti
 
 def make_join(tile: Tile) -> DeviceFunction:
     """The device function ``join(i, element, o, factors, shares)``, i = 0: join a chunk's weighted sums o [8, columns] to
-    those before it; factors, shares: pointers to the thread's first pair."""
+    those before it in its group; factors, shares: pointers to the thread's first pair."""
     columns = tile.columns
 
     @device
@@ -330,6 +333,56 @@ def rotate4(a, b, c, d):  # type: ignore[no-untyped-def]
     return a * UNIT, b * UNIT, c * UNIT, d * UNIT
 
 
+@device
+def head_of(task, group, head0, n_head):  # type: ignore[no-untyped-def]
+    """The number of a (row, head) pair of a KV head among all heads of all rows."""
+    row = I(U(task) // U(group))
+    return I(I(row * n_head) + I(head0 + I(task - row * group)))
+
+
+def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
+    """Three device functions, i = 0, for the weighted sums of the groups so far, which are in out until the last one joins.
+
+    ``load(i, o, out, task, last, head0, n_head, column)``: load them to o [8, columns]; ``store``, with element for o: store
+    them.  ``task``: the number of the thread's first pair, of 0 .. last; ``column``: its first element.  What does not exist
+    is left as it is.
+    ``join(i, element, o, factors)``: join the sums of a group, element [8, columns], to those before it, o, in place;
+    factors: a pointer to the thread's first pair of [2, pairs].
+    """
+    columns, d_v, quads, pairs = tile.columns, tile.d_v, tile.quads, tile.pairs
+
+    @device
+    def load(i, o, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        own = I(task + (i if i < 4 else i + 12))
+        if own <= last:
+            row = advance(out, np.int64(head_of(own, group, head0, n_head)) * d_v)
+            for k in range(columns // 4):
+                d, start = I(column + 4 * quads * k), i * columns + 4 * k
+                if d < d_v:
+                    words = load4(row, d)
+                    for e in range(4):
+                        o[start + e] = bits_float(I(words[e]))
+
+    @device
+    def join(i, element, o, factors):  # type: ignore[no-untyped-def]
+        start, pair = i * columns, i if i < 4 else i + 12
+        a, b = factors[pair], factors[pairs + pair]
+        for j in range(columns):
+            element[start + j] = fma(o[start + j], a, b * element[start + j])
+
+    @device
+    def store(i, element, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        own = I(task + (i if i < 4 else i + 12))
+        if own <= last:
+            row = advance(out, np.int64(head_of(own, group, head0, n_head)) * d_v)
+            for k in range(columns // 4):
+                d, start = I(column + 4 * quads * k), i * columns + 4 * k
+                if d < d_v:
+                    store4(row, d, element[start], element[start + 1], element[start + 2], element[start + 3])
+
+    return make_each(8, load), make_each(8, join), make_each(8, store)
+
+
 def make_finish(tile: Tile, group: int, gated: bool, rotated: bool, sinks: bool) -> DeviceFunction:
     """The device function ``finish(i, element, totals, gate, out, task, last, head0, n_head, column)``, i = 0: multiply
     element [8, columns] by the factors of their pairs, [at_once, pairs] behind the totals, if heads have sinks (``sinks``),
@@ -341,8 +394,7 @@ def make_finish(tile: Tile, group: int, gated: bool, rotated: bool, sinks: bool)
     def finish(i, element, totals, gate, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
         pair = i if i < 4 else i + 12
         own, total = I(task + pair), totals[pair]
-        row = I(U(own) // U(group))
-        head = I(I(row * n_head) + I(head0 + I(own - row * group)))
+        head = head_of(own, group, head0, n_head)
         for k in range(columns // 4):
             d, start = I(column + 4 * quads * k), i * columns + 4 * k
             if sinks:

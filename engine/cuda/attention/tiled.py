@@ -11,20 +11,30 @@ Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, 
     read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
-    owns 8 pairs and 4 or 8 elements.  The longest tiles begin first.  No grid depends on a position.
+    owns 8 pairs and 4 or 8 elements: those of the current group of chunks in registers, those of the groups so far in out.
+    The longest tiles begin first.  No grid depends on a position.
 Reduction order: that of the mirror: one chain per score and per element of a chunk's weighted sum, the halving tree of 64 for
-    the sum of weights, chunks joined in rising order, a sink after them.
-Bytes moved: per tile 4 d_k per pair in for each group of chunks, or d_k + d_k / 8 once if keys are quantized, 4 d_v out, and
-    (d_k + d_v) * element size per position.
+    the sum of weights, the chunks of a group joined in rising order, then the groups in rising order, a sink after them.
+Bytes moved: per tile and pair 4 d_k in for all chunks that are processed at a time, or d_k + d_k / 8 once if keys are
+    quantized, 4 d_v out, 8 d_v for each further group; and (d_k + d_v) * element size per position.
 """
 
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, CacheType
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType
 from engine.cuda.attention.combine import first_visible, join_sink
 from engine.cuda.attention.quantized_tile import make_query, make_scores, make_values
-from engine.cuda.attention.tile import DIMENSIONS, Tile, make_finish, make_join, make_steps, make_sum_run, make_weigh
+from engine.cuda.attention.tile import (
+    DIMENSIONS,
+    Tile,
+    make_finish,
+    make_groups,
+    make_join,
+    make_steps,
+    make_sum_run,
+    make_weigh,
+)
 from engine.cuda.attention.weigh import visible
 from engine.cuda.intrinsics import (
     advance,
@@ -36,6 +46,7 @@ from engine.cuda.intrinsics import (
     load2,
     load4,
     pointer,
+    settled,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED
@@ -100,12 +111,13 @@ def geometry(
     gated: bool,
     shared: int,
     sinks: bool = False,
+    together: int = GROUP,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
-    bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks."""
+    bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
-    constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, gated, sinks
+    constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, gated, sinks, together
     return attend_tiles(*constants), grid, THREADS
 
 
@@ -113,7 +125,7 @@ def geometry(
 
 
 def _bytes(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, *_: bool
+    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, *_: int
 ) -> int:
     return 4 * Tile(d_k, d_v, pairs, own, threads, CACHE_TYPES[k_type].quantized).size
 
@@ -134,6 +146,7 @@ def attend_tiles(
     threads: int,
     gated: bool,
     sinks: bool = False,
+    together: int = GROUP,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
@@ -141,7 +154,7 @@ def attend_tiles(
     ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, chunks (of the ring), window, scale (not used
     where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``: of a ``Tile``; d_k: a multiple of 16, d_v: of 8, and
-    each of 32 where quantized.
+    each of 32 where quantized; ``together``: chunks of a group, a power of two.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -158,6 +171,7 @@ def attend_tiles(
     width, keys_at, slice_size = at_once * CHUNK, DIMENSIONS * pairs, tile.slice
     weights_at, tops_at = tile.weights, tile.factors
     masses_at = tops_at + at_once * pairs
+    totals_at = masses_at + at_once * pairs
 
     # Queries: a thread copies ``n_query`` dimensions of one pair.
     n_query = DIMENSIONS * pairs // threads
@@ -187,6 +201,7 @@ def attend_tiles(
     a_further, b_further, positions, turn = UNROLLED * pairs, UNROLLED * pitch, tile.positions, tile.turn
     hide, weigh, total, mark = make_weigh(tile)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
+    load_groups, join_groups, store_groups = make_groups(tile, group)
 
     def make_put(half: bool) -> DeviceFunction:
         """The device function ``put(to, at, words, k)``: store the vector words[k : k + 4] of elements as float32 in
@@ -289,23 +304,36 @@ def attend_tiles(
                 keep4(to, I(at + I(4 * quad ^ 16)), s[32 + e], s[40 + e], s[48 + e], s[56 + e])
 
     @device
-    def find_factors(tops, masses, place, chunk, last_chunk, window, maximum, mass):  # type: ignore[no-untyped-def]
-        """Turn maxima and sums of a pair's chunks into the factors that join them, in place; returns the maximum and sum of
-        all."""
-        for c in range(at_once):
-            if chunk + c <= last_chunk:
-                first, last = visible(place, window, I(chunk + c))
-                # What joins a chunk that is hidden leaves every sum unchanged, even -0.
-                a, b = F(1.0), F(-0.0)
-                if first < last:
-                    m = tops[c * pairs]
-                    joined = max(maximum, m)
-                    a, b = exp(maximum - joined), exp(m - joined)
-                    mass = fma(mass, a, b * masses[c * pairs])
-                    maximum = joined
-                tops[c * pairs] = a
-                masses[c * pairs] = b
+    def find_factors(tops, masses, place, chunk, window, maximum, mass):  # type: ignore[no-untyped-def]
+        """Turn the maximum and the sum of a pair's chunk into the factors that join it to its group, in place; returns the
+        maximum and the sum of the group."""
+        first, last = visible(place, window, chunk)
+        # What joins a chunk that is hidden leaves every sum unchanged, even -0.
+        a, b = F(1.0), F(-0.0)
+        if first < last:
+            m = tops[0]
+            joined = max(maximum, m)
+            a, b = exp(maximum - joined), exp(m - joined)
+            mass = fma(mass, a, b * masses[0])
+            maximum = joined
+        tops[0] = a
+        masses[0] = b
         return maximum, mass
+
+    @device
+    def find_group_factors(factors, totals, top, maximum, mass):  # type: ignore[no-untyped-def]
+        """Write the factors that join a pair's group to those before it, whose sum is totals[0]; returns the maximum of
+        all."""
+        a, b = F(1.0), F(-0.0)
+        # The sum of a chunk is at least 1, so this is 0 only where the pair has seen none of the group.
+        if mass != F(0.0):
+            joined = max(top, maximum)
+            a, b = exp(top - joined), exp(maximum - joined)
+            totals[0] = fma(totals[0], a, b * mass)
+            top = joined
+        factors[0] = a
+        factors[pairs] = b
+        return top
 
     @cuda.jit
     def attend_tiles(q, q_scales, keys, values, at, gate, sink, out, rows, chunks, window, scale):  # type: ignore[no-untyped-def]
@@ -338,6 +366,7 @@ def attend_tiles(
         place = at[row]
         if thread < pairs:
             places[thread] = place
+            memory[totals_at + thread] = F(0.0)
         own_q = advance(
             q, np.int64(I(I(row * n_head) + I(head0 + I(task - row * group)))) * d_k + thread // pairs * n_query
         )
@@ -351,7 +380,8 @@ def attend_tiles(
         ring = I(head_kv * chunks)
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
         inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
-        maximum, mass = F(-np.inf), F(0.0)
+        # Of the groups so far, and of the chunks so far of the current one.
+        top, maximum, mass = F(-np.inf), F(-np.inf), F(0.0)
         for k in range(n_elements):
             element[k] = F(0.0)
         here = I(0)
@@ -407,6 +437,7 @@ def attend_tiles(
                 current = I(chunk + c)
                 if current <= last_chunk:
                     whole = current >= inside and I(current * CHUNK + CHUNK - 1) <= lowest
+                    closes = I(current + 1) & (together - 1) == 0 or current == last_chunk
                     for k in range(n_elements):
                         o[k] = F(0.0)
                     step = I(0)
@@ -414,9 +445,16 @@ def attend_tiles(
                         to = advance(memory, here)
                         store_values(to, thread, value, value_scales)
                         cuda.syncthreads()
-                        if c == 0 and step == 0 and thread < pairs:
-                            tops, masses = advance(memory, I(tops_at + thread)), advance(memory, I(masses_at + thread))
-                            maximum, mass = find_factors(tops, masses, place, chunk, last_chunk, window, maximum, mass)
+                        if step == 0 and thread < pairs:
+                            tops = advance(memory, I(tops_at + c * pairs + thread))
+                            masses = advance(tops, at_once * pairs)
+                            maximum, mass = find_factors(tops, masses, places[thread], current, window, maximum, mass)
+                        elif step == 1 and closes and thread < pairs:
+                            # Nothing reads the weights of the chunk's first positions any more.
+                            factors = advance(memory, I(weights_at + c * (CHUNK * pairs) + thread))
+                            totals = advance(memory, I(totals_at + thread))
+                            top = find_group_factors(factors, totals, top, maximum, mass)
+                            maximum, mass = F(-np.inf), F(0.0)
                         step = I(step + 1)
                         if step < value_slices:
                             fetch_values(chunk_values, step, thread, value, value_scales)
@@ -448,14 +486,30 @@ def attend_tiles(
                         here = I(slice_size - here)
                     factors = advance(memory, I(I(tops_at + c * pairs) + I(sum_pair + 4 * across)))
                     join(0, element, o, factors, advance(factors, at_once * pairs))
+                    if closes:
+                        # Settled, so that no address is kept in a register in all loops.
+                        task = settled(I(task0 + I(sum_pair + 4 * across)))
+                        first_group = I((first_visible(lowest, window) >> 6) // together)
+                        # Zeros for all, not as an alternative: that would take more registers.
+                        for k in range(n_elements):
+                            o[k] = F(0.0)
+                        if I(current // together) > first_group:
+                            load_groups(0, o, out, task, last_task, head0, n_head, column)
+                        factors = advance(memory, I(I(weights_at + c * (CHUNK * pairs)) + I(sum_pair + 4 * across)))
+                        join_groups(0, element, o, factors)
+                        if current < last_chunk:
+                            store_groups(0, element, out, task, last_task, head0, n_head, column)
+                            for k in range(n_elements):
+                                element[k] = F(0.0)
             chunk = after
         cuda.syncthreads()
         if thread < pairs:
+            mass = memory[totals_at + thread]
             if sinks:
                 # The row's number is found again: a register for it would be occupied in all loops.
                 own_task = min(last_task, I(task0 + thread))
                 of_head = I(head0 + I(U(own_task) % U(group)))
-                memory[I(masses_at + thread)], mass = join_sink(maximum, mass, sink[of_head])
+                memory[I(masses_at + thread)], mass = join_sink(top, mass, sink[of_head])
             memory[I(tops_at + thread)] = mass
         cuda.syncthreads()
         totals = advance(memory, I(tops_at + I(sum_pair + 4 * across)))

@@ -71,6 +71,7 @@ __all__ = [
     "mma32",
     "mma32_onto",
     "mma_half",
+    "octets",
     "pick_bytes",
     "pointer",
     "prefetch",
@@ -145,6 +146,11 @@ def settled(x: Register) -> Register:
 def halves(p: Pointer) -> Pointer:
     """The memory from p on as uint16."""
     return Pointer(p.array.view(np.uint16), p.offset * p.array.itemsize // 2, p.name)
+
+
+def octets(p: Pointer) -> Pointer:
+    """The memory from p on as uint8."""
+    return Pointer(p.array.view(np.uint8), p.offset * p.array.itemsize, p.name)
 
 
 def load4(p: Pointer, i: Register) -> tuple[Register, ...]:

@@ -13,11 +13,10 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cache.kv import LayerCache, LayerShape
-from engine.cache.types import CHUNK, F16, F32, Types, cache_type
+from engine.cache.types import CHUNK, F16, F32, GROUP, Types, cache_type
 from engine.cpu import attention as mirror
-from engine.cpu import glu
+from engine.cpu import glu, integer_cache
 from engine.cpu.products.quantize import quantize_rows
-from engine.cpu.quantized_cache import rotate_rows
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import combine
@@ -32,6 +31,8 @@ from tests.mirror import Mirror as CPU
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
+TINY = np.float32(1e-45)
+"""Values of about this size make weighted sums of -0 where weights are small, in float32."""
 NO_SINKS = np.empty(0, np.float32)
 
 
@@ -45,6 +46,7 @@ def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.ran
     at = np.arange(first, positions, dtype=np.int32)
     k, v = (rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32) for d in (shape.d_k, shape.d_v))
     v[rng.random(v.shape) < 0.1] = -0.0
+    v[..., -1] *= TINY
     items = at.size * shape.n_head_kv
     mirror.append(k, at, False, keys, 0, items)
     mirror.append(v, at, True, values, 0, items)
@@ -67,9 +69,10 @@ def agree(
     unseen: bool = False,
     gated: bool = False,
     sinks: np.ndarray = NO_SINKS,
+    group: int = GROUP,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds the cache as it
-    was before the rows."""
+    was before the rows; ``group``: chunks of a group."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), max(positions) + 1
     keys, values = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, half, rng)
@@ -79,7 +82,7 @@ def agree(
     bits = 16 if half else 32
     given = (ring.reshape(*ring.shape[:2], -1).view(np.uint32) for ring in (keys, values))
     none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
-    mirror.attend(bits, bits)(q, *none, *given, at, SCALE, window, sinks, expected, 0, rows * n_head)
+    mirror.attend(bits, bits, group)(q, *none, *given, at, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
@@ -88,7 +91,7 @@ def agree(
 
     n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
     plan = attention.geometry(
-        rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, sinks=sinks.size > 0
+        rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, sinks=sinks.size > 0, together=group
     )
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
@@ -167,8 +170,26 @@ def test_positions_that_do_not_follow_one_another() -> None:
     agree([130, 7, 64], 2, 1, 4, 4, early=True)
 
 
-def test_more_chunks_than_are_joined_at_once() -> None:
-    agree([combine.TILE * CHUNK + 10], 1, 1, 2, 2, splits=20)
+def test_more_groups_than_are_joined_at_once() -> None:
+    agree([2 * combine.TILE * CHUNK + 10], 1, 1, 2, 2, splits=20, group=2)
+
+
+@pytest.mark.parametrize(
+    ("positions", "d_v", "window", "half", "group"),
+    few(
+        [
+            ([330, 331, 70, 10], 4, 0, False, 2),
+            ([400, 450], 34, 150, True, 2),
+            ([700], 2, 0, False, 4),
+            ([640, 1600], 2, 1000, False, GROUP),
+        ],
+        2,
+    ),
+)
+def test_groups_of_chunks(positions: list[int], d_v: int, window: int, half: bool, group: int) -> None:
+    """Rows that see different numbers of groups, and windows that begin in the middle of one."""
+    sinks = np.array([-3e38, 0.5], np.float32)
+    agree(positions, 2, 1, 4, d_v, window=window, half=half, group=group, sinks=sinks, gated=half)
 
 
 @pytest.mark.parametrize(("positions", "d_v"), [([3], 34), ([64, 65], 4)])
@@ -198,54 +219,95 @@ def test_the_order_of_threads_does_not_show() -> None:
 # --- the result as int8 ----------------------------------------------------------------------------------------
 
 
+def joined(weights: np.ndarray, sums: np.ndarray, first: int, group: int, sink: float | None) -> np.ndarray:
+    """The chunks of a head, from number ``first`` on, joined as the mirror joins them: weights [chunks, 2], sums [chunks,
+    d_v]."""
+    out, top, total = np.zeros(sums.shape[1], np.float32), np.float32(-np.inf), np.float32(0)
+    numbers = first + np.arange(len(weights))
+    for number in np.unique(numbers // group):
+        inner, m, mass = np.zeros_like(out), np.float32(-np.inf), np.float32(0)
+        for i in np.flatnonzero(numbers // group == number):
+            m, mass = map(np.float32, mirror.join(m, mass, *weights[i], sums[i], inner))
+        top, total = map(np.float32, mirror.join(top, total, m, mass, inner, out))
+    if sink is not None:
+        total = np.float32(mirror.join_sink(top, total, sink, out))
+    return out / total
+
+
 @pytest.mark.parametrize(
-    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated", "sunk"),
+    ("positions", "n_head", "d_v", "unit", "window", "gated", "rotated", "sunk", "group"),
     few(
         [
-            ([130], 8, 32, 256, 0, True, False, False),
-            ([5, 64, 2080], 2, 128, 256, 0, False, True, True),
-            ([0], 4, 64, 32, 0, True, True, True),
-            ([1000], 1, 512, 256, 70, True, False, False),
-            ([300, 301], 17, 32, 32, 3, True, False, True),
-            ([70 * CHUNK], 3, 96, 32, 0, False, False, True),
-            ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, False, False),
+            ([130], 8, 32, 256, 0, True, 0, False, 8),
+            ([5, 64, 2080], 2, 128, 256, 0, False, 32, True, 8),
+            ([0], 4, 64, 32, 0, True, 32, True, 8),
+            ([1000], 1, 512, 256, 70, True, 0, False, 8),
+            ([300, 301], 17, 32, 32, 3, True, 0, True, 2),
+            ([100, 600], 4, 128, 256, 0, True, 128, True, 8),
+            ([70 * CHUNK], 3, 96, 32, 0, False, 0, True, 8),
+            ([40 * CHUNK, 41 * CHUNK - 1], 1, 32, 32, 37 * CHUNK, False, 0, True, 8),
+            ([50 * CHUNK, 1000], 1, 32, 32, 39 * CHUNK, False, 0, False, 2),
+            ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, 0, False, 4),
+            ([90], 2, 64, 32, 0, False, 64, False, 8),
         ],
-        6,
+        9,
     ),
 )
 def test_chunks_joined_and_quantized(
-    positions: list[int], n_head: int, d_v: int, unit: int, window: int, gated: bool, rotated: bool, sunk: bool
+    positions: list[int],
+    n_head: int,
+    d_v: int,
+    unit: int,
+    window: int,
+    gated: bool,
+    rotated: int,
+    sunk: bool,
+    group: int,
 ) -> None:
-    """Joined chunks are what ``combine`` gives, quantized by the CPU; one to three times 32 chunks, in one to three
-    blocks."""
+    """Joined chunks are what the mirror and ``combine`` give, quantized by the CPU; one to three times 32 chunks, in one to
+    three blocks."""
     rng = np.random.default_rng(sum(positions))
     rows, columns, at = len(positions), n_head * d_v, np.array(positions, np.int32)
     n_slots = attention.slots(max(positions) + 1, window)
-    plan = attention.geometry(rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True, gated=gated, sinks=sunk)
-    joined = combine.combine(d_v, True, gated, False, sunk)
-    plan = replace(plan, d_v=d_v, combine=joined, combine_grid=(n_head, rows, d_v // 32))
+    sizes = rows, n_head, 1, 2, min(d_v, 256), True, n_slots, 3, True
+    plan = attention.geometry(*sizes, gated=gated, sinks=sunk, together=group)
+
+    def kernel(gated: bool, rotated: int) -> Any:
+        return combine.combine(d_v, True, gated, rotated, sunk, group)
+
+    plan = replace(plan, d_v=d_v, combine=kernel(gated, 0), combine_grid=(n_head, rows, d_v // 32))
     assert plan.quantizes
     weights = rng.normal(size=(rows, n_head, n_slots, 2)).astype(np.float32)
     weights[..., 1] = np.exp(weights[..., 1])
     weights[:, :, ::3, 0] = 0.25  # equally large in some chunks
     sums = rng.normal(size=(rows, n_head, n_slots, d_v)).astype(np.float32)
     sums[rng.random(sums.shape) < 0.1] = -0.0
+    sums[..., ::7] = -0.0
     sums[0, 0] *= np.float32(2.0**-110)  # a head, in one case a unit, that counts as zero
-    for row, position in enumerate(positions):
-        seen = position // CHUNK - (max(0, position - window + 1) if window else 0) // CHUNK + 1
-        weights[row, :, seen:], sums[row, :, seen:] = np.nan, np.nan
+    firsts = [(max(0, position - window + 1) if window else 0) // CHUNK for position in positions]
+    seen = [position // CHUNK - first + 1 for position, first in zip(positions, firsts, strict=True)]
+    for row in range(rows):
+        weights[row, :, seen[row] :], sums[row, :, seen[row] :] = np.nan, np.nan
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(5) if gated else None
     out = np.full((rows, columns), np.nan, np.float32)
     sinks = rng.normal(size=n_head).astype(np.float32) * np.float32(3) if sunk else None
     arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
+    run(kernel(False, 0), plan.combine_grid, plan.combine_block, arguments)
+    for row, (first, n) in enumerate(zip(firsts, seen, strict=True)):
+        heads = [
+            joined(weights[row, h, :n], sums[row, h, :n], first, group, sinks[h] if sinks is not None else None)
+            for h in range(n_head)
+        ]
+        assert out[row].tobytes() == np.concatenate(heads).tobytes()
     if rotated:
         # The CPU rotates the result back before the gates, if there are any.
-        run(combine.combine(d_v, True, False, False, sunk), plan.combine_grid, plan.combine_block, arguments)
-        rotate_rows(out.reshape(-1, d_v), 0, rows * n_head)
+        integer_cache.rotate_rows(out.reshape(-1, d_v), rotated, 0, rows * n_head)
         if gate is not None:
             glu.sigmoid_gate(out.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
-        expected, plan = out.copy(), replace(plan, rotated=True, combine=combine.combine(d_v, True, gated, True, sunk))
-    run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
+        expected, plan = out.copy(), replace(plan, rotated=rotated, combine=kernel(gated, rotated))
+        plan = replace(plan, combine_grid=(n_head, rows, d_v // rotated), combine_block=combine.threads_of(rotated))
+    if rotated or gated:
+        run(plan.combine, plan.combine_grid, plan.combine_block, arguments)
     assert np.isfinite(out).all() and (not rotated or out.tobytes() == expected.tobytes())
 
     words = quantize.activation_words(unit, rows, columns)
@@ -346,7 +408,15 @@ def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("k_type", "v_type", "past"),
-    [("f16", "f16", 0), ("f32", "f32", 1), ("q8_0", "q8_0", 0), ("q4_0", "f16", 2), ("f32", "q4_0", 0)],
+    [
+        ("f16", "f16", 0),
+        ("f32", "f32", 1),
+        ("q8_0", "q8_0", 0),
+        ("q4_0", "f16", 2),
+        ("f32", "q4_0", 0),
+        ("i8", "i8", 0),
+        ("i12", "i12", 2),
+    ],
 )
 def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, past: int) -> None:
     norm = np.random.default_rng(1).normal(size=32).astype(np.float32)
@@ -369,11 +439,13 @@ def test_the_operations_of_large_heads(monkeypatch: pytest.MonkeyPatch, types: T
         [
             ("f16 f16", -1, False, 2),
             ("q8_0 q4_0", 8, True, 1),
+            ("i12 i12", 8, True, 17),
             ("f32 f32", 0, True, 2),
+            ("i8 i8", 0, False, 2),
             ("f16 f16", 8, True, 17),
             ("q4_0 f16", -1, True, 17),
         ],
-        2,
+        3,
     ),
 )
 def test_the_operations_of_heads_with_sinks_and_factors(

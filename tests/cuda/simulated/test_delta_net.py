@@ -1,5 +1,6 @@
 """engine/cuda/delta_net.py in the simulator: the bits of engine/cpu/delta_net.py."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,18 +50,42 @@ def random_net(n_k: int, n_v: int, d: int, n_conv: int, rng: np.random.Generator
     )
 
 
-def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: int | None = None) -> None:
-    """One pass after another, on both; rows in memory that have never been written are NaN."""
-    rng = np.random.default_rng(sum(passes) + slots + start)
-    length = max(*passes, slots) + net.n_conv - 1
+def shape_of(net: DeltaNet, rewind: int) -> RecurrentShape:
+    return RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
+
+
+def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Generator) -> RecurrentLayer:
+    """A memory in which a pass at ``position`` finds random numbers, and NaN wherever it must not look."""
+    memory = shape_of(net, rewind).layer(0, 64, F32, lambda size, dtype: np.full(size, np.nan, dtype))
+    for rows in memory.read(position, net.n_conv):
+        for part in rows.runs():
+            values = rng.standard_normal(rows.ring[part].shape)
+            rows.ring[part] = np.abs(values) % 1 if rows.name == "decays" else values
+    return memory
+
+
+def copy(memory: RecurrentLayer, of: Callable[[Any], Any] = np.copy) -> RecurrentLayer:
+    return RecurrentLayer(*(of(array) for array in vars(memory).values()))
+
+
+def same(mine: RecurrentLayer, its: RecurrentLayer, first: int, end: int) -> None:
+    """What a pass over [first, end) stored is the same, as far as the rings hold it."""
+    for a, b in zip(mine.written(first, end), its.written(first, end), strict=True):
+        a.first = b.first = max(a.first, a.end - len(a.ring))
+        for part in a.runs():
+            assert a.ring[part].tobytes() == b.ring[part].tobytes(), a.name
+
+
+def agree(net: DeltaNet, passes: list[int], start: int = 0, rewind: int = 1, seed: int | None = None) -> None:
+    """One pass after another, on both; a negative number rolls that many tokens back."""
+    rng = np.random.default_rng(sum(passes) + start)
     d, n_v = net.state_size, net.n_v
-    memory = RecurrentLayer(np.full((length, net.n_channels), np.nan, F), np.full((slots, n_v, d, d), np.nan, F))
-    if start:
-        for position in range(max(0, start - net.n_conv + 1), start):
-            memory.conv[position % length] = rng.standard_normal(net.n_channels)
-        memory.states[(start - 1) % slots] = rng.standard_normal((n_v, d, d))
-    ours = RecurrentLayer(memory.conv.copy(), memory.states.copy())
+    memory = random_memory(net, rewind, start, rng)
+    ours, length, slots = copy(memory), len(memory.conv), len(memory.states)
     for rows in passes:
+        if rows < 0:
+            start += rows
+            continue
         positions = np.arange(start, start + rows, dtype=np.int32)
         x, alpha, beta = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, n_v, n_v))
         # One that softplus returns unchanged, and one whose exponential vanishes beside 1.
@@ -69,38 +94,61 @@ def agree(net: DeltaNet, passes: list[int], slots: int, start: int = 0, seed: in
         out = np.full((rows, n_v * d), np.nan, F)
         most = 1 if rows == 1 else -(-rows // 8) * 8
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
-        arguments = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, *numbers, ours.conv, ours.states, out]
+        given = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, *numbers]
         kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
-        run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, arguments, seed=seed)
+        run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, [*given, *vars(ours).values(), out], seed=seed)
         assert np.isfinite(expected).all()
         assert out.tobytes() == expected.tobytes()
-        assert ours.conv.tobytes() == memory.conv.tobytes()
-        assert ours.states.tobytes() == memory.states.tobytes()
+        same(memory, ours, start, start + rows)
         start += rows
 
 
 @pytest.mark.parametrize(
-    ("passes", "slots", "start"),
-    [([1, 3, 1], 4, 0), ([5, 2], 4, 2), ([9, 1], 3, 1), ([1, 1], 1, 31)],
+    ("passes", "start"),
+    few(
+        [
+            ([1, 5, 9, 2], 0),  # from position 0; two batches of four and one more; beyond the first chunk
+            ([1, 1, 1], 30),  # the last token of a chunk, and the first of the next
+            ([9, -7, 5], 27),  # rolled back into the chunk before, which ends again
+            ([16, -16, 16, 16, -4, 7], 48),  # whole chunks; rolled back within one
+        ],
+        3,
+    ),
 )
-def test_passes(passes: list[int], slots: int, start: int) -> None:
-    """Fewer rows than slots and more; a batch of four tokens and the next; the first eight values of a row and the ninth."""
-    agree(random_net(1, 1, 32, 4, np.random.default_rng(0)), passes, slots, start)
+def test_passes(passes: list[int], start: int) -> None:
+    agree(random_net(1, 1, 32, 4, np.random.default_rng(0)), passes, start)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_and_rollbacks_anywhere(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    start = int(rng.integers(0, 70))
+    passes: list[int] = []
+    at = most = start
+    for _ in range(4):
+        passes.append(int(rng.integers(1, 17)))
+        at += passes[-1]
+        most = max(most, at)
+        if back := int(rng.integers(0, at - max(start, most - 16) + 1)):
+            passes.append(-back)
+            at -= back
+    agree(random_net(1, 1, 32, 4, rng), passes, start, rewind=16)
 
 
 @pytest.mark.parametrize(
-    ("n_k", "n_v", "d", "n_conv", "rows"), [(2, 4, 32, 2, 2), (1, 1, 96, 3, 1), (1, 2, 64, 1, 1), (1, 1, 128, 5, 2)]
+    ("n_k", "n_v", "d", "n_conv", "rows"), [(2, 4, 32, 2, 2), (1, 1, 96, 3, 1), (1, 1, 64, 1, 1), (1, 1, 128, 5, 1)]
 )
 def test_sizes(n_k: int, n_v: int, d: int, n_conv: int, rows: int) -> None:
-    agree(random_net(n_k, n_v, d, n_conv, np.random.default_rng(1)), [rows], 2, start=3)
+    agree(random_net(n_k, n_v, d, n_conv, np.random.default_rng(1)), [rows], start=31)
 
 
 def test_neighbouring_heads_share_a_key() -> None:
-    agree(random_net(2, 6, 32, 3, np.random.default_rng(5), grouped=True), [1, 2], 2, start=3)
+    agree(random_net(2, 4, 32, 3, np.random.default_rng(5), grouped=True), [2], start=30)
 
 
 def test_the_order_of_threads_does_not_show() -> None:
-    agree(random_net(1, 1, 32, 4, np.random.default_rng(2)), [6], 2, start=7, seed=1)
+    agree(random_net(1, 1, 32, 4, np.random.default_rng(2)), [6], start=27, seed=1)
 
 
 # --- through the backend ---------------------------------------------------------------------------------------
@@ -124,10 +172,8 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     net = random_net(1, 2, 32, 4, rng)
     positions = np.arange(5, 8, dtype=np.int32)
     x, alpha, beta = (rng.standard_normal((3, n)).astype(F) for n in (net.n_channels, 2, 2))
-    memory = RecurrentLayer(
-        rng.standard_normal((9, net.n_channels)).astype(F), rng.standard_normal((6, 2, 32, 32)).astype(F)
-    )
-    device_memory = RecurrentLayer(gpu.upload(memory.conv), gpu.upload(memory.states))
+    memory = random_memory(net, 1, 5, rng)
+    device_memory = copy(memory, gpu.upload)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)
     inputs, places = gpu.upload(x), gpu.upload(positions)
@@ -136,37 +182,34 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
     given = [gpu.upload(gate) for gate in gates]
     ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, Pass(places, places)))
     assert ours.tobytes() == cpu.delta_net(net, x, gates, memory, Pass(positions, positions)).tobytes()
-    assert gpu.download(device_memory.conv).tobytes() == memory.conv.tobytes()
-    assert gpu.download(device_memory.states).tobytes() == memory.states.tobytes()
+    same(memory, copy(device_memory, gpu.download), 5, 8)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "grouped", "passes", "slots", "start"),
+    ("sizes", "grouped", "passes", "rewind", "start"),
     few(
         [
-            # More than the ring holds; from the beginning, and from what a step left.
-            ((1, 2, 32, 4), False, [21, 2, 19], 3, 0),
-            ((2, 4, 32, 2), True, [17], 20, 5),  # fewer rows than slots
-            ((1, 1, 96, 1), False, [24], 1, 9),  # whole stages; no ring
+            # More chunks than there are slots, so that the first is overwritten; then a step.
+            ((1, 2, 32, 4), False, [29, 2], 1, 5),
+            ((2, 4, 32, 2), True, [17], 20, 0),
+            ((1, 1, 96, 1), False, [37, 2, 19], 1, 15),
+            ((1, 1, 128, 4), False, [17], 1, 31),
         ],
         2,
     ),
 )
 def test_wide_passes_are_single_steps(
-    gpu: backend.Backend, sizes: tuple[int, int, int, int], grouped: bool, passes: list[int], slots: int, start: int
+    gpu: backend.Backend, sizes: tuple[int, int, int, int], grouped: bool, passes: list[int], rewind: int, start: int
 ) -> None:
     rng = np.random.default_rng(start)
     net = random_net(*sizes, rng, grouped)
-    n_v, d = net.n_v, net.state_size
-    shape = RecurrentShape(net.n_channels, net.n_conv, n_v, d, slots)
-    memory = shape.layer(64, 40, F32, np.zeros)
-    memory.conv[:], memory.states[:] = rng.standard_normal(memory.conv.shape), rng.standard_normal(memory.states.shape)
-    device_memory = RecurrentLayer(gpu.upload(memory.conv), gpu.upload(memory.states))
+    memory = random_memory(net, rewind, start, rng)
+    device_memory = copy(memory, gpu.upload)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)
     for rows in passes:
         positions = np.arange(start, start + rows, dtype=np.int32)
-        x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * n_v))
+        x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * net.n_v))
         gates[0, 0], gates[-1, -1] = 25.0, -40.0
         batch = Pass(positions, positions)
         each = [slice(t, t + 1) for t in range(rows)]
@@ -174,13 +217,7 @@ def test_wide_passes_are_single_steps(
         inputs, places, given = gpu.upload(x), gpu.upload(positions), [gpu.upload(gates)]
         ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, Pass(places, places)))
         assert ours.tobytes() == np.concatenate(law).tobytes()
-        # Every slot and row that a later pass may read.
-        for ring, mine, count in (
-            (device_memory.conv, memory.conv, net.n_conv - 1 + slots),
-            (device_memory.states, memory.states, slots),
-        ):
-            at = [p % len(mine) for p in range(max(start, start + rows - count), start + rows)]
-            assert gpu.download(ring)[at].tobytes() == mine[at].tobytes()
+        same(memory, copy(device_memory, gpu.download), start, start + rows)
         start += rows
 
 
@@ -190,17 +227,19 @@ def test_wide_passes_are_single_steps(
         ("", 0, ""),
         ("convolve", -2, "convolved and normalized"),
         ("convolve", -1, "decay and rate"),
+        ("couple", -1, "weights of the tokens of a chunk"),
         ("delta_rule", -1, "result"),
     ],
 )
 def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: int, what: str) -> None:
     """A fault is located kernel by kernel: the faulty one is named, even if the pass has overwritten its own inputs."""
     rng = np.random.default_rng(4)
-    rows, net, shape = 22, random_net(1, 1, 32, 4, rng), RecurrentShape(96, 4, 1, 32, 2)
-    memory = shape.layer(64, 40, F32, np.zeros)
-    memory.conv[:], memory.states[:] = rng.standard_normal(memory.conv.shape), rng.standard_normal(memory.states.shape)
+    rows, net = 22, random_net(1, 1, 32, 4, rng)
+    # Of tokens before the pass, not everything that a kernel copies is used.
+    first = 16 if kernel in ("convolve", "couple") else 9
+    memory = random_memory(net, 1, first, rng)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
-    device_memory = RecurrentLayer(gpu.upload(memory.conv), gpu.upload(memory.states))
+    device_memory = copy(memory, gpu.upload)
 
     def damage(device: SimulatedDevice, launched: Any, arguments: Any) -> None:
         if launched.kernel.name == kernel:
@@ -211,7 +250,9 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
     notes: list[Check] = []
     of_cpu, of_gpu = (SimpleNamespace(ops=ops, mtp=None) for ops in (cpu, gpu))
     both = Lockstep(of_cpu, of_gpu, lambda site, check: notes.append(check))
-    arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [np.arange(9, 9 + rows, dtype=np.int32)]
+    arrays = [rng.standard_normal((rows, n)).astype(F) for n in (96, 2)] + [
+        np.arange(first, first + rows, dtype=np.int32)
+    ]
     x, gates, positions = (Pair(array, gpu.upload(array)) for array in arrays)
     given = join(net, replace(net, **vectors)), x, [gates], join(memory, device_memory), Pass[Any](positions, positions)
     if kernel:
@@ -220,7 +261,14 @@ def test_a_wide_pass_beside_the_cpu(gpu: backend.Backend, kernel: str, place: in
         assert caught.value.check.what == what
         return
     both.delta_net(*given)
-    whats = ["convolved and normalized", "decay and rate", "kept state", "result", "kept input"]
+    whats = [
+        "convolved and normalized",
+        "decay and rate",
+        "weights of the tokens of a chunk",
+        "kept keys",
+        "kept decays",
+    ]
+    whats += ["kept state", "kept deltas", "result", "kept inputs"]
     assert [check.what for check in notes] == whats and notes[-1].cpu.shape == (19, 96)
 
 

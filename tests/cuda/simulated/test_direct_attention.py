@@ -11,7 +11,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cache.kv import LayerCache, LayerShape
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, Types
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
 from engine.cpu import attention as mirror
 from engine.cpu import quantized_cache
 from engine.cuda.attention import attend as attention
@@ -22,6 +22,8 @@ from engine.errors import DeviceError
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
+TINY = np.float32(1e-45)
+"""Values of about this size make weighted sums of -0 where weights are small, in float32."""
 NO_SINKS = np.empty(0, np.float32)
 
 
@@ -40,6 +42,8 @@ def filled(positions: int, shape: LayerShape, rows: int, types: Types, rng: np.r
     for of, ring, d, by_position in rings:
         x = rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
         x[rng.random(x.shape) < 0.1] = -0.0
+        if by_position:
+            x[..., -1] *= TINY
         if of.quantized:
             x[-1, 0, :BLOCK] = 0
             quantized_cache.append(x, at, of.bits, by_position, ring, 0, at.size * x.shape[1])
@@ -62,8 +66,10 @@ def agree(
     early: bool = True,
     seed: int | None = None,
     sinks: np.ndarray = NO_SINKS,
+    group: int = GROUP,
 ) -> None:
-    """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values."""
+    """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values; ``group``:
+    chunks of a group."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end, d_v = len(positions), max(positions) + 1, d_v or d_k
     k, v = (CACHE_TYPES[name] for name in types.split())
@@ -76,12 +82,14 @@ def agree(
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
     expected = np.empty((rows, n_head, d_v), np.float32)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
-    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
+    mirror.attend(k.bits, v.bits, group)(
+        q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head
+    )
     assert np.isfinite(expected).all()
 
     n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
-    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, sinks=sinks.size > 0)
+    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, sinks=sinks.size > 0, together=group)
     grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
     if splits:
         attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
@@ -89,8 +97,8 @@ def agree(
     query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
     arguments = [*query, *flat, at, weights, sums, rows, cache.chunks, n_slots, window, SCALE]
     run(attend, grid, plan.attend_block, arguments, seed=seed)
-    assert plan.rotated == v.quantized
-    joined = attention.combine(d_v, early, False, False, plan.sinks)
+    assert plan.rotated == (BLOCK if v.quantized else 0)
+    joined = attention.combine(d_v, early, False, 0, plan.sinks, group)
     out = np.full_like(expected, np.nan)
     run(
         joined, plan.combine_grid, plan.combine_block, [weights, sums, at, None, sinks, out, n_slots, window], seed=seed
@@ -194,7 +202,16 @@ def test_chunks_of_a_warp_and_rows(group: int, rows: int, window: int) -> None:
     few([("q8_0 q4_0", [300], 1, 1), ("q4_0 q4_0", [580, 100], 2, None)]),
 )
 def test_more_chunks_than_warps(types: str, positions: list[int], splits: int, seed: int | None) -> None:
-    agree(types, positions, 2, 1, 32, splits=splits, seed=seed)
+    agree(types, positions, 2, 1, 32, splits=splits, seed=seed, group=2)
+
+
+@pytest.mark.parametrize(
+    ("types", "positions", "window"), few([("q4_0 f32", [330, 70], 0), ("q8_0 q8_0", [400, 401], 150)])
+)
+def test_groups_of_chunks(types: str, positions: list[int], window: int) -> None:
+    """Rows that see different numbers of groups, and windows that begin in the middle of one."""
+    sinks = np.array([-2, 1], np.float32)
+    agree(types, positions, 2, 1, 32, window=window, sinks=sinks, group=2)
 
 
 def test_sinks() -> None:

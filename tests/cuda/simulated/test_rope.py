@@ -13,6 +13,7 @@ if not SIMULATED:
 
 from engine.cache.kv import LayerShape
 from engine.cache.types import CHUNK, Types, cache_type
+from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
 from engine.cuda.runtime.simulator import run
 from engine.models.heads import Heads
@@ -82,14 +83,18 @@ def agree(
     else:
         q = np.empty((rows, 0, d_k), np.float32)
     expected = [q]
-    if cache.k_type.quantized:
+    if cache.k_type.whole:
+        integers, scales = ops.integer_queries(q, float(SCALE), cache.k_type)
+        expected = [np.stack([integers >> 3, integers & 7], axis=2).astype(np.int8), scales]
+    elif cache.k_type.quantized:
         expected = [*ops.int8_queries(q, float(SCALE), cache.k_type)]
 
     found = [np.full(x.shape, 0x55, x.dtype) for x in expected]
     new = np.full((rows, n_head_kv, d_k + d_v), 0xFFFFFFFF, np.uint32)
     slices = [flat[start:] for start in starts]
     weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
-    arguments = [*slices, *[stride] * 3, POSITIONS, table, *weights, factors, EPS, SCALE, n_head, CHUNKS]
+    scale = np.float32(float(SCALE) * LOG2_E) if cache.k_type.whole else SCALE
+    arguments = [*slices, *[stride] * 3, POSITIONS, table, *weights, factors, EPS, scale, n_head, CHUNKS]
     arguments += [found[0], found[-1], new, mine.keys, mine.values]
     constants = neox, normed, biased, early, gated, v_normed, True, norm_after, scaled
     specialization = rope.rope(*types, d_k, d_v, n_rot, *constants)
@@ -187,3 +192,10 @@ def test_heads_of_quantized_caches(types: tuple[str, str], neox: bool) -> None:
 def test_values_that_are_the_keys(types: tuple[str, str]) -> None:
     """Values directly from the product: normalized on their own and not rotated by position."""
     agree(96, 96, 96, types=types, v_normed=True, one=True, biased=False)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("of", ["i8", "i12"])
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 512])
+def test_integers(d: int, of: str) -> None:
+    agree(d, d if d == 128 else 64, min(d, 128), types=(of, of), normed=of == "i8", early=d == 64)

@@ -11,7 +11,7 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 from engine.cache.kv import LayerShape
-from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, Types
+from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, Types
 from engine.cpu import attention as mirror
 from engine.cpu import glu, quantized_cache
 from engine.cuda.attention import tiled as tiled_attention
@@ -42,9 +42,10 @@ def agree(
     threads: int = 64,
     seed: int | None = None,
     sinks: np.ndarray = NO_SINKS,
+    joined: int = GROUP,
 ) -> None:
     """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored, in tiles of
-    ``pairs``; whatever has never been written is NaN; types: of keys and of values."""
+    ``pairs``; whatever has never been written is NaN; types: of keys and of values; ``joined``: chunks of a group."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
@@ -57,7 +58,8 @@ def agree(
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
     flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
     expected = np.empty((rows, n_head, d_v), np.float32)
-    mirror.attend(k.bits, v.bits)(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
+    law = mirror.attend(k.bits, v.bits, joined)
+    law(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
     if v.quantized:
         quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
     assert np.isfinite(expected).all()
@@ -66,7 +68,7 @@ def agree(
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
     group = n_head // n_head_kv
-    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, gated, sinks.size > 0
+    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, gated, sinks.size > 0, joined
     kernel = tiled_attention.attend_tiles(*constants)
     out = np.full_like(expected, np.nan)
     query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
@@ -125,6 +127,28 @@ def test_windows_and_rings(start: int, types: str) -> None:
     agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
 
 
+@pytest.mark.parametrize(
+    ("start", "rows", "types", "own", "threads", "window", "joined"),
+    few(
+        [
+            (316, 12, "f32 f32", 8, 128, 0, 2),
+            (310, 18, "f16 f16", 4, 64, 150, 2),
+            (580, 12, "q8_0 f32", 8, 256, 0, 4),
+            (440, 12, "q8_0 q4_0", 8, 64, 230, 2),
+            (1020, 12, "f32 f32", 8, 64, 1000, GROUP),
+        ],
+        2,
+    ),
+)
+def test_groups_of_chunks(start: int, rows: int, types: str, own: int, threads: int, window: int, joined: int) -> None:
+    """Groups that end within the chunks that are processed at a time, of which there are one to eight; rows that see fewer
+    groups than others, and windows that begin in the middle of one; pairs that do not exist; elements that do not."""
+    d, d_v = (32, 32) if "q" in types else (16, 24)
+    sinks = np.array([-3e38, 0.5], np.float32)
+    agree([*range(start, start + rows)], 2, 1, d, d_v, types=types, own=own, threads=threads, window=window,
+          sinks=sinks, gated=window > 0, joined=joined, seed=rows)  # fmt: skip
+
+
 @pytest.mark.parametrize(("types", "d_v"), few([("q4_0 q4_0", 64), ("f16 f16", 24)]))
 def test_gated_heads(types: str, d_v: int) -> None:
     agree([*range(60, 77)], 2, 1, 32, d_v, types=types, gated=True)
@@ -140,8 +164,9 @@ def test_sinks(types: str, gated: bool, window: int) -> None:
 @pytest.mark.parametrize("types", few(["q8_0 q8_0", "f16 f16"]))
 def test_positions_that_do_not_follow_one_another(types: str) -> None:
     """Positions as in queries over what another model remembers; with a window, chunks between them that no row sees."""
-    positions = [3, 3, 3, *[130] * 15, 200, 200]
-    agree(positions, 1, 1, 32, 32, types=types, window=8, end=230)
+    positions = [3, 3, 3, *[130] * 15, 300, 300]
+    agree(positions, 1, 1, 32, 32, types=types, window=8, end=330, joined=2)
+    positions[-2:] = 200, 200
     if types == "f16 f16":
         agree(positions, 1, 1, 32, 32, types=types, end=230)
 

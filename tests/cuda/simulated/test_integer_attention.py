@@ -1,0 +1,204 @@
+"""engine/cuda/attention/integer_tiled.py and integer_steps.py in the simulator: the bits of the CPU's mirror."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.cuda.intrinsics import SIMULATED
+
+if not SIMULATED:
+    pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
+
+from engine.cache.kv import LayerCache, LayerShape
+from engine.cache.types import CACHE_TYPES, CHUNK, Types
+from engine.cpu import glu, integer_cache
+from engine.cpu import integer_attention as mirror
+from engine.cuda.attention import attend, integer_steps, integer_tile, integer_tiled
+from engine.cuda.runtime.simulator import run
+from tests.cuda.simulated.test_direct_attention import NO_SINKS, unset
+from tests.tiers import few
+
+SCALE = np.float32(0.3)
+
+
+class Case:
+    """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored; whatever has never
+    been written is NaN, or has a scale that is."""
+
+    def __init__(
+        self, name: str, positions: list[int], n_head: int, n_head_kv: int, d_k: int, d_v: int, window: int, end: int
+    ) -> None:
+        self.rng = rng = np.random.default_rng(sum(positions) + n_head + d_k)
+        self.of = of = CACHE_TYPES[name]
+        self.rows, end = len(positions), end or max(positions) + 1
+        self.n_head, self.n_head_kv, self.d_k, self.d_v, self.window = n_head, n_head_kv, d_k, d_v, window
+        self.cache = self._filled(end, LayerShape(n_head_kv, d_k, d_v, window))
+        self.at = np.array(positions, np.int32)
+        q = rng.normal(size=(self.rows, n_head, d_k)).astype(np.float32) * np.float32(2)
+        block = of.block(d_k)
+        self.integers = np.zeros(q.shape, np.int16)
+        self.scales = np.zeros((self.rows, n_head, d_k // block), np.float32)
+        given = self.integers.reshape(-1, d_k), self.scales.reshape(-1, d_k // block), 0, self.rows * n_head
+        integer_cache.quantize_queries(q.reshape(-1, d_k), SCALE, block, *given)
+        self.query = np.stack([self.integers >> 3, self.integers & 7], axis=2).astype(np.int8).view(np.uint32)
+        self.flat = [
+            ring.reshape(n_head_kv, self.cache.chunks, -1).view(np.uint32)
+            for ring in (self.cache.keys, self.cache.values)
+        ]
+
+    def _filled(self, end: int, shape: LayerShape) -> LayerCache[Any]:
+        cache: LayerCache[Any] = shape.layer(4096, self.rows, Types(self.of, self.of), unset)
+        at = np.arange(max(0, end - cache.chunks * CHUNK), end, dtype=np.int32)
+        for ring, d, by_position in ((cache.keys, shape.d_k, False), (cache.values, shape.d_v, True)):
+            x = self.rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
+            x *= self.rng.uniform(0.01, 10, (at.size, 1, 1)).astype(np.float32) if by_position else np.float32(1)
+            x[-1, 0, : self.of.block(d)] = 0
+            integer_cache.append(x, at, self.of.bits, self.of.block(d), by_position, ring, 0, at.size * x.shape[1])
+        return cache
+
+    def expected(self, sinks: np.ndarray, joined: int) -> np.ndarray:
+        """What the CPU finds, before gates."""
+        out = np.empty((self.rows, self.n_head, self.d_v), np.float32)
+        given = self.integers, self.scales, *self.flat, self.at, self.window, sinks, out, 0, self.rows * self.n_head
+        mirror.attend(self.of.bits, joined)(*given)
+        integer_cache.rotate_rows(out.reshape(-1, self.d_v), self.of.block(self.d_v), 0, self.rows * self.n_head)
+        assert np.isfinite(out).all()
+        return out
+
+
+def tiles_agree(
+    name: str,
+    positions: list[int],
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int = 0,
+    *,
+    window: int = 0,
+    gated: bool = False,
+    end: int = 0,
+    warps: int = 1,
+    part: int = 0,
+    shared_by: int = 1,
+    joined: int = 2,
+    seed: int | None = None,
+    sinks: np.ndarray = NO_SINKS,
+) -> None:
+    """The bits of the CPU, in tiles of 16 pairs per warp."""
+    d_v = d_v or d_k
+    case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, end)
+    expected = case.expected(sinks, joined)
+    gate = case.rng.normal(size=(case.rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
+    if gate is not None:
+        gate[:, :, 0] = np.nan  # the queries
+        glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, case.rows * n_head)
+    group, part = n_head // n_head_kv, part or integer_tile.part_of(case.of, d_v)
+    constants = name, d_k, d_v, group, part, warps, shared_by, gated, sinks.size > 0, joined
+    kernel = integer_tiled.attend_integers(*constants)
+    out = np.full_like(expected, np.nan)
+    arguments = [case.query, case.scales, *case.flat, case.at, gate, sinks, out, case.rows, case.cache.chunks, window]
+    tile = integer_tile.Tile(case.of, d_k, d_v, part, warps, shared_by)
+    grid = n_head_kv, tile.number(case.rows * group), d_v // tile.width
+    run(kernel, grid, 32 * warps, arguments, seed=seed)
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", ["i8", "i12"])
+def test_rows_of_a_prompt(name: str) -> None:
+    """Tiles on both sides of a border of chunks; pairs that do not exist; what follows the rows.  The order of threads has no
+    effect."""
+    tiles_agree(name, [*range(60, 67)], 3, 1, 32, end=80, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "d_k", "d_v", "part"),
+    few([("i8", 64, 128, 0), ("i12", 128, 64, 0), ("i12", 96, 32, 0), ("i8", 32, 256, 128), ("i12", 32, 192, 64)], 2),
+)
+def test_sizes_of_heads(name: str, d_k: int, d_v: int, part: int) -> None:
+    tiles_agree(name, [*range(126, 131)], 2, 1, d_k, d_v, part=part)
+
+
+@pytest.mark.parametrize(("name", "window"), few([("i8", 0), ("i12", 70)]))
+def test_warps_that_share_queries(name: str, window: int) -> None:
+    """Two warps for every 16 pairs, of which some see chunks that others do not; the order of threads has no effect."""
+    rows = [*range(117, 134)]
+    tiles_agree(name, rows, 2, 1, 32, 256, part=128, warps=4, shared_by=2, window=window, seed=2)
+
+
+def test_groups_of_chunks() -> None:
+    """Several groups, of which rows see some, and warps that see different chunks."""
+    tiles_agree("i8", [100, 190, 191, 192, 256, 330], 4, 1, 32, warps=2)
+
+
+@pytest.mark.parametrize(("name", "start"), few([("i8", 250), ("i12", 310)]))
+def test_windows_and_rings(name: str, start: int) -> None:
+    """A first chunk in the middle of a group, and a chunk that some rows do not see at all."""
+    tiles_agree(name, [*range(start, start + 12)], 2, 1, 32, window=70, warps=2)
+
+
+@pytest.mark.parametrize(("name", "gated"), few([("i8", True), ("i12", False)]))
+def test_sinks_and_gates(name: str, gated: bool) -> None:
+    """Sinks much smaller than every score, much larger, and similar."""
+    sinks = np.array([-3e38, 3e38, 0.5, -2], np.float32)
+    tiles_agree(name, [*range(126, 130)], 4, 2, 32, gated=gated, sinks=sinks)
+
+
+# --- steps -----------------------------------------------------------------------------------------------------
+
+
+def steps_agree(
+    name: str,
+    positions: list[int],
+    n_head: int,
+    n_head_kv: int,
+    d_k: int,
+    d_v: int = 0,
+    *,
+    window: int = 0,
+    splits: int = 0,
+    early: bool = True,
+    seed: int | None = None,
+    sinks: np.ndarray = NO_SINKS,
+    shared: int = 227 << 10,
+) -> None:
+    """The bits of the CPU, by chunks that are joined afterwards; without ``shared`` memory they are read where they are."""
+    d_v = d_v or d_k
+    case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, 0)
+    expected = case.expected(sinks, 2)
+    n_slots = attend.slots(case.cache.chunks * CHUNK if window else max(positions) + 1, window)
+    sizes = case.rows, n_head, n_head_kv, d_k, d_v, name
+    plan = integer_steps.geometry(*sizes, n_slots, 3, shared, early, sinks=sinks.size > 0, together=2)
+    weights, sums = (np.full(n, np.nan, np.float32) for n in attend.scratch(case.rows, n_head, d_v, n_slots))
+    rest = weights, sums, case.rows, case.cache.chunks, n_slots, window, SCALE
+    grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
+    run(plan.attend, grid, plan.attend_block, [case.query, case.scales, *case.flat, case.at, *rest], seed=seed)
+    out = np.full_like(expected, np.nan)
+    arguments = [weights, sums, case.at, None, sinks, out, n_slots, window]
+    run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", ["i8", "i12"])
+@pytest.mark.parametrize("position", [0, 70])
+def test_a_row(name: str, position: int) -> None:
+    steps_agree(name, [position], 2, 1, 32, early=position == 0, seed=position, shared=0 if position else 99 << 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "d_k", "d_v"), few([("i8", 64, 128), ("i12", 128, 64), ("i12", 96, 32), ("i8", 32, 256)])
+)
+def test_sizes_of_heads_of_steps(name: str, d_k: int, d_v: int) -> None:
+    steps_agree(name, [126, 127, 128], 4, 2, d_k, d_v)
+
+
+@pytest.mark.parametrize(("name", "splits", "shared"), few([("i8", 1, 227 << 10), ("i12", 2, 227 << 10), ("i8", 1, 0)]))
+def test_several_chunks_of_a_warp(name: str, splits: int, shared: int) -> None:
+    """More pairs than a block takes, and rows that see different chunks."""
+    steps_agree(name, [*range(560, 570)], 2, 1, 32, splits=splits, shared=shared)
+
+
+@pytest.mark.parametrize("name", few(["i8", "i12"]))
+def test_windows_and_sinks_of_steps(name: str) -> None:
+    sinks = np.array([-3e38, 3e38, 0.5, -2], np.float32)
+    steps_agree(name, [*range(250, 256)], 4, 2, 32, window=70, sinks=sinks)
