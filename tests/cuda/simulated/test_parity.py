@@ -25,6 +25,7 @@ from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.lockstep import CHUNK_PARTS, Check, Difference, Lockstep, Site
+from engine.version import ARITHMETIC
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.tiers import few
 
@@ -143,7 +144,8 @@ def test_the_command(path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert table[0] == "qwen3-Q8_0.gguf: qwen3, 1 layers, f32 cache, 1 + 3 tokens"
     assert last.startswith("all ") and last.endswith("values compared are equal, bit for bit.")
     total = int(last.split()[1])
-    lines = [line.split() for line in table if line and line.split()[-1].isdecimal()]
+    assert table[1].endswith(f"arithmetic {ARITHMETIC}")
+    lines = [line.split() for line in table[2:] if line and line.split()[-1].isdecimal()]
     assert {line[-1] for line in lines} == {"0"}
     assert sum(int(line[-2]) for line in lines) == total
     for words in (
