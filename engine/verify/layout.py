@@ -16,6 +16,7 @@ from engine.cpu.attention import first_visible, readers, visible, weigh
 from engine.cpu.delta_net import all_dots, couple
 from engine.cpu.fold import fold
 from engine.cpu.integer_attention import of_chunk, read_scales
+from engine.cpu.integer_attention import weigh as weigh_integers
 from engine.cpu.lanes import ROWS
 from engine.cpu.products.repack import ROWS as ROWS_OF_RECORD
 from engine.cpu.products.repack import Records, fields_of
@@ -125,7 +126,7 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
                     read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
                     queries[0], dq[0] = integers[t, h], scales[t, h]
                     scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), dk, p)
-                    mass[t, h, slot, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
+                    mass[t, h, slot, 0] = weigh_integers(p[0], lanes[0, 0], lanes[0, 1])
                     weighted(p, 1, lanes, flat_values, i64(value), dv, w, weights, factors, o)
                     sums[t, h, slot] = o[0]
                     mass[t, h, slot, 1] = fold(p[0], CHUNK)

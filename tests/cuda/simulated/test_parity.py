@@ -100,12 +100,14 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("qwen3", "Q8_0", "q8_0", [2]),
             ("qwen2", "Q4_1", "f32", [1]),
             ("qwen35moe", "Q8_0", "f16", [1, 2]),
+            ("qwen3", "Q8_0", "i8", [2]),
+            ("qwen3", "Q8_0", "i12", [2]),
             ("llama", "Q4_K_M", "f16", [2]),
             ("gemma3", "Q8_0", "f16", [2]),
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
         ],
-        3,
+        4,
     ),
 )
 def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str, counts: list[int]) -> None:
@@ -129,7 +131,8 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert found & between == (between if quant == "F16" else set())
         return
     assert {"rms_norm_quantize", "quantize", "matmul_quantized"} <= kernels
-    attend = "attend_in_place" if cache_type == "q8_0" else "attend_chunks"
+    by_type = {"q8_0": "attend_in_place", "i8": "attend_integer_chunks", "i12": "attend_integer_chunks"}
+    attend = by_type.get(cache_type, "attend_chunks")
     assert {attend, "combine", "combine_quantize"} <= kernels
     if attend == "attend_in_place":
         assert {"rotated query as int8", *CHUNK_PARTS} <= {check.what for _, check in noted}
