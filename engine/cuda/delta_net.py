@@ -67,31 +67,62 @@ BATCH = 4
 """Tokens whose inputs a thread loads at a time."""
 
 
-@device
-def join(chains):  # type: ignore[no-untyped-def]
-    """The sum of the 32 chains of a dot, in each of the 8 lanes that have them."""
-    total = (chains[0] + chains[2]) + (chains[1] + chains[3])
-    total = total + lane_xor(total, I(4))
-    total = total + lane_xor(total, I(2))
-    return total + lane_xor(total, I(1))
-
-
-def make_dot(d: int) -> DeviceFunction:
-    """The device function ``dot(row, z, chains)``: the dot product of a row, d / 8 elements in each of 8 lanes, and a vector
-    in shared memory, in each of the lanes; z: the vector from element 4 l on; chains [4]: registers."""
+def make_part(d: int) -> DeviceFunction:
+    """The device function ``part(row, z, chains)``: what a lane adds to the dot product of a row, d / 8 elements in each of 8
+    lanes, and a vector in shared memory: the sum of its 4 chains; z: the vector from element 4 l on; chains [4]:
+    registers."""
     n_runs = d // 32
 
     @device
-    def dot(row, z, chains):  # type: ignore[no-untyped-def]
+    def part(row, z, chains):  # type: ignore[no-untyped-def]
         for k in range(4):
             chains[k] = F(0.0)
         for m in range(n_runs):
             words = vector4(z, 32 * m)
             for k in range(4):
                 chains[k] = fma(row[4 * m + k], bits_float(I(words[k])), chains[k])
-        return join(chains)
+        return (chains[0] + chains[2]) + (chains[1] + chains[3])
+
+    return part
+
+
+def make_dot(d: int) -> DeviceFunction:
+    """The device function ``dot(row, z, chains)``: the dot product of a row, d / 8 elements in each of 8 lanes, and a vector
+    in shared memory, in each of the lanes; z: the vector from element 4 l on; chains [4]: registers."""
+    part = make_part(d)
+
+    @device
+    def dot(row, z, chains):  # type: ignore[no-untyped-def]
+        total = part(row, z, chains)
+        total = total + lane_xor(total, I(4))
+        total = total + lane_xor(total, I(2))
+        return total + lane_xor(total, I(1))
 
     return dot
+
+
+def make_spread(n: int, bit: int = 4) -> DeviceFunction:
+    """The device function ``spread(x, own)``: the sums over 8 lanes of n values x, 4 or 8, each added as in ``make_dot``;
+    lane ``own`` returns that of value own * n // 8.  In each step a lane keeps half of its values, gives the others to the
+    lane that differs in ``bit``, and receives what it keeps of that lane's."""
+    half, rest = n // 2, make_spread(max(1, n // 2), bit // 2) if bit > 1 else None
+
+    @device
+    def spread(x, own):  # type: ignore[no-untyped-def]
+        if half > 0:
+            upper = own & bit != 0
+            for k in range(half):
+                low, high = x[k], x[half + k]
+                given = low if upper else high
+                kept = high if upper else low
+                x[k] = kept + lane_xor(given, I(bit))
+        else:
+            x[0] = x[0] + lane_xor(x[0], I(bit))
+        if rest is None:
+            return x[0]
+        return rest(x, own)
+
+    return spread
 
 
 def make_absorb(d: int, pitch: int, first: int = 0, n: int = SPAN) -> DeviceFunction:
@@ -146,7 +177,9 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
     n_state = 4 * n_runs
     n_y = most * 2 * d
     n_warps = THREADS // 32
-    squares, dot, absorb = make_squares(d), make_dot(d), make_absorb(d, d)
+    pair = 1 if single else 2  # tokens whose dots are computed at a time
+    squares, part, spread, absorb = make_squares(d), make_part(d), make_spread(4 * pair), make_absorb(d, d)
+    n_dots = 4 * pair
     n_answers, n_weights, n_keys, n_before_deltas = 2 * COLUMNS * most, 2 * SPAN * most, SPAN * d, COLUMNS * SPAN
     n_each = n_before_deltas // THREADS
 
@@ -156,6 +189,20 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         if i < 0:
             return I(i + n)
         return I(i - n) if i >= n else i
+
+    @device
+    def take_key(key, z):  # type: ignore[no-untyped-def]
+        """key = the lane's elements of a vector in shared memory, z: from element 4 l on."""
+        for m in range(n_runs):
+            words = vector4(z, 32 * m)
+            for k in range(4):
+                key[4 * m + k] = bits_float(I(words[k]))
+
+    @device
+    def put_key(to, key):  # type: ignore[no-untyped-def]
+        """Store the lane's elements of a key; to: from element 4 l on."""
+        for m in range(n_runs):
+            store4(to, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
 
     @device
     def fetch(x, first, rows, width, channels, thread, new):  # type: ignore[no-untyped-def]
@@ -177,6 +224,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         rates = pointer(cuda.shared.array(most, np.float32, ALIGNED))
         answers = pointer(cuda.shared.array(n_answers, np.float32, ALIGNED))
         weights = pointer(cuda.shared.array(n_weights, np.float32, ALIGNED))
+        own_weights = pointer(cuda.shared.array(most, np.float32, ALIGNED))
         before_deltas = pointer(cuda.shared.array(n_before_deltas, np.float32, ALIGNED))
         all_keys = pointer(cuda.shared.array(n_keys, np.float32, ALIGNED))
         left = pointer(cuda.shared.array(SPAN, np.float32, ALIGNED))
@@ -184,6 +232,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         key = cuda.local.array(n_state, np.float32)
         u = cuda.local.array(SPAN, np.float32)
         chains = cuda.local.array(4, np.float32)
+        dots = cuda.local.array(n_dots, np.float32)
         channels = cuda.local.array(n_channels, np.int32)
         taps = cuda.local.array(n_taps, np.float32)
         before = cuda.local.array(n_before, np.float32)
@@ -191,7 +240,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         value_taps = cuda.local.array(n_conv, np.float32)
         value_inputs = cuda.local.array(n_value_taps, np.float32)
         values = cuda.local.array(n_values, np.float32)
-        part = cuda.local.array(n_runs, np.float32)
+        elements = cuda.local.array(n_runs, np.float32)
         # The masks tell the compiler that nothing is negative.
         thread = I(cuda.threadIdx.x & (THREADS - 1))
         warp, lane, own = I(thread >> 5), I(thread & 31), I(thread & (LANES - 1))
@@ -329,11 +378,11 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         while task < 2 * rows:
             z = advance(y, I(I(task >> 1) * (2 * d)) + I((task & 1) * d + lane))
             for k in range(n_runs):
-                part[k] = z[32 * k]
-            r = F(1.0) / F(math.sqrt(F(squares(part) + eps)))
+                elements[k] = z[32 * k]
+            r = F(1.0) / F(math.sqrt(F(squares(elements) + eps)))
             factor = scale if task & 1 == 0 else F(1.0)
             for k in range(n_runs):
-                z[32 * k] = part[k] * r * factor
+                z[32 * k] = elements[k] * r * factor
             task = I(task + n_warps)
         cuda.syncthreads()
 
@@ -348,26 +397,40 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             t = first
             while t < end:
                 token = I(at + (t - first))
-                query = advance(y, I(t * (2 * d)) + I(4 * own))
-                new_key = advance(query, d)
-                decay = decay * new_decays[t]
-                if mine == token:
-                    decay = F(1.0)
-                    for m in range(n_runs):
-                        words = vector4(new_key, 32 * m)
-                        for k in range(4):
-                            key[4 * m + k] = bits_float(I(words[k]))
-                        if stores:
-                            list_key = advance(keys, I(I(slot * SPAN + token) * I(n_k * d)))
-                            store4(list_key, 32 * m, key[4 * m], key[4 * m + 1], key[4 * m + 2], key[4 * m + 3])
-                of_key, of_query = dot(key, new_key, chains), dot(key, query, chains)
-                answer_to_key, answer_to_query = dot(state, new_key, chains), dot(state, query, chains)
-                if own == 0:
-                    # There are as many rows of the state in a block as tokens in a chunk.
-                    to = I(2 * I(t * SPAN + mine))
-                    weights[to], weights[to + 1] = decay * of_key, decay * of_query
-                    answers[to], answers[to + 1] = answer_to_key, answer_to_query
-                t = I(t + 1)
+                new_decay = decay
+                for p in range(pair):
+                    if t + p < end:
+                        new_decay = decay * new_decays[t + p] if p == 0 else new_decay * new_decays[t + p]
+                        if mine == token + p:
+                            new_decay = F(1.0)
+                            take_key(key, advance(y, I(I(t + p) * (2 * d)) + I(d + 4 * own)))
+                            if stores:
+                                put_key(advance(keys, I(I(slot * SPAN + token + p) * I(n_k * d))), key)
+                    if p == 0:
+                        decay = new_decay
+                # The dots of the keys and of the rows of the state with the tokens' keys and queries.
+                for p in range(pair):
+                    query = advance(y, I(I(t + p if t + p < end else t) * (2 * d)) + I(4 * own))
+                    new_key = advance(query, d)
+                    dots[4 * p], dots[4 * p + 1] = part(key, new_key, chains), part(key, query, chains)
+                    dots[4 * p + 2], dots[4 * p + 3] = part(state, new_key, chains), part(state, query, chains)
+                result = spread(dots, own)
+                number = I(own * pair // 2)
+                row = I(t + (number >> 2))
+                if row < end:
+                    to = I(I(2 * I(row * SPAN + mine)) + (number & 1))
+                    if number & 2:
+                        # There are as many rows of the state in a block as tokens in a chunk.
+                        answers[to] = result
+                    else:
+                        of_row, place_of_row = new_decay if number >= 4 else decay, I(token + (number >> 2))
+                        product = of_row * result
+                        if mine == place_of_row and number & 1:
+                            own_weights[row] = product
+                        # What is not before the token in its chunk leaves every sum unchanged.
+                        weights[to] = product if mine < place_of_row else F(-0.0)
+                decay = new_decay
+                t = I(t + pair)
             cuda.syncthreads()
             t = first
             while t < end:
@@ -383,16 +446,15 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 # Adding -0 changes nothing, and makes the product of the first token, which has no others before it, an fma.
                 read = fma(total, bits_float(I(both[0])), F(-0.0))
                 result = fma(total, bits_float(I(both[1])), F(-0.0))
-                for i in range(SPAN):
-                    both = vector2(weights, I(2 * I(t * SPAN + i)))
-                    if i < token:
-                        read = fma(bits_float(I(both[0])), u[i], read)
-                        result = fma(bits_float(I(both[1])), u[i], result)
+                for i in range(0, SPAN, 2):
+                    words = vector4(weights, I(2 * I(t * SPAN + i)))
+                    for k in range(2):
+                        read = fma(bits_float(I(words[2 * k])), u[i + k], read)
+                        result = fma(bits_float(I(words[2 * k + 1])), u[i + k], result)
                 delta = (value - read) * rates[t]
                 for i in range(SPAN):
-                    if i == token:
-                        u[i] = delta
-                result = fma(weights[I(2 * I(t * SPAN + token)) + 1], delta, result)
+                    u[i] = delta if i == token else u[i]
+                result = fma(own_weights[t], delta, result)
                 if own == 0:
                     deltas[I(I(I(slot * SPAN + token) * n_v) * d) + column] = delta
                     out[I(I(t * n_v + head) * d) + column] = result
@@ -414,6 +476,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 next_state = advance(states, slot_size * slot)
                 for m in range(n_runs):
                     store4(next_state, 32 * m, state[4 * m], state[4 * m + 1], state[4 * m + 2], state[4 * m + 3])
+                for i in range(SPAN):
+                    u[i] = F(0.0)
                 at, total = I(0), F(1.0)
             first = end
 

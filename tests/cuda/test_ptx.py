@@ -212,7 +212,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (32, 64, True, False, 0, True),
         (256, 128, True, True, 32, True),
         (256, 128, True, False, 128),
+        (256, 128, True, False, 128, False, 8, True),
+        (32, 64, True, False, 0, True, 8, True),
     ],
+    "join_chunks": [(128, True), (64, False), (512, True)],
     "convolve": [(128, 4), (96, 3), (32, 1)],
     "couple": [(128,), (96,), (32, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
@@ -360,8 +363,8 @@ CASES += [
     for name, constants in (("matmul_wide", ("Q4_K", True)), ("matmul_experts_wide", ("Q4_K", 8, True)))
 ]
 CASES += [
-    case("attend_tiles", "q8_0", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, False), target)
-    for target in ((8, 0), (10, 0))
+    case("attend_tiles", "q8_0", ("q8_0", "q8_0", 128, 128, 4, 64, 4, 256, kept, False), target)
+    for kept, target in ((False, (8, 0)), (True, (10, 0)))
 ]
 
 LEAST_SHARED = 99 << 10

@@ -22,7 +22,8 @@ Bytes moved: 8 + 4 d_pad per (row, head, chunk) in, 4 per element of the result,
 import numpy as np
 from numba import cuda
 
-from engine.cache.types import GROUP
+from engine.cache.types import CHUNK, GROUP
+from engine.cuda.attention.join import LANES, first_visible, make_factors, make_groups, make_rising_max
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
@@ -48,10 +49,6 @@ U = np.uint32
 COMBINE_THREADS = 128
 PART = 32
 """Elements of a head owned by a block of ``combine``, or by a warp of ``combine_quantize``."""
-LANES = 32
-"""Chunks that a warp processes at a time, one per lane."""
-AT_ONCE = 4
-"""Chunks that are joined without a check of how many there are."""
 TILE = 64
 """Groups whose sums ``combine`` keeps before it joins them."""
 JOINED = 16
@@ -64,149 +61,11 @@ def padded(d_v: int) -> int:
 
 
 @device
-def first_visible(position, window):  # type: ignore[no-untyped-def]
-    """The first position that the row at ``position`` sees."""
-    return max(I(0), I(position - window + 1)) if window > 0 else I(0)
-
-
-@device
 def join_sink(maximum, total, s):  # type: ignore[no-untyped-def]
     """Join a sink to the chunks of a head, whose maximum and sum are given: (the factor of their values, the new sum)."""
     joined = max(maximum, s)
     a = exp(maximum - joined)
     return a, fma(total, a, exp(s - joined))
-
-
-# --- the chunks of a warp --------------------------------------------------------------------------------------
-
-
-def _make_block(pitch: int, group: int, apart: int, first: int, n: int) -> tuple[DeviceFunction, DeviceFunction]:
-    """Two device functions, without a loop, for chunks first .. first + n - 1, all of one group, of the 32 of a warp
-    (``_make_groups``).
-
-    ``fetch(sums, begin, count, x)``: start loading the thread's element of the chunks into x [32].
-    ``join(sums, count, more, factor, share, term, x, element, total)``: join the chunks while the next ones are loaded;
-    returns element and total.
-    """
-    if n > AT_ONCE:
-        fetch_low, join_low = _make_block(pitch, group, apart, first, n // 2)
-        fetch_high, join_high = _make_block(pitch, group, apart, first + n // 2, n // 2)
-
-        @device
-        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
-            fetch_low(sums, begin, count, x)
-            fetch_high(sums, begin, count, x)
-
-        @device
-        def join(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
-            element, total = join_low(sums, count, more, factor, share, term, x, element, total)
-            return join_high(sums, count, more, factor, share, term, x, element, total)
-
-        return fetch, join
-
-    leading = first < group
-    place = first // group * (apart * group) + first % group
-    further = place - first
-
-    @device
-    def fetch_few(sums, begin, count, x):  # type: ignore[no-untyped-def]
-        for k in range(first, first + n):
-            x[k] = F(0.0)
-        if place < count:
-            for k in range(first, first + n):
-                if k + further < count and (not leading or k >= begin):
-                    x[k] = sums[(k + further) * pitch]
-
-    @device
-    def join_few(sums, count, more, factor, share, term, x, element, total):  # type: ignore[no-untyped-def]
-        if place < count:
-            for k in range(first, first + n):
-                element = fma(element, factor[k], share[k] * x[k])
-                total = fma(total, factor[k], term[k])
-        if place < more:
-            fetch_few(sums, I(0), more, x)
-        return element, total
-
-    return fetch_few, join_few
-
-
-def _make_groups(
-    pitch: int, group: int, apart: int, first: int = 0, n: int = LANES
-) -> tuple[DeviceFunction, DeviceFunction]:
-    """Two device functions, without a loop, for chunks first .. first + n - 1 of the 32 that a warp processes at a time:
-    those of groups 0, ``apart``, 2 ``apart`` and so on; group 0 begins at the pointers that are passed.
-
-    ``fetch(sums, begin, count, x)``: start loading the thread's element of each chunk into x [32], ``pitch`` from chunk to
-    chunk; 0 for those of group 0 before chunk ``begin``, and for all from chunk ``count`` on.
-    ``join(sums, count, more, factor, share, term, x, elements, totals)``: join the chunks before ``count`` of each group,
-    from zeros, while the chunks at sums, before ``more``, are loaded; the results go to elements and totals [32 / group].
-    """
-    if n > group:
-        fetch_low, join_low = _make_groups(pitch, group, apart, first, n // 2)
-        fetch_high, join_high = _make_groups(pitch, group, apart, first + n // 2, n // 2)
-
-        @device
-        def fetch(sums, begin, count, x):  # type: ignore[no-untyped-def]
-            fetch_low(sums, begin, count, x)
-            fetch_high(sums, begin, count, x)
-
-        @device
-        def join(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
-            join_low(sums, count, more, factor, share, term, x, elements, totals)
-            join_high(sums, count, more, factor, share, term, x, elements, totals)
-
-        return fetch, join
-
-    fetch_group, join_chunks = _make_block(pitch, group, apart, first, group)
-    number = first // group
-
-    @device
-    def join_group(sums, count, more, factor, share, term, x, elements, totals):  # type: ignore[no-untyped-def]
-        # Zeros, not what a factor of 0 makes of the group before: that may be -0.
-        element, total = join_chunks(sums, count, more, factor, share, term, x, F(0.0), F(0.0))
-        elements[number] = element
-        totals[number] = total
-
-    return fetch_group, join_group
-
-
-def _make_rising_max(each: int, width: int) -> DeviceFunction:
-    """The device function ``rising_max(x, lane)``: the largest x of lanes lane, lane - each, lane - 2 each and so on, as far
-    as they belong to the same ``width`` lanes."""
-    steps = (width // each).bit_length() - 1
-
-    @device
-    def rising_max(x, lane):  # type: ignore[no-untyped-def]
-        for k in range(steps):
-            below = lane_from(x, max(I(lane - (each << k)), I(0)))
-            if lane & (width - 1) >= each << k:
-                x = max(x, below)
-        return x
-
-    return rising_max
-
-
-def _make_factors(group: int) -> DeviceFunction:
-    """The device function ``find_factors(m, mass, inside, lane, factor, share, term)``: write what joins the chunk of a lane
-    to those before it in its group to factor, share and term [32], and return the largest m of the group.  ``inside``:
-    whether there is such a chunk; m is -inf where there is none."""
-    rising_max = _make_rising_max(1, group)
-
-    @device
-    def find_factors(m, mass, inside, lane, factor, share, term):  # type: ignore[no-untyped-def]
-        top = rising_max(m, lane)
-        before = lane_from(top, max(I(lane - 1), I(0)))
-        if lane & (group - 1) == 0:
-            before = F(-np.inf)
-        a = exp(before - top)
-        b = exp(m - top)
-        # What is no chunk leaves every sum unchanged, even -0.
-        factor[lane] = a if inside else F(1.0)
-        share[lane] = b if inside else F(-0.0)
-        term[lane] = b * mass if inside else F(-0.0)
-        return lane_from(top, I(lane | (group - 1)))
-
-    return find_factors
 
 
 # --- rotation --------------------------------------------------------------------------------------------------
@@ -265,8 +124,8 @@ def combine(
     of_round, groups_of_round = n_warps * LANES, n_warps * n_groups
     rounds, joined_at_once = TILE // groups_of_round, min(JOINED, groups_of_round)
     last = group - 1
-    fetch, join = _make_groups(d_pad, group, n_warps)
-    find_factors, rising_max = _make_factors(group), _make_rising_max(1, LANES)
+    fetch, join = make_groups(d_pad, group, n_warps)
+    find_factors, rising_max = make_factors(group), make_rising_max(1, LANES)
 
     @cuda.jit
     def combine(weights, sums, positions, gate, sink, out, slots, window):  # type: ignore[no-untyped-def]
@@ -410,7 +269,14 @@ def combine(
 
 @kernel(F32P, F32P, I32P, F32P, F32P, U32P, F32P, U16P, i32, i32, i32, threads=RUN)
 def combine_quantize(
-    unit: int, d_v: int, early: bool, gated: bool, rotated: int = 0, sinks: bool = False, group: int = GROUP
+    unit: int,
+    d_v: int,
+    early: bool,
+    gated: bool,
+    rotated: int = 0,
+    sinks: bool = False,
+    group: int = GROUP,
+    ready: bool = False,
 ) -> KernelCode:
     """Join the chunks of a row, ``group`` of them at a time, and the groups; quantize the result to int8, one scale per
     ``unit`` values.
@@ -418,14 +284,18 @@ def combine_quantize(
     Arguments: weights, sums, positions, gate, sink, q, d, sums_of_q (as int16), columns (n_head * d_v), slots, window.
     ``early``: no kernel of the same chain writes the positions; ``gated``: gate is read; ``rotated``: elements of a block of
     values that is rotated back, a power of two from 32 to 128, or 0; ``sinks``: heads have sinks, and sink is read; d_v is a
-    multiple of 32; ``group``: a power of two up to 32.
+    multiple of 32; ``group``: a power of two up to 32; ``ready``: the chunks of each group are joined already
+    (``engine/cuda/attention/join.py``), and each counts as one.
     A warp processes 32 chunks at a time: a lane computes the factors of one chunk, and joins all 32 for its own element.
     Grid: (ceil(columns / 256), rows), blocks of 256.
     """
+    shift = CHUNK.bit_length() - 1
+    if ready:
+        shift, group = shift + group.bit_length() - 1, 1
     n_shared, n_tops, n_groups, last = RUN, WARPS, LANES // group, group - 1
     turn_back, together, n_exchange = _make_rotate(rotated), rotated > PART, RUN if rotated > PART else 4
-    fetch, join = _make_groups(d_v, group, 1)
-    find_factors, rising_max = _make_factors(group), _make_rising_max(group, LANES)
+    fetch, join = make_groups(d_v, group, 1)
+    find_factors, rising_max = make_factors(group), make_rising_max(group, LANES)
     store = make_store(unit)
 
     @cuda.jit
@@ -454,10 +324,10 @@ def combine_quantize(
         if not early:
             wait_for_inputs()
         place = positions[row]
-        first_chunk = I(first_visible(place, window) >> 6)
+        first_chunk = I(first_visible(place, window) >> shift)
         # Chunks are counted from the beginning of a group, which the row may not see.
         begin = I(first_chunk & last)
-        n = I((place >> 6) - first_chunk + 1 + begin)
+        n = I((place >> shift) - first_chunk + 1 + begin)
         if early:
             wait_for_inputs()
         element, opening = F(0.0), F(0.0)

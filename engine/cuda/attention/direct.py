@@ -20,7 +20,8 @@ from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP
 from engine.cuda.attention.attend import MAX_ROWS, Geometry, _make_copies
-from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, first_visible, padded
+from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, padded
+from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import PAIRS, make_float_run, make_own_keys, make_quantized_scores
 from engine.cuda.attention.warp_chunk import make_chunk_of_a_warp, make_prefetch
 from engine.cuda.attention.weigh import make_weigh, visible

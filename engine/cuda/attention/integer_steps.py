@@ -18,7 +18,7 @@ from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP
 from engine.cuda.attention.attend import MAX_ROWS, Geometry
-from engine.cuda.attention.combine import combine, first_visible, padded, threads_of
+from engine.cuda.attention.combine import combine, padded, threads_of
 from engine.cuda.attention.integer_chunk import (
     PAIRS,
     SCORES,
@@ -30,6 +30,7 @@ from engine.cuda.attention.integer_chunk import (
     weigh,
 )
 from engine.cuda.attention.integer_tile import KEY_PITCH, LOW_PITCH, Tile, make_fetch, make_place
+from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.tile import make_each
 from engine.cuda.attention.warp_chunk import make_prefetch
 from engine.cuda.attention.weigh import visible

@@ -24,7 +24,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP
-from engine.cuda.attention.combine import first_visible, join_sink
+from engine.cuda.attention.combine import join_sink
 from engine.cuda.attention.integer_chunk import (
     PAIRS,
     SCORES,
@@ -45,6 +45,7 @@ from engine.cuda.attention.integer_tile import (
     make_place,
     make_rotate,
 )
+from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.tile import make_each
 from engine.cuda.attention.weigh import visible
 from engine.cuda.intrinsics import (

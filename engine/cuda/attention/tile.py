@@ -22,6 +22,7 @@ from engine.cuda.intrinsics import (
     bits_float,
     exp,
     fma,
+    keep4,
     lane_xor,
     load4,
     sigmoid,
@@ -47,7 +48,8 @@ class Tile:
 
     ``own``: pairs of a thread while it computes scores; ``columns``: elements of a thread in the weighted sum; ``at_once``:
     chunks whose scores are computed at the same time; ``positions``: of values that are in shared memory at a time;
-    ``quantized``: keys are, and queries stay in shared memory from beginning to end.
+    ``quantized``: keys are, and queries stay in shared memory from beginning to end; ``kept``: the weighted sums of the
+    groups so far are in shared memory too.
     """
 
     d_k: int
@@ -56,6 +58,7 @@ class Tile:
     own: int
     threads: int
     quantized: bool = False
+    kept: bool = False
 
     @property
     def warps_apart(self) -> int:
@@ -107,8 +110,13 @@ class Tile:
         return self.factors + (2 * self.at_once + 1) * self.pairs
 
     @property
-    def size(self) -> int:
+    def groups(self) -> int:
+        """The offset of the weighted sums of the groups so far, in the order of ``make_groups``."""
         return self.queries + (self.pairs * (self.d_k // 4 + self.d_k // BLOCK) if self.quantized else 0)
+
+    @property
+    def size(self) -> int:
+        return self.groups + (8 * self.columns * self.threads if self.kept else 0)
 
     @property
     def turn(self) -> int:
@@ -341,46 +349,72 @@ def head_of(task, group, head0, n_head):  # type: ignore[no-untyped-def]
 
 
 def make_groups(tile: Tile, group: int) -> tuple[DeviceFunction, DeviceFunction, DeviceFunction]:
-    """Three device functions, i = 0, for the weighted sums of the groups so far, which are in out until the last one joins.
+    """Three device functions, i = 0, for the weighted sums of the groups so far, 8 * columns of each thread, which are in
+    shared memory if ``tile.kept``, else in out.
 
-    ``load(i, o, out, task, last, head0, n_head, column)``: load them to o [8, columns]; ``store``, with element for o: store
-    them.  ``task``: the number of the thread's first pair, of 0 .. last; ``column``: its first element.  What does not exist
-    is left as it is.
-    ``join(i, element, o, factors)``: join the sums of a group, element [8, columns], to those before it, o, in place;
-    factors: a pointer to the thread's first pair of [2, pairs].
+    ``clear(i, element, groups, out, task, last, head0, n_head, column)``: set them, and element [8, columns], to zero;
+    ``join``, with ``factors`` at the end: join the sums of a group, element, to them, and set element to zero; ``load``, with
+    the arguments of ``clear``: load them to element.
+    groups: a pointer to the thread's first four in shared memory, which are followed by those of the other threads; ``task``:
+    the number of the thread's first pair, of 0 .. last, in out; ``column``: its first element there; factors: a pointer to
+    the thread's first pair of [2, pairs].  What does not exist is not stored.
     """
-    columns, d_v, quads, pairs = tile.columns, tile.d_v, tile.quads, tile.pairs
+    columns, d_v, quads, pairs, further = tile.columns, tile.d_v, tile.quads, tile.pairs, 4 * tile.threads
 
     @device
-    def load(i, o, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
-        own = I(task + (i if i < 4 else i + 12))
-        if own <= last:
-            row = advance(out, np.int64(head_of(own, group, head0, n_head)) * d_v)
-            for k in range(columns // 4):
-                d, start = I(column + 4 * quads * k), i * columns + 4 * k
-                if d < d_v:
-                    words = load4(row, d)
-                    for e in range(4):
-                        o[start + e] = bits_float(I(words[e]))
+    def load_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        take4(groups, I(I(i * (columns // 4) + k) * further), x, start)
 
     @device
-    def join(i, element, o, factors):  # type: ignore[no-untyped-def]
-        start, pair = i * columns, i if i < 4 else i + 12
+    def store_kept(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        keep4(groups, I(I(i * (columns // 4) + k) * further), x[start], x[start + 1], x[start + 2], x[start + 3])
+
+    @device
+    def load4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        own, d = I(task + (i if i < 4 else i + 12)), I(column + 4 * quads * k)
+        if own <= last and d < d_v:
+            words = load4(out, np.int64(head_of(own, group, head0, n_head)) * d_v + d)
+            for e in range(4):
+                x[start + e] = bits_float(I(words[e]))
+
+    @device
+    def store4_of(i, k, x, start, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        own, d = I(task + (i if i < 4 else i + 12)), I(column + 4 * quads * k)
+        if own <= last and d < d_v:
+            to = np.int64(head_of(own, group, head0, n_head)) * d_v + d
+            store4(out, to, x[start], x[start + 1], x[start + 2], x[start + 3])
+
+    load_four, store_four = (load_kept, store_kept) if tile.kept else (load4_of, store4_of)
+
+    @device
+    def clear(i, element, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        for k in range(columns // 4):
+            start = i * columns + 4 * k
+            for e in range(4):
+                element[start + e] = F(0.0)
+            store_four(i, k, element, start, groups, out, task, last, head0, n_head, column)
+
+    @device
+    def join(i, element, groups, out, task, last, head0, n_head, column, factors):  # type: ignore[no-untyped-def]
+        pair = i if i < 4 else i + 12
         a, b = factors[pair], factors[pairs + pair]
-        for j in range(columns):
-            element[start + j] = fma(o[start + j], a, b * element[start + j])
+        x = cuda.local.array(4, np.float32)
+        for k in range(columns // 4):
+            start = i * columns + 4 * k
+            for e in range(4):
+                x[e] = F(0.0)
+            load_four(i, k, x, 0, groups, out, task, last, head0, n_head, column)
+            for e in range(4):
+                x[e] = fma(x[e], a, b * element[start + e])
+                element[start + e] = F(0.0)
+            store_four(i, k, x, 0, groups, out, task, last, head0, n_head, column)
 
     @device
-    def store(i, element, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
-        own = I(task + (i if i < 4 else i + 12))
-        if own <= last:
-            row = advance(out, np.int64(head_of(own, group, head0, n_head)) * d_v)
-            for k in range(columns // 4):
-                d, start = I(column + 4 * quads * k), i * columns + 4 * k
-                if d < d_v:
-                    store4(row, d, element[start], element[start + 1], element[start + 2], element[start + 3])
+    def load(i, element, groups, out, task, last, head0, n_head, column):  # type: ignore[no-untyped-def]
+        for k in range(columns // 4):
+            load_four(i, k, element, i * columns + 4 * k, groups, out, task, last, head0, n_head, column)
 
-    return make_each(8, load), make_each(8, join), make_each(8, store)
+    return make_each(8, clear), make_each(8, join), make_each(8, load)
 
 
 def make_finish(tile: Tile, group: int, gated: bool, rotated: bool, sinks: bool) -> DeviceFunction:

@@ -11,19 +11,23 @@ Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, 
     read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
-    owns 8 pairs and 4 or 8 elements: those of the current group of chunks in registers, those of the groups so far in out.
+    owns 8 pairs and 4 or 8 elements: those of the current group of chunks in registers, those of the groups so far in shared
+    memory, or in out where shared memory is too small.
     The longest tiles begin first.  No grid depends on a position.
 Reduction order: that of the mirror: one chain per score and per element of a chunk's weighted sum, the halving tree of 64 for
     the sum of weights, the chunks of a group joined in rising order, then the groups in rising order, a sink after them.
 Bytes moved: per tile and pair 4 d_k in for all chunks that are processed at a time, or d_k + d_k / 8 once if keys are
-    quantized, 4 d_v out, 8 d_v for each further group; and (d_k + d_v) * element size per position.
+    quantized, 4 d_v out, 8 d_v for each group if the groups so far are in out; and (d_k + d_v) * element size per position.
 """
+
+from dataclasses import replace
 
 import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType
-from engine.cuda.attention.combine import first_visible, join_sink
+from engine.cuda.attention.combine import join_sink
+from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.quantized_tile import make_query, make_scores, make_values
 from engine.cuda.attention.tile import (
     DIMENSIONS,
@@ -87,8 +91,15 @@ def _tile(k_type: str, d_k: int, d_v: int, shared: int) -> Tile:
         for pairs, largest in ((128, 128), (64, 256), (32, MAX_HEAD))
         if most <= largest
     ]
-    # The kernel also uses one word per pair.
-    return next((tile for tile in tiles if 4 * (tile.size + tile.pairs) <= shared), tiles[-1])
+
+    def fits(tile: Tile) -> bool:
+        # The kernel also uses one word per pair.
+        return 4 * (tile.size + tile.pairs) <= shared
+
+    tile = next(filter(fits, tiles), tiles[-1])
+    # With quantized keys, the kernel is slower: more of its registers are occupied while it computes weights.
+    kept = replace(tile, kept=not quantized)
+    return kept if fits(kept) else tile
 
 
 def fills(
@@ -117,7 +128,7 @@ def geometry(
     bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
-    constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, gated, sinks, together
+    constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, tile.kept, gated, sinks, together
     return attend_tiles(*constants), grid, THREADS
 
 
@@ -125,9 +136,9 @@ def geometry(
 
 
 def _bytes(
-    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, *_: int
+    k_type: str, v_type: str, d_k: int, d_v: int, group: int, pairs: int, own: int, threads: int, kept: bool, *_: int
 ) -> int:
-    return 4 * Tile(d_k, d_v, pairs, own, threads, CACHE_TYPES[k_type].quantized).size
+    return 4 * Tile(d_k, d_v, pairs, own, threads, CACHE_TYPES[k_type].quantized, kept).size
 
 
 @kernel(
@@ -144,6 +155,7 @@ def attend_tiles(
     pairs: int,
     own: int,
     threads: int,
+    kept: bool,
     gated: bool,
     sinks: bool = False,
     together: int = GROUP,
@@ -153,8 +165,8 @@ def attend_tiles(
     Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, gate (not read unless
     ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, chunks (of the ring), window, scale (not used
     where keys are quantized).
-    ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``: of a ``Tile``; d_k: a multiple of 16, d_v: of 8, and
-    each of 32 where quantized; ``together``: chunks of a group, a power of two.
+    ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
+    of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -164,12 +176,12 @@ def attend_tiles(
         of_values.quantized,
         of_values.bits == 16,
     )
-    tile = Tile(d_k, d_v, pairs, own, threads, quantized)
+    tile = Tile(d_k, d_v, pairs, own, threads, quantized, kept)
     per, per_value = 8 if half else 4, 8 if half_values else 4  # elements of a vector
     key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_v)
     at_once, apart, columns, pitch = tile.at_once, tile.warps_apart, tile.columns, tile.pitch
     width, keys_at, slice_size = at_once * CHUNK, DIMENSIONS * pairs, tile.slice
-    weights_at, tops_at = tile.weights, tile.factors
+    weights_at, tops_at, groups_at = tile.weights, tile.factors, tile.groups
     masses_at = tops_at + at_once * pairs
     totals_at = masses_at + at_once * pairs
 
@@ -201,7 +213,7 @@ def attend_tiles(
     a_further, b_further, positions, turn = UNROLLED * pairs, UNROLLED * pitch, tile.positions, tile.turn
     hide, weigh, total, mark = make_weigh(tile)
     join, finish = make_join(tile), make_finish(tile, group, gated, quantized_values, sinks)
-    load_groups, join_groups, store_groups = make_groups(tile, group)
+    clear_groups, join_groups, load_groups = make_groups(tile, group)
 
     def make_put(half: bool) -> DeviceFunction:
         """The device function ``put(to, at, words, k)``: store the vector words[k : k + 4] of elements as float32 in
@@ -382,9 +394,9 @@ def attend_tiles(
         inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
         # Of the groups so far, and of the chunks so far of the current one.
         top, maximum, mass = F(-np.inf), F(-np.inf), F(0.0)
-        for k in range(n_elements):
-            element[k] = F(0.0)
         here = I(0)
+        groups, task = advance(memory, I(groups_at + 4 * thread)), I(task0 + I(sum_pair + 4 * across))
+        clear_groups(0, element, groups, out, task, last_task, head0, n_head, column)
         if quantized:
             own_keys = begin_keys(keys, ring, I(chunk + chunk_of), last_chunk, chunks, lane, key, key_scales)
             place_query(q, q_scales, task0, last_task, head0, n_head, thread, advance(memory, queries_at))
@@ -489,18 +501,9 @@ def attend_tiles(
                     if closes:
                         # Settled, so that no address is kept in a register in all loops.
                         task = settled(I(task0 + I(sum_pair + 4 * across)))
-                        first_group = I((first_visible(lowest, window) >> 6) // together)
-                        # Zeros for all, not as an alternative: that would take more registers.
-                        for k in range(n_elements):
-                            o[k] = F(0.0)
-                        if I(current // together) > first_group:
-                            load_groups(0, o, out, task, last_task, head0, n_head, column)
+                        groups = advance(memory, settled(I(groups_at + 4 * thread)))
                         factors = advance(memory, I(I(weights_at + c * (CHUNK * pairs)) + I(sum_pair + 4 * across)))
-                        join_groups(0, element, o, factors)
-                        if current < last_chunk:
-                            store_groups(0, element, out, task, last_task, head0, n_head, column)
-                            for k in range(n_elements):
-                                element[k] = F(0.0)
+                        join_groups(0, element, groups, out, task, last_task, head0, n_head, column, factors)
             chunk = after
         cuda.syncthreads()
         if thread < pairs:
@@ -514,6 +517,8 @@ def attend_tiles(
         cuda.syncthreads()
         totals = advance(memory, I(tops_at + I(sum_pair + 4 * across)))
         task = I(task0 + I(sum_pair + 4 * across))
+        groups = advance(memory, I(groups_at + 4 * thread))
+        load_groups(0, element, groups, out, task, last_task, head0, n_head, column)
         finish(0, element, totals, gate, out, task, last_task, head0, n_head, column)
 
     return attend_tiles

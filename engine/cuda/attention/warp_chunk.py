@@ -12,7 +12,8 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CHUNK, CacheType
-from engine.cuda.attention.combine import first_visible, padded
+from engine.cuda.attention.combine import padded
+from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import make_own_keys, make_quantized_scores
 from engine.cuda.attention.weigh import make_weigh, visible, warp_max
 from engine.cuda.attention.weighted_values import OWNED, STEP, make_weighted_sum

@@ -11,7 +11,7 @@ Bytes moved: 8 of shared memory per score, 8 per pair and chunk out.
 import numpy as np
 
 from engine.cache.types import CHUNK
-from engine.cuda.attention.combine import first_visible
+from engine.cuda.attention.join import first_visible
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, float_bits, lanes_max
 from engine.cuda.products.unpack import device

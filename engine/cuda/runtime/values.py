@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from engine.cuda import delta_net, glu, rms_norm
 from engine.cuda.attention import attend as attention
+from engine.cuda.attention import join
 from engine.cuda.products import quantize
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, Tensor
@@ -179,9 +180,17 @@ class Attended(Deferred):
         """The value as int8, by two kernels if that is faster."""
         if wide or not self.geometry.quantizes:
             return _quantized_array(recorder, self.plain(recorder), unit, wide)
-        to = recorder.int8(unit, *self.shape)
-        arguments = (*self._parts, *to, self.columns, self.slots, self.window)
-        recorder.launch(self.geometry.quantized(unit), self.run_grid, quantize.RUN, arguments, **to._asdict())
+        to, parts, slots, shape = recorder.int8(unit, *self.shape), self._parts, self.slots, self.geometry
+        if shape.join:
+            (rows, columns), d_v = self.shape, shape.d_v
+            n_head, slots = columns // d_v, join.group_slots(self.slots, shape.together)
+            mass, values = (recorder.empty((rows * n_head * slots * n,)) for n in (2, d_v))
+            arguments = (*parts[:3], mass, values, self.slots, slots, self.window)
+            grid = join.grid(self.slots, n_head, rows, shape.together)
+            recorder.launch(shape.join, grid, d_v, arguments, mass=mass, values=values)
+            parts = (mass, values, *parts[2:])
+        arguments = (*parts, *to, self.columns, slots, self.window)
+        recorder.launch(shape.quantized(unit), self.run_grid, quantize.RUN, arguments, **to._asdict())
         return to
 
 

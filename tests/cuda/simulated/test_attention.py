@@ -19,7 +19,7 @@ from engine.cpu import glu, integer_cache
 from engine.cpu.products.quantize import quantize_rows
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
-from engine.cuda.attention import combine
+from engine.cuda.attention import combine, join
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.products import quantize
 from engine.cuda.runtime.simulator import run
@@ -315,6 +315,17 @@ def test_chunks_joined_and_quantized(
     grid = (-(-columns // quantize.RUN), rows)
     arguments = [weights, sums, at, gate, sinks, q, d, totals, columns, n_slots, window]
     run(plan.quantized(unit), grid, quantize.RUN, arguments, seed=1)
+    # The same by two kernels.
+    n_groups = join.group_slots(n_slots, group)
+    weights_of_groups, sums_of_groups = ((rows, n_head, n_groups, n) for n in (2, d_v))
+    inner = np.full(weights_of_groups, np.nan, np.float32), np.full(sums_of_groups, np.nan, np.float32)
+    arguments = [weights, sums, at, *inner, n_slots, n_groups, window]
+    run(join.join_chunks(d_v, True, group), join.grid(n_slots, n_head, rows, group), d_v, arguments, seed=1)
+    in_two = [np.zeros_like(x) for x in (q, d, totals)]
+    arguments = [*inner, at, gate, sinks, *in_two, columns, n_groups, window]
+    kernel_of_groups = combine.combine_quantize(unit, d_v, True, gated, rotated, sunk, group, True)
+    run(kernel_of_groups, grid, quantize.RUN, arguments, seed=1)
+    assert [x.tobytes() for x in in_two] == [x.tobytes() for x in (q, d, totals)]
     law = np.empty((rows, columns), np.int8), np.empty((rows, columns // unit), np.float32)
     s = np.empty((rows, columns // 16), np.int16)
     quantize_rows(out, unit, *law, s, 0, law[1].size)
@@ -330,12 +341,22 @@ def test_chunks_joined_and_quantized(
 
 
 def test_what_is_not_quantized_at_once() -> None:
-    """Heads for which the elements of a warp would belong to two, and many chunks of a single row."""
+    """Heads for which the elements of a warp would belong to two, and many chunks."""
     assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
-    for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
-        assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
-        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True
-        assert direct_attention.geometry(*sizes).quantizes == at_once
+    for n_slots, in_two in ((128, False), (129, True)):
+        for plan in (
+            attention.geometry(2, 2, 1, 64, 64, True, n_slots, 3, True),
+            direct_attention.geometry(2, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True),
+        ):
+            assert plan.quantizes and (plan.join is not None) == in_two == plan.quantized(32).constants[-1]
+
+
+@pytest.mark.parametrize(
+    ("slots", "group", "expected"), [(1, 8, 1), (2, 8, 2), (9, 8, 2), (10, 8, 3), (64, 8, 9), (3, 2, 2)]
+)
+def test_slots_of_groups_are_as_many_as_a_row_can_see(slots: int, group: int, expected: int) -> None:
+    seen = [(first + slots - 1) // group - first // group + 1 for first in range(2 * group)]
+    assert join.group_slots(slots, group) == max(seen) == expected
 
 
 def test_heads_that_the_kernels_cannot_take() -> None:

@@ -1,5 +1,6 @@
 """engine/cuda/attention/tiled.py in the simulator: the bits of engine/cpu/attention.py, and of its gates."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,11 @@ def agree(
     seed: int | None = None,
     sinks: np.ndarray = NO_SINKS,
     joined: int = GROUP,
+    kept: bool = True,
 ) -> None:
     """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored, in tiles of
-    ``pairs``; whatever has never been written is NaN; types: of keys and of values; ``joined``: chunks of a group."""
+    ``pairs``; whatever has never been written is NaN; types: of keys and of values; ``joined``: chunks of a group; ``kept``:
+    the sums of groups are in shared memory."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
@@ -68,7 +71,7 @@ def agree(
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
     group = n_head // n_head_kv
-    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, gated, sinks.size > 0, joined
+    constants = k.name, v.name, d_k, d_v, group, pairs, own, threads, kept, gated, sinks.size > 0, joined
     kernel = tiled_attention.attend_tiles(*constants)
     out = np.full_like(expected, np.nan)
     query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
@@ -146,7 +149,7 @@ def test_groups_of_chunks(start: int, rows: int, types: str, own: int, threads: 
     d, d_v = (32, 32) if "q" in types else (16, 24)
     sinks = np.array([-3e38, 0.5], np.float32)
     agree([*range(start, start + rows)], 2, 1, d, d_v, types=types, own=own, threads=threads, window=window,
-          sinks=sinks, gated=window > 0, joined=joined, seed=rows)  # fmt: skip
+          sinks=sinks, gated=window > 0, joined=joined, kept=own == 8, seed=rows)  # fmt: skip
 
 
 @pytest.mark.parametrize(("types", "d_v"), few([("q4_0 q4_0", 64), ("f16 f16", 24)]))
@@ -189,18 +192,25 @@ def test_tiles(types: str, d_k: int, d_v: int, pairs: int, at_once: int) -> None
     """The parts of shared memory fit, even if a block has 99 KiB, and every thread has a part of the tile."""
     least = 99 << 10
     kernel, grid, threads = tiled_attention.geometry(100, 12, 2, d_k, d_v, types, types, False, least)
-    tile = Tile(d_k, d_v, pairs, 8 if pairs == 128 else 4, threads, CACHE_TYPES[types].quantized)
+    kept = kernel.constants[8]
+    tile = Tile(d_k, d_v, pairs, 8 if pairs == 128 else 4, threads, CACHE_TYPES[types].quantized, bool(kept))
     assert kernel.constants[5:8] == (pairs, tile.own, threads) and grid == (2, -(-600 // pairs))
+    assert kept == (not tile.quantized and 4 * (replace(tile, kept=True).size + pairs) <= least)
     assert tile.at_once == at_once and d_v <= tile.pitch and tile.slice % 4 == 0
     assert kernel.shared == 4 * tile.size and kernel.shared + 4 * pairs <= least
 
 
 def test_larger_tiles_where_they_fit() -> None:
-    for shared, pairs in ((227 << 10, 128), (100 << 10, 64)):
+    for shared, pairs, kept in (
+        (227 << 10, 128, True),
+        (163 << 10, 128, False),
+        (100 << 10, 64, True),
+        (64 << 10, 64, False),
+    ):
         kernel, grid, _ = tiled_attention.geometry(100, 12, 2, 128, 128, "q8_0", "q8_0", False, shared)
-        assert kernel.constants[5] == pairs and grid == (2, -(-600 // pairs))
+        assert kernel.constants[5] == pairs and kernel.constants[8] == kept and grid == (2, -(-600 // pairs))
         most = tiled_attention.FILLED * grid[0] * grid[1]
-        found = [tiled_attention.fills(100, 12, 2, 128, 128, "q8_0", n, shared) for n in (most, most + 1)]
+        found = [tiled_attention.fills(100, 12, 2, 128, 128, "f16", n, shared) for n in (most, most + 1)]
         assert found == [True, False]
 
 
