@@ -1,5 +1,6 @@
 """Where plots get their numbers: output of ``engine.bench``, or tables of a page of the book."""
 
+import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,12 +11,22 @@ from engine.errors import UsageError
 BOOK = Path(__file__).parent.parent / "docs"
 
 
+COUNTS = ("n_prompt", "n_gen", "n_depth")
+
+
 def measurements(paths: Iterable[str]) -> list[dict[str, Any]]:
-    """Read the output of ``python -m engine.bench -o json``: arrays of tests, or tests in sequence."""
+    """Read the output of ``python -m engine.bench``: arrays of tests, or tests in sequence (``-o json``, ``-o jsonl``), or
+    lines of text (``-o csv``), also of a run that was interrupted."""
     tests: list[dict[str, Any]] = []
     decoder = json.JSONDecoder()
     for path in paths:
         text = Path(path).read_text(encoding="utf-8").strip()
+        if text.startswith('"'):
+            rows = csv.DictReader(text.splitlines())
+            tests += [
+                row | {name: int(row[name]) for name in COUNTS} | {"avg_ts": float(row["avg_ts"])} for row in rows
+            ]
+            continue
         while text:
             value, end = decoder.raw_decode(text)
             tests += value if isinstance(value, list) else [value]

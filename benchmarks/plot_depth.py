@@ -2,9 +2,10 @@
 
 ``python -m engine.bench --shape qwen3-8b:Q4_K_M --device cuda -p 512 -n 128 -d 0,4096,8192,16384,32768 -r 3 -o json >
 qwen3-8b.json`` and ``python -m benchmarks.plot_depth qwen3-8b.json > depth.svg``; without a file, the table of the book is
-drawn.
+drawn.  A sweep is drawn in the same way: ``python -m engine.bench --sweep 2048-65536 > sweep.csv`` and ``python -m
+benchmarks.plot_depth sweep.csv > sweep.svg``.
 
-Each length of prompt or answer is a line of its own.
+Each length of prompt or answer is a line of its own, and so are answers with drafts.
 """
 
 import argparse
@@ -22,6 +23,13 @@ SIZE = (480, 660)
 
 PANELS = (("n_gen", "answers, tokens per second"), ("n_prompt", "prompts, tokens per second"))
 
+DRAFTS = {
+    "mtp": ", drafts of its own layer",
+    "model": ", drafts of a model",
+    "assistant": ", drafts of its assistant",
+}
+"""What a line is called after its model, by the source of drafts."""
+
 Test = dict[str, Any]
 
 
@@ -30,7 +38,8 @@ def lines(tests: Sequence[Test], count: str) -> list[list[Any]]:
     found: dict[tuple[str, int], list[list[float]]] = {}
     for test in tests:
         if test[count]:
-            found.setdefault((test["model"], test[count]), []).append([test["n_depth"], test["avg_ts"]])
+            drafts = DRAFTS.get(test.get("drafts", ""), "")
+            found.setdefault((test["model"] + drafts, test[count]), []).append([test["n_depth"], test["avg_ts"]])
     return [[model, sorted(places)] for (model, _), places in found.items()]
 
 
@@ -85,7 +94,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the image."""
     parser = argparse.ArgumentParser(description="Print a plot of rates over depth, as SVG.")
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="output of python -m engine.bench -o json; default: the book's table")
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="output of python -m engine.bench, csv or json; default: the book's table",
+    )
     files = parser.parse_args(argv).files
     found = facts(measurements(files) if files else None)
 

@@ -2,9 +2,10 @@
 
 One row per test: ``pp512`` reads a prompt of 512 random tokens, ``tg128`` generates 128 tokens one at a time, and
 ``@ d4096`` does so after 4096 tokens that are already in the cache.  Each test runs ``-r`` times after a warm-up, and
-kernels are compiled before that.  Generation is bound by memory, so its rate is also given in bytes: the weights and
-the cached keys and values that one token reads, and their share of the rate of a plain read on the same device with
-the same number of threads.
+kernels are compiled before that.  ``--sweep`` does so at growing depths of one text (``engine/cli/sweep.py``).
+
+Generation is bound by memory, so its rate is also given in bytes: the weights and the cached keys and values that one
+token reads, and their share of the rate of a plain read on the same device with the same number of threads.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.cli import entry, llama_cpp, shared
-from engine.cli.parser import Choice, Numbers, Parser, listed, whole
+from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
 from engine.cli.report import Report, printable
+from engine.cli.runs import Measurement, generate_tokens, measure, read_prompt, rewind
+from engine.cli.sweep import EXAMPLES, Sweep, depths
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
@@ -38,6 +40,8 @@ from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
     from engine.llm import LLM
+
+__all__ = ["Result", "cpu_name", "generate_tokens", "measure", "random_model", "read_prompt", "rewind"]
 
 # --- tests -----------------------------------------------------------------------------------------------------
 
@@ -59,17 +63,23 @@ class Result:
     test_time: str
     samples_ns: tuple[int, ...]
     bytes_per_token: float
-    """Bytes of weights, keys and values that a token reads; 0 for a prompt, whose tokens share the weights they read."""
+    """Bytes of weights, keys and values that a token reads; 0 for a prompt, whose tokens share the weights they read, and for
+    an answer with drafts."""
     memory_bandwidth: float
     """Bytes per second of a plain read on the same device, with the same number of threads."""
     gpu_info: str = ""
     """The name of the GPU; "" for the CPU."""
+    drafts: str = ""
+    """Where the drafts of an answer came from; "" if it had none."""
+    acceptance: float = 0.0
+    """The share of drafts that was kept."""
 
     @property
     def name(self) -> str:
-        """llama-bench's name of the test, e.g. ``tg128 @ d4096``."""
+        """llama-bench's name of the test, e.g. ``tg128 @ d4096``, and ``tg128+mtp`` with drafts."""
         test = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-        return test + (f" @ d{self.n_depth}" if self.n_depth else "")
+        drafts = f"+{self.drafts}" if self.drafts else ""
+        return test + drafts + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
     def samples_ts(self) -> list[float]:
@@ -107,6 +117,8 @@ class Result:
             "n_prompt": self.n_prompt,
             "n_gen": self.n_gen,
             "n_depth": self.n_depth,
+            "drafts": self.drafts,
+            "acceptance": round(self.acceptance, 4),
             "test": self.name,
             "test_time": self.test_time,
             "avg_ns": round(statistics.fmean(self.samples_ns)),
@@ -119,70 +131,6 @@ class Result:
         }
 
 
-def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
-    """Leave exactly ``depth`` tokens in the cache: by truncating it if that is enough, by a snapshot of that depth, or by
-    filling it again."""
-    snapshot = llm.snapshots.best(depth)
-    if llm.cache.length >= depth and llm.cache.can_truncate(depth):
-        llm.cache.truncate(depth)
-    elif snapshot is not None and snapshot.length == depth:
-        llm.model.restore(snapshot)
-    else:
-        llm.reset()
-        read_prompt(llm, tokens(depth))
-        if llm.slot_bytes and depth:
-            llm.snapshots.add(llm.model.save())
-
-
-def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
-    """Read a prompt in batches; logits are computed for its last token only."""
-    first, done = llm.cache.length, 0
-    while done < tokens.size:
-        batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
-        positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
-        done += batch.size
-        llm.model.forward(batch, positions, int(done == tokens.size))
-
-
-def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
-    """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
-    else each token is one forward pass with its logits."""
-    from engine.decode.sampler import Sampler, SamplingParams
-    from engine.speculative.loop import follow
-    from engine.speculative.params import SpeculationParams
-
-    first = llm.cache.length
-    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
-    if llm.can_sample(greedy):
-        history = np.resize(tokens, first + 1).tolist()
-        for _ in follow(llm.model.ops.steps(llm.model, greedy, SpeculationParams()), history, tokens.size, None):
-            pass
-        return
-    for i in range(tokens.size):
-        llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1)
-
-
-def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int, warmup: bool = True) -> list[int]:
-    """Nanoseconds of each run of one test; either ``n_prompt`` or ``n_gen`` is 0."""
-    rng = np.random.default_rng(0)
-
-    def tokens(n: int) -> np.ndarray:
-        return rng.integers(0, llm.config.n_vocab, n, dtype=np.int32)
-
-    run, n = (read_prompt, n_prompt) if n_prompt else (generate_tokens, n_gen)
-    if warmup:
-        rewind(llm, depth, tokens)
-        run(llm, tokens(n if n_prompt else 1))
-    samples = []
-    for _ in range(repetitions):
-        rewind(llm, depth, tokens)
-        drawn = tokens(n)
-        start = time.perf_counter_ns()
-        run(llm, drawn)
-        samples.append(time.perf_counter_ns() - start)
-    return samples
-
-
 def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Result]:
     """Every test of one model file, for each number of threads in turn; on a GPU, which uses none, they run once."""
     import engine
@@ -191,6 +139,13 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
     tests = [(n, 0, d) for d in args.n_depth for n in args.n_prompt if n]
     tests += [(0, n, d) for d in args.n_depth for n in args.n_gen if n]
     n_ctx = max(p + g + d for p, g, d in tests)
+    sweep, text = None, _read(args.file)
+    if args.sweep:
+        sweep = Sweep(
+            args.sweep, args.n_prompt[0], args.n_gen[0], args.repetitions, not args.no_warmup, args.acceptance
+        )
+        n_ctx = sweep.n_tokens
+        _check_context(args, name, path, n_ctx)
     for n_threads in args.threads:
         report = Report()
         llm = engine.load(
@@ -202,7 +157,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
-            mtp=False,  # only plain steps are measured
+            draft_model=args.draft_model,
+            mtp=sweep is not None and not args.no_mtp,  # elsewhere only plain steps are measured
             progress=report.progress,
         )
         llm.compile(report.progress)
@@ -213,10 +169,10 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
             )
         ops = llm.model.ops
         weights = llm.n_bytes_read
-        for p, g, d in tests:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            samples = measure(llm, p, g, d, args.repetitions, not args.no_warmup)
-            read = weights + bandwidth.cache_bytes_per_token(bandwidth.memories(llm), d, g) if g else 0.0
+        now = datetime.now(UTC)
+        for test in sweep.run(llm, _tokens(args, llm, text, n_ctx)) if sweep else _plain(args, llm, tests):
+            p, g, d, counts = test.n_prompt, test.n_gen, test.n_depth, test.n_gen > 0 and not test.drafts
+            read = weights + bandwidth.cache_bytes_per_token(bandwidth.memories(llm), d, g) if counts else 0.0
             yield Result(
                 model=name,
                 model_size=llm.n_bytes,
@@ -228,18 +184,64 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
                 n_prompt=p,
                 n_gen=g,
                 n_depth=d,
-                test_time=now,
-                samples_ns=tuple(samples),
+                test_time=now.isoformat(timespec="seconds"),
+                samples_ns=test.samples_ns,
                 bytes_per_token=read,
                 memory_bandwidth=ops.bandwidth(),
                 gpu_info=ops.gpu_name,
+                drafts=test.drafts,
+                acceptance=test.acceptance,
             )
+            now = datetime.now(UTC)
         threaded = llm.n_threads > 0
         # A GPU's memory is freed when nothing refers to it: no reference cycle may hold it while the next model is loaded.
         del llm, ops
         gc.collect()
         if not threaded:
             break
+
+
+def _plain(args: argparse.Namespace, llm: "LLM", tests: Iterable[tuple[int, int, int]]) -> Iterator[Measurement]:
+    """Tests of prompts and answers without drafts, each (tokens of a prompt, tokens of an answer, depth)."""
+    for p, g, d in tests:
+        yield Measurement(p, g, d, tuple(measure(llm, p, g, d, args.repetitions, not args.no_warmup)))
+
+
+def _check_context(args: argparse.Namespace, name: str, path: Path, n_ctx: int) -> None:
+    """Raises UsageError if a sweep leaves the context that a model was trained with."""
+    from engine.gguf.file import read_gguf
+    from engine.models.registry import read_config
+
+    trained = read_config(read_gguf(path)).n_ctx_train
+    if n_ctx > trained:
+        last = trained - (n_ctx - args.sweep[-1])
+        advice = f"end --sweep at {last} or before" if last >= args.sweep[0] else "lower --sweep, -p or -n"
+        raise UsageError(f"the context of {name} is {trained} tokens and the sweep needs {n_ctx}: {advice}")
+
+
+def _read(file: str | None) -> str | None:
+    """The contents of the file of -f, if there is one.  Raises UsageError."""
+    try:
+        return None if file is None else Path(file).expanduser().read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not UTF-8: give a text with -f") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _tokens(args: argparse.Namespace, llm: "LLM", text: str | None, n_tokens: int) -> np.ndarray:
+    """The tokens of a sweep, int32 [n_tokens]: those of a text, or random ones.  Raises UsageError if it is too short."""
+    if args.acceptance is not None and llm.draft is None:
+        raise UsageError("--acceptance is about drafts and this model makes none: give a draft model with -md")
+    if text is None:
+        return np.random.default_rng(0).integers(0, llm.config.n_vocab, n_tokens, dtype=np.int32)
+    ids = llm.tokenize(text, special=False)
+    if len(ids) < n_tokens:
+        raise UsageError(
+            f"{args.file} has too few tokens, {len(ids)} of the {n_tokens} that the sweep needs: give a longer text or lower "
+            "--sweep"
+        )
+    return np.array(ids[:n_tokens], np.int32)
 
 
 # --- output ----------------------------------------------------------------------------------------------------
@@ -263,10 +265,10 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Result], str]], ...] = (
     ("params", ">10", lambda r: _scaled(r.model_n_params, 1000, ("M", "B"))),
     ("backend", "<7", lambda r: r.backend),
     ("threads", ">7", lambda r: str(r.n_threads or "")),
-    ("test", ">15", lambda r: r.name),
+    ("test", ">19", lambda r: r.name),
     ("t/s", ">16", lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
-    ("GB/s", ">7", lambda r: f"{r.bytes_per_second / 1e9:.2f}" if r.n_gen else ""),
-    ("of memory", ">9", lambda r: f"{r.bytes_per_second / r.memory_bandwidth:.0%}" if r.n_gen else ""),
+    ("GB/s", ">7", lambda r: f"{r.bytes_per_second / 1e9:.2f}" if r.bytes_per_token else ""),
+    ("of memory", ">9", lambda r: f"{r.bytes_per_second / r.memory_bandwidth:.0%}" if r.bytes_per_token else ""),
 )
 
 
@@ -287,7 +289,7 @@ def markdown(results: Iterable[Result]) -> Iterator[str]:
             yield _row(format(name, spec) for name, spec, _ in _COLUMNS)
             yield _row("-" * (int(spec[1:]) - 1) + (":" if spec[0] == ">" else "-") for _, spec, _ in _COLUMNS)
         yield _row(format(text(result), spec) for _, spec, text in _COLUMNS)
-        if result.n_gen:
+        if result.bytes_per_token:
             where = result.gpu_info or f"{cpu_name()}, threads: {result.n_threads}"
             bandwidths[where] = result.memory_bandwidth
     if bandwidths:
@@ -358,7 +360,8 @@ USAGE = """\
 
 DESCRIPTION = """\
 Measures how fast a model reads a prompt (pp) and generates tokens (tg), like llama-bench. Numbers
-separated by commas are lists: every combination is measured. One row per test goes to stdout."""
+separated by commas are lists: every combination is measured. One row per test goes to stdout.
+--sweep measures at growing depths of one text, for a plot."""
 
 EPILOG = """\
 Exit status: 0 measured, 2 user error (one sentence on stderr says what to do), 130 interrupted by
@@ -366,6 +369,18 @@ Ctrl-C, 1 a bug. `bitmirror synthetic --list` lists the shapes of random models.
 
 DEVICE = """\
 cpu, cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none"""
+
+
+SWEEP = f"""\
+measure at growing depths of one text, of which every token is read once, with and without drafts;
+each depth is twice the one before, or FIRST-LAST+STEP or FIRST-LAST*FACTOR: {EXAMPLES}"""
+
+DRAFT_MODEL = """\
+a smaller model with the same vocabulary that drafts, or an assistant of Gemma 4; by default the
+model's own layer, if it has one"""
+
+OUTPUT = f"""\
+{listed(_OUTPUTS)}: the format of the results (default md; in a sweep csv)"""
 
 
 def parser(prog: str = "bitmirror bench") -> Parser:
@@ -395,14 +410,22 @@ def parser(prog: str = "bitmirror bench") -> Parser:
 
     add = top.add_argument_group("tests").add_argument
     add("-p", "--n-prompt", **numbers, default=[512], help="number of prompt tokens; 0 = no prompt test")
-    add("-n", "--n-gen", **numbers, default=[128], help="number of tokens to generate; 0 = no such test")
-    add("-d", "--n-depth", **numbers, default=[0], help="number of tokens already in the cache")
-    add("-r", "--repetitions", type=whole(1), default=5, metavar="N", help="number of runs of each test")
+    add("-n", "--n-gen", **numbers, help="number of tokens to generate; 0 = no such test (default 128; in a sweep 64)")
+    add("-d", "--n-depth", **numbers, help="number of tokens already in the cache (default 0)")
+    add("-r", "--repetitions", type=whole(1), metavar="N", help="number of runs of each test (default 5; in a sweep 1)")
     add("--no-warmup", action="store_true", help="skip the warm-up run before the measured runs")
+
+    group = top.add_argument_group("a sweep")
+    add = group.add_argument
+    add("--sweep", metavar="RANGE", type=depths, help=SWEEP)
+    add("-f", "--file", metavar="FILE", help="the text to read; by default random tokens, after which drafts are too")
+    shared.add_draft_model(group, DRAFT_MODEL)
+    accept = real(0, 1)
+    add("--acceptance", metavar="P", type=accept, help="accept this share of drafts, whatever the model drafts")
 
     group = top.add_argument_group("other")
     kind: dict[str, Any] = {"type": Choice(tuple(_OUTPUTS)), "metavar": "FORMAT"}
-    group.add_argument("-o", "--output", **kind, default="md", help=f"{listed(_OUTPUTS)}: the format of the results")
+    group.add_argument("-o", "--output", **kind, help=OUTPUT)
     shared.add_other(group)
     return top
 
@@ -411,6 +434,18 @@ def settle(args: argparse.Namespace) -> None:
     """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
     shared.settle_model(args)
     shared.settle_device(args)
+    in_sweep = args.sweep is not None
+    if in_sweep and args.n_depth is not None:
+        raise UsageError("--sweep and -d both give depths: use only one of them")
+    args.n_depth = args.n_depth or [0]
+    args.n_gen = args.n_gen or [64 if in_sweep else 128]
+    args.repetitions = args.repetitions or (1 if in_sweep else 5)
+    args.output = args.output or ("csv" if in_sweep else "md")
+    for name, value in (("-f", args.file), ("-md", args.draft_model), ("--acceptance", args.acceptance)):
+        if value is not None and not in_sweep:
+            raise UsageError(f"{name} is for a sweep: add --sweep 2048-65536, for example")
+    if in_sweep and len(args.n_prompt) + len(args.n_gen) > 2:
+        raise UsageError("a sweep measures prompts and answers of one length: give one number with -p, and one with -n")
     if not any(args.n_prompt + args.n_gen):
         raise UsageError("there is nothing to measure: give -p or -n a number above 0")
 

@@ -71,6 +71,7 @@ _EOG_TEXTS = (
     *("<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|eom_id|>", "[EOS]", "<eos>", "<turn|>"),
     *("<|tool_response>", "[e~["),
 )
+_DSML = ("｜DSML｜", "<think>", "</think>")
 _HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>")
 _ID_KEYS = ("bos", "eos", "unknown", "padding", *_KEY_TEXTS)
 _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -255,13 +256,17 @@ class _Reader:
         return ids
 
     def shown(self, index: dict[str, int], types: bytearray) -> frozenset[int]:
-        """The tokens between the parts of an answer of gpt-oss, without which nobody can tell its thoughts from its text.
+        """The tokens between the parts of an answer of gpt-oss or DeepSeek-V4, without which nobody can tell its thoughts and
+        calls from its text.
 
         llama.cpp makes them user-defined.  Here they stay control tokens, which no text of a user can become.
         """
-        if not {"<|return|>", "<|call|>", *_HARMONY} <= index.keys():
-            return frozenset()
-        return frozenset(id for text in _HARMONY if types[id := index[text]] == TokenType.CONTROL)
+        marks: tuple[str, ...] = ()
+        if {"<|return|>", "<|call|>", *_HARMONY} <= index.keys():
+            marks = _HARMONY
+        elif set(_DSML) <= index.keys():
+            marks = _DSML
+        return frozenset(id for text in marks if types[id := index[text]] == TokenType.CONTROL)
 
     def stripping(self, model: str, tokens: list[str], types: bytearray) -> frozenset[int]:
         """The tokens after which Phi-3 was trained to see no blanks, although its chat template writes them.

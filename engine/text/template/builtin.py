@@ -1,4 +1,7 @@
-"""Built-in chat templates for models whose file has none: the turns of each family, without tools."""
+"""Built-in chat templates for models whose file has none: the turns of each family, those of DeepSeek-V4 with tools."""
+
+from collections.abc import Container
+from pathlib import Path
 
 _SYSTEM_FIRST = (
     "{% if messages and messages[0]['role'] == 'system' %}"
@@ -13,8 +16,12 @@ _CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
+_DEEPSEEK4 = Path(__file__).with_name("deepseek4.jinja").read_text(encoding="utf-8")
+
 TEMPLATES: dict[str, str] = {
     "chatml": _CHATML,
+    "deepseek4": "{% set release = '' %}" + _DEEPSEEK4,
+    "deepseek4-0731": "{% set release = '0731' %}" + _DEEPSEEK4,
     "gemma": (
         "{{ bos_token }}" + _SYSTEM_FIRST + "{% for message in messages %}"
         "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
@@ -64,3 +71,11 @@ TEMPLATES: dict[str, str] = {
         "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
     ),
 }
+
+
+def template_of(architecture: object, name: object, tokens: Container[str]) -> str | None:
+    """The source of the template of a model whose file has none, by the values of ``general.architecture`` and
+    ``general.name`` and its tokens; None if no template is known to be its own."""
+    if architecture != "deepseek4" or "<｜User｜>" not in tokens or "<｜Assistant｜>" not in tokens:
+        return None
+    return TEMPLATES["deepseek4-0731" if "0731" in str(name) else "deepseek4"]

@@ -3,15 +3,15 @@
 The template language and its limits are in :mod:`engine.text.template.sandbox`; it is loaded when a template is first used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
-from engine.text.template.builtin import TEMPLATES
-from engine.text.template.harmony import parts_of_answer
+from engine.text.template import dsml, harmony
+from engine.text.template.builtin import TEMPLATES, template_of
 from engine.text.template.marked import MarkedText, trusted
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Metadata
@@ -36,8 +36,8 @@ class ChatTemplate:
     Everything in messages, tools and further values is plain text: whatever it contains, no character of it becomes part
     of a control token. Control tokens come from the template's own text, ``bos_token`` and the like, and role names.
 
-    Answers are given as they were generated. Those of gpt-oss are divided into thoughts, calls and text first, as its
-    template expects.
+    Answers are given as they were generated. Those of gpt-oss and DeepSeek-V4 are divided into thoughts, calls and text
+    first, as their templates expect.
 
     :meth:`load` and :meth:`from_source` make templates; ``LLM.chat_template`` is the one of a model's file.
 
@@ -59,10 +59,13 @@ class ChatTemplate:
 
     @classmethod
     def from_gguf(cls, gguf: Metadata, tokenizer: Tokenizer) -> "ChatTemplate | None":
-        """The template in the file's metadata, None if it has none. It is compiled, and can fail, on first use."""
+        """The template in the file's metadata, or else the built-in one of the model, None if there is none. It is compiled,
+        and can fail, on first use."""
         source = gguf.metadata.get(KEY)
         if source is None:
-            return None
+            architecture, name = (gguf.metadata.get(f"general.{key}") for key in ("architecture", "name"))
+            own = template_of(architecture, name, tokenizer.vocabulary.index)
+            return cls(own, tokenizer) if own is not None else None
         if not isinstance(source, str):
             raise TemplateError(f"{gguf.path}: {KEY} must be a string, not {type(source).__name__}")
         return cls(source, tokenizer, f"{gguf.path}: {KEY}")
@@ -231,7 +234,10 @@ class ChatTemplate:
             if (id := getattr(vocabulary, f"{name}_id")) is not None
         }
         count = _Count()
-        harmony = bool(vocabulary.shown_ids)  # only gpt-oss has such tokens
+        speaks_dsml = dsml.MARK in vocabulary.index
+        # Of the others only gpt-oss has tokens between the parts of an answer.
+        divide = dsml.divided if speaks_dsml else harmony.divided if vocabulary.shown_ids else None
+        copied = [_message(message, i, count, divide) for i, message in enumerate(messages)]
         values = {
             "bos_token": "",
             "eos_token": "",
@@ -239,21 +245,21 @@ class ChatTemplate:
             "documents": None,
             **special,
             **count.copied(dict(extra)),
-            "messages": [_message(message, i, count, harmony) for i, message in enumerate(messages)],
+            "messages": dsml.in_order_of_calls(copied) if speaks_dsml else copied,
             "add_generation_prompt": add_generation_prompt,
         }
         with self._lock:
             return self._template.render(values, count.values, count.characters)
 
 
-def _message(message: Message, index: int, count: "_Count", harmony: bool) -> dict[str, Any]:
+def _message(
+    message: Message, index: int, count: "_Count", divide: Callable[[Message], Message] | None
+) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(role, str):
         raise TemplateError(f"message {index} is not a message: give each a role and a content")
-    content = message.get("content")
-    if harmony and role == "assistant" and isinstance(content, str) and "<|channel|>" in content:
-        parts = parts_of_answer(content)
-        message = {**parts, **message, "content": parts["content"]}
+    if divide is not None and role == "assistant":
+        message = divide(message)
     copied: dict[str, Any] = count.copied(message)
     if role in ROLES:
         copied["role"] = trusted(role)

@@ -7,6 +7,7 @@ answer, so that parts can be told apart; the chat template wants them as separat
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 _FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
@@ -38,6 +39,15 @@ def parts_of_answer(text: str) -> dict[str, Any]:
     if calls:
         found["tool_calls"] = calls
     return found
+
+
+def divided(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of the assistant with its answer divided into parts; parts that the message has already stay."""
+    content = message.get("content")
+    if not isinstance(content, str) or "<|channel|>" not in content:
+        return message
+    parts = parts_of_answer(content)
+    return {**parts, **message, "content": parts["content"]}
 
 
 def _arguments(text: str) -> Any:

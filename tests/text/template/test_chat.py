@@ -26,6 +26,8 @@ CONTROLS = (
         "<|eot_id|>",
         "[INST]",
         "[/INST]",
+        "<｜User｜>",
+        "<｜Assistant｜>",
     ),
 )
 SPECIAL = dict.fromkeys(CONTROLS, CONTROL) | {"<think>": USER, "</think>": USER}
@@ -84,6 +86,8 @@ CHATML = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 BUILT_IN = [
     ("chatml", "<|im_start|>system\nS<|im_end|>\n" + CHATML),
+    ("deepseek4", "<s>S<｜User｜>Hi<｜Assistant｜></think>"),
+    ("deepseek4-0731", "<s>S<｜User｜>Hi<｜Assistant｜></think>"),
     ("gemma", "<s><start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n"),
     ("llama2", "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nHi [/INST]"),
     (
@@ -184,7 +188,7 @@ def test_a_template_by_name_or_file(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}é", encoding="utf-8")
     assert ChatTemplate.load(str(tmp_path / "own.jinja"), TOK).render(conversation("Hi")) == "Hié"
     with pytest.raises(
-        TemplateError, match="'nonsense' is neither the name of a built-in template nor .* chatml, gemma"
+        TemplateError, match="'nonsense' is neither the name of a built-in template nor .* chatml, deepseek4"
     ):
         ChatTemplate.load("nonsense", TOK)
     with pytest.raises(TemplateError, match="neither"):
@@ -270,8 +274,11 @@ def test_begin_and_end_tokens_are_not_doubled() -> None:
 # --- a conversation that goes on ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("kind", TOKENIZERS)
+# Where text is pieces, a blank follows the control token that begins an answer of DeepSeek, whose text is bytes.
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind in TOKENIZERS for name in TEMPLATES if not (kind == "spm" and name.startswith("deepseek"))],
+)
 def test_known_ids_stay(kind: str, name: str) -> None:
     """An answer keeps the ids it was written in, the text around it has the ids it would have had anyway."""
     tok = TOKENIZERS[kind]

@@ -1,0 +1,88 @@
+"""What a test of ``bitmirror bench`` runs: a prompt or an answer, after tokens that are already in the cache."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The nanoseconds of each run of a test: a prompt of ``n_prompt`` tokens or an answer of ``n_gen``, after ``n_depth``
+    others.  drafts: where drafts came from, "" without any; acceptance: the share of them that was kept."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    samples_ns: tuple[int, ...]
+    drafts: str = ""
+    acceptance: float = 0.0
+
+
+def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
+    """Leave exactly ``depth`` tokens in the cache: by truncating it if that is enough, by a snapshot of that depth, or by
+    filling it again."""
+    snapshot = llm.snapshots.best(depth)
+    if llm.cache.length >= depth and llm.cache.can_truncate(depth):
+        llm.cache.truncate(depth)
+    elif snapshot is not None and snapshot.length == depth:
+        llm.model.restore(snapshot)
+    else:
+        llm.reset()
+        read_prompt(llm, tokens(depth))
+        if llm.slot_bytes and depth:
+            llm.snapshots.add(llm.model.save())
+
+
+def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
+    """Read a prompt in batches; logits are computed for its last token only."""
+    first, done = llm.cache.length, 0
+    while done < tokens.size:
+        batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
+        positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
+        done += batch.size
+        llm.model.forward(batch, positions, int(done == tokens.size))
+
+
+def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
+    """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
+    else each token is one forward pass with its logits."""
+    from engine.decode.sampler import Sampler, SamplingParams
+    from engine.speculative.loop import follow
+    from engine.speculative.params import SpeculationParams
+
+    first = llm.cache.length
+    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
+    if llm.can_sample(greedy):
+        history = np.resize(tokens, first + 1).tolist()
+        for _ in follow(llm.model.ops.steps(llm.model, greedy, SpeculationParams()), history, tokens.size, None):
+            pass
+        return
+    for i in range(tokens.size):
+        llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1)
+
+
+def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int, warmup: bool = True) -> list[int]:
+    """Nanoseconds of each run of one test; either ``n_prompt`` or ``n_gen`` is 0."""
+    rng = np.random.default_rng(0)
+
+    def tokens(n: int) -> np.ndarray:
+        return rng.integers(0, llm.config.n_vocab, n, dtype=np.int32)
+
+    run, n = (read_prompt, n_prompt) if n_prompt else (generate_tokens, n_gen)
+    if warmup:
+        rewind(llm, depth, tokens)
+        run(llm, tokens(n if n_prompt else 1))
+    samples = []
+    for _ in range(repetitions):
+        rewind(llm, depth, tokens)
+        drawn = tokens(n)
+        start = time.perf_counter_ns()
+        run(llm, drawn)
+        samples.append(time.perf_counter_ns() - start)
+    return samples
