@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
+from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
 from engine.cpu.memory import available_memory
@@ -44,12 +45,14 @@ from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.decode.sampler import Sampler, SamplingParams
+from engine.errors import DeviceError
 from engine.gguf.pages import touch
 from engine.limits import STEP_ROWS
 from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
+from engine.models.latent import Latent
 from engine.models.weights import Weight
 from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
 from engine.speculative.params import SpeculationParams
@@ -415,6 +418,30 @@ class Backend:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
         launches.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
+
+    def latent_attention(
+        self,
+        latent: Latent[Tensor, DeviceWeight],
+        q: Tensor,
+        q_rope: Tensor,
+        c: Tensor,
+        k_rope: Tensor,
+        cache: LatentCache[Tensor],
+        batch: Pass[Tensor],
+    ) -> Tensor:
+        """Raise DeviceError: latent attention runs on the CPU only."""
+        raise DeviceError("latent attention does not run on a GPU yet; use --device cpu.")
+
+    def remember_latent(
+        self,
+        latent: Latent[Tensor, DeviceWeight],
+        c: Tensor,
+        k_rope: Tensor,
+        cache: LatentCache[Tensor],
+        batch: Pass[Tensor],
+    ) -> None:
+        """Raise DeviceError: latent attention runs on the CPU only."""
+        raise DeviceError("latent attention does not run on a GPU yet; use --device cpu.")
 
     def delta_net(
         self,

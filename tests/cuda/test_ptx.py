@@ -142,7 +142,7 @@ _ROUTINGS = [
     (128, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5)),
     (64, Routing("softmax", normalized=False)),
     (256, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5, n_group=8, n_group_used=4)),
-    (160, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3)),
+    (160, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3, group_best=1)),
     (512, Routing("softmax", biased=True, selected=True, floor=2**-14)),
     (256, Routing("sqrt_softplus", floor=2**-14, weight_scale=1.5, tabled=True)),
     (256, Routing("sqrt_softplus", selected=True, floor=2**-14, weight_scale=1.5)),
