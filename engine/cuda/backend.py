@@ -33,7 +33,7 @@ from engine.cuda import (
     wide_delta_net,
 )
 from engine.cuda.attention import attend as attention
-from engine.cuda.attention import launches
+from engine.cuda.attention import latent_launches, launches
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
@@ -45,7 +45,6 @@ from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.decode.sampler import Sampler, SamplingParams
-from engine.errors import DeviceError
 from engine.gguf.pages import touch
 from engine.limits import STEP_ROWS
 from engine.models.activation import Activation
@@ -429,8 +428,10 @@ class Backend:
         cache: LatentCache[Tensor],
         batch: Pass[Tensor],
     ) -> Tensor:
-        """Raise DeviceError: latent attention runs on the CPU only."""
-        raise DeviceError("latent attention does not run on a GPU yet; use --device cpu.")
+        """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
+        n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
+        given = q, q_rope, c, k_rope, cache, batch.positions
+        return latent_launches.latent_attention(self.recorder, latent, *given)
 
     def remember_latent(
         self,
@@ -440,8 +441,8 @@ class Backend:
         cache: LatentCache[Tensor],
         batch: Pass[Tensor],
     ) -> None:
-        """Raise DeviceError: latent attention runs on the CPU only."""
-        raise DeviceError("latent attention does not run on a GPU yet; use --device cpu.")
+        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
+        latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch.positions)
 
     def delta_net(
         self,
