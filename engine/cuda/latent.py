@@ -1,15 +1,15 @@
 """What precedes latent attention: rotation of queries, the norm of latents, and the rows that positions leave behind.
 
-Formula: r = rope(r) of each head, times the factor of its position, as q; row = [rms_norm(c), rope(k)], pairs (2i, 2i + 1)
+Formula: query = [q, rope(r)] of each head, times the factor of its position; row = [rms_norm(c), rope(k)], pairs (2i, 2i + 1)
     (``engine/cpu/rms_norm.py``, ``engine/cpu/rope.py``, ``engine/cpu/latent_attention.py``).
-Shapes: r float32 [rows, n_head, n_rope]; q float32 [rows, n_head, rank], changed in place; c float32 [rows, rank]; k
-    float32 [rows, n_rope]; positions int32 [rows]; table float32 [positions, 2, n_rope / 2] (cos, sin); norm float32 [rank];
-    factors float32 [positions]; r_out float32 [rows, n_head, n_rope]; ring [chunks, 64, rank + n_rope], as words of one
-    float32 or two float16 (``engine/cache/latent.py``).
+Shapes: q float32 [rows, n_head, rank]; r float32 [rows, n_head, n_rope]; c float32 [rows, rank]; k float32 [rows, n_rope];
+    positions int32 [rows]; table float32 [positions, 2, n_rope / 2] (cos, sin); norm float32 [rank]; factors float32
+    [positions]; query float32 [rows, n_head, rank + n_rope]; ring [chunks, 64, rank + n_rope], as words of one float32 or two
+    float16 (``engine/cache/latent.py``).
 Who owns what: a warp is a block and owns a head of a row, or the row of its position; lane l owns elements l, l + 32, ... and
     pairs l, l + 32, ...
 Reduction order: ``engine/cuda/fold.py`` (``make_squares``) for the norm; rotation: fma(a, cos, -(b sin)), fma(a, sin, b cos).
-Bytes moved: 8 n_rope per head, and 8 rank if there are factors; 4 in and 2 or 4 out per element of a row.
+Bytes moved: 8 per element of a query; 4 in and 2 or 4 out per element of a row.
 """
 
 import math
@@ -35,11 +35,11 @@ BLOCK = 32
 
 @kernel(*(F32P, F32P, F32P, F32P, I32P, F32P, F32P, F32P, f32, i32, i32, F32P, U32P), threads=BLOCK)
 def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -> KernelCode:
-    """The rotated part of all queries, and the row of each position.
+    """All queries, and the row of each position.
 
-    Arguments: q (not read unless ``scaled``: queries are multiplied by the factors of their positions), r, c, k, positions,
-    table, norm, factors, eps, n_head (0: only rows are stored), chunks, r_out, ring.  ``half``: rows are float16; ``early``:
-    no kernel of the same chain writes the positions, so they and the angles are read before ``wait_for_inputs``.
+    Arguments: q, r, c, k, positions, table, norm, factors, eps, n_head (0: only rows are stored), chunks, query, ring.
+    ``half``: rows are float16; ``scaled``: queries are multiplied by the factors of their positions; ``early``: no kernel of
+    the same chain writes the positions, so they and the angles are read before ``wait_for_inputs``.
     Grid: (n_head + 1, rows), blocks of ``BLOCK``.
     """
     pairs, n_x, n_pairs = n_rope // 2, -(-rank // 32), max(1, -(-n_rope // 64))
@@ -53,7 +53,7 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
         return fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
 
     @cuda.jit
-    def latent_rope(q, r, c, k, positions, table, norm, factors, eps, n_head, chunks, r_out, ring):  # type: ignore[no-untyped-def]
+    def latent_rope(q, r, c, k, positions, table, norm, factors, eps, n_head, chunks, query, ring):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane, head, row = I(cuda.threadIdx.x & 31), I(cuda.blockIdx.x), I(cuda.blockIdx.y)
         cos = cuda.local.array(n_pairs, np.float32)
@@ -75,18 +75,18 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
             wait_for_inputs()
         if head < n_head:
             at = I(row * n_head + head)
-            source, out = advance(r, np.int64(at) * n_rope), advance(r_out, np.int64(at) * n_rope)
+            source, out = advance(r, np.int64(at) * n_rope), advance(query, np.int64(at) * width)
+            own = advance(q, np.int64(at) * rank)
+            for j in range(n_x):
+                if lane + 32 * j < rank:
+                    value = own[lane + 32 * j]
+                    out[lane + 32 * j] = value * factor if scaled else value
             for j in range(n_pairs):
                 i = I(lane + 32 * j)
                 if i < pairs:
                     a, b = turn(source, i, cos[j], sin[j])
-                    out[2 * i] = a * factor if scaled else a
-                    out[2 * i + 1] = b * factor if scaled else b
-            if scaled:
-                own = advance(q, np.int64(at) * rank)
-                for j in range(n_x):
-                    if lane + 32 * j < rank:
-                        own[lane + 32 * j] = own[lane + 32 * j] * factor
+                    out[rank + 2 * i] = a * factor if scaled else a
+                    out[rank + 2 * i + 1] = b * factor if scaled else b
             return
         c, k = advance(c, I(row * rank)), advance(k, I(row * n_rope))
         to, first = advance(ring, np.int64(I(U(position >> 6) % U(chunks))) * chunk_words), I((position & 63) * width)

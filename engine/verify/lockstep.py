@@ -511,13 +511,13 @@ class Lockstep:
     def _latent(
         self, args: Sequence[Given], given: Sequence[Given], kernel: str, values: dict[str, Tensor], inner: Inner
     ) -> list[Check]:
-        """Checks of what the kernels of latent attention pass on: the queries times k_b, unless factors change them in place;
-        the rotated queries, and the rows in the cache; the results of chunks."""
+        """Checks of what the kernels of latent attention pass on: the queries times k_b, unless factors multiply them later;
+        both parts of the queries, and the rows in the cache; the results of chunks."""
         gpu, latent, cache, positions = self._gpu.ops, args[0], args[-2], args[-1].positions.cpu
         if kernel == "latent_rope":
             checks = [Check(*latents.stored(gpu, cache.rows.cpu, given[-2].rows, positions))]
             if "query" in values:
-                query = inner["rotated query"]
+                query = np.concatenate([inner["query"], inner["rotated query"]], axis=2)
                 checks.append(Check("rotated query", query, gpu.download(values["query"]).reshape(query.shape)))
             return checks
         if "mass" in values:

@@ -202,6 +202,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_tiles": [
         tiled_attention.geometry(1024, *sizes, 227 << 10, sizes in _TILED_SINKS)[0].constants
         for sizes in (*_TILED, *_TILED_SINKS)
+    ]
+    + [
+        tiled_attention.geometry(1024, *sizes, False, 227 << 10, latent=True)[0].constants
+        for sizes in ((16, 1, 576, 512, "f16", "f16"), (20, 1, 576, 512, "f32", "f32"))
     ],
     "attend_integer_chunks": [
         integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants

@@ -1,10 +1,10 @@
 """Latent attention of a step: all heads of a row read the same vectors, each chunk of 64 absolute positions on its own.
 
-Formula: out_h = sum_j softmax_j(scale * (q_h . c_j + r_h . k_j)) c_j over the positions j <= p
+Formula: out_h = sum_j softmax_j(scale * q_h . [c_j, k_j]) c_j over the positions j <= p
     (``engine/cpu/latent_attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py``
     joins them.
-Shapes: q float32 [rows, n_head, rank]; r float32 [rows, n_head, n_rope]; ring [chunks, 64, width], width = rank + n_rope, as
-    words of one float32 or two float16; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head,
+Shapes: q float32 [rows, n_head, width]; ring [chunks, 64, width], width = rank + n_rope, as words of one float32 or two
+    float16; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head,
     slots, d_pad], d_pad = rank rounded up to 32; slot = chunk.
 Who owns what: a block owns every ``splits``-th chunk for up to 32 of the (row, head) pairs, usually all heads of a row.  For
     scores a lane owns two positions, a warp every eighth pair; for weighted values a thread owns two elements of all pairs.
@@ -337,7 +337,7 @@ def _resident(half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slice
 
 
 @kernel(
-    *(F32P, F32P, U32P, I32P, F32P, F32P, i32, i32, i32, f32),
+    *(F32P, U32P, I32P, F32P, F32P, i32, i32, i32, f32),
     threads=THREADS,
     blocks=_resident,
     shared=_bytes,
@@ -347,7 +347,7 @@ def attend_latents(
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
-    Arguments: q, r, ring, positions, weights, sums, rows, chunks (of the ring), slots, scale.  ``tasks``: (row, head) pairs
+    Arguments: q, ring, positions, weights, sums, rows, chunks (of the ring), slots, scale.  ``tasks``: (row, head) pairs
     of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: there is one row; ``early``: see ``geometry``.
     Grid: (ceil(rows * n_head / tasks), splits), blocks of ``THREADS``.
     """
@@ -374,14 +374,14 @@ def attend_latents(
         return I(0) if single else I(U(task) // U(n_head))
 
     @device
-    def place_queries(q, r, shared, task0, n, thread, scale):  # type: ignore[no-untyped-def]
+    def place_queries(q, shared, task0, n, thread, scale):  # type: ignore[no-untyped-def]
         """Queries times scale to shared memory; pairs that do not exist repeat the last one."""
         for k in range(query_rounds):
             i = I(thread + k * THREADS)
             if query_exact or i < n_query:
                 t, d = I(i // vectors), I(4 * I(i % vectors))
                 task = np.int64(I(task0 + min(t, I(n - 1))))
-                x = load4(q, task * rank + d) if d < rank else load4(r, task * n_rope + (d - rank))
+                x = load4(q, task * width + d)
                 to = I(queries_at + I(t * width + d))
                 a, b = bits_float(I(x[0])) * scale, bits_float(I(x[1])) * scale
                 c, e = bits_float(I(x[2])) * scale, bits_float(I(x[3])) * scale
@@ -441,7 +441,7 @@ def attend_latents(
                         at[1] = total[2 * t + 1]
 
     @cuda.jit
-    def attend_latents(q, r, ring, positions, weights, sums, rows, chunks, slots, scale):  # type: ignore[no-untyped-def]
+    def attend_latents(q, ring, positions, weights, sums, rows, chunks, slots, scale):  # type: ignore[no-untyped-def]
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         if single:
@@ -470,7 +470,7 @@ def attend_latents(
             wait_for_inputs()
         chunk, last_chunk = I(cuda.blockIdx.y), I(highest >> 6)
         if chunk <= last_chunk:
-            place_queries(q, r, shared, task0, n, thread, scale)
+            place_queries(q, shared, task0, n, thread, scale)
         while chunk <= last_chunk:
             here = advance(ring, np.int64(I(U(chunk) % U(chunks))) * chunk_words)
             for t in range(n_scores):

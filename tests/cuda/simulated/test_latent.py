@@ -20,6 +20,7 @@ from engine.cpu.latent_operations import pairs_of_heads
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
+from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.products.heads import HeadProducts
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
@@ -52,8 +53,10 @@ def agree(
     early: bool = True,
     group: int = GROUP,
     seed: int | None = None,
+    tiled: tuple[int, int] | None = None,
 ) -> None:
-    """Attention of rows at ``positions`` over everything up to the last of them."""
+    """Attention of rows at ``positions`` over everything up to the last of them.  tiled: pairs of a thread and threads of a
+    block of the kernel for prompts; None: the kernels of a step."""
     rng = np.random.default_rng(sum(positions) + n_head + rank)
     rows, end = len(positions), max(positions) + 1
     of = cache_type(kind)
@@ -70,13 +73,22 @@ def agree(
     mirror.attend_groups(group)(q, r, cache.rows, at, SCALE, tops, parts, 0, rows * groups)
     mirror.join_parts(group)(tops, parts, at, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
+    query, ring = np.concatenate([q, r], axis=2), cache.rows.reshape(-1).view(np.uint32)
+    arguments: list[Any]
+    if tiled is not None:
+        width, pairs, (own, threads) = rank + n_rope, 32, tiled
+        constants = kind, kind, width, rank, n_head, pairs, own, threads, False, False, group, True
+        arguments = [query.view(np.uint32), None, ring, ring, at, None, None, out, rows, cache.chunks, 0, SCALE]
+        grid = 1, -(-rows * n_head // pairs)
+        run(tiled_attention.attend_tiles(*constants), grid, threads, arguments, seed=seed)
+        same(out, expected)
+        return
     half, n_slots = of.bits == 16, cache.chunks
     plan = chunks_of_latents.geometry(
         *(rows, n_head, rank, n_rope, half, n_slots, 1, NO_LIMIT, early), slices=slices, together=group
     )
     weights, sums = (np.full(n, np.nan, F) for n in attention.scratch(rows, n_head, rank, n_slots))
-    ring = cache.rows.reshape(-1).view(np.uint32)
-    arguments = [q, r, ring, at, weights, sums, rows, cache.chunks, n_slots, SCALE]
+    arguments = [query, ring, at, weights, sums, rows, cache.chunks, n_slots, SCALE]
     run(plan.attend, (plan.attend_grid[0], splits or plan.attend_grid[1]), plan.attend_block, arguments, seed=seed)
     given = [weights, sums, at, None, None, out, n_slots, 0]
     run(plan.combine, plan.combine_grid, plan.combine_block, given, seed=seed)
@@ -103,6 +115,14 @@ def test_chunks(kind: str, positions: list[int], n_head: int, rank: int, n_rope:
 
 def test_several_chunks_and_groups() -> None:
     agree("f16", [330, 70], 2, 16, 8, splits=2, group=2, early=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "n_rope", "own", "threads"),
+    few([("f16", 40, 8, 8, 64), ("f32", 16, 16, 4, 64), ("f16", 24, 8, 4, 64)]),
+)
+def test_rows_of_a_prompt(kind: str, rank: int, n_rope: int, own: int, threads: int) -> None:
+    agree(kind, [*range(117, 134)], 3, rank, n_rope, tiled=(own, threads), group=2)
 
 
 def test_the_order_of_threads_does_not_show() -> None:
@@ -154,11 +174,21 @@ def test_products_of_heads(gpu: backend.Backend, name: str, rows: int, n_head: i
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "scaled"), few([("f16", 2, True), ("f32", 1, False), ("f16", 17, False), ("f16", 1, False)], 2)
+    ("kind", "rows", "scaled", "rope"),
+    few(
+        [
+            ("f16", 2, True, 8),
+            ("f32", 1, False, 8),
+            ("f16", 17, False, 16),
+            ("f32", 17, True, 8),
+            ("f16", 1, False, 16),
+        ],
+        3,
+    ),
 )
-def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool) -> None:
-    """A pass, and one after it; what is stored, too."""
-    rng, n_head, nope, rope, rank, d_v = np.random.default_rng(rows), 3, 32, 8, 64, 32
+def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, rope: int) -> None:
+    """A pass, and one after it; what is stored, too.  Prompts have a kernel of their own if widths allow it."""
+    rng, n_head, nope, rank, d_v = np.random.default_rng(rows), 2, 32, 32, 32
     angles = rng.uniform(-3, 3, (64, rope // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     matrices = (
