@@ -21,6 +21,7 @@ from engine.cuda import backend
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent as chunks_of_latents
 from engine.cuda.attention import tiled as tiled_attention
+from engine.cuda.latent import latent_rope
 from engine.cuda.products.heads import HeadProducts
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
@@ -101,15 +102,17 @@ def agree(
         [
             ("f16", [70], 3, 48, 16, 1),
             ("f32", [63, 64], 5, 36, 8, 1),
+            ("f16", [62], 18, 16, 8, 1),
             ("f16", [3], 2, 48, 16, 2),
             ("f32", [20], 9, 32, 16, 4),
             ("f16", [127, 128, 129], 11, 40, 8, 3),
         ],
-        3,
+        4,
     ),
 )
 def test_chunks(kind: str, positions: list[int], n_head: int, rank: int, n_rope: int, slices: int) -> None:
-    """Rows on both sides of a border, pairs that do not fill a block, slices with values and with none."""
+    """Rows on both sides of a border and one before it, pairs that do not fill a block, more than a thread sums at once,
+    slices with values and with none."""
     agree(kind, positions, n_head, rank, n_rope, slices=slices)
 
 
@@ -171,6 +174,31 @@ def test_products_of_heads(gpu: backend.Backend, name: str, rows: int, n_head: i
     a, matrix = gpu.upload(x), gpu.weight(w)
     (ours,) = computed(gpu, lambda: HeadProducts(gpu.recorder, rows, n_head).multiply(a, matrix))
     same(ours, theirs.reshape(rows, n_head, n_rows))
+
+
+@pytest.mark.parametrize(("kind", "scaled"), [("f16", True), ("f32", False)])
+def test_queries_and_rows(kind: str, scaled: bool) -> None:
+    """Several elements and pairs of a lane."""
+    rng, n_head, rank, n_rope, rows = np.random.default_rng(4), 2, 72, 76, 2
+    q, r = (rng.standard_normal((rows, n_head, n)).astype(F) for n in (rank, n_rope))
+    c, k = (rng.standard_normal((rows, n)).astype(F) for n in (rank, n_rope))
+    at, norm = np.array([3, 130], np.int32), rng.standard_normal(rank).astype(F)
+    angles = rng.uniform(-3, 3, (131, n_rope // 2))
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
+    factors = rng.uniform(0.5, 2, 131).astype(F)
+    types = Types(cache_type(kind), cache_type(kind))
+    mine, theirs = (LatentShape(rank + n_rope).layer(2 * CHUNK, 2, types, np.zeros) for _ in range(2))
+    latent: Latent[Any, Any] = Latent(n_head, 0, n_rope, rank, 0, 1.0, 1e-6, norm, None, None, table)
+    cpu.remember_latent(latent, c, k, mine, Pass(at, at))
+    parts = [q, cpu.rope(r.copy(), at, table, False)]
+    if scaled:
+        parts = [part * factors[at][:, None, None] for part in parts]
+    query = np.full((rows, n_head, rank + n_rope), np.nan, F)
+    ring = theirs.rows.reshape(-1).view(np.uint32)
+    given = [q, r, c, k, at, table, norm, factors, F(1e-6), n_head, theirs.chunks, query, ring]
+    run(latent_rope(kind == "f16", rank, n_rope, scaled, True), (n_head + 1, rows), 32, given)
+    same(query, np.concatenate(parts, axis=2))
+    same(theirs.rows, mine.rows)
 
 
 @pytest.mark.parametrize(
