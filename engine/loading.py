@@ -238,7 +238,13 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
 
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
-    """Raise ModelError if heads cannot be divided into the blocks of a type."""
+    """Raise ModelError if heads cannot be divided into the blocks of a type, or if a cache of latents cannot have it."""
+    if any(config.latents) and (types.k != types.v or types.k.quantized):
+        names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
+        raise ModelError(
+            f"{gguf.path}: cache type {names} is not supported for the latents of {config.architecture}, which are keys and "
+            "values at once; use f16 or f32."
+        )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
         if kind.quantized and not all(map(kind.block, widths)):
@@ -271,7 +277,8 @@ def _context(
         cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, rewind))
         if config.mtp is not None:
             cache += 4 * config.n_embd * hidden_ring(most, rewind).capacity
-        scratch = max((ops.scratch_bytes(a.n_head, a.d_v, positions) for a in config.attentions), default=0)
+        results = {(a.n_head, a.d_v) for a in config.attentions} | {(a.n_head, a.rank) for a in config.latents}
+        scratch = max((ops.scratch_bytes(n_head, d_v, positions) for n_head, d_v in results), default=0)
         return int(cache + angle_bytes(config, positions) + scratch + most * row_bytes(config))
 
     positions = n_ctx or config.n_ctx_train

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import A, Array, M, Matrix, Pass, V, Value
 from engine.cache.kv import KVCache, LayerCache
+from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler, SamplingParams
@@ -22,6 +23,7 @@ from engine.models.config import ModelConfig
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
+from engine.models.latent import Latent
 from engine.models.weights import Weight
 from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
@@ -298,6 +300,21 @@ class Operations(Protocol[A, V, M]):
     def remember(self, heads: Heads[A], k: A, v: A, cache: LayerCache[A], batch: Pass[A], table: A | None) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
+
+    def latent_attention(
+        self, latent: Latent[A, M], q: A, q_rope: A, c: A, k_rope: A, cache: LatentCache[A], batch: Pass[A]
+    ) -> A:
+        """Store what ``remember_latent`` stores, then attend all heads over the latents up to each row's own position:
+        float32 [rows, n_head * d_v].
+
+        q [rows, n_head * n_nope] and q_rope [rows, n_head * n_rope] are the two parts of the queries; q_rope is rotated by
+        position.  A head's query is [k_b_h q_h, q_rope_h], a key is all of what is stored for a position, a value its first
+        ``rank`` elements.  The result of head h, softmax(scale * query keys^T) values as in ``attention``, is multiplied by
+        its matrix v_b_h.
+        """
+
+    def remember_latent(self, latent: Latent[A, M], c: A, k_rope: A, cache: LatentCache[A], batch: Pass[A]) -> None:
+        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
 
     def delta_net(self, net: DeltaNet[A], x: A, gates: Sequence[A], memory: RecurrentLayer[A], batch: Pass[A]) -> A:
         """The gated delta rule (Yang et al. 2024): x [rows, n_channels] passes through a causal convolution and silu and is

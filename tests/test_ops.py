@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     of_gpu: Callable[[cuda.Backend], Operations[Tensor, Tensor | Deferred, DeviceWeight]] = lambda ops: ops  # noqa: E731
 
 BESIDE = {
-    "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "rope"}
+    "cpu": {"append", "attend", "convolved", "int8_queries", "integer_queries", "latent_queries"}
+    | {"rope"}
     | {"compute", "do", "empty", "flush", "record", "run_program"},
     "cuda": {"capture", "plan", "record", "start"},
 }

@@ -13,8 +13,9 @@ from engine.checks import described
 from engine.compile.jobs import Job
 from engine.cpu import bandwidth
 from engine.cpu.cores import available_cores
+from engine.cpu.latent_operations import LatentOperations
 from engine.cpu.memory import available_memory
-from engine.cpu.operations import Matrix, PassOperations
+from engine.cpu.operations import Matrix
 from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
@@ -32,7 +33,7 @@ BATCH_SIZE = 128
 """The default number of rows of a pass that reads a prompt; more rows are not faster."""
 
 
-class Backend(PassOperations):
+class Backend(LatentOperations):
     """Operations on ``n_threads`` threads (0: one per available core).  The bits do not depend on the number of threads."""
 
     name = "cpu"

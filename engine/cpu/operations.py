@@ -362,7 +362,7 @@ class PassOperations(CacheOperations):
             gating, numbers = GATINGS.index(routing.gating), (f32(routing.floor), f32(routing.weight_scale))
             biases = tuple(_NO_WEIGHTS if b is None else b for b in (experts.router_bias, experts.selection_bias))
             given: tuple[object, ...] = logits, n_expert, gating, *biases, routing.normalized, *numbers
-            groups, table = (routing.n_group, routing.n_group_used), (_NO_TABLE, _NO_IDS)
+            groups, table = (routing.n_group, routing.n_group_used, routing.group_best), (_NO_TABLE, _NO_IDS)
             if experts.given is not None:
                 assert tokens is not None, "experts that a table gives need the tokens"
                 table = experts.given, tokens

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
 from engine.cache.kv import LayerCache
+from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
 from engine.cpu.memory import available_memory
@@ -32,7 +33,7 @@ from engine.cuda import (
     wide_delta_net,
 )
 from engine.cuda.attention import attend as attention
-from engine.cuda.attention import launches
+from engine.cuda.attention import latent_launches, launches
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
@@ -50,6 +51,7 @@ from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
 from engine.models.heads import Heads
+from engine.models.latent import Latent
 from engine.models.weights import Weight
 from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
 from engine.speculative.params import SpeculationParams
@@ -415,6 +417,32 @@ class Backend:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
         launches.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
+
+    def latent_attention(
+        self,
+        latent: Latent[Tensor, DeviceWeight],
+        q: Tensor,
+        q_rope: Tensor,
+        c: Tensor,
+        k_rope: Tensor,
+        cache: LatentCache[Tensor],
+        batch: Pass[Tensor],
+    ) -> Tensor:
+        """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
+        n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
+        given = q, q_rope, c, k_rope, cache, batch.positions
+        return latent_launches.latent_attention(self.recorder, latent, *given)
+
+    def remember_latent(
+        self,
+        latent: Latent[Tensor, DeviceWeight],
+        c: Tensor,
+        k_rope: Tensor,
+        cache: LatentCache[Tensor],
+        batch: Pass[Tensor],
+    ) -> None:
+        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
+        latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch.positions)
 
     def delta_net(
         self,

@@ -8,10 +8,18 @@ import numpy as np
 
 from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
+from engine.cache.latent import LatentShape
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
 from engine.cache.types import Types
 from engine.gguf.file import GGUF
-from engine.models.config import AttentionConfig, DeltaNetConfig, DenseConfig, ExpertsConfig, ModelConfig
+from engine.models.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LatentConfig,
+    ModelConfig,
+)
 from engine.models.loader import Loader
 from engine.ops import Drafter, Ops
 
@@ -66,7 +74,7 @@ class Model(Loader):
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def memory(self, il: int) -> Any:
-        """The memory that layer il reads: ``LayerCache`` or ``RecurrentLayer``."""
+        """The memory that layer il reads: ``LayerCache``, ``LatentCache`` or ``RecurrentLayer``."""
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int) -> None:
@@ -146,6 +154,8 @@ def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
         m = config.all_layers[il].mixer
         if isinstance(m, DeltaNetConfig):
             shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
+        elif isinstance(m, LatentConfig):
+            shapes.append(LatentShape(m.width))
         else:
             shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
     return shapes
@@ -163,7 +173,8 @@ def slot_bytes(config: ModelConfig) -> int:
 
 def angle_bytes(config: ModelConfig, positions: int) -> int:
     """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
-    return 4 * positions * sum(rope.n_rot for rope in {attention.rope for attention in config.attentions} if rope)
+    ropes = {mixer.rope for mixers in (config.attentions, config.latents) for mixer in mixers}
+    return 4 * positions * sum(rope.n_rot for rope in ropes if rope)
 
 
 def row_bytes(config: ModelConfig) -> int:
@@ -177,7 +188,10 @@ def row_bytes(config: ModelConfig) -> int:
     return 4 * floats * 3 // 2
 
 
-def _mixer_row(m: AttentionConfig | DeltaNetConfig) -> int:
+def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig) -> int:
+    if isinstance(m, LatentConfig):
+        # A head's query before and after its product with k_b, its result before and after that with v_b.
+        return m.q_rank + 2 * m.width + m.n_head * (m.n_nope + 2 * m.n_rope + 2 * m.rank + m.d_v)
     if isinstance(m, DeltaNetConfig):
         return 2 * m.n_channels + 2 * m.n_v * m.state_size
     return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)

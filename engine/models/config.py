@@ -71,6 +71,37 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """A mixer: causal attention whose heads share one latent vector per position (MLA).
+
+    A position is stored as rank + n_rope elements: a latent, from which each head's key and value of the position could be
+    computed, and a rotated part of the key that all heads share.
+
+    n_nope, n_rope: elements of a head's query that are not rotated, and that are.
+    rank: elements of a latent; q_rank: of a query's, from which the queries of all heads are computed; 0: there is none.
+    d_v: elements of a head's value.
+    scale: the factor of the scores.
+    rope: the rotation of the last n_rope elements.
+    temperature: as in ``AttentionConfig``.
+    """
+
+    n_head: int
+    n_nope: int
+    n_rope: int
+    rank: int
+    d_v: int
+    scale: float
+    rope: RopeConfig
+    q_rank: int = 0
+    temperature: tuple[float, int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Elements that are stored per position."""
+        return self.rank + self.n_rope
+
+
+@dataclass(frozen=True)
 class DeltaNetConfig:
     """A mixer: a gated delta net of n_k heads of queries and keys and n_v heads of values, each of ``state_size`` elements.
 
@@ -107,6 +138,7 @@ class ExpertsConfig:
     gating: the probability of an expert is "softmax", "sigmoid" or "sqrt_softplus" of its logit.
     normalized: whether the weights of the chosen experts are divided by their sum; then they are multiplied by weight_scale.
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
+    group_best: the number of best experts of a group, 1 or 2, whose scores add up to that of the group.
     beside: a dense network whose result is added to that of the experts; None: there is none.
     """
 
@@ -121,6 +153,7 @@ class ExpertsConfig:
     weight_scale: float = 1.0
     n_group: int = 1
     n_group_used: int = 1
+    group_best: int = 2
     beside: DenseConfig | None = None
 
 
@@ -137,7 +170,7 @@ class Norms(NamedTuple):
 class LayerConfig:
     """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each."""
 
-    mixer: AttentionConfig | DeltaNetConfig
+    mixer: AttentionConfig | LatentConfig | DeltaNetConfig
     network: DenseConfig | ExpertsConfig
     norms: Norms = Norms()
 
@@ -188,10 +221,15 @@ class ModelConfig:
         return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, AttentionConfig))
 
     @property
+    def latents(self) -> Iterator[LatentConfig]:
+        """The mixers that are latent attention, in the order of their layers."""
+        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, LatentConfig))
+
+    @property
     def owners(self) -> tuple[int, ...]:
         """The layers that have a memory of their own, in rising order; the index of the layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
-        return tuple(il for il, mixer in mixers if isinstance(mixer, DeltaNetConfig) or mixer.source is None)
+        return tuple(il for il, mixer in mixers if not isinstance(mixer, AttentionConfig) or mixer.source is None)
 
     def memory(self, il: int) -> int:
         """The index in ``owners`` of the layer whose memory layer il reads: itself, or the source of its keys and values."""

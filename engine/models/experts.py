@@ -20,7 +20,8 @@ class Routing(NamedTuple):
     """The law by which logits become experts and weights (``engine/cpu/products/router.py``).
 
     gating: one of ``GATINGS``; biased, selected: whether logits have a bias, and probabilities one for the selection;
-    normalized, floor, weight_scale, n_group, n_group_used: those of ``Experts``; tabled: whether a table gives the experts.
+    normalized, floor, weight_scale, n_group, n_group_used, group_best: those of ``Experts``; tabled: whether a table gives
+        the experts.
     """
 
     gating: str = "chosen"
@@ -32,6 +33,7 @@ class Routing(NamedTuple):
     n_group: int = 1
     n_group_used: int = 1
     tabled: bool = False
+    group_best: int = 2
 
     def __str__(self) -> str:
         """What differs from the law of most models: it becomes part of the name of a file."""
@@ -56,6 +58,7 @@ class Experts(Generic[A, M]):
     normalized: whether the weights of the chosen are divided by their sum, which is at least ``floor``.
     weight_scale: a factor of all weights.
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups of consecutive experts.
+    group_best: the number of best experts of a group, 1 or 2, whose scores add up to that of the group.
     given: the experts of each token, int32 [n_vocab, n_used], which are chosen instead of the best, or None.
     gate_bias, up_bias, down_bias: added to the products of an expert, float32 [n_expert, n_ff], [n_expert, n_ff] and
         [n_expert, n_embd], or None.
@@ -82,6 +85,7 @@ class Experts(Generic[A, M]):
     weight_scale: float = 1.0
     n_group: int = 1
     n_group_used: int = 1
+    group_best: int = 2
     given: A | None = None
     gate_bias: A | None = None
     up_bias: A | None = None
@@ -101,6 +105,7 @@ class Experts(Generic[A, M]):
         check(gated == (self.gate is not None), f"{'no' if gated else 'a'} gate and {self.activation.kind}")
         check(self.shared is None or gated == (self.shared[0] is not None), "a shared network with another activation")
         divided = 1 <= self.n_group_used <= self.n_group <= 32 and group * self.n_group == self.n_expert
+        check(self.group_best in (1, 2), f"groups that score the sum of their best {self.group_best}")
         enough = divided and group * self.n_group_used >= self.n_used
         check(enough, f"{self.n_used} of {self.n_expert} experts from {self.n_group_used} of {self.n_group} groups")
         both = (self.gate_bias is None) == (self.up_bias is None) and (self.gate_scale is None) == (
@@ -126,6 +131,7 @@ class Experts(Generic[A, M]):
             self.weight_scale,
             *groups,
             self.given is not None,
+            self.group_best if groups[0] > 1 else 2,
         )
 
 

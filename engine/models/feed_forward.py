@@ -76,6 +76,7 @@ def load_experts(loader: Loader, blk: str, config: ExpertsConfig) -> Experts[Arr
         weight_scale=e.weight_scale,
         n_group=e.n_group,
         n_group_used=e.n_group_used,
+        group_best=e.group_best,
         given=loader.integers(blk + "ffn_gate_tid2eid.weight", loader.config.n_vocab, e.n_used, end=e.n_expert),
         gate_bias=loader.optional(blk + "ffn_gate_exps.bias", e.n_expert, e.n_ff),
         up_bias=loader.optional(blk + "ffn_up_exps.bias", e.n_expert, e.n_ff),

@@ -13,9 +13,10 @@ from typing import Any
 
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.attention import Attention, load_attention
-from engine.models.config import AttentionConfig, DenseConfig
+from engine.models.config import AttentionConfig, DeltaNetConfig, DenseConfig
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, load_experts, load_feed_forward
+from engine.models.latent_attention import LatentAttention, load_latent_attention
 from engine.models.linear import Linear
 from engine.models.loader import Loader
 from engine.models.recurrent import Recurrent, load_recurrent
@@ -26,7 +27,7 @@ from engine.ops import Ops
 class Layer:
     """Weights of one layer.  The four norms: float32 [n_embd] or None."""
 
-    mixer: Attention | Recurrent
+    mixer: Attention | LatentAttention | Recurrent
     network: FeedForward | Experts[Array, Matrix]
     before_mixer: Array | None
     after_mixer: Array | None
@@ -49,7 +50,7 @@ class Layer:
     def remember(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> None:
         """Store the keys and values of the rows of the residual stream x, float32 [rows, n_embd], in ``memory``; the mixer
         must be attention."""
-        assert isinstance(self.mixer, Attention)
+        assert not isinstance(self.mixer, Recurrent)
         self.mixer.remember(ops, self._normalized(ops, x, self.before_mixer), memory, batch)
 
     def _normalized(self, ops: Ops, x: Array, norm: Array | None) -> Value:
@@ -77,10 +78,15 @@ def load_layer(loader: Loader, il: int) -> Layer:
     def norm(name: str) -> Array | None:
         return loader.vector(f"{blk}{name}.weight", c.n_embd) if name else None
 
+    own: Attention | LatentAttention | Recurrent
+    if isinstance(mixer, AttentionConfig):
+        own = load_attention(loader, blk, mixer)
+    elif isinstance(mixer, DeltaNetConfig):
+        own = load_recurrent(loader, blk, mixer)
+    else:
+        own = load_latent_attention(loader, blk, mixer)
     return Layer(
-        load_attention(loader, blk, mixer)
-        if isinstance(mixer, AttentionConfig)
-        else load_recurrent(loader, blk, mixer),
+        own,
         load_feed_forward(loader, blk, network)
         if isinstance(network, DenseConfig)
         else load_experts(loader, blk, network),

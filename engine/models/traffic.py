@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.cache.kv import KVCache
+from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.decode.timings import Timings
 from engine.gguf.file import GGUF, read_gguf
@@ -74,6 +75,9 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
             tokens = 1 + float(within.mean())
             of_token = sum(float(np.prod(ring.shape[1:])) for ring in (layer.keys, layer.deltas, layer.decays))
             total += 4 * (states * float(np.prod(layer.states.shape[1:])) + tokens * of_token)
+            continue
+        if isinstance(layer, LatentCache):
+            total += layer.k_type.row_bytes(layer.width) * float(visible.mean())
             continue
         position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
         seen = np.minimum(visible, layer.window) if layer.window else visible

@@ -43,6 +43,10 @@ class Weight:
         i = np.arange(first, min(last, self.rows))
         return self.data[i // self.count * self.pitch + self.first + i % self.count]
 
+    def runs(self, first: int, count: int, pitch: int) -> "Weight":
+        """One matrix for every ``pitch`` rows, of ``count`` of them from row ``first`` on; stacked."""
+        return replace(self, first=first, count=count, pitch=pitch, stack=self.rows // pitch)
+
     def halves(self, pitch: int) -> "tuple[Weight, Weight]":
         """Two matrices: the first and the second half of every ``pitch`` rows."""
         n = pitch // 2

@@ -91,6 +91,11 @@ class Shape:
         return self.n_layer + self.n_mtp
 
     @property
+    def value_dim(self) -> int:
+        """The length of a value."""
+        return self.head_dim
+
+    @property
     def recurrent(self) -> tuple[bool, ...]:
         """For each layer of the file, whether it is a gated delta net."""
         hybrid = self.delta_net is not None

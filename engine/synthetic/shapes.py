@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as T
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.latents import LATENTS
 from engine.synthetic.mixtures import MIXTURES
 from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
 
@@ -119,7 +120,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES
+    return _SHAPES | MIXTURES | LATENTS
 
 
 def parse_shape(text: str) -> tuple[str, str]:

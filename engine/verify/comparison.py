@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from engine.arrays import Pass
+from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
@@ -18,6 +19,7 @@ from engine.llm import LLM
 from engine.reading import MOST_LOGITS
 from engine.speculative.params import SpeculationParams
 from engine.verify.graph import first_of_graph
+from engine.verify.latents import rows_at
 from engine.verify.layout import cached, remembered
 from engine.verify.lockstep import Check, Difference, Lockstep, Site
 from engine.verify.passes import in_steps_of, passes, sizes, wide_sizes
@@ -95,6 +97,11 @@ class Comparison:
             yield Check(f"{what}: ", mine, theirs)
         for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
             if isinstance(a, RecurrentLayer):
+                continue
+            if isinstance(a, LatentCache):
+                at = np.arange(self.gpu.cache.length)
+                mine, theirs = rows_at(a.rows, at), rows_at(download(b.rows), at)
+                yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
                 continue
             rings = (a, replace(b, keys=download(b.keys), values=download(b.values)))
             arrays = [cached(ring, self.gpu.cache.length) for ring in rings]

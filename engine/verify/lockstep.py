@@ -30,6 +30,7 @@ from engine.models.mtp import MTP
 from engine.models.rotary import Rotary
 from engine.models.weights import Weight
 from engine.ops import Observation
+from engine.verify import latents
 from engine.verify.layout import (
     activations,
     chunk_of,
@@ -388,6 +389,8 @@ class Lockstep:
     ) -> list[Check]:
         """Checks of what a kernel wrote besides results of its operation: ``values``, caches and rings."""
         attended = Attention.of(name, args)
+        if name in ("latent_attention", "remember_latent"):
+            return self._latent(args, given, kernel, values, inner)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
         if "convolved" in values:
@@ -504,6 +507,27 @@ class Lockstep:
         if "words" in values:
             checks.append(Check("both as words", words, gpu.download(values["words"])))
         return checks
+
+    def _latent(
+        self, args: Sequence[Given], given: Sequence[Given], kernel: str, values: dict[str, Tensor], inner: Inner
+    ) -> list[Check]:
+        """Checks of what the kernels of latent attention pass on: the queries times k_b, unless factors multiply them later;
+        both parts of the queries, and the rows in the cache; the results of chunks."""
+        gpu, latent, cache, positions = self._gpu.ops, args[0], args[-2], args[-1].positions.cpu
+        if kernel == "latent_rope":
+            checks = [Check(*latents.stored(gpu, cache.rows.cpu, given[-2].rows, positions))]
+            if "query" in values:
+                query = np.concatenate([inner["query"], inner["rotated query"]], axis=2)
+                checks.append(Check("rotated query", query, gpu.download(values["query"]).reshape(query.shape)))
+            return checks
+        if "mass" in values:
+            queries = inner["query"], inner["rotated query"]
+            compared = latents.of_chunks(gpu, *queries, cache, positions, latent.scale, values)
+            return [Check(*one) for one in compared]
+        query = inner["query"] if "result" in values and latent.query_scales is None else np.empty(0, f32)
+        if query.size and values["result"].size == query.size and kernel.startswith("matmul"):
+            return [Check("query times k_b", query, gpu.download(values["result"]).reshape(query.shape))]
+        return []
 
     def _convolved(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
         """Checks of what a delta net computes for all tokens before its state is updated token by token."""

@@ -39,9 +39,9 @@ class Case:
         law, rows = self.law, len(self.logits)
         ids, weights = np.full((rows, self.n_used), -1, np.int32), np.full((rows, self.n_used), np.nan, F)
         biases = self.router_bias[: self.n_expert * law.biased], self.selection_bias[: self.n_expert * law.selected]
-        numbers = law.normalized, F(law.floor), F(law.weight_scale), law.n_group, law.n_group_used
-        table = self.table if law.tabled else self.table[:0]
-        given = self.logits, self.n_expert, GATINGS.index(law.gating), *biases, *numbers, table, self.tokens
+        numbers = law.normalized, F(law.floor), F(law.weight_scale)
+        groups, table = (law.n_group, law.n_group_used, law.group_best), self.table if law.tabled else self.table[:0]
+        given = self.logits, self.n_expert, GATINGS.index(law.gating), *biases, *numbers, *groups, table, self.tokens
         run(router.route_by, *given, ids, weights, items=rows)
         return ids, weights
 
@@ -49,11 +49,11 @@ class Case:
         return self.law.selected or self.law.n_group > 1
 
 
-def best_groups(scores: np.ndarray, n_group: int, n: int) -> np.ndarray:
-    """Whether the experts of a row may be chosen: those of the n groups with the largest sums of two scores."""
+def best_groups(scores: np.ndarray, n_group: int, n: int, best: int) -> np.ndarray:
+    """Whether the experts of a row may be chosen: those of the n groups with the largest sums of their ``best`` scores."""
     size = scores.size // n_group
     two = -np.sort(-scores.reshape(n_group, size), axis=1)[:, :2]
-    sums = two[:, 0] + two[:, 1] if size > 1 else two[:, 0]
+    sums = two[:, 0] + two[:, 1] if size > 1 and best > 1 else two[:, 0]
     chosen = np.argsort(-sums, kind="stable")[:n]
     return np.isin(np.arange(scores.size) // size, chosen)
 
@@ -87,7 +87,8 @@ def replay(case: Case) -> tuple[np.ndarray, np.ndarray]:
         if law.selected:
             scores = scores + case.selection_bias
         if law.n_group > 1:
-            scores = np.where(best_groups(scores, law.n_group, law.n_group_used), scores, F(-np.inf))
+            allowed = best_groups(scores, law.n_group, law.n_group_used, law.group_best)
+            scores = np.where(allowed, scores, F(-np.inf))
         ids = case.table[case.tokens[t]] if law.tabled else np.argsort(-scores, kind="stable")[: case.n_used]
         v = np.array([exp(d) for d in z[ids] - z[ids[0]]], F) if law.gating == "chosen" else p[ids]
         if law.normalized:
@@ -115,7 +116,8 @@ def cases(draw: Any) -> Case:
     normalized = gating == "chosen" or draw(st.booleans())
     floor = draw(st.sampled_from([0.0, FLOOR, 1.25])) if gating != "chosen" else 0.0
     scale = draw(st.sampled_from([1.0, 2.5, 0.1]))
-    law = Routing(gating, draw(st.booleans()), selected, normalized, floor, scale, n_group, n_group_used, tabled)
+    groups = n_group, n_group_used, tabled, draw(st.sampled_from([1, 2]))
+    law = Routing(gating, draw(st.booleans()), selected, normalized, floor, scale, *groups)
     return Case(law, n_group * size, n_used, draw(st.sampled_from([0, 2, 6])), draw(st.integers(0, 99)))
 
 

@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "OLMoE": ("Q4_K Q4_K Q6_K", (64, 8, 2048, 1024), "", "", {"normalized": False}),
     "DeepSeek-V2": (
         *("IQ4_XS IQ4_XS Q5_K", (160, 6, 1280, 512), "", ""),
-        {"normalized": False, "weight_scale": 16.0, "n_group": 8, "n_group_used": 3},
+        {"normalized": False, "weight_scale": 16.0, "n_group": 8, "n_group_used": 3, "group_best": 1},
     ),
     "DeepSeek-V4": (
         *("MXFP4 MXFP4 MXFP4", (256, 6, 1024, 512), "given", "MXFP4 MXFP4 MXFP4"),

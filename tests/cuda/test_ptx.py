@@ -29,6 +29,7 @@ from engine.cuda import sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
+from engine.cuda.attention import latent as latent_attention
 from engine.cuda.attention import tiled as tiled_attention
 from engine.cuda.intrinsics import fma, let_next_begin, mma16, mma32, wait_for_inputs
 from engine.cuda.products import wide_experts, wide_matmul
@@ -109,6 +110,14 @@ _ATTENTION = [
     attention.geometry(8, 40, 10, 80, 80, half=True, n_slots=64, multiprocessors=132, early=True),
 ]
 
+_LATENTS = [
+    (1, 16, 512, 64, True),
+    (4, 20, 512, 64, True),
+    (1, 128, 512, 64, True),
+    (1, 20, 512, 64, False),
+    (2, 3, 64, 16, True),
+]
+
 _DIRECT = [
     ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
     ((1, 32, 8, 128, 128, "q4_0", "q4_0", 513), True),
@@ -142,7 +151,7 @@ _ROUTINGS = [
     (128, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5)),
     (64, Routing("softmax", normalized=False)),
     (256, Routing("sigmoid", selected=True, floor=2**-14, weight_scale=2.5, n_group=8, n_group_used=4)),
-    (160, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3)),
+    (160, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3, group_best=1)),
     (512, Routing("softmax", biased=True, selected=True, floor=2**-14)),
     (256, Routing("sqrt_softplus", floor=2**-14, weight_scale=1.5, tabled=True)),
     (256, Routing("sqrt_softplus", selected=True, floor=2**-14, weight_scale=1.5)),
@@ -184,9 +193,19 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
+    "attend_latents": [
+        latent_attention.geometry(*sizes, 512, 132, shared, True).attend.constants
+        for sizes in _LATENTS
+        for shared in (227 << 10, 99 << 10)
+        if sizes[4] or shared > 99 << 10
+    ],
     "attend_tiles": [
         tiled_attention.geometry(1024, *sizes, 227 << 10, sizes in _TILED_SINKS)[0].constants
         for sizes in (*_TILED, *_TILED_SINKS)
+    ]
+    + [
+        tiled_attention.geometry(1024, *sizes, False, 227 << 10, latent=True)[0].constants
+        for sizes in ((16, 1, 576, 512, "f16", "f16"), (20, 1, 576, 512, "f32", "f32"))
     ],
     "attend_integer_chunks": [
         integer_steps.geometry(1, *sizes, 513, 132, shared, True).attend.constants
@@ -201,6 +220,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (512, True, False, 32),
         (128, True, True, 32, True),
         (128, True, False, 128),
+        (512, True, False),
     ],
     "combine_quantize": [
         (256, 128, True, False),
@@ -214,6 +234,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 128, True, False, 128),
         (256, 128, True, False, 128, False, 8, True),
         (32, 64, True, False, 0, True, 8, True),
+        (256, 512, True, False),
+        (32, 512, True, False),
     ],
     "join_chunks": [(128, True), (64, False), (512, True)],
     "convolve": [(128, 4), (96, 3), (32, 1)],
@@ -241,6 +263,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
     "keep_rows": [()],
+    "latent_rope": [(True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)],
+    "list_heads": [()],
     "matmul_experts": [
         (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
         (("Q4_K", "Q4_K"), 8, 8, True, False),
@@ -262,6 +286,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *(("IQ2_XS", 8), ("IQ1_S", 1), ("TQ1_0", 8), ("NVFP4", 1), ("Q1_0", 8)),
     ],
     "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
+    "matmul_heads": [("Q8_0", 1), ("Q8_0", 16), ("Q4_K", 1), ("Q4_K", 8), ("Q5_0", 8), ("Q6_K", 16)],
+    "matmul_heads_float": [("F32",), ("BF16",)],
     "matmul_join": [
         ("Q6_K", 2, 8, True),
         ("Q4_K", 3, 8, False),

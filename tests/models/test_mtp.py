@@ -114,7 +114,7 @@ def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM
     assert answers["plain"] == answers["drafted"]
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen35moe"])
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen35moe", "tiny-deepseek2"])
 def test_random_models(tmp_path: Any, shape: str) -> None:
     """With drafts that are hardly ever right."""
     llm = engine.load(make_model(tmp_path / "m.gguf", shape, "Q8_0"), n_ctx=128, n_threads=1)

@@ -32,7 +32,7 @@ class Change:
 
 CHANGES = {
     "architecture": Change(
-        "gpt-oss", "architecture 'deepseek2' is not supported; this engine runs llama, ", architecture="deepseek2"
+        "gpt-oss", "architecture 'kimi-linear' is not supported; this engine runs llama, ", architecture="kimi-linear"
     ),
     "vision": Change(
         "mistral3",

@@ -243,6 +243,8 @@ class NextN(torch.nn.Module):  # type: ignore[misc]
         options["num_hidden_layers"] += 1
         if options.get("layer_types"):
             options["layer_types"] = [*options["layer_types"], "full_attention"]
+        if options.get("mlp_layer_types"):
+            options["mlp_layer_types"] = [*options["mlp_layer_types"], "sparse"]
         config = type(trunk.config)(**options)
         config._attn_implementation = trunk.config._attn_implementation
         config._experts_implementation = trunk.config._experts_implementation

@@ -47,6 +47,7 @@ PUBLISHED = {
 
 # As their cards round them, in billions (the smaller ones count the parts that see and hear).
 PUBLISHED_ROUNDED = {"gemma4-31b": 30.7, "gemma4-26b-a4b": 25.2, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8}
+PUBLISHED_ROUNDED["deepseek-v2-lite"] = 15.7
 
 # These come with a vision tower (27 layers of width 1152), which is not in the file of the text model: billions of
 # parameters of both, and the parameters of the tower as built by ``transformers``.
@@ -56,7 +57,7 @@ PUBLISHED_WITH_VISION = {
 }
 
 HYBRID = ("qwen35", "qwen35moe")
-MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe")
+MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2")
 
 TINY = [name for name in shapes() if name.startswith("tiny-")]
 
@@ -236,7 +237,7 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))
     assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
     assert (f"{arch}.ssm.state_size" in meta) == ("blk.0.ssm_a" in made.tensors) == (arch in HYBRID)
-    assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (arch in (*HYBRID, "glm4moe"))
+    assert (f"blk.{shape.n_layer}.nextn.eh_proj.weight" in made.tensors) == (arch in (*HYBRID, "glm4moe", "deepseek2"))
     if shape.experts:
         assert shape.experts.n_expert.bit_count() > 1
     if shape.delta_net:

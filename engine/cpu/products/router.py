@@ -4,7 +4,7 @@ Formula: z_e = l_e + b_e, l the logits, b the router's bias if it has one.  Prob
     softmax: p_e = exp(z_e - m) / S, m the largest z, S = sum_e exp(z_e - m);  sigmoid: p_e = 1 / (1 + exp(-z_e));
     sqrt_softplus: p_e = sqrt(log(1 + exp(z_e)));  chosen: as softmax, with the chosen experts only.
     Scores: z_e if there are neither a bias c of the selection nor groups, else p_e (+ c_e).  Of n_group groups of consecutive
-    experts the n_group_used with the largest sums of their two best scores (of the only one, in groups of one) stay.  The
+    experts the n_group_used with the largest sums of their two best scores (of the best one if group_best is 1) stay.  The
     n_used largest scores are chosen, the lower group and the lower expert first where they are equal; or the experts are
     those that a table has for the token, in its order.
     v_s = p of the s-th chosen; w_s = v_s / max(v_0 + ... + v_(n_used - 1), floor) if normalized, else v_s; "chosen":
@@ -56,7 +56,7 @@ def probabilities(z, gating):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def leave_groups(scores, keys, n_group, n_used):  # type: ignore[no-untyped-def]
+def leave_groups(scores, keys, n_group, n_used, group_best):  # type: ignore[no-untyped-def]
     """Set the keys of all experts to 0 but for those of the n_used best groups."""
     size = scores.size // n_group
     best = np.empty(n_group, np.uint64)
@@ -68,7 +68,7 @@ def leave_groups(scores, keys, n_group, n_used):  # type: ignore[no-untyped-def]
             elif keys[e] > second:
                 second = keys[e]
         value = scores[place_of(first)]
-        if size > 1:
+        if size > 1 and group_best > 1:
             value = value + scores[place_of(second)]
         best[g] = pack(value, g)
     for _ in range(n_used):
@@ -94,6 +94,7 @@ def route_by(  # type: ignore[no-untyped-def]
     weight_scale,
     n_group,
     n_group_used,
+    group_best,
     table,
     tokens,
     ids,
@@ -118,7 +119,7 @@ def route_by(  # type: ignore[no-untyped-def]
         for e in range(n_expert):
             keys[e] = pack(scores[e], e)
         if n_group > 1:
-            leave_groups(scores, keys, n_group, n_group_used)
+            leave_groups(scores, keys, n_group, n_group_used, group_best)
         total = f32(0.0)
         for s in range(n_used):
             best = 0

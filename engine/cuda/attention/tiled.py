@@ -7,7 +7,8 @@ Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: 
     ``engine/cpu/glu.py``).
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled, and
     float32 [rows, n_head, d_k / 32]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16, or as ``engine/cache/types.py`` says; gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
+    float32 or two float16, or as ``engine/cache/types.py`` says, or both rows of latents, [chunks, 64, d_k], whose first d_v
+    elements are values (``engine/cache/latent.py``); gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
     read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
@@ -81,6 +82,11 @@ def takes(k_type: CacheType, v_type: CacheType, d_k: int, d_v: int) -> bool:
     return max(d_k, d_v) <= MAX_HEAD and d_k % multiples[0] == 0 and d_v % multiples[1] == 0
 
 
+def takes_latents(width: int, rank: int) -> bool:
+    """Whether the kernel of this file serves rows of ``width`` elements whose first ``rank`` are values."""
+    return rank <= MAX_HEAD and width % DIMENSIONS == 0 and rank % 8 == 0
+
+
 def _tile(k_type: str, d_k: int, d_v: int, shared: int) -> Tile:
     """The tile for a GPU whose blocks have ``shared`` bytes of shared memory: the threads of a block hold the weighted sum of
     the pairs in registers, and queries stay in shared memory if keys are quantized."""
@@ -123,13 +129,15 @@ def geometry(
     shared: int,
     sinks: bool = False,
     together: int = GROUP,
+    latent: bool = False,
 ) -> tuple[Specialization, tuple[int, int], int]:
     """(kernel, grid, threads per block) for ``rows`` rows over a cache of these types, on a GPU whose blocks have ``shared``
-    bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group."""
+    bytes of shared memory; ``gated``, ``sinks``: whether heads are gated, and have sinks; ``together``: chunks of a group;
+    ``latent``: keys and values are rows of latents."""
     tile, group = _tile(k_type, d_k, d_v, shared), n_head // n_head_kv
     grid = (n_head_kv, -(-rows * group // tile.pairs))
     constants = k_type, v_type, d_k, d_v, group, tile.pairs, tile.own, THREADS, tile.kept, gated, sinks, together
-    return attend_tiles(*constants), grid, THREADS
+    return attend_tiles(*constants, *((True,) if latent else ())), grid, THREADS
 
 
 # --- the kernel ------------------------------------------------------------------------------------------------
@@ -159,6 +167,7 @@ def attend_tiles(
     gated: bool,
     sinks: bool = False,
     together: int = GROUP,
+    latent: bool = False,
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
@@ -166,7 +175,8 @@ def attend_tiles(
     ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, chunks (of the ring), window, scale (not used
     where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
-    of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two.
+    of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two; ``latent``: keys and values are the
+    same rows of latents, float32 or float16, and there is one KV head.
     Grid: (n_head_kv, ceil(rows * group / pairs)), blocks of ``threads``.
     """
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -178,7 +188,8 @@ def attend_tiles(
     )
     tile = Tile(d_k, d_v, pairs, own, threads, quantized, kept)
     per, per_value = 8 if half else 4, 8 if half_values else 4  # elements of a vector
-    key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_v)
+    key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_k if latent else d_v)
+    row_words = key_words // CHUNK
     at_once, apart, columns, pitch = tile.at_once, tile.warps_apart, tile.columns, tile.pitch
     width, keys_at, slice_size = at_once * CHUNK, DIMENSIONS * pairs, tile.slice
     weights_at, tops_at, groups_at = tile.weights, tile.factors, tile.groups
@@ -191,6 +202,8 @@ def attend_tiles(
     of_chunk = DIMENSIONS * CHUNK // per
     key_rounds = at_once * of_chunk // threads
     n_key, slice_words = 4 * key_rounds, of_chunk * 4
+    if latent:
+        slice_words = DIMENSIONS * row_words // d_k
     n_slices, n_key_scales = d_k // DIMENSIONS, 1
     fetch_keys, score, place_query, queries_at = None, None, None, tile.queries
     scales_at = queries_at + pairs * d_k // 4
@@ -204,6 +217,8 @@ def attend_tiles(
     value_rounds = -(-n_vectors // threads)
     n_value, n_value_scales, value_slice_words = 4 * value_rounds, 1, 4 * n_vectors
     value_slices = CHUNK // tile.positions
+    if latent:
+        value_slice_words = tile.positions * row_words
 
     n_scores, n_sums, n_elements = 8 * own, own if quantized else 4 * own, 8 * columns
     runs, value_runs = DIMENSIONS // UNROLLED, tile.positions // UNROLLED
@@ -233,6 +248,16 @@ def attend_tiles(
     put_key, put_value = make_put(half), make_put(half_values)
 
     @device
+    def put_row(to, at, words, k):  # type: ignore[no-untyped-def]
+        """Store a vector of elements of one position, one above the other."""
+        for e in range(4):
+            if half:
+                to[I(at + 2 * e * width)] = low_half(words[k + e])
+                to[I(at + (2 * e + 1) * width)] = high_half(words[k + e])
+            else:
+                to[I(at + e * width)] = bits_float(I(words[k + e]))
+
+    @device
     def fetch_scores(q, keys, starts, step, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
         """Start loading slice ``step`` of queries and of keys into registers."""
         q = advance(q, I(step * DIMENSIONS))
@@ -258,6 +283,10 @@ def attend_tiles(
             i = I(thread + k * threads)
             lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
             starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
+            if latent:
+                # A vector is a part of a row; neighbouring threads have neighbouring rows.
+                v = I(i % of_chunk)
+                starts[k] = np.int64(lies) * key_words + I(I(v % CHUNK) * row_words + 4 * I(v // CHUNK))
         fetch_scores(q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
 
     @device
@@ -277,6 +306,9 @@ def attend_tiles(
         for k in range(key_rounds):
             i = I(thread + k * threads)
             c, v = I(i // of_chunk), I(i % of_chunk)
+            if latent:
+                put_row(to, I(I(keys_at + I(v // CHUNK) * (per * width)) + I(c * CHUNK + I(v % CHUNK))), key, 4 * k)
+                continue
             dimension, column = I(v // (CHUNK // per)), I(v % (CHUNK // per) * per)
             put_key(to, I(keys_at + I(dimension * width) + I(c * CHUNK + column)), key, 4 * k)
 
@@ -287,7 +319,9 @@ def attend_tiles(
         for k in range(value_rounds):
             i = I(thread + k * threads)
             if n_vectors % threads == 0 or i < n_vectors:
-                vector = load4(values, I(4 * i))
+                vector = load4(
+                    values, I(I(i // of_position) * row_words + 4 * I(i % of_position)) if latent else I(4 * i)
+                )
                 for e in range(4):
                     value[4 * k + e] = vector[e]
 

@@ -153,7 +153,7 @@ def make_route(
     biases: those of the logits and of the selection, the table of experts and the row's token, as pointers.
     """
     n_own = -(-n_expert // 32)
-    gating, biased, selected, normalized, least, times, n_group, n_group_used, tabled = routing
+    gating, biased, selected, normalized, least, times, n_group, n_group_used, tabled, group_best = routing
     floor, factor, rescaled = f32(least), f32(times), times != 1.0
     chosen_only, softmax, by_probability = gating == "chosen", gating == "softmax", selected or n_group > 1
     group_size = n_expert // n_group
@@ -198,7 +198,7 @@ def make_route(
             top = lanes_max(best)
             first = I(-lanes_max(I(-place) if best == top else I(LOWEST)))
             value = value_of_order(top)
-            if group_size > 1:
+            if group_size > 1 and group_best > 1:
                 value = value + value_of_order(lanes_max(second if place == first and best == top else best))
             if lane == g:
                 own = order_key(value)

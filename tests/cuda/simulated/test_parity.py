@@ -21,6 +21,7 @@ from engine import parity
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
 from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.latents import LatentShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
@@ -40,6 +41,17 @@ SHAPES = {
         tied=False,
         window=1,
         experts=ExpertsConfig(3, 2, 32),
+    ),
+    "deepseek2": LatentShape(
+        *("deepseek2", 2, 64, 2, 1, 40, 64, 289, 64, 1e4, 1e-6),
+        tied=False,
+        n_rot=8,
+        experts=ExpertsConfig(3, 2, 32),
+        n_mtp=1,
+        rank=32,
+        n_nope=32,
+        d_v=32,
+        q_rank=32,
     ),
     "qwen35moe": Shape(
         *("qwen35moe", 2, 64, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
@@ -100,6 +112,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("qwen3", "Q8_0", "q8_0", [2]),
             ("qwen2", "Q4_1", "f32", [1]),
             ("qwen35moe", "Q8_0", "f16", [1, 2]),
+            ("deepseek2", "Q8_0", "f16", [1, 2]),
             ("qwen3", "Q8_0", "i8", [2]),
             ("qwen3", "Q8_0", "i12", [2]),
             ("llama", "Q4_K_M", "f16", [2]),
@@ -107,7 +120,7 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
         ],
-        4,
+        5,
     ),
 )
 def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str, counts: list[int]) -> None:
@@ -115,14 +128,21 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = {"qwen35moe": "experts", "gpt-oss": "experts"}.get(architecture, "activate")
-    assert {"embed", "rms_norm", "matmul", "attention", gate} <= operations
+    gate = {"qwen35moe": "experts", "gpt-oss": "experts", "deepseek2": "experts"}.get(architecture, "activate")
+    attention = "latent_attention" if architecture == "deepseek2" else "attention"
+    assert {"embed", "rms_norm", "matmul", attention, gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
     if architecture == "qwen35moe":
         assert {"delta_net", "gated_norm", "mtp_input", "keep_rows", "remember", "plain"} <= operations
         kept = {f"kept {what}" for what in ("state", "keys", "deltas", "decays", "inputs", "row")}
         assert {*kept, "stored key"} <= {check.what for _, check in noted}
+        return
+    if architecture == "deepseek2":
+        found = {check.what for site, check in noted if "latent" in site.operation}
+        assert {"stored row", "rotated query", "query times k_b", *CHUNK_PARTS, "result"} == found
+        assert {"remember_latent", "mtp_input"} <= operations
+        assert {"latent_rope", "matmul_heads", "attend_latents"} <= kernels
         return
     if architecture == "gpt-oss":
         # A product of a float format does not add the bias itself.

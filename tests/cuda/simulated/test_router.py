@@ -41,7 +41,7 @@ FLOOR = 2.0**-14
         # Groups of one and of two experts.
         (31, 3, Routing("sigmoid", n_group=31, n_group_used=5, floor=FLOOR)),
         (20, 3, Routing("sigmoid", False, True, False, n_group=10, n_group_used=2)),
-        (160, 6, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3)),
+        (160, 6, Routing("softmax", normalized=False, weight_scale=16.0, n_group=8, n_group_used=3, group_best=1)),
         (70, 6, Routing("softmax", normalized=False, tabled=True, biased=True)),
     ],
 )
@@ -57,7 +57,7 @@ def test_laws(n_expert: int, n_used: int, law: Routing) -> None:
     other_ids, other_weights = np.empty_like(ids), np.empty_like(weights)
     gating, numbers = GATINGS.index(law.gating), (law.normalized, F(law.floor), F(law.weight_scale))
     biases = router_bias[: n_expert * law.biased], selection_bias[: n_expert * law.selected]
-    groups, given = (law.n_group, law.n_group_used), (table if law.tabled else table[:0], tokens)
+    groups, given = (law.n_group, law.n_group_used, law.group_best), (table if law.tabled else table[:0], tokens)
     route_by(logits, n_expert, gating, *biases, *numbers, *groups, *given, other_ids, other_weights, 0, rows)
     arguments = [logits, stride, router_bias, selection_bias, table, tokens, scales, ids, weights]
     run(router.route(n_expert, n_used, scales is not None, law), rows, 32, arguments)

@@ -1,0 +1,102 @@
+"""The operations of latent attention on the CPU.
+
+Shapes and times are described in ``engine/cpu/operations.py``.
+"""
+
+import functools
+
+import numpy as np
+
+from engine.arrays import Pass
+from engine.cache.latent import LatentCache
+from engine.cache.types import CHUNK, GROUP
+from engine.cpu import latent_attention, rope
+from engine.cpu.operations import Matrix, Pairs, PassOperations
+from engine.models.latent import Latent
+
+f32 = np.float32
+
+PART_BYTES = 64 << 20
+"""The most memory for the results of groups of chunks, unless those of a single row take more."""
+
+
+@functools.cache
+def pairs_of_heads(rows: int, n_head: int) -> Pairs:
+    """Every head of every row, by head: head h is the expert of pair row * n_head + h."""
+    order = np.arange(rows * n_head, dtype=np.int32).reshape(rows, n_head).T.ravel()
+    heads = np.arange(n_head + 1, dtype=np.int32)
+    return Pairs(np.ascontiguousarray(order), heads[:-1].copy(), heads * np.int32(rows), heads[-1:].copy())
+
+
+class LatentOperations(PassOperations):
+    """Attention over latents, with the products of its heads."""
+
+    def latent_attention(
+        self,
+        latent: Latent[np.ndarray, Matrix],
+        q: np.ndarray,
+        q_rope: np.ndarray,
+        c: np.ndarray,
+        k_rope: np.ndarray,
+        cache: LatentCache[np.ndarray],
+        batch: Pass[np.ndarray],
+    ) -> np.ndarray:
+        """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
+        n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
+        self.remember_latent(latent, c, k_rope, cache, batch)
+        rows, n_head = batch.rows, latent.n_head
+        queries = self.latent_queries(latent, q, q_rope, batch)
+        self._tell("query", queries[0])
+        self._tell("rotated query", queries[1])
+        o = self._attend_latents(*queries, cache, batch.positions, latent.scale)
+        pairs = pairs_of_heads(rows, n_head)
+        (out,) = self._expert_products(o.reshape(rows * n_head, -1), pairs, latent.v_b)
+        return out.reshape(rows, -1)
+
+    def remember_latent(
+        self,
+        latent: Latent[np.ndarray, Matrix],
+        c: np.ndarray,
+        k_rope: np.ndarray,
+        cache: LatentCache[np.ndarray],
+        batch: Pass[np.ndarray],
+    ) -> None:
+        """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
+        k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
+        given = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1), batch.positions, cache.rows
+        self.do(latent_attention.append_rows, *given, items=batch.rows, ns=1.0 * cache.width)
+
+    def latent_queries(
+        self, latent: Latent[np.ndarray, Matrix], q: np.ndarray, q_rope: np.ndarray, batch: Pass[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Both parts of the queries as they are multiplied by what is stored: float32 [rows, n_head, rank] and [rows, n_head,
+        n_rope]."""
+        rows, n_head = batch.rows, latent.n_head
+        pairs = pairs_of_heads(rows, n_head)
+        (product,) = self._expert_products(q.reshape(rows * n_head, -1), pairs, latent.k_b)
+        parts = [product.reshape(rows, n_head, -1)]
+        parts.append(self._rotate(q_rope.reshape(rows, n_head, -1), batch.positions, latent.table, False, False))
+        if latent.query_scales is not None:
+            for i, part in enumerate(parts):
+                parts[i] = self.empty(part.shape)
+                given = part, batch.positions, latent.query_scales, parts[i]
+                self.do(rope.scale_by_position, *given, items=rows * n_head, ns=0.1 * part.shape[2], joined=i > 0)
+        return parts[0], parts[1]
+
+    def _attend_latents(
+        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], positions: np.ndarray, scale: float
+    ) -> np.ndarray:
+        """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
+        rows, n_head, rank = q.shape
+        groups, out = -(-cache.chunks // GROUP), self.empty(q.shape)
+        at_once = max(1, min(rows, PART_BYTES // (4 * groups * n_head * (rank + 2))))
+        for first in range(0, rows, at_once):
+            part = slice(first, min(first + at_once, rows))
+            count, here = part.stop - first, positions[part]
+            tops, sums = self.empty((count, groups, n_head, 2)), self.empty((count, groups, n_head, rank))
+            given = q[part], r[part], cache.rows, here, f32(scale), tops, sums
+            ns = n_head * GROUP * CHUNK * (cache.width + rank) / 32.0
+            self.do(latent_attention.attend_groups(), *given, items=count * groups, ns=ns)
+            ended = tops, sums, here, out[part]
+            self.do(latent_attention.join_parts(), *ended, items=count * n_head, ns=1.0 * rank)
+        return out

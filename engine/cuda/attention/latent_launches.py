@@ -1,0 +1,103 @@
+"""The launches of latent attention: products of the queries, rotation and storing, chunks, products of the results."""
+
+from engine.cache.latent import LatentCache
+from engine.cuda import latent as rows_of_positions
+from engine.cuda.attention import attend as attention
+from engine.cuda.attention import latent as chunks_of_latents
+from engine.cuda.attention import tiled
+from engine.cuda.products.heads import HeadProducts
+from engine.cuda.runtime.recorder import Recorder
+from engine.cuda.runtime.tensor import DeviceWeight, Tensor
+from engine.cuda.runtime.values import Attended
+from engine.limits import STEP_ROWS
+from engine.models.latent import Latent
+
+
+def rotate(
+    recorder: Recorder,
+    latent: Latent[Tensor, DeviceWeight],
+    queries: tuple[Tensor, Tensor] | None,
+    c: Tensor,
+    k_rope: Tensor,
+    cache: LatentCache[Tensor],
+    positions: Tensor,
+) -> Tensor | None:
+    """Record the rotation of the second part of the queries, if there are any, and the storing of the rows.  Returns both
+    parts of the queries, float32 [rows, n_head, width], times the factors of their positions."""
+    rows, scaled = positions.size, queries is not None and latent.query_scales is not None
+    n_head = latent.n_head if queries is not None else 0
+    out = recorder.empty((rows, n_head, cache.width)) if n_head else None
+    half = cache.k_type.bits == 16
+    kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= STEP_ROWS)
+    q, r = queries or (0, 0)
+    arguments = (
+        *(q, r, c, k_rope, positions, latent.table, latent.norm, latent.query_scales or 0),
+        *(latent.eps, n_head, cache.chunks, out or 0, cache.rows),
+    )
+    written = {"query": out} if out is not None else {}
+    recorder.launch(kernel, (n_head + 1, rows), rows_of_positions.BLOCK, arguments, **written)
+    return out
+
+
+def attend(
+    recorder: Recorder,
+    latent: Latent[Tensor, DeviceWeight],
+    query: Tensor,
+    cache: LatentCache[Tensor],
+    positions: Tensor,
+) -> Attended:
+    """Record attention of queries over the cache up to ``positions``, of at most as many rows as a step has.  The chunks of
+    the result [rows, n_head * rank] are joined when it is used."""
+    rows, slots, device = positions.size, cache.chunks, recorder.device
+    sizes = rows, latent.n_head, latent.rank, latent.n_rope, cache.k_type.bits == 16, slots
+    shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True)
+    mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, slots))
+    given = (query, cache.rows, positions, mass, values, rows, cache.chunks, slots, latent.scale)
+    recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, given, mass=mass, values=values)
+    return Attended(mass, values, positions, None, None, shape, slots, 0, latent.n_head * latent.rank)
+
+
+def attend_wide(
+    recorder: Recorder,
+    latent: Latent[Tensor, DeviceWeight],
+    query: Tensor,
+    cache: LatentCache[Tensor],
+    positions: Tensor,
+) -> Tensor:
+    """Record attention of more rows than a step has: float32 [rows, n_head * rank]."""
+    rows, n_head, kind, device = positions.size, latent.n_head, cache.k_type.name, recorder.device
+    out, width, rank = recorder.empty((rows, n_head * latent.rank)), cache.width, latent.rank
+    shared = device.shared_memory
+    if tiled.takes_latents(width, rank) and tiled.fills(
+        rows, n_head, 1, width, rank, kind, device.multiprocessors, shared
+    ):
+        sizes = rows, n_head, 1, width, rank, kind, kind
+        kernel, grid, block = tiled.geometry(*sizes, False, shared, latent=True)
+        places = query, 0, cache.rows, cache.rows, positions, 0, 0, out
+        recorder.launch(kernel, grid, block, (*places, rows, cache.chunks, 0, latent.scale), result=out)
+        return out
+    # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
+    for start in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
+        part = slice(start, start + STEP_ROWS)
+        attend(recorder, latent, query[part], cache, positions[part]).write(recorder, out[part])
+    return out
+
+
+def latent_attention(
+    recorder: Recorder,
+    latent: Latent[Tensor, DeviceWeight],
+    q: Tensor,
+    q_rope: Tensor,
+    c: Tensor,
+    k_rope: Tensor,
+    cache: LatentCache[Tensor],
+    positions: Tensor,
+) -> Tensor:
+    """Record latent attention and the products of its heads: float32 [rows, n_head * d_v]."""
+    rows = positions.size
+    products = HeadProducts(recorder, rows, latent.n_head)
+    query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, positions)
+    assert query is not None
+    over = attend if rows <= STEP_ROWS else attend_wide
+    attended = over(recorder, latent, query, cache, positions)
+    return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

@@ -1,0 +1,76 @@
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash and their relatives: latent attention, a mixture with a shared
+network.
+
+Layer (llama.cpp, ``src/models/deepseek2.cpp``)::
+
+    a = rms_norm(x, attn_norm);  c, k' = a Wkv_a;  q, q' = a Wq, or rms_norm(a Wq_a) Wq_b
+    x = x + latent_attention(q, rope(q'), rms_norm(c), rope(k')) Wo        rotation of pairs (2i, 2i + 1)
+    x = x + network(b),  b = rms_norm(x, ffn_norm)
+
+The first layers have a SwiGLU network.  In the others, experts are chosen by p + exp_probs_b, p = softmax or sigmoid of
+b Wrouter, weighted by p (normalized over the chosen ones where the file says so) times expert_weights_scale; the shared
+network is added to them.
+
+With YaRN by a factor f, scores are multiplied by m^2 / sqrt(n_nope + n_rope), m = 1 + 0.1 M ln f, and rotations by nothing: M
+is both of DeepSeek's multipliers of the logarithm, and ``rope.scaling.yarn_log_multiplier`` holds 0.1 M.
+
+Experts may be chosen from the best groups only.  DeepSeek-V3 (sigmoid) adds the two best scores of a group, DeepSeek-V2
+(softmax) takes the best one, and no key of a file says which: the gating does.  llama.cpp adds two in both.
+"""
+
+import math
+from dataclasses import replace
+
+from engine.models.architecture import Architecture
+from engine.models.config import LatentConfig, LayerConfig, ModelConfig
+from engine.models.metadata import MAX_CONTEXT, MAX_LAYERS, Metadata
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file."""
+    latent, dense = _latent(m), m.n_layer
+    experts = None
+    if m.mixture:
+        dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
+        # Files of GLM-4.7-Flash do not always name their gating.
+        sigmoid = m.n_layer in (47, 48) and m.n_vocab == 154880
+        experts = m.experts("sigmoid" if sigmoid else "softmax", normalized=False, shared_gated=False)
+        experts = m.with_shared(replace(experts, group_best=1 if experts.gating == "softmax" else 2))
+
+    def layer(il: int) -> LayerConfig:
+        return LayerConfig(latent, m.dense(il) if experts is None or il < dense else experts)
+
+    return m.model(layer)
+
+
+def _latent(m: Metadata) -> LatentConfig:
+    n_head = m.counts("attention.head_count")[0]
+    rank = m.width("attention.kv_lora_rank", 0)
+    n_rope = m.rotated("rope.dimension_count", 0, m.width("attention.key_length", 0))
+    # Where heads have keys of their own in the file, key_length is that of a head.
+    name = "attention.key_length_mla" if m.has("attention.key_length_mla") else "attention.key_length"
+    n_q = m.width(name, 0)
+    if n_rope >= n_q:
+        m.refuse(name, f"is {n_q}, of which {n_rope} are rotated, so nothing is left")
+    d_v = m.width("attention.value_length_mla", m.width("attention.value_length", 0))
+    rope, m_scale = m.rope(n_q, neox=False), 1.0
+    log_multiplier = m.number("rope.scaling.yarn_log_multiplier", 0.0, 0.0, 1e3)
+    if rope.yarn_ctx and log_multiplier:
+        m_scale = 1.0 - log_multiplier * math.log(rope.scale)
+        rope = replace(rope, magnitude=m.number("rope.scaling.attn_factor", 1.0, 0.0, 1e3))
+    s = m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
+    temperature = (s, m.integer("attention.temperature_length", None, 1, MAX_CONTEXT)) if s else None
+    q_rank = m.integer("attention.q_lora_rank", 0, 0)
+    scale = m_scale * m_scale / math.sqrt(n_q)
+    return LatentConfig(n_head, n_q - n_rope, n_rope, rank, d_v, scale, rope, q_rank, temperature)
+
+
+ARCHITECTURES = (
+    Architecture(
+        "deepseek2",
+        "DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash",
+        read,
+        "transformers DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Glm4MoeLiteForCausalLM",
+        "MTP",
+    ),
+)

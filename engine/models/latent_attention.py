@@ -1,0 +1,122 @@
+"""Latent attention of one layer (multi-head latent attention, DeepSeek-V2, 2024): its weights and its operations.
+
+c, k' = a Wkv_a;  q, q' = a Wq, or rms_norm(a Wq_a) Wq_b, of each head;  a position is stored as [rms_norm(c), rope(k')];
+o = attention of queries [Wk_b q, rope(q')] over what is stored, Wv_b o of each head (``Operations.latent_attention``);  the
+layer adds o Wo to the residual stream.
+
+This is the *absorbed* form: Wk_b is applied to the query of a head instead of to all latents, q . (Wk_b^T c) = (Wk_b q) . c,
+and Wv_b to a weighted sum of latents instead of to each.  Prompts have the same form as steps, and so the same bits.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from gguf.quants import dequantize
+
+from engine.arrays import Array, Matrix, Pass, Value
+from engine.errors import ModelError
+from engine.models.config import LatentConfig
+from engine.models.latent import Latent
+from engine.models.linear import Linear, products
+from engine.models.loader import Loader
+from engine.models.weights import Weight, join_rows
+from engine.ops import Ops
+
+
+@dataclass
+class LatentAttention:
+    """Weights of latent attention.
+
+    q_a: the layer of a latent of the queries, and q_norm its norm, float32 [q_rank]; or None.
+    queries: the layers of both parts of all queries; keys: those of c and k'; output: the layer after attention.
+    """
+
+    q_a: Linear | None
+    q_norm: Array | None
+    queries: list[Linear]
+    keys: list[Linear]
+    output: Linear
+    latent: Latent[Array, Matrix]
+
+    def mix(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> Value:
+        """The result of attention for the normalized rows a [rows, n_embd], before the output layer: float32 [rows, n_head *
+        d_v].  What later rows need of them is stored in ``memory``."""
+        if self.q_a is None:
+            q, q_rope, c, k_rope = products(ops, a, [*self.queries, *self.keys])
+        else:
+            assert self.q_norm is not None
+            latent, c, k_rope = products(ops, a, [self.q_a, *self.keys])
+            q, q_rope = products(ops, ops.rms_norm(latent, self.q_norm, self.latent.eps), self.queries)
+        return ops.latent_attention(self.latent, q, q_rope, c, k_rope, memory, batch)
+
+    def remember(self, ops: Ops, a: Value, memory: Any, batch: Pass[Array]) -> None:
+        """Store what later rows need of the normalized rows a [rows, n_embd] in ``memory``."""
+        c, k_rope = products(ops, a, self.keys)
+        ops.remember_latent(self.latent, c, k_rope, memory, batch)
+
+
+def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> LatentAttention:
+    """Load the tensors ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
+    ``attn_kv_a_norm``, ``attn_k_b`` and ``attn_v_b``, or ``attn_kv_b``; and ``attn_output``."""
+    c, n_embd = config, loader.config.n_embd
+    n_q = c.n_nope + c.n_rope
+    # The rows of both parts of the queries, which a file has head by head.
+    rows = np.arange(c.n_head * n_q).reshape(c.n_head, n_q)
+    parts = [rows[:, : c.n_nope].ravel(), rows[:, c.n_nope :].ravel()]
+    q_a = q_norm = None
+    if c.q_rank:
+        q_a = loader.linear(blk + "attn_q_a", c.q_rank, n_embd)
+        q_norm = loader.vector(blk + "attn_q_a_norm.weight", c.q_rank)
+    name = blk + ("attn_q_b" if c.q_rank else "attn_q")
+    queries = _divided(loader, name, parts, c.q_rank or n_embd)
+    keys = _divided(loader, blk + "attn_kv_a_mqa", [np.arange(c.rank), np.arange(c.rank, c.width)], n_embd)
+    k_b, v_b = _per_head(loader, blk, c)
+    return LatentAttention(
+        q_a,
+        q_norm,
+        queries,
+        keys,
+        loader.linear(blk + "attn_output", n_embd, c.n_head * c.d_v),
+        Latent(
+            *(c.n_head, c.n_nope, c.n_rope, c.rank, c.d_v, c.scale, loader.config.norm_eps),
+            norm=loader.vector(blk + "attn_kv_a_norm.weight", c.rank),
+            k_b=loader.ops.weight(k_b),
+            v_b=loader.ops.weight(v_b),
+            table=loader.rotary(c.rope).table,
+            query_scales=loader.temperature(c.temperature),
+        ),
+    )
+
+
+def _divided(loader: Loader, name: str, parts: list[np.ndarray], columns: int) -> list[Linear]:
+    """The layer ``name`` as several: integers [n] of each say which of its rows it has."""
+    whole = loader.weight(name + ".weight", sum(map(len, parts)), columns)
+    bias = loader.array(name + ".bias", whole.rows) if loader.has(name + ".bias") else None
+    scale = loader.scalar(name + ".scale")
+    return [
+        Linear(loader.ops.weight(whole.reordered(rows)), None if bias is None else loader.ops.upload(bias[rows]), scale)
+        for rows in parts
+    ]
+
+
+def _per_head(loader: Loader, blk: str, c: LatentConfig) -> tuple[Weight, Weight]:
+    """The stacked matrices k_b and v_b.  Older files have both in one tensor: of each head the transpose of k_b, then v_b."""
+    for name in ("attn_k_b.scale", "attn_v_b.scale", "attn_kv_b.scale"):
+        if loader.has(blk + name):
+            raise ModelError(f"{loader.gguf.path}: the scale {blk}{name} is not supported; use a file without it.")
+    if not loader.has(old := blk + "attn_kv_b.weight"):
+        k_b = loader.weight(blk + "attn_k_b.weight", c.rank, c.n_nope, c.n_head)
+        return k_b, loader.weight(blk + "attn_v_b.weight", c.d_v, c.rank, c.n_head)
+    pitch = c.n_nope + c.d_v
+    whole = loader.weight(old, c.n_head * pitch, c.rank)
+    # The blocks of a format run along rows, so columns can only be taken from a matrix of floats.
+    try:
+        floats = dequantize(whole.runs(0, c.n_nope, pitch).part(0, c.n_head * c.n_nope), whole.format.type)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"{loader.gguf.path}: tensor {old} is {whole.format.name}, of which columns cannot be taken; "
+            "convert the model again, into attn_k_b and attn_v_b."
+        ) from error
+    turned = floats.reshape(c.n_head, c.n_nope, c.rank).swapaxes(1, 2).reshape(c.n_head * c.rank, c.n_nope)
+    return replace(join_rows(old, turned), stack=c.n_head), whole.runs(c.n_nope, c.d_v, pitch)

@@ -1,0 +1,120 @@
+"""Models with latent attention: what they store, which caches and files they take, conversations that are taken up again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.cache.latent import LatentCache
+from engine.errors import GGUFError, ModelError, UsageError
+from engine.gguf.file import read_gguf
+from engine.models.config import ExpertsConfig, LatentConfig, ModelConfig
+from engine.models.registry import read_config
+from tests.families import Tensors, rewritten, write_quantized
+from tests.oracle.families.deepseek2 import CASES
+from tests.oracle.models import write_gguf
+
+MODELS = {case.name: case for case in CASES}
+LITE = MODELS["deepseek2"]
+
+
+@pytest.fixture(scope="module")
+def lite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_quantized(LITE, tmp_path_factory.mktemp("latent") / "m.gguf")
+
+
+def test_one_row_per_position(lite: Path) -> None:
+    """A latent and the rotated part of its key, once for all heads."""
+    llm = engine.load(lite, n_ctx=100, device="cpu", n_threads=1)
+    layers: list[Any] = llm.cache.layers
+    assert len(layers) == 3 and all(isinstance(layer, LatentCache) for layer in layers)
+    assert layers[0].rows.shape == (2, 64, 64 + 16) and layers[0].rows.dtype == np.uint16
+    assert llm.cache.n_bytes == sum(layer.rows.nbytes for layer in layers) == 3 * 128 * 80 * 2
+
+
+def test_what_the_configuration_says(tmp_path: Path) -> None:
+    """Of V3's flavour: YaRN by 8 with both multipliers 1."""
+
+    def read(name: str) -> ModelConfig:
+        return read_config(read_gguf(write_gguf(MODELS[name], tmp_path / f"{name}.gguf")))
+
+    v3, v2, glm = (read(name) for name in ("deepseek2-v3", "deepseek2-groups", "deepseek2-glm"))
+    mixer, network = v3.layers[-1].mixer, v3.layers[-1].network
+    assert isinstance(mixer, LatentConfig) and isinstance(network, ExpertsConfig)
+    m = 1 + 0.1 * np.log(8.0)
+    assert abs(mixer.scale * 48**0.5 - m * m) < 1e-6 and mixer.rope.magnitude == 1.0 and not mixer.rope.neox
+    assert (network.gating, network.n_group, network.n_group_used, network.group_best) == ("sigmoid", 4, 2, 2)
+    of_v2 = v2.layers[-1].network
+    assert isinstance(of_v2, ExpertsConfig) and (of_v2.gating, of_v2.group_best) == ("softmax", 1)
+    assert v3.mtp is None and glm.mtp is not None and isinstance(glm.mtp.mixer, LatentConfig)
+
+
+@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("i8", "i8"), ("f16", "f32"), ("f16", "q4_0")])
+def test_other_cache_types_are_refused(lite: Path, types: tuple[str, str]) -> None:
+    k, v = types
+    names = k if k == v else f"{k} and {v}"
+    with pytest.raises(
+        ModelError, match=f"cache type {names} is not supported for the latents of deepseek2.*use f16 or f32"
+    ):
+        engine.load(lite, n_ctx=64, device="cpu", cache_type_k=k, cache_type_v=v)
+
+
+def test_a_saved_conversation_continues_with_the_same_bits(lite: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(2).integers(0, 289, 90).tolist()
+    llm = engine.load(lite, n_ctx=128, device="cpu", n_threads=2)
+    llm.prefill(ids[:80])
+    llm.save_state(tmp_path / "state")
+    expected = llm.complete(ids, max_tokens=12, temperature=0.8, seed=3, ignore_eos=True).ids
+    again = engine.load(lite, n_ctx=128, device="cpu", n_threads=1)
+    assert again.load_state(tmp_path / "state") == ids[:80] and again.cache.length == 80
+    assert again.complete(ids, max_tokens=12, temperature=0.8, seed=3, ignore_eos=True).ids == expected
+    with pytest.raises(UsageError, match="f32"):
+        engine.load(lite, n_ctx=128, device="cpu", cache_type="f32").load_state(tmp_path / "state")
+
+
+def test_older_files_have_both_matrices_in_one(tmp_path: Path) -> None:
+    """A quantized attn_kv_b: its rows of values are used as they are, the others as floats."""
+    llm = engine.load(write_quantized(MODELS["deepseek2-joined"], tmp_path / "m.gguf"), n_ctx=128, device="cpu")
+    latent: Any = llm.model.layers[0].mixer.latent
+    assert latent.k_b.format.name == "F32" and latent.v_b.format.name == "Q8_0"
+    ids = np.random.default_rng(2).integers(0, 289, 70).astype(np.int32)
+    exact = engine.load(tmp_path / "m.f32", n_ctx=128, device="cpu").logits(ids.tolist())
+    found = llm.logits(ids.tolist())
+    assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.99
+
+
+def changed(path: Path, change: Any) -> Path:
+    return rewritten(write_gguf(LITE, path.with_suffix(".f32")), path, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: {k: v for k, v in t.items() if not k.endswith("attn_v_b.weight")},
+            "tensor blk.0.attn_v_b.weight is missing",
+        ),
+        (
+            lambda t: t | {"blk.1.attn_k_b.scale": np.ones(1, np.float32)},
+            "the scale blk.1.attn_k_b.scale is not supported",
+        ),
+        (lambda t: t | {"blk.0.attn_k_b.weight": t["blk.0.attn_k_b.weight"][:2]}, "attn_k_b.weight has shape"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    def tensors(t: Tensors) -> Tensors:
+        return change(t)
+
+    with pytest.raises(ModelError, match=message):
+        engine.load(changed(tmp_path / "m.gguf", tensors), n_ctx=64, device="cpu")
+
+
+def test_a_head_that_is_all_rotated_is_refused(tmp_path: Path) -> None:
+    case = replace(LITE, metadata=dict(LITE.metadata) | {"attention.key_length_mla": 16})
+    with pytest.raises(
+        GGUFError, match="key_length_mla at byte .*: is 16, of which 16 are rotated, so nothing is left"
+    ):
+        engine.load(write_gguf(case, tmp_path / "m.gguf"), n_ctx=64, device="cpu")
