@@ -57,7 +57,7 @@ SHARED_WORDS = 48 * 1024 // 4
 MOST_TASKS = 8
 """(row, head) pairs of a block."""
 FEW_SLOTS = 128
-"""The most chunks of a row that are joined and quantized in one kernel."""
+"""The most chunks of a single row that are joined and quantized in one kernel."""
 AMENDED = 8
 """New positions per step that a block writes into a chunk that it fetched before they existed."""
 
@@ -84,20 +84,24 @@ class Geometry:
     together: int = GROUP
 
     @property
-    def quantizes(self) -> bool:
-        """Whether ``combine_quantize`` joins the chunks: not where the elements of a warp would belong to two heads."""
-        return self.d_v % PART == 0
+    def join(self) -> Specialization | None:
+        """The kernel that joins the chunks of each group first, where a row may see many and ``combine`` would have few
+        blocks, because values are rotated in large ones."""
+        many = self.n_slots > FEW_SLOTS and self.rotated > PART
+        return join_chunks(self.d_v, self.early, self.together) if many else None
 
     @property
-    def join(self) -> Specialization | None:
-        """The kernel that joins the chunks of each group, where ``combine_quantize`` would read too many alone."""
-        return join_chunks(self.d_v, self.early, self.together) if self.n_slots > FEW_SLOTS else None
+    def quantizes(self) -> bool:
+        """Whether ``combine_quantize`` joins the chunks: not many chunks of a single row, which the many blocks of
+        ``combine`` read faster, and not where the elements of a warp would belong to two heads."""
+        rows = self.combine_grid[1]
+        return self.d_v % PART == 0 and (rows > 1 or self.n_slots <= FEW_SLOTS or self.join is not None)
 
     def quantized(self, unit: int) -> Specialization:
         """The kernel that joins chunks, or groups, and quantizes: grid (ceil(n_head * d_v / 256), rows), blocks of 256
         threads."""
-        ready = self.n_slots > FEW_SLOTS
-        return combine_quantize(unit, self.d_v, self.early, self.gated, self.rotated, self.sinks, self.together, ready)
+        kinds = self.early, self.gated, self.rotated, self.sinks, self.together
+        return combine_quantize(unit, self.d_v, *kinds, self.join is not None)
 
 
 def slots(capacity: int, window: int) -> int:

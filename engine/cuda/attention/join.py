@@ -4,8 +4,8 @@ Formula: that of ``engine/cuda/attention/combine.py`` within a group: M_i = max(
     M_i) + l_i exp(m_i - M_i), O likewise.
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_v]; slot 0 of a row is the first chunk
     that it sees, which may be any of its group; the results the same with the groups that the row sees in place of chunks.
-Who owns what: a block owns 32 chunks of a head of a row, counted from the beginning of the first group; each of its warps 32
-    of the head's elements.  No grid depends on a position.
+Who owns what: a block owns every eighth run of 32 chunks of a head of a row, counted from the beginning of the first group;
+    each of its warps 32 of the head's elements.  No grid depends on a position.
 Reduction order: that of the mirror (``engine/cpu/attention.py``): (((0 + chunk) + chunk) + ...) in rising order.  The maximum
     over earlier ones is exact in any order, so a lane computes the factors of a chunk.
 Bytes moved: 8 + 4 d_v per (row, head, chunk) in, as many per group out.
@@ -36,6 +36,8 @@ I = np.int32  # noqa: E741
 
 LANES = 32
 """Chunks that a warp processes at a time, one per lane."""
+RUNS = 8
+"""The most blocks of a head of a row."""
 AT_ONCE = 4
 """Chunks that are joined without a check of how many there are."""
 
@@ -190,7 +192,7 @@ def group_slots(slots: int, group: int = GROUP) -> int:
 
 def grid(slots: int, n_head: int, rows: int, group: int = GROUP) -> tuple[int, int, int]:
     """The grid of ``join_chunks``."""
-    return n_head, rows, -(-group_slots(slots, group) * group // LANES)
+    return n_head, rows, min(RUNS, -(-group_slots(slots, group) * group // LANES))
 
 
 @kernel(F32P, F32P, I32P, F32P, F32P, i32, i32, i32, threads=lambda d_v, *_: d_v)
@@ -225,29 +227,32 @@ def join_chunks(d_v: int, early: bool, group: int = GROUP) -> KernelCode:
         place = positions[cuda.blockIdx.y]
         first_chunk = I(first_visible(place, window) >> 6)
         # Chunks are counted from the beginning of a group, which the row may not see.
-        begin, before = I(first_chunk & last), I(cuda.blockIdx.z * LANES)
-        count = I((place >> 6) - first_chunk + 1 + begin - before)
+        hidden, before = I(first_chunk & last), I(cuda.blockIdx.z * LANES)
+        n = I((place >> 6) - first_chunk + 1 + hidden)
         if early:
             wait_for_inputs()
-        if count <= 0:
-            return
-        pairs = I(I(head * slots) + before - begin)
-        begin = I(begin - before)
-        weights, sums = advance(weights, np.int64(pairs) * 2), advance(sums, np.int64(pairs) * d_v + thread)
-        pair = load2(weights, 2 * min(max(lane, begin), I(count - 1)))
-        fetch(sums, begin, count, x)
-        factor, share, term = advance(factors, of_warp), advance(shares, of_warp), advance(terms, of_warp)
-        inside = lane >= begin and lane < count
-        m = bits_float(I(pair[0])) if inside else F(-np.inf)
-        top = find_factors(m, bits_float(I(pair[1])), inside, lane, factor, share, term)
-        cuda.syncwarp()
-        join(sums, count, I(0), factor, share, term, x, elements, totals)
-        to = np.int64(I(head * group_slots) + I(cuda.blockIdx.z * n_groups))
+        weights = advance(weights, np.int64(I(I(head * slots) - hidden)) * 2)
+        sums = advance(sums, np.int64(I(I(head * slots) - hidden)) * d_v + thread)
+        to = np.int64(I(head * group_slots))
         group_weights, group_sums = advance(group_weights, 2 * to), advance(group_sums, to * d_v + thread)
-        for g in range(n_groups):
-            if g * group < count:
-                group_sums[g * d_v] = elements[g]
-                if thread == g * group:
-                    group_weights[2 * g], group_weights[2 * g + 1] = top, totals[g]
+        factor, share, term = advance(factors, of_warp), advance(shares, of_warp), advance(terms, of_warp)
+        while before < n:
+            begin, count = I(hidden - before), I(n - before)
+            pair = load2(weights, I(2 * I(before + min(max(lane, begin), I(count - 1)))))
+            own = advance(sums, np.int64(before) * d_v)
+            fetch(own, begin, count, x)
+            inside = lane >= begin and lane < count
+            m = bits_float(I(pair[0])) if inside else F(-np.inf)
+            top = find_factors(m, bits_float(I(pair[1])), inside, lane, factor, share, term)
+            cuda.syncwarp()
+            join(own, count, I(0), factor, share, term, x, elements, totals)
+            first = I(before // group)
+            for g in range(n_groups):
+                if g * group < count:
+                    group_sums[np.int64(I(first + g)) * d_v] = elements[g]
+                    if thread == g * group:
+                        group_weights[I(2 * I(first + g))], group_weights[I(2 * I(first + g)) + 1] = top, totals[g]
+            cuda.syncwarp()
+            before = I(before + cuda.gridDim.z * LANES)
 
     return join_chunks

@@ -19,7 +19,7 @@ from engine.cpu import glu, integer_cache
 from engine.cpu.products.quantize import quantize_rows
 from engine.cuda import backend
 from engine.cuda.attention import attend as attention
-from engine.cuda.attention import combine, join
+from engine.cuda.attention import combine, integer_steps, join
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.products import quantize
 from engine.cuda.runtime.simulator import run
@@ -320,7 +320,8 @@ def test_chunks_joined_and_quantized(
     weights_of_groups, sums_of_groups = ((rows, n_head, n_groups, n) for n in (2, d_v))
     inner = np.full(weights_of_groups, np.nan, np.float32), np.full(sums_of_groups, np.nan, np.float32)
     arguments = [weights, sums, at, *inner, n_slots, n_groups, window]
-    run(join.join_chunks(d_v, True, group), join.grid(n_slots, n_head, rows, group), d_v, arguments, seed=1)
+    few_blocks = (*join.grid(n_slots, n_head, rows, group)[:2], 1 + rows % 2)
+    run(join.join_chunks(d_v, True, group), few_blocks, d_v, arguments, seed=1)
     in_two = [np.zeros_like(x) for x in (q, d, totals)]
     arguments = [*inner, at, gate, sinks, *in_two, columns, n_groups, window]
     kernel_of_groups = combine.combine_quantize(unit, d_v, True, gated, rotated, sunk, group, True)
@@ -341,14 +342,14 @@ def test_chunks_joined_and_quantized(
 
 
 def test_what_is_not_quantized_at_once() -> None:
-    """Heads for which the elements of a warp would belong to two, and many chunks."""
+    """Heads for which the elements of a warp would belong to two, and many chunks of a single row."""
     assert not attention.geometry(1, 2, 1, 80, 80, True, 8, 3, True).quantizes
-    for n_slots, in_two in ((128, False), (129, True)):
-        for plan in (
-            attention.geometry(2, 2, 1, 64, 64, True, n_slots, 3, True),
-            direct_attention.geometry(2, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True),
-        ):
-            assert plan.quantizes and (plan.join is not None) == in_two == plan.quantized(32).constants[-1]
+    for rows, n_slots, at_once in ((1, 128, True), (1, 129, False), (2, 129, True)):
+        assert attention.geometry(rows, 2, 1, 64, 64, True, n_slots, 3, True).quantizes == at_once
+        sizes = rows, 2, 1, 64, 64, "q8_0", "q8_0", n_slots, 3, True
+        assert direct_attention.geometry(*sizes).quantizes == at_once
+        plan = integer_steps.geometry(rows, 2, 1, 64, 64, "i8", n_slots, 3, 0, True)
+        assert plan.quantizes and (plan.join is not None) == (n_slots > 128) == plan.quantized(32).constants[-1]
 
 
 @pytest.mark.parametrize(
