@@ -19,7 +19,7 @@ from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
 from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes
-from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.config import ASSISTANT, CompressedConfig, ModelConfig
 from engine.models.registry import build, read_assistant, read_config, without_mtp
 from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
@@ -238,7 +238,16 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
 
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
-    """Raise ModelError if heads cannot be divided into the blocks of a type."""
+    """Raise ModelError if heads cannot be divided into the blocks of a type, or if a layer cannot have keys of a type."""
+    if any(isinstance(layer.mixer, CompressedConfig) for layer in config.all_layers):
+        if types.k.quantized or types.v.quantized:
+            own = types.k if types.k.quantized else types.v
+            raise ModelError(f"{gguf.path}: {config.architecture} has no cache of type {own.name}; use f16 or f32.")
+        if types.k != types.v:
+            raise ModelError(
+                f"{gguf.path}: keys of {config.architecture} are also its values, so they cannot be {types.k.name} and "
+                f"{types.v.name}; use one type for both."
+            )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
         if kind.quantized and not all(map(kind.block, widths)):

@@ -47,7 +47,7 @@ def write_quantized(case: Case | Family, path: Path, kind: str = "Q8_0") -> Path
         changed = {}
         for name, data in tensors.items():
             whole = data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight")
-            if whole and "ffn_gate_inp" not in name and "conv1d" not in name:
+            if whole and not any(part in name for part in ("ffn_gate_inp", "conv1d", "_ape")):
                 changed[f"{name} {kind}"] = gguf.quants.quantize(data, wanted)
             else:
                 changed[name] = data

@@ -33,6 +33,7 @@ from engine.cuda import (
 )
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import launches
+from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
@@ -66,7 +67,7 @@ FEW_ROWS = 128
 as many columns, whether they are used or not."""
 
 
-class Backend:
+class Backend(CompressedOperations):
     """Operations on one GPU."""
 
     name = "cuda"

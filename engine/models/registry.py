@@ -12,6 +12,7 @@ from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.families import (
     apertus,
     arcee,
+    deepseek4,
     ernie4_5,
     exaone4,
     gemma3,
@@ -56,6 +57,7 @@ FAMILIES = (
     gpt_oss,
     glm4moe,
     minimax_m2,
+    deepseek4,
 )
 """The modules of the families, in the order of the book's table."""
 

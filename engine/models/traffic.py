@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.cache.compressed import CompressedLayer
 from engine.cache.kv import KVCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.decode.timings import Timings
@@ -75,7 +76,24 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
             of_token = sum(float(np.prod(ring.shape[1:])) for ring in (layer.keys, layer.deltas, layer.decays))
             total += 4 * (states * float(np.prod(layer.states.shape[1:])) + tokens * of_token)
             continue
+        if isinstance(layer, CompressedLayer):
+            total += _compressed_bytes(layer, visible)
+            continue
         position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
         seen = np.minimum(visible, layer.window) if layer.window else visible
         total += position * float(seen.mean())
     return total
+
+
+def _compressed_bytes(layer: CompressedLayer[Any], visible: np.ndarray) -> float:
+    """The mean number of bytes that tokens which see ``visible`` positions read in a layer with compressed rows: latents,
+    rows, and keys of the indexer."""
+    size = layer.k_type.row_bytes(1)
+    total = size * layer.latents.shape[2] * float(np.minimum(visible, layer.window).mean())
+    if layer.compressed is None:
+        return total
+    rows = visible // layer.ratio
+    if layer.keys is not None:
+        total += size * layer.keys.rows.shape[1] * float(np.where(rows > layer.top_k, rows, 0).mean())
+        rows = np.minimum(rows, layer.top_k)
+    return total + size * layer.latents.shape[2] * float(rows.mean())

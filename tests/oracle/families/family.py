@@ -49,7 +49,7 @@ class Family:
     without the layer, into the weights that take its place; ``extra`` has tensors that the checkpoint lacks.
 
     ``spreads``: standard deviation and mean of weights by the end of their names; others have 1 / sqrt(inputs) and 0,
-    norms 0.3 and 1, biases 0.5 and 0.
+    norms 0.3 and 1, biases 0.5 and 0.  ``tables``: weights with these values instead.
 
     ``n_mtp`` layers behind the trunk draft tokens; their weights are named like those of layers in ``transformers``.
     """
@@ -66,6 +66,7 @@ class Family:
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     spreads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     n_mtp: int = 0
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def target(self) -> str:
@@ -79,7 +80,10 @@ class Family:
 
     def checkpoint(self) -> Weights:
         """Weights by their names in ``transformers``: float32."""
-        return {name: uniform(self.name, name, shape, *self._spread(name)) for name, shape in self.weights.items()}
+        drawn = {name: shape for name, shape in self.weights.items() if name not in self.tables}
+        return {name: uniform(self.name, name, shape, *self._spread(name)) for name, shape in drawn.items()} | dict(
+            self.tables
+        )
 
     def _spread(self, name: str) -> tuple[float, float]:
         for end, spread in self.spreads.items():
