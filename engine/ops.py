@@ -410,7 +410,8 @@ class Operations(Protocol[A, V, M]):
 
     def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Pass[A], eps: float) -> A:
         """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[(positions - 1) % length],
-        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n]."""
+        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n].  If h has s streams, hiddens
+        [length, s n], each of them is normalized and follows e in a row of its own: float32 [rows * s, 2 n]."""
 
     def activate(self, activation: Activation, gate: A | None, up: A) -> V:
         """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if

@@ -476,9 +476,9 @@ class PassOperations(CompressedOperations):
         eps: float,
     ) -> np.ndarray:
         """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]."""
+        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
         rows, n = e.shape
-        out = self.empty((rows, 2 * n))
+        out = self.empty((rows * (hiddens.shape[1] // n), 2 * n))
         given = e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out
         self.do(mtp.mtp_input, *given, items=rows, ns=0.6 * n)
         return out

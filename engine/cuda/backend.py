@@ -510,11 +510,13 @@ class Backend(CompressedOperations):
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
     ) -> Tensor:
         """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]."""
-        rows, n = e.shape
-        out = self.recorder.empty((rows, 2 * n))
-        arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, batch.positions, eps, n, out)
-        self.recorder.launch(mtp.mtp_input(), (2, rows), 256, arguments, result=out)
+        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
+        (rows, n), (length, width) = e.shape, hiddens.shape
+        streams = width // n
+        out = self.recorder.empty((rows * streams, 2 * n))
+        arguments = (e, e_norm, hiddens, length, h_norm, batch.positions, eps, n, out)
+        kernel = mtp.mtp_input(*((streams,) if streams > 1 else ()))
+        self.recorder.launch(kernel, (2, rows * streams), 256, arguments, result=out)
         return out
 
     def activate(self, activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor | Deferred:

@@ -13,7 +13,8 @@ import engine
 from engine.cache.compressed import CompressedShape
 from engine.cache.types import F16
 from engine.errors import GGUFError, ModelError
-from tests.families import Tensors, rewritten, write_quantized
+from engine.speculative.params import SpeculationParams
+from tests.families import Tensors, quantized, rewritten, write_quantized
 from tests.models.test_models import in_batches
 from tests.oracle.families.deepseek4 import CASES
 from tests.oracle.models import write_gguf
@@ -181,3 +182,74 @@ def test_the_type_of_a_small_tensor_does_not_matter(tmp_path: Path) -> None:
     assert any(t.tensor_type == gguf.GGMLQuantizationType.F16 for t in gguf.GGUFReader(one).tensors)
     rows = [engine.load(p, n_ctx=64, device="cpu", n_threads=1).logits([1, 2, 3, 4, 5, 6, 7, 8, 9]) for p in (one, two)]
     assert rows[0].tobytes() == rows[1].tobytes()
+
+
+# --- the layer that drafts -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: Any) -> dict[str, Path]:
+    """A model, and the files of its layer in Q8_0."""
+    folder, case = tmp_path_factory.mktemp("layers"), CASES[0]
+    files = {"model": write_quantized(case, folder / "model.gguf")}
+    for layout in ("llama.cpp", "ds4"):
+        plain = case.write_layer(folder / f"{layout}.f32", layout)
+        files[layout] = rewritten(plain, folder / f"{layout}.gguf", lambda t: quantized(t, "Q8_0"))
+    return files
+
+
+def test_both_layouts_are_the_same_layer(layers: dict[str, Path]) -> None:
+    """Also with the embedding and the output of the model, which only one of the two files has."""
+    given: dict[str, Any] = {"n_ctx": 128, "device": "cpu", "n_threads": 1}
+    found, costs = [], []
+    for layout in ("llama.cpp", "ds4"):
+        llm: Any = engine.load(layers["model"], draft_model=layers[layout], **given)
+        tokens = texts(llm, 60).tolist()
+        llm.prefill(tokens)
+        found.append([llm.model.mtp.forward(tokens[-1 - i], 60 + i).tobytes() for i in range(3)])
+        costs.append(llm.model.mtp.n_bytes)
+    assert found[0] == found[1] and costs[0] == costs[1]
+    assert costs[0] < layers["ds4"].stat().st_size
+
+
+@pytest.mark.parametrize("layout", few(["ds4", "llama.cpp"]))
+def test_drafts_of_another_file_do_not_show(layers: dict[str, Path], layout: str) -> None:
+    """Over the ends of blocks of 4 and of 128, with rejected drafts, greedy and drawn."""
+    llm = engine.load(layers["model"], draft_model=layers[layout], n_ctx=192, device="cpu", n_threads=1)
+    draft: Any = llm.draft
+    assert draft.name == "mtp"
+    for seed, offset in ((1, 0), (2, 1), (3, -1)):
+        prompt = texts(llm, 120).tolist()[seed:]
+        given: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8 * (seed % 2), "seed": seed, "ignore_eos": True}
+        expected = llm.complete(prompt, speculation=SpeculationParams(enabled=False), **given).ids
+        draft.script = np.full(192, -1, np.int32)
+        if offset >= 0:
+            own = [(token + offset) % llm.config.n_vocab for token in expected]
+            draft.script[len(prompt) : len(prompt) + 24] = own
+        found = llm.complete(prompt, speculation=SpeculationParams(draft_max=4), **given)
+        assert found.ids == expected and found.speculation is not None and found.speculation.drafted > 0
+
+
+def test_a_snapshot_has_what_the_layer_needs(layers: dict[str, Path]) -> None:
+    llm: Any = engine.load(layers["model"], draft_model=layers["ds4"], n_ctx=192, device="cpu", n_threads=1)
+    tokens = texts(llm, 180)
+    in_batches(llm, tokens[:100], [100])
+    snapshot, expected = llm.model.save(), llm.model.mtp.forward(7, 100).tobytes()
+    in_batches(llm, np.concatenate([tokens[:100], tokens[:80]]), [60, 60, 60])
+    llm.model.restore(snapshot)
+    assert llm.model.mtp.forward(7, 100).tobytes() == expected
+
+
+def test_layers_that_do_not_fit_are_refused(layers: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is a layer that only drafts for a deepseek4 model"):
+        engine.load(layers["llama.cpp"], device="cpu")
+    with pytest.raises(ModelError, match="drafts for deepseek4 models, and .* is qwen3"):
+        engine.load("pycoder", draft_model=layers["ds4"], device="cpu")
+    with pytest.raises(engine.errors.UsageError, match="is a layer of the model"):
+        engine.load(layers["model"], draft_model=layers["ds4"], device="cpu", device_draft="cpu")
+    with pytest.raises(ModelError, match="tensor mtp.0.e_proj.weight has shape"):
+        engine.load(write_gguf(CASES[1], tmp_path / "other.gguf"), draft_model=layers["ds4"], device="cpu")
+    whole = CASES[0].write_layer(tmp_path / "whole.gguf", "ds4")
+    cut = rewritten(whole, tmp_path / "cut.gguf", lambda t: {k: v for k, v in t.items() if "hnorm" not in k})
+    with pytest.raises(ModelError, match="mtp.0.hnorm.weight is missing"):
+        engine.load(layers["model"], draft_model=cut, device="cpu")

@@ -64,28 +64,37 @@ def read(m: Metadata) -> ModelConfig:
     )
     if streams.count != STREAMS:
         m.refuse("hyper_connection.count", f"is {streams.count}, and {STREAMS} streams are supported")
-    near, far = _ropes(m, d)
     ratios, limits = _ratios(m), _limits(m)
     n_hash = m.integer("hash_layer_count", 0, 0, m.n_layer)
-    experts = replace(m.with_shared(m.experts("sqrt_softplus")), shared_gated=False)
 
     def layer(il: int) -> LayerConfig:
-        ratio = ratios[il]
-        mixer = CompressedConfig(
-            n_head,
-            d,
-            1.0 / d**0.5,
-            far if ratio else near,
-            m.integer("attention.sliding_window", None, 1, MAX_CONTEXT),
-            m.integer("attention.q_lora_rank"),
-            n_group,
-            m.integer("attention.output_lora_rank"),
-            ratio,
-            _indexer(m, far) if ratio == CHOSEN else None,
-        )
-        return LayerConfig(mixer, replace(experts, activation=limits[il], tabled=il < n_hash))
+        return _layer(m, ratios[il], limits[il], il < n_hash)
 
     return m.model(layer, streams=streams)
+
+
+def drafting_layer(m: Metadata) -> LayerConfig:
+    """The layer that drafts for the model of a file, which is in another file: it sees the window, and has a router."""
+    return _layer(m, 0, _limits(m)[-1], False)
+
+
+def _layer(m: Metadata, ratio: int, activation: Activation, tabled: bool) -> LayerConfig:
+    d, n_head = m.width("attention.key_length", 0), m.counts("attention.head_count")[0]
+    near, far = _ropes(m, d)
+    mixer = CompressedConfig(
+        n_head,
+        d,
+        1.0 / d**0.5,
+        far if ratio else near,
+        m.integer("attention.sliding_window", None, 1, MAX_CONTEXT),
+        m.integer("attention.q_lora_rank"),
+        m.integer("attention.output_group_count", most=4096),
+        m.integer("attention.output_lora_rank"),
+        ratio,
+        _indexer(m, far) if ratio == CHOSEN else None,
+    )
+    experts = replace(m.with_shared(m.experts("sqrt_softplus")), shared_gated=False)
+    return LayerConfig(mixer, replace(experts, activation=activation, tabled=tabled))
 
 
 def _ropes(m: Metadata, d: int) -> tuple[RopeConfig, RopeConfig]:
@@ -207,5 +216,12 @@ class DeepSeek4(Model):
 
 
 ARCHITECTURES = (
-    Architecture("deepseek4", "DeepSeek V4 Flash", read, "transformers DeepseekV4ForCausalLM", model=DeepSeek4),
+    Architecture(
+        "deepseek4",
+        "DeepSeek V4 Flash",
+        read,
+        "transformers DeepseekV4ForCausalLM",
+        "a layer in another file",
+        DeepSeek4,
+    ),
 )

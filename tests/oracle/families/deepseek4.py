@@ -7,17 +7,24 @@ Layers with a ratio of 0 see only the window; those with 4 choose ``top_k`` of t
 shorter keys; others see all compressed rows.  A block of 4 is weighed together with the block before it.  llama.cpp knows
 ratios of 0, 4 and 128; ``transformers`` takes any, so "deepseek4-short" has more rows in a short text.
 
+The layer that drafts has a file of its own, in one of two layouts: with the names of a layer after the last one, as llama.cpp
+writes it, or with the names of ds4 (``write_layer``).  It is put together from the modules of ``transformers`` by
+``oracle/make.py``.
+
 ``transformers`` adds 1e-20 to the sum of the chosen probabilities, llama.cpp takes it to be 6.1e-5 at least; the sums here
 are larger.  YaRN's magnitude is 1.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 from tests.oracle.families.family import Family, Shapes, Weights
 from tests.oracle.families.parts import experts, network, norms
-from tests.oracle.shared import N_CTX, N_VOCAB, uniform
+from tests.oracle.shared import N_CTX, N_VOCAB, finish, uniform
 
 _NAMES = {
     "self_attn.q_a_proj": "attn_q_a",
@@ -60,6 +67,65 @@ _KINDS = {
     0: "sliding_attention",
     4: "compressed_sparse_attention",
 }
+
+
+_MTP_NAMES = {
+    "eh_proj": "nextn.eh_proj",
+    "enorm": "nextn.enorm",
+    "hnorm": "nextn.hnorm",
+    "shared_head.norm": "nextn.shared_head_norm",
+    "hc_head.hc_fn": "hc_head_fn",
+    "hc_head.hc_base": "hc_head_base",
+    "hc_head.hc_scale": "hc_head_scale",
+}
+
+
+@dataclass(frozen=True)
+class DeepSeek4(Family):
+    """A model whose layer that drafts, if it has one, is written to a file of its own."""
+
+    @property
+    def _last(self) -> str:
+        return f"blk.{self.config['num_hidden_layers']}."
+
+    def tensors(self) -> Weights:
+        """Those of the model, without the layer that drafts."""
+        return {name: weight for name, weight in super().tensors().items() if not name.startswith(self._last)}
+
+    def layer_tensors(self, layout: str) -> Weights:
+        """Those of the layer that drafts, in the layout of "llama.cpp" or "ds4"."""
+        every = super().tensors()
+        own = {name.removeprefix(self._last): w for name, w in every.items() if name.startswith(self._last)}
+        if layout == "ds4":
+            eh = own.pop("nextn.eh_proj.weight")
+            own["e_proj.weight"], own["h_proj.weight"] = np.split(eh, 2, axis=1)
+            norm = own.pop("nextn.shared_head_norm.weight")
+            return {"mtp.0." + name.removeprefix("nextn."): w for name, w in own.items()} | {"mtp.0.norm.weight": norm}
+        heads = {name: own.pop(name) for name in list(own) if name.startswith("hc_head_")}
+        lent = {name: every[name] for name in ("token_embd.weight", "output.weight", "output_norm.weight")}
+        return (
+            {self._last + name: w for name, w in own.items()}
+            | lent
+            | {f"output_{k}".replace("_head_", "_"): w for k, w in heads.items()}
+        )
+
+    def write_layer(self, path: Path, layout: str) -> Path:
+        """The file of the layer that drafts.  Only that of llama.cpp repeats the keys of the model."""
+        writer = gguf.GGUFWriter(path, self.architecture)
+        if layout == "ds4":
+            return finish(writer, self.layer_tensors(layout), path)
+        n = self.config["num_hidden_layers"] + 1
+        changed = {"block_count": n, "nextn_predict_layers": 1}
+        changed["attention.compress_ratios"] = [*self.metadata["attention.compress_ratios"], 0]
+        changed["swiglu_clamp_exp"] = [*self.metadata["swiglu_clamp_exp"], self.config["swiglu_limit"]]
+        self.write_metadata(writer, {**self.metadata, **changed})
+        return finish(writer, self.layer_tensors(layout), path)
+
+    def options(self, path: Path) -> dict[str, Any]:
+        """The file of the layer that drafts, in llama.cpp's layout."""
+        if not self.n_mtp:
+            return {}
+        return {"draft_model": self.write_layer(path.with_suffix(".mtp.gguf"), "llama.cpp")}
 
 
 def _convert(part: str, weight: np.ndarray) -> Weights:
@@ -127,7 +193,7 @@ def _table(name: str, label: str, n: int, used: int) -> np.ndarray:
     return np.argsort(uniform(name, label, (N_VOCAB, n), 1.0), axis=1)[:, :used].astype(np.float32)
 
 
-def _family(name: str, ratios: list[int], n_hash: int, config: dict[str, Any]) -> Family:
+def _family(name: str, ratios: list[int], n_hash: int, config: dict[str, Any], n_mtp: int = 0) -> DeepSeek4:
     large = max(ratios)
     kinds = [_KINDS.get(ratio, "heavily_compressed_attention") for ratio in ratios]
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": large}
@@ -148,6 +214,11 @@ def _family(name: str, ratios: list[int], n_hash: int, config: dict[str, Any]) -
     }
     for il, ratio in enumerate(ratios):
         weights |= {f"model.layers.{il}.{k}": shape for k, shape in _layer(full, ratio, il < n_hash).items()}
+    for il in range(len(ratios), len(ratios) + n_mtp):
+        parts = _layer(full, 0, False) | norms(full, "enorm", "hnorm", "shared_head.norm")
+        parts |= {"eh_proj.weight": (e, 2 * e), "hc_head.hc_fn": (hc, hc * e), "hc_head.hc_base": (hc,)}
+        parts |= {"hc_head.hc_scale": (1,)}
+        weights |= {f"model.layers.{il}.{k}": shape for k, shape in parts.items()}
     rope = full["rope_parameters"]
     metadata = {
         "block_count": len(ratios),
@@ -191,17 +262,18 @@ def _family(name: str, ratios: list[int], n_hash: int, config: dict[str, Any]) -
     }
     labels = [f"model.layers.{il}.mlp.gate.tid2eid" for il in range(n_hash)]
     tables = {label: _table(name, label, n, used) for label in labels}
-    return Family(
+    return DeepSeek4(
         name,
         "deepseek4",
         "DeepseekV4",
         full,
         weights,
         metadata,
-        names=_NAMES,
+        names=_NAMES | _MTP_NAMES,
         convert=_convert,
         spreads=_SPREADS,
         tables=tables,
+        n_mtp=n_mtp,
     )
 
 
@@ -245,6 +317,7 @@ CASES = [
             "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "routed_scaling_factor": 1.5,
             "swiglu_limit": 0.7, "rope_parameters": _rope(4.0, 128),
         },
+        n_mtp=1,
     ),
     # As V4-Pro: compressed layers from the first on, the large ratio so small that a text has many rows.
     _family(

@@ -122,11 +122,21 @@ class Family:
             return {part.replace("gate_up_proj", half): rows for half, rows in halves}
         return {part: weight}
 
+    def options(self, path: Path) -> dict[str, Any]:
+        """Arguments of ``engine.load`` besides the file: a layer that drafts may have a file of its own, which is written
+        beside ``path``."""
+        return {}
+
     def write_gguf(self, path: Path) -> Path:
         """The model as a GGUF file of float32 tensors, with a vocabulary of bytes."""
         writer = gguf.GGUFWriter(path, self.architecture)
         writer.add_name(f"Random {self.name}")
-        for key, value in self.metadata.items():
+        self.write_metadata(writer, self.metadata)
+        return finish(writer, self.tensors(), path)
+
+    def write_metadata(self, writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
+        """Write keys of the architecture."""
+        for key, value in metadata.items():
             whole = key if key.startswith("xielu.") else f"{self.architecture}.{key}"
             match value:
                 case bool():
@@ -139,4 +149,3 @@ class Family:
                     writer.add_string(whole, value)
                 case _:
                     writer.add_array(whole, value)
-        return finish(writer, self.tensors(), path)
