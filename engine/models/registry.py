@@ -91,8 +91,11 @@ def read_assistant(gguf: GGUF) -> ModelConfig:
 def is_mtp(gguf: GGUF) -> bool:
     """Whether a file has nothing but the layer that drafts for a deepseek4 model: that of llama.cpp, which is numbered after
     the layers of the model, or that of ds4, which has names of its own."""
-    deepseek4 = gguf.metadata.get("general.architecture") == "deepseek4"
-    return "mtp.0.e_proj.weight" in gguf.tensors or (deepseek4 and "blk.0.attn_norm.weight" not in gguf.tensors)
+    architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
+    if not isinstance(architecture, str) or architecture != "deepseek4":
+        return "mtp.0.e_proj.weight" in tensors
+    alone = "blk.0.attn_norm.weight" not in tensors and any(name.endswith(".nextn.eh_proj.weight") for name in tensors)
+    return alone or "mtp.0.e_proj.weight" in tensors
 
 
 def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
