@@ -85,6 +85,8 @@ class Backend(CompressedOperations):
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = Memory(self.device)
+        #: The groups of rows of products of groups, by their number.
+        self._groups: dict[int, Tensor] = {}
         self._steps: DeviceSteps | None = None
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
