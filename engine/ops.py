@@ -383,7 +383,7 @@ class Operations(Protocol[A, V, M]):
     ) -> A:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads, the
         lower one where sums are equal: q [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising
-        order, of which as many count as a row sees."""
+        order, -1 where a row sees fewer."""
 
     def attend_compressed(
         self,

@@ -110,8 +110,8 @@ class CompressedOperations(CacheOperations):
         batch: Pass[np.ndarray],
     ) -> np.ndarray:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
-        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, of which as many count as a
-        row sees."""
+        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
+        fewer."""
         rows, n_head = weights.shape
         chunks, d = keys.rows.shape[0], q.shape[1] // n_head
         scores, chosen = self.empty((rows, chunks * CHUNK)), self.empty((rows, top_k), np.int32)

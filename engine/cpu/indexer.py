@@ -3,8 +3,8 @@
 Formula: score_r = sum_h (w_h c) relu(q_h . k_r) for the rows r < n = (p + 1) // ratio that position p can see; the top_k rows
     with the largest scores are chosen, the lower row where scores are equal; all of them where there are no more.
 Shapes: q float32 [rows, n_head, d], rotated; w float32 [rows, n_head]; keys [chunks, d, 64], float32 or float16, given as
-    words uint32 [chunks, words]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], in rising order, of which the
-    first min(n, top_k) count.
+    words uint32 [chunks, words]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], in rising order, -1 after the
+    first min(n, top_k).
 Who owns what: an item of ``score`` is a row and one of ``PARTS`` parts of its chunks, of ``choose`` a row.
 Reduction order: q . k: one chain, fma from 0 in rising element; scores: fma(w_h * c, relu, score) from 0 in rising head.
     The choice compares integers that are ordered as the scores are, so any algorithm gives the same rows.
@@ -92,8 +92,8 @@ def choose(scores, positions, ratio, chosen, first, last):  # type: ignore[no-un
     for t in range(first, last):
         n = (positions[t] + 1) // ratio
         if n <= top_k:
-            for r in range(n):
-                chosen[t, r] = r
+            for r in range(top_k):
+                chosen[t, r] = r if r < n else -1
             continue
         least, equal = threshold(scores[t], n, top_k)
         count = 0

@@ -126,8 +126,8 @@ class CompressedOperations:
         batch: Pass[Tensor],
     ) -> Tensor:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
-        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, of which as many count as a
-        row sees."""
+        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
+        fewer."""
         (rows, n_head), chunks = weights.shape, keys.rows.shape[0]
         d, stride, parts = q.shape[1] // n_head, chunks * CHUNK, min(indexer.PARTS, chunks)
         scores, chosen = self.recorder.empty((rows, stride)), self.recorder.empty((rows, top_k), np.int32)

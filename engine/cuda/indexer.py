@@ -98,8 +98,8 @@ def choose() -> KernelCode:
         n = I(I(positions[t] + 1) // ratio)
         if n <= top_k:
             r = thread
-            while r < n:
-                out[r] = r
+            while r < top_k:
+                out[r] = r if r < n else I(-1)
                 r = I(r + THREADS)
             return
         # The key of the last chosen row, eight bits at a time from the highest; ``left`` of its rows are chosen.

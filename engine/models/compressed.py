@@ -76,12 +76,12 @@ class Compressed:
             ops.compress(self.rows.law, rest[0], rest[1], memory.compressed, batch, self.table)
         if self.indexer is not None and c.indexer is not None and memory.keys is not None:
             law = self.indexer.keys.law
-            ops.compress(law, rest[2], rest[3], memory.keys, batch, self.table, transposed=True)
+            ops.compress(law, rest[2], rest[3], memory.keys, batch, self.table, True)
             own, factor = c.indexer, 1.0 / (c.indexer.n_head * c.indexer.d) ** 0.5
             queries = ops.rotate_tail(others[0], own.n_head, batch, self.table)
             chosen = ops.choose_rows(queries, rest[4], factor, c.ratio, own.top_k, memory.keys, batch)
         o = ops.attend_compressed(q, memory, batch, c.scale, self.sinks, c.ratio, chosen)
-        o = ops.rotate_tail(o, c.n_head, batch, self.table, inverse=True)
+        o = ops.rotate_tail(o, c.n_head, batch, self.table, None, 0.0, True)
         (y,) = ops.matmul(ops.grouped_matmul(o, self.output_a, c.n_group), self.output_b)
         return y
 

@@ -39,7 +39,7 @@ class StreamsMTP(MTP):
     def __init__(self, model: Model, gguf: GGUF) -> None:
         c = model.config
         assert c.mtp is not None and c.streams is not None
-        self._model, self._gguf = model, gguf
+        self._model = model
         for rope in c.ropes:
             model.rotary(rope)  # the model fills the angles for all layers
         loader = Loader(c, gguf, model.ops, model.cache.n_ctx, model)
@@ -55,13 +55,14 @@ class StreamsMTP(MTP):
         self._layer = load_layer(loader, own, c.mtp)  # type: ignore[assignment]
         self._streams = load_hyper_connection(loader, head, last=True)
         self.embed_tokens, self.output = model.token_embd, model.output
-        self._own_head = own + "nextn.shared_head_head.weight"
-        if loader.has(self._own_head):
-            self.output = loader.matrix(self._own_head, c.n_vocab, c.n_embd)
+        own_head = own + "nextn.shared_head_head.weight"
+        if loader.has(own_head):
+            self.output = loader.matrix(own_head, c.n_vocab, c.n_embd)
         norms = [name for name in (norm, "output_norm.weight") if loader.has(name)]
         self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
         loader.check_complete()
+        self._n_bytes = _bytes_of_draft(model, gguf, own, own_head)
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
         length = hidden_ring(model.cache.max_rows, model.rewind).capacity
@@ -71,14 +72,7 @@ class StreamsMTP(MTP):
     @property
     def n_bytes(self) -> int:
         """Bytes of weights that one draft reads."""
-        model, own = self._model, self._gguf.tensors
-        read = [tensor for name, tensor in own.items() if name not in LENT and "embed_tokens" not in name]
-        if self._own_head not in own:
-            head = "output.weight" if "output.weight" in model.gguf.tensors else "token_embd.weight"
-            read.append(model.gguf.tensors[head])
-        blk = f"blk.{model.config.n_layer}."
-        named = (replace(tensor, name=tensor.name.replace("mtp.0.", blk)) for tensor in read)
-        return bytes_read(named, model.config)
+        return self._n_bytes
 
     def _joined(self, batch: Pass[Array]) -> Array:
         """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
@@ -96,6 +90,17 @@ class StreamsMTP(MTP):
         u = ops.collapse(y, self._streams.weights(ops, y))
         (logits,) = ops.matmul(ops.rms_norm(u, self.output_norm, c.norm_eps), self.output)
         return logits
+
+
+def _bytes_of_draft(model: Model, gguf: GGUF, own: str, own_head: str) -> int:
+    """Bytes of weights that one draft reads: of the layer, whose tensors' names begin with ``own``, and of the output."""
+    read = [tensor for name, tensor in gguf.tensors.items() if name not in LENT and "embed_tokens" not in name]
+    if own_head not in gguf.tensors:
+        tensors = model.gguf.tensors
+        read.append(tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"])
+    blk = f"blk.{model.config.n_layer}."
+    named = (replace(tensor, name=tensor.name.replace(own, blk)) for tensor in read)
+    return bytes_read(named, model.config)
 
 
 def _beside(loader: Loader, *names: str) -> Weight:
