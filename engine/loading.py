@@ -18,7 +18,7 @@ from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
-from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes
+from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes, score_bytes
 from engine.models.config import ASSISTANT, CompressedConfig, ModelConfig
 from engine.models.registry import build, is_mtp, read_assistant, read_config, with_mtp, without_mtp
 from engine.models.streams_mtp import StreamsMTP
@@ -299,7 +299,8 @@ def _context(
             width = config.n_embd * (config.streams.count if config.streams is not None else 1)
             cache += 4 * width * hidden_ring(most, rewind).capacity
         scratch = max((ops.scratch_bytes(a.n_head, a.d_v, positions) for a in config.attentions), default=0)
-        return int(cache + angle_bytes(config, positions) + scratch + most * row_bytes(config))
+        results = most * (row_bytes(config) + score_bytes(config, positions))
+        return int(cache + angle_bytes(config, positions) + scratch + results)
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:

@@ -10,7 +10,7 @@ from engine.arrays import Array, Pass, Value
 from engine.cache.compressed import CompressedShape
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
-from engine.cache.types import Types
+from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import (
     AttentionConfig,
@@ -196,6 +196,13 @@ def slot_bytes(config: ModelConfig) -> int:
 def angle_bytes(config: ModelConfig, positions: int) -> int:
     """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
     return 4 * positions * sum(rope.n_rot for rope in config.ropes)
+
+
+def score_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes per row of the scores of an indexer, over the rows that compress ``positions`` positions; 0 without one."""
+    mixers = (layer.mixer for layer in config.all_layers)
+    ratios = [m.ratio for m in mixers if isinstance(m, CompressedConfig) and m.indexer is not None]
+    return max((4 * (positions // ratio + CHUNK) for ratio in ratios), default=0)
 
 
 def row_bytes(config: ModelConfig) -> int:
