@@ -39,9 +39,9 @@ def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads.
 
-    A token reads one row of an embedding that is not also the output matrix, and of per-layer embeddings; only the experts
-    that it uses; and nothing of a layer that drafts or of keys and values that a layer does not use.  It reads all other
-    tensors in full.
+    A token reads one row of an embedding that is not also the output matrix, of per-layer embeddings, and of tables of
+    experts; only the experts that it uses; and nothing of a layer that drafts or of keys and values that a layer does not
+    use.  It reads all other tensors in full.
     """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
@@ -49,7 +49,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     borrowing = (il for il, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None)
     idle += [f"blk.{il}.attn_{name}" for il in borrowing for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
-    tables = ["per_layer_token_embd.weight"]
+    tables = ["per_layer_token_embd.weight", *(name for name in tensors if name.endswith("tid2eid.weight"))]
     if "output.weight" in tensors:
         tables.append("token_embd.weight")
     for table in (tensors[name] for name in tables if name in tensors):

@@ -13,6 +13,7 @@ import engine
 from engine.cache.compressed import CompressedShape
 from engine.cache.types import F16
 from engine.errors import GGUFError, ModelError
+from engine.models.traffic import cache_bytes_per_token, memories
 from engine.speculative.params import SpeculationParams
 from tests.families import Tensors, quantized, rewritten, write_quantized
 from tests.models.test_models import in_batches
@@ -138,6 +139,21 @@ def test_the_cache_of_the_real_model() -> None:
     small, large = (sum(s.n_bytes(n, 128, F16) for s in shapes) for n in (1 << 16, 1 << 17))
     assert large - small == 6880 << 16
     assert small - (6880 << 16) < 40 << 20
+
+
+def test_the_bytes_that_a_token_reads(path: Path) -> None:
+    """Latents of the window, chosen rows, and keys of the indexer once it has to choose."""
+    llm = engine.load(path, n_ctx=N_CTX, device="cpu", n_threads=1)
+    for position in (0, 30, 35, 200):
+        expected = 0
+        for layer in llm.config.layers:
+            m: Any = layer.mixer
+            rows = (position + 1) // m.ratio if m.ratio else 0
+            if m.indexer is not None and rows > m.indexer.top_k:
+                expected += rows * m.indexer.d * 2
+                rows = m.indexer.top_k
+            expected += (min(position + 1, m.window) + rows) * m.d * 2
+        assert cache_bytes_per_token(memories(llm), position, 1) == expected
 
 
 @pytest.mark.parametrize(
