@@ -6,3 +6,6 @@ MOST_DRAFTS = 15
 STEP_ROWS = MOST_DRAFTS + 1
 """The number of rows of the largest step of an answer: the certain token and the most drafts.  A pass that reads a prompt
 may have more rows, or fewer if requested."""
+
+STREAMS = 4
+"""The number of streams that hyper-connections mix."""

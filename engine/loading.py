@@ -18,9 +18,10 @@ from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
-from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes
+from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes, score_bytes
 from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.registry import build, read_assistant, read_config, without_mtp
+from engine.models.registry import build, is_mtp, read_assistant, read_config, with_mtp, without_mtp
+from engine.models.streams_mtp import StreamsMTP
 from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
@@ -143,22 +144,31 @@ def load(
         drafter = _open(draft_model, check_tensors, progress)
         # On one GPU both models share a device object, so that drafts need not leave the GPU.
         draft_ops = open_device(device_draft or device, n_threads, ops, batch_size)
+    # A layer of a model in a file of its own.
+    layer = drafter.gguf if drafter is not None and is_mtp(drafter.gguf) else None
+    if layer is not None and device_draft is not None:
+        raise UsageError(
+            f"{layer.path} is a layer of the model, so it runs on the model's device: leave out its device "
+            "(--device-draft, device_draft)."
+        )
     # An assistant can only draft for the model whose outputs, keys and values it reads.
-    assists = drafter is not None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
+    assists = drafter is not None and layer is None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
     if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
             "leave out its device (--device-draft, device_draft)."
         )
-    beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
-    options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside)
+    beside = drafter.gguf.n_bytes if drafter is not None and (assists or layer) and device_draft is None else 0
+    options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside, layer)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
+    if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
+        check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
     if drafter is not None:
         ops.expect_drafts()
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
-    elif drafter is not None:
-        draft = _load(drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0), progress)
+    elif drafter is not None and layer is None:
+        draft = _load(drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0, layer=None), progress)
         llm.draft = DraftModel(draft, llm)
     return llm
 
@@ -203,12 +213,16 @@ class _Options:
     snapshot_bytes: int | None
     #: Bytes of other models' weights that share the device.
     beside: int = 0
+    #: The file of the layer that drafts, if it has one of its own.
+    layer: GGUF | None = None
 
 
 def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progress | None) -> LLM:
     started, gguf = time.perf_counter(), file.gguf
-    config = read_config(gguf)
-    if not options.mtp:
+    config, layer = read_config(gguf), options.layer
+    if layer is not None:
+        config = with_mtp(config, gguf, layer)
+    elif not options.mtp:
         config = without_mtp(config)
     # Per-layer embeddings stay in host memory.
     in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
@@ -217,8 +231,11 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     check_types(config, options.types, gguf)
     n_ctx, ops.max_rows = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
-    ops.loading([tensor.data for tensor in gguf.tensors.values()], progress)
+    files = [gguf] if layer is None else [gguf, layer]
+    ops.loading([tensor.data for each in files for tensor in each.tensors.values()], progress)
     model = build(config, gguf, ops, n_ctx, options.types, rewind)
+    if layer is not None:
+        model.mtp = StreamsMTP(model, layer)
     budget = options.snapshot_bytes
     if budget is None:
         # A snapshot is useless if it makes the system swap.
@@ -239,11 +256,11 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
 
 def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
     """Raise ModelError if heads cannot be divided into the blocks of a type, or if a cache of latents cannot have it."""
-    if any(config.latents) and (types.k != types.v or types.k.quantized):
+    if config.has_latents and (types.k != types.v or types.k.quantized):
         names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
         raise ModelError(
             f"{gguf.path}: cache type {names} is not supported for the latents of {config.architecture}, which are keys and "
-            "values at once; use f16 or f32."
+            "values at once; use f16 or f32 for both."
         )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
@@ -276,10 +293,12 @@ def _context(
         most = pass_rows(rows, positions)
         cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, rewind))
         if config.mtp is not None:
-            cache += 4 * config.n_embd * hidden_ring(most, rewind).capacity
-        results = {(a.n_head, a.d_v) for a in config.attentions} | {(a.n_head, a.rank) for a in config.latents}
-        scratch = max((ops.scratch_bytes(n_head, d_v, positions) for n_head, d_v in results), default=0)
-        return int(cache + angle_bytes(config, positions) + scratch + most * row_bytes(config))
+            width = config.n_embd * (config.streams.count if config.streams is not None else 1)
+            cache += 4 * width * hidden_ring(most, rewind).capacity
+        heads = {(a.n_head, a.d_v) for a in config.attentions} | {(a.n_head, a.rank) for a in config.latents}
+        scratch = max((ops.scratch_bytes(n_head, d_v, positions) for n_head, d_v in heads), default=0)
+        results = most * (row_bytes(config) + score_bytes(config, positions))
+        return int(cache + angle_bytes(config, positions) + scratch + results)
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import A, Array, M, Matrix, Pass, V, Value
+from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.models.activation import Activation
+from engine.models.compressor import Compressor
 from engine.models.config import ModelConfig
 from engine.models.delta_net import DeltaNet
 from engine.models.experts import Experts
@@ -342,6 +344,78 @@ class Operations(Protocol[A, V, M]):
         shared network, if present, is added, multiplied by sigmoid(the router's last output) if ``experts.shared_gated``.
         """
 
+    def grouped_matmul(self, x: A, weight: M, n_group: int) -> A:
+        """The parts of each row of x [rows, n_group * K] times the matrices of their groups, stacked as [n_group * R, K]:
+        float32 [rows, n_group * R]."""
+
+    def repeat(self, x: A, n: int) -> A:
+        """Each row of x [rows, width], n times: float32 [rows, n * width]."""
+
+    def stream_weights(self, m: A, scale: A, base: A, epsilon: float, rounds: int) -> A:
+        """The weights of hyper-connections (Xie et al. 2026), four of ``collapse``, four and sixteen of ``expand``, from
+        z = m * scale + base: sigmoid(z) + epsilon; 2 sigmoid(z); and the softmax of each row of four + epsilon, with columns,
+        then ``rounds`` - 1 times rows and columns, divided by their sums + epsilon.  m float32 [rows, 24], base [24], scale
+        [3]; or [rows, 4], [4], [1] for ``collapse`` only; float32 like m."""
+
+    def collapse(self, x: A, weights: A) -> A:
+        """The weighted sum of streams: x [rows, 4 n], weights [rows, 4 or more]; float32 [rows, n]."""
+
+    def expand(self, x: A, y: A, weights: A) -> A:
+        """The streams after a sub-layer, x'_d = b_d y + sum_s C_sd x_s with b and C the weights from the fifth on: x [rows,
+        4 n] before it, y [rows, n] its output, weights [rows, 24]; float32 [rows, 4 n]."""
+
+    def rotate_tail(
+        self,
+        x: A,
+        n_head: int,
+        batch: Pass[A],
+        table: A,
+        norm: A | None = None,
+        eps: float = 0.0,
+        inverse: bool = False,
+    ) -> A:
+        """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
+        position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
+
+    def keep_latents(self, x: A, memory: CompressedLayer[A], batch: Pass[A]) -> None:
+        """Store latents x [rows, d] at the rows' positions."""
+
+    def compress(
+        self,
+        law: Compressor[A],
+        values: A,
+        scores: A,
+        blocks: Blocks[A],
+        batch: Pass[A],
+        table: A,
+        transposed: bool = False,
+    ) -> None:
+        """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
+        [rows, overlap * d].  A row is the sum of the values of its tokens, weighted by the softmax of their scores + ape,
+        element by element, normalized and rotated as in ``rotate_tail`` by the position at which its block begins.
+        ``transposed``: the rows are keys of an indexer."""
+
+    def choose_rows(
+        self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Pass[A]
+    ) -> A:
+        """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads, the
+        lower one where sums are equal: q [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising
+        order, -1 where a row sees fewer."""
+
+    def attend_compressed(
+        self,
+        q: A,
+        memory: CompressedLayer[A],
+        batch: Pass[A],
+        scale: float,
+        sinks: A,
+        ratio: int,
+        chosen: A | None,
+    ) -> A:
+        """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
+        the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
+        the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
+
     def plain(self, x: V) -> A:
         """x as an array, which may be used any number of times."""
 
@@ -353,7 +427,8 @@ class Operations(Protocol[A, V, M]):
 
     def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Pass[A], eps: float) -> A:
         """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[(positions - 1) % length],
-        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n]."""
+        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n].  If h has s streams, hiddens
+        [length, s n], each of them is normalized and follows e in a row of its own: float32 [rows * s, 2 n]."""
 
     def activate(self, activation: Activation, gate: A | None, up: A) -> V:
         """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from engine.cache.compressed import CompressedLayer
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.checks import described
@@ -60,7 +61,8 @@ def digest(gguf: GGUF) -> str:
 
 def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
     """What must agree for a state to be continued: the model, the element types of its cache, and the arithmetic."""
-    layer = next((layer for layer in cache.layers if isinstance(layer, (LayerCache, LatentCache))), None)
+    kinds = (LayerCache, LatentCache, CompressedLayer)
+    layer = next((layer for layer in cache.layers if isinstance(layer, kinds)), None)
     return {
         "model": {
             "architecture": config.architecture,

@@ -40,17 +40,18 @@ def rewritten(source: Path, path: Path, change: Callable[[Tensors], Tensors]) ->
 def write_quantized(case: Case | Family, path: Path, kind: str = "Q8_0") -> Path:
     """Write the model with every matrix in a block format of gguf-py whose rows consist of whole blocks; routers, norms and
     biases stay float32."""
-    wanted = gguf.GGMLQuantizationType[kind]
+    return rewritten(write_gguf(case, path.with_suffix(".f32")), path, lambda tensors: quantized(tensors, kind))
+
+
+def quantized(tensors: Tensors, kind: str) -> Tensors:
+    """The tensors of a file with every matrix in a block format whose rows consist of whole blocks, as ``rewritten`` takes
+    them."""
+    wanted, changed = gguf.GGMLQuantizationType[kind], {}
     block = gguf.GGML_QUANT_SIZES[wanted][0]
-
-    def change(tensors: Tensors) -> Tensors:
-        changed = {}
-        for name, data in tensors.items():
-            whole = data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight")
-            if whole and "ffn_gate_inp" not in name and "conv1d" not in name:
-                changed[f"{name} {kind}"] = gguf.quants.quantize(data, wanted)
-            else:
-                changed[name] = data
-        return changed
-
-    return rewritten(write_gguf(case, path.with_suffix(".f32")), path, change)
+    for name, data in tensors.items():
+        whole = data.ndim > 1 and data.shape[-1] % block == 0 and name.endswith(".weight")
+        if whole and not any(part in name for part in ("ffn_gate_inp", "conv1d", "_ape")):
+            changed[f"{name} {kind}"] = gguf.quants.quantize(data, wanted)
+        else:
+            changed[name] = data
+    return changed

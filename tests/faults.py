@@ -358,6 +358,24 @@ FAULTS = (
     ),
     # --- delta net -----------------------------------------------------------------------------------------------
     Fault(
+        "the wrong half of the tokens of the block before",
+        "compressed rows",
+        "engine/cpu/compressor.py",
+        "at = (overlap - 1) * d if p >= r * ratio else 0",
+        "at = (overlap - 1) * d",
+        "rows of the usual layers are made of other values than the model was trained with: text gets worse, not wrong",
+        ("tests/cpu/test_compressed.py::test_compressed_rows_against_float64",),
+    ),
+    Fault(
+        "rows as good as the last chosen one come first",
+        "compressed rows",
+        "engine/cpu/indexer.py",
+        "if key > least or (key == least and equal > 0):",
+        "if key >= least and count < top_k:",
+        "where scores are equal, a better row is left out: only texts with many rows show it",
+        ("tests/cpu/test_compressed.py::test_the_threshold_is_exact",),
+    ),
+    Fault(
         "the state of another chunk",
         "delta net",
         "engine/cpu/delta_net.py",

@@ -2,8 +2,9 @@
 
 Formula: ring[p % length] = x_p; with e_t the embedding of the token at position p_t and h the ring's row of position p_t - 1
     (zeros where p_t is 0): out_t = rms_norm(e_t), rms_norm(h), one after the other (``engine/cpu/rms_norm.py``).
+    If h consists of several streams of n, each of them follows e_t in a row of its own.
 Shapes: x, e float32 [rows, n]; ring float32 [length, n]; positions int32 [rows]; weights float32 [n]; out float32
-    [rows, 2 n].
+    [rows, 2 n].  With s streams: ring [length, s n], out [rows * s, 2 n].
 Who owns what: an item is a row.
 Reduction order: that of ``engine/cpu/rms_norm.py``.
 Bytes moved: 8 n per row; 16 n for the input.
@@ -45,14 +46,18 @@ def mtp_input(e, e_norm, hiddens, h_norm, positions, eps, out, first, last):  # 
     """The input of the layer for the rows [first, last): the normalized token, then the normalized output of the trunk for
     the position before, or zeros, normalized, where there is none."""
     n = e.shape[1]
+    streams, length = hiddens.shape[1] // n, hiddens.shape[0]
     chains = np.empty(NORM_CHAINS, np.float32)
     for t in range(first, last):
         r = inverse_rms(e[t], eps, chains)
-        for i in range(n):
-            out[t, i] = e[t, i] * r * e_norm[i]
-            out[t, n + i] = f32(0.0) * h_norm[i]  # -0 where the weight is negative, as in any row of zeros
-        if positions[t] > 0:
-            h = hiddens[(positions[t] - 1) % hiddens.shape[0]]
-            r = inverse_rms(h, eps, chains)
+        for s in range(streams):
+            row = out[t * streams + s]
             for i in range(n):
-                out[t, n + i] = h[i] * r * h_norm[i]
+                row[i] = e[t, i] * r * e_norm[i]
+                row[n + i] = f32(0.0) * h_norm[i]  # -0 where the weight is negative, as in any row of zeros
+        if positions[t] > 0:
+            for s in range(streams):
+                row, h = out[t * streams + s], hiddens[(positions[t] - 1) % length, s * n : (s + 1) * n]
+                r = inverse_rms(h, eps, chains)
+                for i in range(n):
+                    row[n + i] = h[i] * r * h_norm[i]

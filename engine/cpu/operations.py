@@ -13,7 +13,7 @@ from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cpu import add, delta_net, embed, glu, mtp, per_layer, rms_norm, rope, softcap
-from engine.cpu.cache_operations import CacheOperations
+from engine.cpu.compressed_operations import CompressedOperations
 from engine.cpu.products import dense, matmul, quantize, router
 from engine.cpu.products import experts as mixture
 from engine.cpu.products.repack import Records
@@ -54,7 +54,7 @@ Quantized = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Rows as products take them: int8 [rows, K], scales float32 [rows, K / unit], sums of 16 int16 [rows, K / 16]."""
 
 
-class PassOperations(CacheOperations):
+class PassOperations(CompressedOperations):
     """The operations that forward passes are written against (``engine/ops.py``)."""
 
     def __init__(self, n_threads: int) -> None:
@@ -437,6 +437,17 @@ class PassOperations(CacheOperations):
             outputs.append(out)
         return outputs
 
+    def grouped_matmul(self, x: np.ndarray, weight: Matrix, n_group: int) -> np.ndarray:
+        """The parts of each row of x [rows, n_group * K] times the matrices of their groups, stacked as [n_group * R, K]:
+        float32 [rows, n_group * R]."""
+        rows = x.shape[0]
+        # As experts: pair row * n_group + g uses the matrix g.
+        starts = np.arange(n_group + 1, dtype=np.int32)
+        order = np.arange(rows * n_group, dtype=np.int32).reshape(rows, n_group).T.reshape(-1).copy()
+        pairs = Pairs(order, starts[:-1].copy(), starts * np.int32(rows), np.array([n_group], np.int32))
+        (y,) = self._expert_products(x.reshape(rows * n_group, -1), pairs, weight)
+        return y.reshape(rows, -1)
+
     # --- drafting ----------------------------------------------------------------------------------------------
 
     def plain(self, x: np.ndarray) -> np.ndarray:
@@ -465,9 +476,9 @@ class PassOperations(CacheOperations):
         eps: float,
     ) -> np.ndarray:
         """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]."""
+        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
         rows, n = e.shape
-        out = self.empty((rows, 2 * n))
+        out = self.empty((rows * (hiddens.shape[1] // n), 2 * n))
         given = e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out
         self.do(mtp.mtp_input, *given, items=rows, ns=0.6 * n)
         return out

@@ -1,16 +1,19 @@
 """Rotary position embedding (Su et al. 2021), and factors by position.
 
 Formula: for pair i of a head, (a, b) -> (a cos - b sin, a sin + b cos), angle = position * frequency[i]; a factor by position
-    multiplies every element of a head.
-Shapes: x, y float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass; factors
-    float32 [positions].
+    multiplies every element of a head.  The tail: the last n_rot dims, perhaps after a norm of the head, perhaps by the
+    opposite angle.
+Shapes: x, y float32 [rows, heads, head_dim]; table float32 [positions, 2, n_rot / 2] (cos, sin); dims >= n_rot pass, or those
+    before the tail; factors float32 [positions]; norm float32 [head_dim], or [0] for none.
 Who owns what: an item is a head of a row, row * heads + head.
-Reduction order: fma(a, cos, -(b sin)) and fma(a, sin, b cos).
+Reduction order: fma(a, cos, -(b sin)) and fma(a, sin, b cos); norms as in ``engine/cpu/rms_norm.py``.
 Bytes moved: 8 head_dim per head.
 """
 
+import numpy as np
 from numba import njit
 
+from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms
 from engine.numerics import fma
 
 
@@ -47,3 +50,31 @@ def scale_by_position(x, positions, factors, y, first, last):  # type: ignore[no
         factor, head, out = factors[positions[t]], x[t, h], y[t, h]
         for i in range(out.size):
             out[i] = head[i] * factor
+
+
+@njit(cache=True, error_model="numpy")
+def rotate_pairs(x, cos, sin, inverse):  # type: ignore[no-untyped-def]
+    """Rotate the last pairs (2i, 2i + 1) of x float32 [d], in place; ``inverse``: by the opposite angles."""
+    tail = x[x.size - 2 * cos.size :]
+    for i in range(cos.size):
+        a, b, s = tail[2 * i], tail[2 * i + 1], -sin[i] if inverse else sin[i]
+        tail[2 * i] = fma(a, cos[i], -(b * s))
+        tail[2 * i + 1] = fma(a, s, b * cos[i])
+
+
+@njit(cache=True, error_model="numpy")
+def rotate_tail(x, norm, eps, positions, table, inverse, y, first, last):  # type: ignore[no-untyped-def]
+    """y = x, normalized if there is a norm, with its tail rotated, for the items [first, last); y may be x."""
+    heads, d = x.shape[1], x.shape[2]
+    chains = np.empty(NORM_CHAINS, np.float32)
+    for item in range(first, last):
+        t, h = item // heads, item % heads
+        head, out = x[t, h], y[t, h]
+        if norm.size > 0:
+            r = inverse_rms(head, eps, chains)
+            for i in range(d):
+                out[i] = head[i] * r * norm[i]
+        else:
+            for i in range(d):
+                out[i] = head[i]
+        rotate_pairs(out, table[positions[t], 0], table[positions[t], 1], inverse)

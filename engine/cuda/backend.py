@@ -34,6 +34,7 @@ from engine.cuda import (
 )
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import latent_launches, launches
+from engine.cuda.compressed_operations import CompressedOperations
 from engine.cuda.products import dense, matmul
 from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
@@ -68,7 +69,7 @@ FEW_ROWS = 128
 as many columns, whether they are used or not."""
 
 
-class Backend:
+class Backend(CompressedOperations):
     """Operations on one GPU."""
 
     name = "cuda"
@@ -86,6 +87,8 @@ class Backend:
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = Memory(self.device)
+        #: The groups of rows of products of groups, by their number.
+        self._groups: dict[int, Tensor] = {}
         self._steps: DeviceSteps | None = None
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
@@ -537,11 +540,13 @@ class Backend:
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
     ) -> Tensor:
         """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]."""
-        rows, n = e.shape
-        out = self.recorder.empty((rows, 2 * n))
-        arguments = (e, e_norm, hiddens, hiddens.shape[0], h_norm, batch.positions, eps, n, out)
-        self.recorder.launch(mtp.mtp_input(), (2, rows), 256, arguments, result=out)
+        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
+        (rows, n), (length, width) = e.shape, hiddens.shape
+        streams = width // n
+        out = self.recorder.empty((rows * streams, 2 * n))
+        arguments = (e, e_norm, hiddens, length, h_norm, batch.positions, eps, n, out)
+        kernel = mtp.mtp_input(*((streams,) if streams > 1 else ()))
+        self.recorder.launch(kernel, (2, rows * streams), 256, arguments, result=out)
         return out
 
     def activate(self, activation: Activation, gate: Tensor | None, up: Tensor) -> Tensor | Deferred:

@@ -2,7 +2,7 @@
 
 Formula: ``engine/cpu/mtp.py``.
 Shapes: x, e float32 [rows, n]; ring float32 [length, n]; positions int32 [rows]; weights float32 [n]; out float32
-    [rows, 2 n].
+    [rows, 2 n].  With s streams: ring [length, s n], out [rows * s, 2 n].
 Who owns what: ``keep_rows``: a thread owns one element; ``mtp_input``: a block of 256 threads owns one half of a row.
 Reduction order: that of ``engine/cuda/rms_norm.py``.
 Bytes moved: 8 n per row; 16 n for the input.
@@ -65,28 +65,30 @@ def beside() -> KernelCode:
 
 
 @kernel(F32P, F32P, F32P, i32, F32P, I32P, f32_t, i32, F32P, threads=256)
-def mtp_input() -> KernelCode:
-    """out[t] = normalized e[t], followed by the normalized row of ``hiddens`` for the position before.
+def mtp_input(streams: int = 1) -> KernelCode:
+    """out[t] = normalized e[t], followed by the normalized row of ``hiddens`` for the position before, or by one of its
+    streams.
 
-    Grid: (2, rows).
+    Grid: (2, rows * streams).
     """
 
     @cuda.jit
     def mtp_input(e, e_norm, hiddens, length, h_norm, positions, eps, n, out):  # type: ignore[no-untyped-def]
         let_next_begin()
         chains = cuda.shared.array(NORM_CHAINS, np.float32)
-        half, t = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        half, place = I(cuda.blockIdx.x), I(cuda.blockIdx.y)
+        t, stream = I(place // streams), I(place % streams)
         weight = e_norm if half == 0 else h_norm
         x, row, there = e, t, True
         wait_for_inputs()
         if half == 1:
             before = I(positions[t] - 1)
             there = before >= 0
-            x, row = hiddens, I(before % length) if there else I(0)
+            x, row = hiddens, I(I(before % length) * streams + stream) if there else I(0)
         x = advance(x, row * np.int64(n))
         # The norm of zeros is known.
         r = inverse_rms(x, n, eps, chains) if there else f32(1.0) / f32(math.sqrt(eps))
-        out = advance(out, I(2 * t + half) * np.int64(n))
+        out = advance(out, I(2 * place + half) * np.int64(n))
         i = I(cuda.threadIdx.x)
         while i < n:
             value = x[i] if there else f32(0.0)

@@ -26,6 +26,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, CacheType
+from engine.cpu.rms_norm import NORM_CHAINS
 from engine.cuda.fold import make_squares
 from engine.cuda.integer_cache import make_rotate, make_store_query
 from engine.cuda.integer_cache import make_store as make_integer_store
@@ -41,6 +42,7 @@ from engine.cuda.intrinsics import (
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import make_store, rotate, store_query
+from engine.cuda.rms_norm import inverse_rms
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, f32, i32, kernel
 from engine.cuda.runtime.kinds import DeviceFunction, KernelCode
 
@@ -327,3 +329,43 @@ def rope(
                     out[lane + 32 * j] = U(float_bits(x[j]))
 
     return rope
+
+
+# --- tails -----------------------------------------------------------------------------------------------------
+
+
+@kernel(F32P, F32P, f32, I32P, F32P, i32, F32P, threads=256)
+def rotate_tail(d: int, normed: bool, inverse: bool) -> KernelCode:
+    """y = the heads of x, normalized if there is a norm, their last n_rot elements rotated in pairs of neighbours, or back.
+
+    A block owns a head of a row.  Grid: (heads, rows).
+    """
+
+    @cuda.jit
+    def rotate_tail(x, norm, eps, positions, table, n_rot, y):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        chains = cuda.shared.array(NORM_CHAINS, np.float32)
+        t, thread, tail = I(cuda.blockIdx.y), I(cuda.threadIdx.x), I(d - n_rot)
+        own = (np.int64(t) * I(cuda.gridDim.x) + I(cuda.blockIdx.x)) * d
+        wait_for_inputs()
+        x, y = advance(x, own), advance(y, own)
+        r = inverse_rms(x, I(d), eps, chains) if normed else F(1.0)
+        angles = advance(table, np.int64(positions[t]) * n_rot)
+        i = thread
+        while i < tail:
+            y[i] = x[i] * r * norm[i] if normed else x[i]
+            i = I(i + 256)
+        k = thread
+        while k < n_rot // 2:
+            first = I(tail + 2 * k)
+            a, b = x[first], x[first + 1]
+            if normed:
+                a, b = a * r * norm[first], b * r * norm[first + 1]
+            cos, sin = angles[k], angles[n_rot // 2 + k]
+            if inverse:
+                sin = -sin
+            y[first] = fma(a, cos, -(b * sin))
+            y[first + 1] = fma(a, sin, b * cos)
+            k = I(k + 256)
+
+    return rotate_tail

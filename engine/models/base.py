@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from engine.arrays import Array, Pass, Value
+from engine.cache.compressed import CompressedShape
 from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
 from engine.cache.latent import LatentShape
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
-from engine.cache.types import Types
+from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import (
     AttentionConfig,
+    CompressedConfig,
     DeltaNetConfig,
     DenseConfig,
     ExpertsConfig,
@@ -74,7 +76,7 @@ class Model(Loader):
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def memory(self, il: int) -> Any:
-        """The memory that layer il reads: ``LayerCache``, ``LatentCache`` or ``RecurrentLayer``."""
+        """The memory that layer il reads: ``LayerCache``, ``LatentCache``, ``RecurrentLayer`` or ``CompressedLayer``."""
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int) -> None:
@@ -83,7 +85,8 @@ class Model(Loader):
         self.reserve(self.cache.length)
 
     def save(self) -> Snapshot:
-        """A snapshot of the recurrent layers, and of the layer that drafts, after the tokens in the cache (at least one)."""
+        """A snapshot of what layers keep in rings, after the tokens in the cache (at least one): states of recurrent layers,
+        latents and blocks of layers with compressed rows, outputs for the layer that drafts."""
         length, arrays = self.cache.length, []
         for rows in self.remembered(length):
             # Whole, although a ring may divide it: a model with rings of another length can restore it.
@@ -92,7 +95,7 @@ class Model(Loader):
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue after the tokens of a snapshot, whose keys and values must be in the cache."""
+        """Continue after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the cache."""
         arrays = iter(snapshot.arrays)
         for rows in self.remembered(snapshot.length):
             if rows.first < rows.end:
@@ -107,9 +110,13 @@ class Model(Loader):
         """What a pass after ``length`` tokens needs besides keys and values."""
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             mixer = self.config.all_layers[il].mixer
+            needed: list[Rows[Array]] = []
             if isinstance(mixer, DeltaNetConfig):
-                for rows in layer.read(length, mixer.n_conv):
-                    yield replace(rows, name=f"{rows.name} of layer {il}")
+                needed = layer.read(length, mixer.n_conv)
+            elif isinstance(mixer, CompressedConfig):
+                needed = layer.read(length)
+            for rows in needed:
+                yield replace(rows, name=f"{rows.name} of layer {il}")
         if self.mtp is not None:
             yield Rows("output of the trunk", self.mtp.hidden, max(0, length - 1), length)
 
@@ -118,17 +125,24 @@ class Model(Loader):
         [n_logits, n_vocab], or None for ``n_logits`` 0.  A backend may record the operations once and replay them, so they
         may depend on the number of rows, never on the values."""
         ops, config = self.ops, self.config
-        x = ops.embed(self.token_embd, batch.tokens, config.embedding_scale)
+        x = self.enter(ops.embed(self.token_embd, batch.tokens, config.embedding_scale))
         batch = self.begin(batch, x)
         for il in range(config.n_layer):
             x = self.block(il, x, batch)
         last = slice(batch.rows - n_logits, batch.rows)
         if self.mtp is None:
-            return self._head(ops.rms_norm(x[last], self.output_norm, config.norm_eps)) if n_logits else None
+            return self._normed_head(x[last]) if n_logits else None
+        if config.streams is not None:
+            # The drafter needs the streams of all tokens.
+            self.mtp.follow(batch, x)
+            return self._normed_head(x[last]) if n_logits else None
         # The drafter needs the outputs of all tokens, not only of those whose logits are requested.
         x = ops.plain(ops.rms_norm(x, self.output_norm, config.norm_eps))
         self.mtp.follow(batch, x)
         return self._head(x[last]) if n_logits else None
+
+    def _normed_head(self, x: Array) -> Array:
+        return self._head(self.ops.rms_norm(self.leave(x), self.output_norm, self.config.norm_eps))
 
     def _head(self, x: Value) -> Array:
         """Logits of normalized rows x [rows, n_embd]: float32 [rows, n_vocab]."""
@@ -136,6 +150,14 @@ class Model(Loader):
         if self.config.logit_scale != 1.0:
             logits = self.ops.scale(logits, self.config.logit_scale)
         return self.ops.softcap(logits, self.config.final_softcap) if self.config.final_softcap else logits
+
+    def enter(self, x: Array) -> Array:
+        """The residual stream that begins with the embeddings x, float32 [rows, n_embd]."""
+        return x
+
+    def leave(self, x: Array) -> Array:
+        """What is normalized for the output after the last layer, float32 [rows, n_embd]."""
+        return x
 
     def begin(self, batch: Pass[Array], x: Array) -> Pass[Array]:
         """The pass, extended by inputs that its layers need besides the residual stream x, float32 [rows, n_embd]."""
@@ -156,6 +178,9 @@ def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
             shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
         elif isinstance(m, LatentConfig):
             shapes.append(LatentShape(m.width))
+        elif isinstance(m, CompressedConfig):
+            keys, top_k = (m.indexer.d, m.indexer.top_k) if m.indexer is not None else (0, 0)
+            shapes.append(CompressedShape(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
         else:
             shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
     return shapes
@@ -167,14 +192,20 @@ def hidden_ring(max_rows: int, rewind: int) -> Ring:
 
 
 def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk; 0 if there are no such layers."""
-    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape))
+    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
+    in rings; 0 if there are no such layers."""
+    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape | CompressedShape))
 
 
 def angle_bytes(config: ModelConfig, positions: int) -> int:
     """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
-    ropes = {mixer.rope for mixers in (config.attentions, config.latents) for mixer in mixers}
-    return 4 * positions * sum(rope.n_rot for rope in ropes if rope)
+    return 4 * positions * sum(rope.n_rot for rope in config.ropes)
+
+
+def score_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes per row of the scores of an indexer, over the rows that compress ``positions`` positions; 0 without one."""
+    ratios = (mixer.ratio for mixer in config.compressed if mixer.indexer is not None)
+    return max((4 * (positions // ratio + CHUNK) for ratio in ratios), default=0)
 
 
 def row_bytes(config: ModelConfig) -> int:
@@ -183,17 +214,23 @@ def row_bytes(config: ModelConfig) -> int:
     mixers = max(_mixer_row(layer.mixer) for layer in config.all_layers)
     networks = max(_network_row(layer.network, config.n_embd) for layer in config.all_layers)
     told = 3 * config.n_layer * config.n_per_layer
-    floats = 8 * config.n_embd + mixers + networks + told
+    streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
+    floats = 8 * config.n_embd + mixers + networks + told + streams
     # A third more for int8 and for fragmentation.
     return 4 * floats * 3 // 2
 
 
-def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig) -> int:
+def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig) -> int:
     if isinstance(m, LatentConfig):
         # A head's query before and after its product with k_b, its result before and after that with v_b.
         return m.q_rank + 2 * m.width + m.n_head * (m.n_nope + 2 * m.n_rope + 2 * m.rank + m.d_v)
     if isinstance(m, DeltaNetConfig):
         return 2 * m.n_channels + 2 * m.n_v * m.state_size
+    if isinstance(m, CompressedConfig):
+        keys = m.indexer.d if m.indexer is not None else 0
+        indexer = m.indexer.n_head * (2 * keys + 1) + m.indexer.top_k if m.indexer is not None else 0
+        states = 2 * m.overlap * (m.d + keys) if m.ratio else 0
+        return 4 * m.n_head * m.d + 2 * m.n_q + 3 * m.d + m.n_group * m.n_out + indexer + states
     return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)
 
 

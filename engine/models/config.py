@@ -122,6 +122,44 @@ class DeltaNetConfig:
 
 
 @dataclass(frozen=True)
+class IndexerConfig:
+    """What chooses ``top_k`` compressed rows for each token: n_head heads of queries of d elements over keys of its own."""
+
+    n_head: int
+    d: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class CompressedConfig:
+    """A mixer: attention of n_head heads over latents of d elements, each of which is key and value of all heads.  A token
+    sees the latest ``window`` latents, and rows that compress ``ratio`` positions each; ratio 0: none.
+
+    scale: the factor of the scores.
+    rope: the rotation of the last elements of queries and latents, in pairs of neighbours.
+    n_q: the width from which queries are made.
+    n_group, n_out: the heads of each of n_group groups together become n_out elements, and those of all groups the output.
+    indexer: what chooses among the compressed rows; None: a token sees all of them.
+    """
+
+    n_head: int
+    d: int
+    scale: float
+    rope: RopeConfig
+    window: int
+    n_q: int
+    n_group: int
+    n_out: int
+    ratio: int = 0
+    indexer: IndexerConfig | None = None
+
+    @property
+    def overlap(self) -> int:
+        """The number of consecutive blocks that a compressed row is made of."""
+        return 2 if self.indexer is not None else 1
+
+
+@dataclass(frozen=True)
 class DenseConfig:
     """A network of width n_ff that every row uses."""
 
@@ -140,6 +178,7 @@ class ExpertsConfig:
     n_group, n_group_used: experts are chosen from the n_group_used best of n_group groups.
     group_best: the number of best experts of a group, 1 or 2, whose scores add up to that of the group.
     beside: a dense network whose result is added to that of the experts; None: there is none.
+    tabled: whether a table gives the experts of each token.
     """
 
     n_expert: int
@@ -155,6 +194,7 @@ class ExpertsConfig:
     n_group_used: int = 1
     group_best: int = 2
     beside: DenseConfig | None = None
+    tabled: bool = False
 
 
 class Norms(NamedTuple):
@@ -170,9 +210,21 @@ class Norms(NamedTuple):
 class LayerConfig:
     """One layer: x = x + mixer(x), then x = x + network(x), with norms before or after each."""
 
-    mixer: AttentionConfig | LatentConfig | DeltaNetConfig
+    mixer: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig
     network: DenseConfig | ExpertsConfig
     norms: Norms = Norms()
+
+
+@dataclass(frozen=True)
+class StreamsConfig:
+    """Hyper-connections: the residual stream consists of ``count`` streams, which are mixed around each mixer and network.
+
+    rounds: how often the matrix that mixes them is normalized; epsilon: what is added to its elements and sums.
+    """
+
+    count: int
+    rounds: int
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -187,6 +239,7 @@ class ModelConfig:
     final_softcap: the bound c of logits, c tanh(x / c); 0: none.
     n_per_layer: the width of per-layer embeddings; 0: none.
     n_embd_out: for an assistant, the width of the model that it drafts for.
+    streams: hyper-connections, or None.
     """
 
     architecture: str
@@ -204,6 +257,7 @@ class ModelConfig:
     final_softcap: float = 0.0
     n_per_layer: int = 0
     n_embd_out: int = 0
+    streams: StreamsConfig | None = None
 
     @property
     def n_layer(self) -> int:
@@ -226,10 +280,26 @@ class ModelConfig:
         return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, LatentConfig))
 
     @property
+    def compressed(self) -> Iterator[CompressedConfig]:
+        """The mixers that are attention over compressed rows, in the order of their layers."""
+        return (layer.mixer for layer in self.all_layers if isinstance(layer.mixer, CompressedConfig))
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether there are layers whose memory is latents, each of which is a key and a value at once."""
+        return any(isinstance(layer.mixer, LatentConfig | CompressedConfig) for layer in self.all_layers)
+
+    @property
     def owners(self) -> tuple[int, ...]:
         """The layers that have a memory of their own, in rising order; the index of the layer that drafts is n_layer."""
         mixers = enumerate(layer.mixer for layer in self.all_layers)
         return tuple(il for il, mixer in mixers if not isinstance(mixer, AttentionConfig) or mixer.source is None)
+
+    @property
+    def ropes(self) -> frozenset[RopeConfig]:
+        """The rotations of all layers."""
+        attentions = {mixer.rope for mixer in self.attentions if mixer.rope is not None}
+        return frozenset(attentions.union((m.rope for m in self.latents), (m.rope for m in self.compressed)))
 
     def memory(self, il: int) -> int:
         """The index in ``owners`` of the layer whose memory layer il reads: itself, or the source of its keys and values."""

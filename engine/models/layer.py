@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.arrays import Array, Matrix, Pass, Value
 from engine.models.attention import Attention, load_attention
-from engine.models.config import AttentionConfig, DeltaNetConfig, DenseConfig
+from engine.models.config import AttentionConfig, CompressedConfig, DeltaNetConfig, DenseConfig
 from engine.models.experts import Experts
 from engine.models.feed_forward import FeedForward, load_experts, load_feed_forward
 from engine.models.latent_attention import LatentAttention, load_latent_attention
@@ -74,6 +74,7 @@ def load_layer(loader: Loader, il: int) -> Layer:
     c, blk = loader.config, f"blk.{il}."
     config = c.all_layers[il]
     mixer, network = config.mixer, config.network
+    assert not isinstance(mixer, CompressedConfig)  # of models with streams, whose layers have a class of their own
 
     def norm(name: str) -> Array | None:
         return loader.vector(f"{blk}{name}.weight", c.n_embd) if name else None

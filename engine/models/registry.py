@@ -13,6 +13,7 @@ from engine.models.families import (
     apertus,
     arcee,
     deepseek2,
+    deepseek4,
     ernie4_5,
     exaone4,
     gemma3,
@@ -32,6 +33,7 @@ from engine.models.families import (
     seed_oss,
     smollm3,
 )
+from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
 from engine.models.metadata import Metadata
 from engine.ops import Ops
@@ -58,6 +60,7 @@ FAMILIES = (
     glm4moe,
     minimax_m2,
     deepseek2,
+    deepseek4,
 )
 """The modules of the families, in the order of the book's table."""
 
@@ -75,6 +78,8 @@ def read_config(gguf: GGUF) -> ModelConfig:
         raise ModelError(
             f"{gguf.path}: architecture {shown(name)!r} is not supported; this engine runs {', '.join(ARCHITECTURES)}."
         )
+    if is_mtp(gguf):
+        raise ModelError(f"{gguf.path} is a layer that only drafts for a {name} model; give it with --draft-model.")
     entry = ARCHITECTURES[name]
     return entry.read(Metadata(gguf, name, drafts=entry.drafts == "MTP"))
 
@@ -83,6 +88,24 @@ def read_assistant(gguf: GGUF) -> ModelConfig:
     """The configuration of a file of architecture :data:`engine.models.config.ASSISTANT`.  Raises ModelError or GGUFError for
     invalid values."""
     return read_gemma4(Metadata(gguf, ASSISTANT))
+
+
+def is_mtp(gguf: GGUF) -> bool:
+    """Whether a file has nothing but the layer that drafts for a deepseek4 model: that of llama.cpp, which is numbered after
+    the layers of the model, or that of ds4, which has names of its own."""
+    architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
+    if not isinstance(architecture, str) or architecture != "deepseek4":
+        return "mtp.0.e_proj.weight" in tensors
+    alone = "blk.0.attn_norm.weight" not in tensors and any(name.endswith(".nextn.eh_proj.weight") for name in tensors)
+    return alone or "mtp.0.e_proj.weight" in tensors
+
+
+def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
+    """The configuration of a model with the layer of another file (``is_mtp``), which drafts for it.  Raises ModelError if
+    the model is of another architecture."""
+    if config.architecture != "deepseek4":
+        raise ModelError(f"{layer.path} drafts for deepseek4 models, and {gguf.path} is {config.architecture}.")
+    return replace(config, mtp=drafting_layer(Metadata(gguf, config.architecture)))
 
 
 def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, rewind: int = 1) -> Model:

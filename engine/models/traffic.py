@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.cache.compressed import CompressedLayer
 from engine.cache.kv import KVCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
@@ -39,9 +40,9 @@ def bytes_per_second(llm: LoadedModel, timings: Timings) -> float:
 def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """Bytes of weights that one generated token reads.
 
-    A token reads one row of an embedding that is not also the output matrix, and of per-layer embeddings; only the experts
-    that it uses; and nothing of a layer that drafts or of keys and values that a layer does not use.  It reads all other
-    tensors in full.
+    A token reads one row of an embedding that is not also the output matrix, of per-layer embeddings, and of tables of
+    experts; only the experts that it uses; and nothing of a layer that drafts or of keys and values that a layer does not
+    use.  It reads all other tensors in full.
     """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
@@ -49,7 +50,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     borrowing = (il for il, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None)
     idle += [f"blk.{il}.attn_{name}" for il in borrowing for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)
-    tables = ["per_layer_token_embd.weight"]
+    tables = ["per_layer_token_embd.weight", *(name for name in tensors if name.endswith("tid2eid.weight"))]
     if "output.weight" in tensors:
         tables.append("token_embd.weight")
     for table in (tensors[name] for name in tables if name in tensors):
@@ -79,7 +80,24 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
         if isinstance(layer, LatentCache):
             total += layer.k_type.row_bytes(layer.width) * float(visible.mean())
             continue
+        if isinstance(layer, CompressedLayer):
+            total += _compressed_bytes(layer, visible)
+            continue
         position = layer.n_head_kv * (layer.k_type.row_bytes(layer.d_k) + layer.v_type.row_bytes(layer.d_v))
         seen = np.minimum(visible, layer.window) if layer.window else visible
         total += position * float(seen.mean())
     return total
+
+
+def _compressed_bytes(layer: CompressedLayer[Any], visible: np.ndarray) -> float:
+    """The mean number of bytes that tokens which see ``visible`` positions read in a layer with compressed rows: latents,
+    rows, and keys of the indexer."""
+    size = layer.k_type.row_bytes(1)
+    total = size * layer.latents.shape[2] * float(np.minimum(visible, layer.window).mean())
+    if layer.compressed is None:
+        return total
+    rows = visible // layer.ratio
+    if layer.keys is not None:
+        total += size * layer.keys.rows.shape[1] * float(np.where(rows > layer.top_k, rows, 0).mean())
+        rows = np.minimum(rows, layer.top_k)
+    return total + size * layer.latents.shape[2] * float(rows.mean())

@@ -43,7 +43,7 @@ class GptOssShape(Shape):
             "rope.scaling.original_context_length": 4096,
         }
 
-    def format_of(self, part: str) -> T | None:
+    def format_of(self, part: str, main: T) -> T | None:
         """Experts are MXFP4 in every file."""
         return T.MXFP4 if part.endswith("_exps") else None
 

@@ -182,6 +182,12 @@ def _vector(name: str, shape: Shape, n: int, seed: int) -> np.ndarray:
     return np.float32(centre) * (1 + _uniform(bits, n) * np.float32(0.1))
 
 
+def _table(bits: np.random.PCG64, n: int, n_used: int, n_expert: int) -> np.ndarray:
+    """int32 [n, n_used]: different experts for each of n tokens."""
+    first = (bits.random_raw(n) % n_expert).astype("<i4")
+    return (first[:, None] + np.arange(n_used, dtype="<i4")) % np.int32(n_expert)
+
+
 def proportional_rope(n: int) -> np.ndarray:
     """float32 [n]: the divisors of the frequencies of gemma4's global heads of 2 n elements, such that only the first quarter
     of the pairs is rotated."""
@@ -256,7 +262,7 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, shape: Shape, quant: str) 
         writer.add_nextn_predict_layers(shape.n_mtp)
     for key, value in shape.metadata().items():
         kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        kind[type(value)](f"{shape.architecture}.{key}", value)
+        kind.get(type(value), writer.add_array)(f"{shape.architecture}.{key}", value)
     tokens, types, merges = vocabulary(shape.n_vocab)
     writer.add_tokenizer_model("gpt2")
     pre = "qwen35" if shape.delta_net else "qwen2" if shape.architecture.startswith("qwen") else "gpt-2"
@@ -336,9 +342,9 @@ def make_model(path: str | Path, shape: str | Shape, quant: str = "Q4_K_M", seed
     for tensor, size in shape.tensors():
         kind = T.F32 if len(size) == 1 else tensor_type(shape, quant, tensor, size[-1])
         kinds[tensor] = kind
-        if len(size) > 1:
+        if len(size) > 1 and kind != T.I32:
             rows[kind, size[-1]] = max(rows.get((kind, size[-1]), 0), math.prod(size[:-1]))
-        packed = (*size[:-1], FORMATS[kind].row_bytes(size[-1]))
+        packed = (*size[:-1], 4 * size[-1] if kind == T.I32 else FORMATS[kind].row_bytes(size[-1]))
         writer.add_tensor_info(tensor, packed, np.dtype(np.uint8), math.prod(packed), raw_dtype=kind)
     total = sum(info.nbytes for info in writer.tensors[0].values())
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # other processes may write the same model
@@ -373,6 +379,10 @@ def _write_data(path: Path, shape: Shape, kinds: dict[str, T], rows: dict[tuple[
                 continue
             bits = _random(seed, tensor)
             kind, columns = kinds[tensor], size[-1]
+            if kind == T.I32:
+                assert shape.experts is not None
+                file.write(_table(bits, size[0], size[1], shape.experts.n_expert).tobytes())
+                continue
             width = FORMATS[kind].block_bytes
             # A row of this table is one vector for each layer, and each is scaled up by the root of its length.
             per_layer = shape.gemma4.n_per_layer if shape.gemma4 and tensor == "per_layer_token_embd.weight" else 0

@@ -8,8 +8,11 @@ from gguf import GGMLQuantizationType as T
 
 from engine.models.config import DeltaNetConfig, ExpertsConfig
 
-Value = int | float | bool | str
+Value = int | float | bool | str | list[int] | list[float]
 """A value of the metadata."""
+
+TABLE = "ffn_gate_tid2eid.weight"
+"""How the name of a table ends that gives the experts of each token, int32 [n_vocab, n_used]."""
 
 N_VOCAB_TINY = 289
 """Size of the smallest vocabulary that can write any text (``engine.synthetic.model.vocabulary``)."""
@@ -179,14 +182,16 @@ class Shape:
         """Metadata by keys without the architecture's prefix, in addition to what all architectures have."""
         return {}
 
-    def format_of(self, part: str) -> T | None:
-        """The format of the matrices ``blk.N.part`` of every quantized file; None: that of the quantization."""
+    def format_of(self, part: str, main: T) -> T | None:
+        """The format of the matrices ``blk.N.part``, or ``part`` outside the layers, in a quantized file whose usual format
+        is ``main``; None: that of the quantization."""
         return None
 
     @property
     def n_params(self) -> int:
-        """The number of trained parameters: everything but ``rope_freqs``, which is computed."""
-        return sum(math.prod(shape) for name, shape in self.tensors() if name != "rope_freqs.weight")
+        """The number of trained parameters: everything but ``rope_freqs``, which is computed, and tables of experts."""
+        others = ("rope_freqs.weight", TABLE)
+        return sum(math.prod(shape) for name, shape in self.tensors() if not name.endswith(others))
 
 
 def _gemma4_tensors(shape: Shape, gemma: Gemma4Shape) -> Iterator[tuple[str, tuple[int, ...]]]:

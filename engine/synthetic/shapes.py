@@ -11,9 +11,10 @@ from gguf import GGMLQuantizationType as T
 from engine.errors import UsageError
 from engine.gguf.quants import FORMATS
 from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.deepseek4 import DEEPSEEK4
 from engine.synthetic.latents import LATENTS
 from engine.synthetic.mixtures import MIXTURES
-from engine.synthetic.shape import N_VOCAB_TINY, Gemma4Shape, Shape
+from engine.synthetic.shape import N_VOCAB_TINY, TABLE, Gemma4Shape, Shape
 
 
 def _gemma4(
@@ -120,7 +121,7 @@ _SHAPES = {
 
 def shapes() -> dict[str, Shape]:
     """Every named shape: published models, and ``tiny-<architecture>`` for tests."""
-    return _SHAPES | MIXTURES | LATENTS
+    return _SHAPES | MIXTURES | LATENTS | DEEPSEEK4
 
 
 def parse_shape(text: str) -> tuple[str, str]:
@@ -175,13 +176,15 @@ def use_more_bits(layer: int, n_layer: int) -> bool:
 def tensor_type(shape: Shape, quant: str, name: str, columns: int) -> T:
     """The format of one matrix with rows of ``columns`` weights."""
     main, head, more = _MIXES.get(quant) or (T[quant], T[quant], False)
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    layer, part = (int(match[1]), match[2]) if match else (0, "")
+    if name.endswith(TABLE):
+        return T.I32
+    match = re.fullmatch(r"(?:blk\.(\d+)|mtp\.0)\.([\w.]+)\.weight", name)
+    layer, part = (int(match[1] or 0), match[2]) if match else (0, "")
+    fixed = shape.format_of(part or name.removesuffix(".weight"), main) if FORMATS[main].quantized else None
+    if fixed is not None and columns % FORMATS[fixed].block == 0:
+        return fixed
     if part in _FLOAT or name.endswith(".bias"):
         return T.F32
-    fixed = shape.format_of(part)
-    if fixed is not None and FORMATS[main].quantized:
-        return fixed
     if name == "per_layer_model_proj.weight":  # keeps the format it was trained in
         return T.BF16 if FORMATS[main].quantized else main
     kind = main

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from engine.arrays import Pass
+from engine.cache.compressed import CompressedLayer
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cuda.accept import MOST_ROWS
@@ -103,10 +104,24 @@ class Comparison:
                 mine, theirs = rows_at(a.rows, at), rows_at(download(b.rows), at)
                 yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
                 continue
+            if isinstance(a, CompressedLayer):
+                yield from self._row_checks(il, a, b)
+                continue
             rings = (a, replace(b, keys=download(b.keys), values=download(b.values)))
             arrays = [cached(ring, self.gpu.cache.length) for ring in rings]
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
+
+    def _row_checks(self, il: int, a: CompressedLayer[np.ndarray], b: CompressedLayer[Tensor]) -> Iterator[Check]:
+        """Checks of the compressed rows of layer ``il`` that the next token can see."""
+        n = self.gpu.cache.length // max(a.ratio, 1)
+        for what, mine, theirs in (("compressed rows", a.compressed, b.compressed), ("indexer's keys", a.keys, b.keys)):
+            if mine is not None and theirs is not None:
+                rows = [mine.rows, self.gpu.model.ops.download(theirs.rows)]
+                if what != "compressed rows":
+                    rows = [x.swapaxes(1, 2) for x in rows]
+                seen = [x.reshape(-1, x.shape[2])[:n] for x in rows]
+                yield Check(f"{what} of layer {il}, among the visible ones", *seen)
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
         """Generate n tokens, each chosen by the CPU, and compare the GPU's logits.  Returns the tokens and the logits after

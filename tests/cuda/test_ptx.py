@@ -188,8 +188,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("xielu",),
     ],
     "add": [(), (True,)],
+    "append": [(True,), (False,)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
+    "attend_compressed": [(512, True), (512, False), (96, True), (64, False, 2)],
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
@@ -215,6 +217,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
+    "choose": [()],
+    "collapse": [()],
     "combine": [
         *(geometry.combine.constants for geometry in (*_ATTENTION[1:6], _ATTENTION[7])),
         (512, True, False, 32),
@@ -237,7 +241,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 512, True, False),
         (32, 512, True, False),
     ],
-    "join_chunks": [(128, True), (64, False), (512, True)],
+    "compress": [(512, True, False), (128, True, True), (48, False, False)],
     "convolve": [(128, 4), (96, 3), (32, 1)],
     "couple": [(128,), (96,), (32, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
@@ -253,6 +257,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "edit": [(sample.EDIT_THREADS,)],
     "embed_float": [("F16",), ("F32",), ("BF16",)],
     "embed_quantized": [("Q4_K",), *((name,) for name in _FORMATS[::3] + _FEW_BITS[::2] if name != "Q4_K")],
+    "expand": [()],
     "gated_norm": [(128,), (32,)],
     "gated_norm_quantize": [(256, 128), (32, 96), (256, 256)],
     "gate_up": [
@@ -262,6 +267,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *((name, 8, False, 128, False, "geglu") for name in ("Q4_1", "IQ4_NL")),
     ],
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
+    "join_chunks": [(128, True), (64, False), (512, True)],
+    "keep": [()],
     "keep_rows": [()],
     "latent_rope": [(True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)],
     "list_heads": [()],
@@ -315,7 +322,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     ],
     "matmul_wide": [("Q6_K",), ("Q4_K",), ("Q8_0",), *((name,) for name in _FEW_BITS)],
     "maxima": [(sample.GROUPS, sample.WARPS)],
-    "mtp_input": [()],
+    "mtp_input": [(), (4,)],
     "per_layer_inputs": [(256,), (96,)],
     "place": [()],
     "propose": [(False,), (True,)],
@@ -328,6 +335,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, "relu2"),
     ],
     "read_sum": [()],
+    "repeat": [()],
     "repack": [(144,), (17,)],
     "rms_norm": [()],
     "rms_norm_add": [()],
@@ -342,10 +350,13 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True), (16, 2880), (128, 2048)],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
+    "rotate_tail": [(512, True, False), (512, False, True), (128, False, False)],
     "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True), *((n, 8, n == 160, law) for n, law in _ROUTINGS)],
     "scale": [()],
+    "score": [(64, 128, True), (7, 48, False)],
     "softcap": [()],
     "sort_pairs": [()],
+    "stream_weights": [()],
 }
 """Examples of the constants of each kernel; the first is the most common one."""
 

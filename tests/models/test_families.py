@@ -36,7 +36,8 @@ def test_rows_chunks_and_roll_back_do_not_show(case: Family, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", few(list(DRAFTING), 1))
 def test_drafts_do_not_show(name: str, tmp_path: Path) -> None:
     """Drafts of the model's own layer, drafts that are always wrong, and drafts that are always right, over 20 prompts."""
-    llm = engine.load(write_quantized(DRAFTING[name], tmp_path / "m.gguf"), n_ctx=96, device="cpu", n_threads=1)
+    path = write_quantized(DRAFTING[name], tmp_path / "m.gguf")
+    llm = engine.load(path, n_ctx=96, device="cpu", n_threads=1, **DRAFTING[name].options(path))
     draft: Any = llm.draft
     assert draft is not None and draft.name == "mtp"
     rng, kept, n_vocab = np.random.default_rng(5), {0: 0, 1: 0, -1: 0}, llm.config.n_vocab

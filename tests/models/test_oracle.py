@@ -62,7 +62,8 @@ def test_logits_are_those_of_transformers(case: Case | Family, tmp_path: Path) -
 @pytest.mark.parametrize("case", HYBRIDS.values(), ids=HYBRIDS)
 def test_drafts_are_those_of_the_layer_put_together_from_transformers(case: Case | Family, tmp_path: Path) -> None:
     """From the trunk's output at every kind of position, and a chain that goes on from its own."""
-    llm: Any = engine.load(write_gguf(case, tmp_path / f"{case.name}.gguf"), cache_type="f32")
+    path = write_gguf(case, tmp_path / f"{case.name}.gguf")
+    llm: Any = engine.load(path, cache_type="f32", **(case.options(path) if isinstance(case, Family) else {}))
     golden = _golden(case)
     for row in golden["mtp"]:
         prompt, at = prompts(case)[row["prompt"]].tolist(), row["position"]

@@ -276,15 +276,55 @@ class NextN(torch.nn.Module):  # type: ignore[misc]
         return (self.shared_head["head"] if self.embed_tokens else trunk.lm_head)(hidden)
 
 
+class StreamsNextN(torch.nn.Module):  # type: ignore[misc]
+    """The MTP layer of DeepSeek-V4, put together as in ``deepseek4.cpp``: from the token at position p and the streams of the
+    trunk at p - 1, it predicts position p + 1.  It sees a window only, and joins its streams with weights of its own."""
+
+    def __init__(self, trunk: Any) -> None:
+        super().__init__()
+        options = trunk.config.to_dict()
+        options["num_hidden_layers"] += 1
+        options["layer_types"] = [*options["layer_types"], "sliding_attention"]
+        options["mlp_layer_types"] = [*options["mlp_layer_types"], "moe"]
+        config = type(trunk.config)(**options)
+        config._attn_implementation = trunk.config._attn_implementation
+        config._experts_implementation = trunk.config._experts_implementation
+        module = importlib.import_module(type(trunk).__module__)
+        e = config.hidden_size
+        self.window = config.sliding_window
+        self.enorm, self.hnorm = (module.DeepseekV4RMSNorm(e, eps=config.rms_norm_eps) for _ in range(2))
+        self.eh_proj = torch.nn.Linear(2 * e, e, bias=False)
+        self.layer = module.DeepseekV4DecoderLayer(config, trunk.config.num_hidden_layers)
+        self.hc_head = module.DeepseekV4HyperHead(config)
+        self.shared_head = torch.nn.ModuleDict({"norm": module.DeepseekV4RMSNorm(e, eps=config.rms_norm_eps)})
+
+    def forward(self, trunk: Any, tokens: Any, hidden: Any) -> Any:
+        """The streams for tokens [n] and streams [n, s, e], each of the position before (0 at the first): [n, s, e]."""
+        e = self.enorm(trunk.model.embed_tokens(tokens))[:, None].expand_as(hidden)
+        x = self.eh_proj(torch.cat([e, self.hnorm(hidden)], -1))[None]
+        at = torch.arange(tokens.numel())
+        hides = (at[None] > at[:, None]) | (at[None] <= at[:, None] - self.window)
+        mask = torch.zeros(hides.shape, dtype=x.dtype).masked_fill(hides, -torch.inf)[None, None]
+        rotations = {kind: trunk.model.rotary_emb(x, at[None], layer_type=kind) for kind in ("main", "compress")}
+        options = {"position_embeddings": rotations, "position_ids": at[None], "attention_mask": mask}
+        return self.layer(x, input_ids=tokens[None], **options)[0]
+
+    def head(self, trunk: Any, hidden: Any) -> Any:
+        """Logits of streams [n, s, e]."""
+        return trunk.lm_head(self.shared_head["norm"](self.hc_head(hidden[None]))[0])
+
+
 N_DRAFTS = 3
 
+AnyDrafter = Drafter | NextN | StreamsNextN
 
-def drafts(trunk: Any, drafter: Drafter | NextN, tokens: Any, hidden: Any) -> tuple[Any, list[int], Any]:
+
+def drafts(trunk: Any, drafter: AnyDrafter, tokens: Any, hidden: Any, first: int) -> tuple[Any, list[int], Any]:
     """Logits of the MTP layer at every position; then, of a chain of greedy drafts after the prompt, its input tokens
-    (the trunk's own first) and the logits."""
+    (``first``, the trunk's own, comes first) and the logits."""
     before = torch.cat([torch.zeros_like(hidden[:1]), hidden])
     every = drafter.head(trunk, drafter(trunk, tokens, before[:-1]))
-    chain = [int(trunk.lm_head(hidden[-1]).argmax())]
+    chain = [first]
     rows = []
     for _ in range(N_DRAFTS):
         out = drafter(trunk, torch.cat([tokens, torch.tensor(chain)]), before)[-1:]
@@ -316,10 +356,14 @@ def load(case: Case | Family, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     return model, extra
 
 
-def load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> Drafter | NextN:
+def load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype: torch.dtype) -> AnyDrafter:
     """The MTP layer with its weights."""
     if isinstance(case, Case):
-        drafter: Drafter | NextN = Drafter(model)
+        drafter: AnyDrafter = Drafter(model)
+    elif case.model == "DeepseekV4":
+        drafter = StreamsNextN(model)
+        own = ("enorm.", "hnorm.", "eh_proj.", "shared_head.", "hc_head.")
+        weights = {name if name.startswith(own) else f"layer.{name}": weight for name, weight in weights.items()}
     else:
         drafter = NextN(model, "embed_tokens.weight" in weights)
         own = ("enorm.", "hnorm.", "eh_proj.", "embed_tokens.", "shared_head.")
@@ -353,6 +397,15 @@ def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[A
     return places, rows
 
 
+def streams(model: Any, prompt: Any) -> Any:
+    """The streams of a model after its last layer: [n, s, e]."""
+    seen = []
+    hook = model.model.hc_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    model.model(prompt[None], use_cache=False)
+    hook.remove()
+    return seen[0]
+
+
 def logits(case: Case | Family, dtype: torch.dtype) -> dict[str, list[Any]]:
     """Float64 [n, n_vocab] of every position of every prompt; the same from the MTP layer, and its chain of drafts."""
     model, extra = load(case, dtype)
@@ -361,9 +414,12 @@ def logits(case: Case | Family, dtype: torch.dtype) -> dict[str, list[Any]]:
     with torch.no_grad():
         for prompt in map(torch.from_numpy, prompts(case)):
             hidden = model.model(prompt[None], use_cache=False).last_hidden_state[0]
-            out["logits"].append(model(prompt[None], use_cache=False).logits[0].double().numpy())
+            if isinstance(drafter, StreamsNextN):
+                hidden = streams(model, prompt)
+            own = model(prompt[None], use_cache=False).logits[0]
+            out["logits"].append(own.double().numpy())
             if drafter:
-                every, chain, rows = drafts(model, drafter, prompt, hidden)
+                every, chain, rows = drafts(model, drafter, prompt, hidden, int(own[-1].argmax()))
                 out["mtp"].append(every.double().numpy())
                 out["tokens"].append(chain)
                 out["drafts"].append(rows.double().numpy())

@@ -57,9 +57,9 @@ PUBLISHED_WITH_VISION = {
 }
 
 HYBRID = ("qwen35", "qwen35moe")
-MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2")
+MIXTURE = ("qwen3moe", "qwen35moe", "gpt-oss", "glm4moe", "deepseek2", "deepseek4")
 
-TINY = [name for name in shapes() if name.startswith("tiny-")]
+TINY = [name for name in shapes() if name.startswith("tiny-") and not name.endswith("-mtp")]
 
 
 def layout(gguf_file: GGUF) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -232,7 +232,9 @@ def test_tiny_models_are_awkward_and_read_back(name: str, tmp_path: Path) -> Non
         == made.tensors["token_embd.weight"].shape[0]
     )
     assert ("blk.0.attn_q.bias" in made.tensors) == (arch in ("qwen2", "gpt-oss", "glm4moe"))
-    assert (f"{arch}.attention.sliding_window" in meta) == (arch in ("gemma3", "gpt-oss") or gemma is not None)
+    assert (f"{arch}.attention.sliding_window" in meta) == (
+        arch in ("gemma3", "gpt-oss", "deepseek4") or gemma is not None
+    )
     assert ("rope_freqs.weight" in made.tensors) == (arch == "llama" or gemma is not None)
     assert (shape.n_embd != shape.n_head * shape.head_dim) == (arch not in ("llama", "qwen2"))
     assert (f"{arch}.expert_count" in meta) == (arch in MIXTURE or name.endswith("-moe"))
@@ -466,6 +468,38 @@ def test_logits_are_finite_and_not_degenerate(name: str, tmp_path: Path) -> None
     assert np.isfinite(logits).all()
     assert 2.0 < logits.std() < 4.5
     assert len(set(logits.argmax(axis=1))) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "size", "n_params"),
+    [
+        ("deepseek-v4-flash", "IQ2_XXS", 81, 284.33),
+        ("deepseek-v4-flash", "Q4_K", 153, 284.33),
+        ("deepseek-v4-flash-mtp", "Q4_K", 3.5, 6.61),
+    ],
+)
+def test_files_of_deepseek_v4_are_as_large_as_those_of_ds4(name: str, quant: str, size: float, n_params: float) -> None:
+    """In GiB and in billions."""
+    shape, n_bytes = shapes()[name], 0
+    for tensor, sides in shape.tensors():
+        kind = sizes.tensor_type(shape, quant, tensor, sides[-1]) if len(sides) > 1 else gguf.GGMLQuantizationType.F32
+        n_bytes += math.prod(sides[:-1]) * (FORMATS[kind].row_bytes(sides[-1]) if kind in FORMATS else 4 * sides[-1])
+    assert abs(n_bytes / 2**30 - size) < 0.5
+    assert abs(shape.n_params / 1e9 - n_params) < 0.01
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "F32"])
+def test_a_layer_in_a_file_of_its_own_drafts(quant: str, tmp_path: Path) -> None:
+    target, layer = (
+        make_model(tmp_path / f"{name}.gguf", name, quant) for name in ("tiny-deepseek4", "tiny-deepseek4-mtp")
+    )
+    llm = engine.load(target, draft_model=layer, n_ctx=64, device="cpu")
+    answer = llm.complete("the rest", max_tokens=12, temperature=0, ignore_eos=True)
+    assert answer.speculation is not None and answer.speculation.drafted > 0
+    plain = engine.load(target, n_ctx=64, device="cpu").complete(
+        "the rest", max_tokens=12, temperature=0, ignore_eos=True
+    )
+    assert plain.ids == answer.ids
 
 
 def test_chat_template_renders(tmp_path: Path) -> None:

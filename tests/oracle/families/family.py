@@ -49,7 +49,7 @@ class Family:
     without the layer, into the weights that take its place; ``extra`` has tensors that the checkpoint lacks.
 
     ``spreads``: standard deviation and mean of weights by the end of their names; others have 1 / sqrt(inputs) and 0,
-    norms 0.3 and 1, biases 0.5 and 0.
+    norms 0.3 and 1, biases 0.5 and 0.  ``tables``: weights with these values instead.
 
     ``n_mtp`` layers behind the trunk draft tokens; their weights are named like those of layers in ``transformers``.
     """
@@ -66,6 +66,7 @@ class Family:
     extra: Mapping[str, np.ndarray] = field(default_factory=dict)
     spreads: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     n_mtp: int = 0
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def target(self) -> str:
@@ -79,7 +80,10 @@ class Family:
 
     def checkpoint(self) -> Weights:
         """Weights by their names in ``transformers``: float32."""
-        return {name: uniform(self.name, name, shape, *self._spread(name)) for name, shape in self.weights.items()}
+        drawn = {name: shape for name, shape in self.weights.items() if name not in self.tables}
+        return {name: uniform(self.name, name, shape, *self._spread(name)) for name, shape in drawn.items()} | dict(
+            self.tables
+        )
 
     def _spread(self, name: str) -> tuple[float, float]:
         for end, spread in self.spreads.items():
@@ -118,11 +122,21 @@ class Family:
             return {part.replace("gate_up_proj", half): rows for half, rows in halves}
         return {part: weight}
 
+    def options(self, path: Path) -> dict[str, Any]:
+        """Arguments of ``engine.load`` besides the file: a layer that drafts may have a file of its own, which is written
+        beside ``path``."""
+        return {}
+
     def write_gguf(self, path: Path) -> Path:
         """The model as a GGUF file of float32 tensors, with a vocabulary of bytes."""
         writer = gguf.GGUFWriter(path, self.architecture)
         writer.add_name(f"Random {self.name}")
-        for key, value in self.metadata.items():
+        self.write_metadata(writer, self.metadata)
+        return finish(writer, self.tensors(), path)
+
+    def write_metadata(self, writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
+        """Write keys of the architecture."""
+        for key, value in metadata.items():
             whole = key if key.startswith("xielu.") else f"{self.architecture}.{key}"
             match value:
                 case bool():
@@ -135,4 +149,3 @@ class Family:
                     writer.add_string(whole, value)
                 case _:
                     writer.add_array(whole, value)
-        return finish(writer, self.tensors(), path)

@@ -1,0 +1,149 @@
+"""The operations of hyper-connections and of attention over compressed rows on the CPU.
+
+Shapes and times are described in ``engine/cpu/operations.py``.
+"""
+
+import numpy as np
+
+from engine.arrays import Pass
+from engine.cache.compressed import Blocks, CompressedLayer
+from engine.cache.types import CHUNK
+from engine.cpu import compressed_attention, compressor, hyper, indexer, rope
+from engine.cpu.cache_operations import CacheOperations
+from engine.models.compressor import Compressor
+
+f32 = np.float32
+
+_NO_WEIGHTS = np.zeros(0, f32)
+_NO_ROWS = {np.dtype(kind): np.zeros((0, CHUNK, 0), kind) for kind in (np.float32, np.uint16)}
+
+
+class CompressedOperations(CacheOperations):
+    """What DeepSeek-V4 needs besides the operations of other models."""
+
+    # --- hyper-connections -------------------------------------------------------------------------------------
+
+    def repeat(self, x: np.ndarray, n: int) -> np.ndarray:
+        """Each row of x [rows, width], n times: float32 [rows, n * width]."""
+        out = self.empty((x.shape[0], n * x.shape[1]))
+        self.do(hyper.repeat, x, n, out, items=x.shape[0], ns=0.1 * out.shape[1])
+        return out
+
+    def stream_weights(
+        self, m: np.ndarray, scale: np.ndarray, base: np.ndarray, epsilon: float, rounds: int
+    ) -> np.ndarray:
+        """The weights of hyper-connections: m float32 [rows, 24], base [24], scale [3]; or [rows, 4], [4], [1] for the
+        weights of ``collapse`` only; float32 like m."""
+        out = self.empty(m.shape)
+        given = m, scale, base, f32(epsilon), rounds, out
+        self.do(hyper.stream_weights, *given, items=m.shape[0], ns=100.0 + 50.0 * rounds)
+        return out
+
+    def collapse(self, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The weighted sum of streams: x [rows, 4 n], weights [rows, 4 or more]; float32 [rows, n]."""
+        n = x.shape[1] // hyper.STREAMS
+        out = self.empty((x.shape[0], n))
+        self.do(hyper.collapse, x, weights, out, items=x.shape[0], ns=0.5 * n)
+        return out
+
+    def expand(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """The streams after a sub-layer: x [rows, 4 n] before it, y [rows, n] its output, weights [rows, 24]; float32 [rows,
+        4 n]."""
+        out = self.empty(x.shape)
+        self.do(hyper.expand, x, y, weights, out, items=x.shape[0], ns=0.5 * x.shape[1])
+        return out
+
+    # --- latents and compressed rows ---------------------------------------------------------------------------
+
+    def rotate_tail(
+        self,
+        x: np.ndarray,
+        n_head: int,
+        batch: Pass[np.ndarray],
+        table: np.ndarray,
+        norm: np.ndarray | None = None,
+        eps: float = 0.0,
+        inverse: bool = False,
+    ) -> np.ndarray:
+        """The heads of x [rows, n_head * d], normalized if there are weights ``norm`` [d], their last elements rotated by
+        position in pairs of neighbours, or back if ``inverse``: float32 [rows, n_head * d]."""
+        rows, d = x.shape[0], x.shape[1] // n_head
+        out = self.empty(x.shape)
+        heads = x.reshape(rows, n_head, d), out.reshape(rows, n_head, d)
+        given = _NO_WEIGHTS if norm is None else norm, f32(eps), batch.positions, table, inverse
+        self.do(rope.rotate_tail, heads[0], *given, heads[1], items=rows * n_head, ns=20.0 + 0.5 * d)
+        return out
+
+    def keep_latents(self, x: np.ndarray, memory: CompressedLayer[np.ndarray], batch: Pass[np.ndarray]) -> None:
+        """Store latents x [rows, d] at the rows' positions."""
+        given = x, batch.positions, memory.latents
+        self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
+
+    def compress(
+        self,
+        law: Compressor[np.ndarray],
+        values: np.ndarray,
+        scores: np.ndarray,
+        blocks: Blocks[np.ndarray],
+        batch: Pass[np.ndarray],
+        table: np.ndarray,
+        transposed: bool = False,
+    ) -> None:
+        """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
+        [rows, overlap * d].  ``transposed``: the rows are keys of an indexer."""
+        rows, width = values.shape
+        given = values, scores, law.ape, law.norm, f32(law.eps), batch.positions, table, blocks.pending
+        ns = 10.0 * law.ratio * width
+        items = -(-rows // law.ratio)
+        self.do(compressor.compress, *given, transposed, blocks.rows, items=items, ns=ns)
+        kept = values, scores, batch.positions, blocks.pending
+        self.do(compressor.keep, *kept, items=rows, ns=0.2 * width)
+
+    def choose_rows(
+        self,
+        q: np.ndarray,
+        weights: np.ndarray,
+        factor: float,
+        ratio: int,
+        top_k: int,
+        keys: Blocks[np.ndarray],
+        batch: Pass[np.ndarray],
+    ) -> np.ndarray:
+        """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
+        [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
+        fewer."""
+        rows, n_head = weights.shape
+        chunks, d = keys.rows.shape[0], q.shape[1] // n_head
+        scores, chosen = self.empty((rows, chunks * CHUNK)), self.empty((rows, top_k), np.int32)
+        words = keys.rows.reshape(chunks, -1).view(np.uint32)
+        given = q.reshape(rows, n_head, d), weights, f32(factor), words, batch.positions, ratio, top_k, scores
+        ns = 0.1 * n_head * d * CHUNK * -(-chunks // indexer.PARTS)
+        half = keys.rows.dtype.itemsize == 2
+        self.do(indexer.score(half), *given, items=rows * indexer.PARTS, ns=ns)
+        self.do(indexer.choose, scores, batch.positions, ratio, chosen, items=rows, ns=2.0 * CHUNK * chunks)
+        return chosen
+
+    def attend_compressed(
+        self,
+        q: np.ndarray,
+        memory: CompressedLayer[np.ndarray],
+        batch: Pass[np.ndarray],
+        scale: float,
+        sinks: np.ndarray,
+        ratio: int,
+        chosen: np.ndarray | None,
+    ) -> np.ndarray:
+        """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
+        the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
+        the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
+        rows, d, n_head = q.shape[0], memory.latents.shape[2], sinks.size
+        heads = q.reshape(rows, n_head, d)
+        self._tell("query", heads)
+        out = self.empty((rows, n_head, d))
+        listed = memory.compressed.rows if memory.compressed is not None else _NO_ROWS[memory.latents.dtype]
+        ids = self.empty((rows, 0), np.int32) if chosen is None else chosen
+        given = heads, memory.latents, listed, ids, batch.positions, memory.window, ratio, f32(scale), sinks, out
+        ns = 0.1 * d * min(n_head, compressed_attention.HEADS) * memory.window
+        items = rows * -(-n_head // compressed_attention.HEADS)
+        self.do(compressed_attention.attend(), *given, items=items, ns=ns)
+        return out.reshape(rows, -1)

@@ -1,0 +1,94 @@
+"""Compressed rows: each is made of the tokens of a block, and perhaps of the block before it (DeepSeek-V4, 2026).
+
+Formula: token p has values a_p and scores b_p; block r consists of the positions [r R, (r + 1) R), R the ratio.  Row r,
+element
+    j: x_j = sum_p softmax_p(b_pj + ape[p mod R]_j) a_pj over the tokens of the block.  With an overlap, a and b are twice as
+    wide, and the tokens of block r - 1 take part with their first halves, those of block r with their second halves; there is
+    nothing before block 0.  Then row = rms_norm(x), its last n_rot elements rotated by position r R.
+Shapes: values, scores float32 [rows, overlap * d] of the pass; ape float32 [R, overlap * d]; norm float32 [d]; pending
+    float32 [length, 2, overlap * d], a and b of position p in row p % length; stored float32 or uint16 (float16) [chunks, 64,
+    d], row r in chunk r // 64; or transposed, [chunks, d, 64].
+Who owns what: an item of ``compress`` is a block that the pass may complete, of ``keep`` a row of the pass.
+Reduction order: tokens in rising position; m = the largest score, e_p = exp(score - m), L = e_p added one after another from
+    0, x = fma(e_p, a_p, x) from 0, then x / L.  Everything depends on the tokens of the blocks only: not on the division of
+    the text into passes.
+Bytes moved: 8 overlap d per token that a row is made of.
+"""
+
+import numpy as np
+from numba import njit
+
+from engine.cache.types import CHUNK
+from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms
+from engine.cpu.rope import rotate_pairs
+from engine.numerics import exp, float_to_half, fma
+
+f32 = np.float32
+
+
+@njit(cache=True, error_model="numpy")
+def weigh_token(values, scores, ape, most, total, x, begins):  # type: ignore[no-untyped-def]
+    """One of two passes over the tokens of a row.  ``begins``: raise most [d] to the scores; else add the token's weights to
+    total [d] and its weighted values to x [d]."""
+    if begins:
+        for j in range(x.size):
+            most[j] = max(most[j], scores[j] + ape[j])
+    else:
+        for j in range(x.size):
+            e = exp(scores[j] + ape[j] - most[j])
+            total[j] = total[j] + e
+            x[j] = fma(e, values[j], x[j])
+
+
+@njit(cache=True, error_model="numpy")
+def compress(  # type: ignore[no-untyped-def]
+    values, scores, ape, norm, eps, positions, table, pending, transposed, stored, first, last
+):
+    """Store the rows of the blocks that the pass completes, of the items [first, last): item k is the k-th block that it
+    touches."""
+    rows, ratio, d = values.shape[0], ape.shape[0], norm.size
+    overlap, length, start = values.shape[1] // d, pending.shape[0], positions[0]
+    chains = np.empty(NORM_CHAINS, np.float32)
+    most, total, x = np.empty(d, np.float32), np.empty(d, np.float32), np.empty(d, np.float32)
+    for item in range(first, last):
+        r = start // ratio + item
+        end = (r + 1) * ratio
+        if end > start + rows:
+            break
+        begin = max(0, end - overlap * ratio)
+        most[:] = f32(-np.inf)
+        total[:] = f32(0.0)
+        x[:] = f32(0.0)
+        for step in range(2):
+            for p in range(begin, end):
+                # The second half of what the last block has, the first half of what the one before it has.
+                at = (overlap - 1) * d if p >= r * ratio else 0
+                own = ape[p % ratio, at : at + d]
+                if p >= start:
+                    a, b = values[p - start, at : at + d], scores[p - start, at : at + d]
+                else:
+                    a, b = pending[p % length, 0, at : at + d], pending[p % length, 1, at : at + d]
+                weigh_token(a, b, own, most, total, x, step == 0)
+        for j in range(d):
+            x[j] = x[j] / total[j]
+        factor = inverse_rms(x, eps, chains)
+        for j in range(d):
+            x[j] = x[j] * factor * norm[j]
+        rotate_pairs(x, table[r * ratio, 0], table[r * ratio, 1], False)
+        chunk, lane = stored[r // CHUNK].reshape(-1), r % CHUNK
+        place, stride = (lane, CHUNK) if transposed else (lane * d, 1)
+        for j in range(d):
+            if stored.itemsize == 2:
+                chunk[place + j * stride] = float_to_half(x[j])
+            else:
+                chunk[place + j * stride] = x[j]
+
+
+@njit(cache=True)
+def keep(values, scores, positions, pending, first, last):  # type: ignore[no-untyped-def]
+    """Store values and scores of the rows [first, last), as far as the ring holds them, when all rows have been made."""
+    rows, length = values.shape[0], pending.shape[0]
+    for t in range(max(first, rows - length), last):
+        own = pending[positions[t] % length]
+        own[0, :] = values[t]
+        own[1, :] = scores[t]

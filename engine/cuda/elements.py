@@ -1,0 +1,39 @@
+"""Elements of arrays of float32 or float16, read and written as float32."""
+
+from engine.cuda.intrinsics import float_to_half, half_to_float, halves
+from engine.cuda.products.unpack import device
+from engine.cuda.runtime.kinds import DeviceFunction
+
+
+@device
+def get_half(p, i):  # type: ignore[no-untyped-def]
+    """Element i of an array of float16."""
+    return half_to_float(halves(p)[i])
+
+
+@device
+def get_float(p, i):  # type: ignore[no-untyped-def]
+    """Element i of an array of float32."""
+    return p[i]
+
+
+@device
+def set_half(p, i, x):  # type: ignore[no-untyped-def]
+    """Store x as element i of an array of float16."""
+    halves(p)[i] = float_to_half(x)
+
+
+@device
+def set_float(p, i, x):  # type: ignore[no-untyped-def]
+    """Store x as element i of an array of float32."""
+    p[i] = x
+
+
+def getter(half: bool) -> DeviceFunction:
+    """The device function ``get(p, i)`` for an array of float16 or of float32."""
+    return get_half if half else get_float
+
+
+def setter(half: bool) -> DeviceFunction:
+    """The device function ``set(p, i, x)`` for an array of float16 or of float32."""
+    return set_half if half else set_float

@@ -1,0 +1,142 @@
+"""Attention over a window of latents and compressed rows: its weights, and the operations that it consists of.
+
+For normalized rows n (``engine/models/families/deepseek4.py`` has the whole layer)::
+
+    c = rms_norm(n Wqa);  q = rotate(rms_norm(c Wqb)) per head
+    x = rotate(rms_norm(n Wkv))                         one latent per token, key and value of all heads
+    compressed rows of n Wkv' and n Wgate'              engine/cpu/compressor.py
+    with an indexer: rows chosen by rotate(c Wq''), n Wproj, and keys made in the same way
+    o = rotate back(attention(q, latents of the window, compressed rows))
+    the heads of each group times Woa, and all of these times Wob
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.arrays import Array, Matrix, Pass, Value
+from engine.cache.compressed import CompressedLayer
+from engine.models.compressor import Compressor
+from engine.models.config import CompressedConfig
+from engine.models.loader import Loader
+from engine.ops import Ops
+
+
+@dataclass
+class Rows:
+    """What makes compressed rows: the matrices of values and of scores, [overlap * d, n_embd], and their law."""
+
+    values: Matrix
+    scores: Matrix
+    law: Compressor[Array]
+
+
+@dataclass
+class Indexer:
+    """What chooses compressed rows: queries [n_head * d, n_q], weights of heads [n_head, n_embd], and what makes the keys."""
+
+    queries: Matrix
+    proj: Matrix
+    keys: Rows
+
+
+@dataclass
+class Compressed:
+    """Weights of the mixer.  ones: float32 [d]; table: the rotation angles."""
+
+    config: CompressedConfig
+    q_a: Matrix
+    q_a_norm: Array
+    q_b: Matrix
+    kv: Matrix
+    kv_norm: Array
+    ones: Array
+    sinks: Array
+    table: Array
+    output_a: Matrix
+    output_b: Matrix
+    rows: Rows | None
+    indexer: Indexer | None
+    eps: float
+
+    def mix(self, ops: Ops, n: Value, memory: CompressedLayer[Array], batch: Pass[Array]) -> Array:
+        """The output for the normalized rows n [rows, n_embd]: float32 [rows, n_embd].  Their latents, and the rows of blocks
+        that they complete, are stored in ``memory``."""
+        c = self.config
+        made = [rows for rows in (self.rows, None if self.indexer is None else self.indexer.keys) if rows is not None]
+        weights = [matrix for rows in made for matrix in (rows.values, rows.scores)]
+        proj = [self.indexer.proj] if self.indexer is not None else []
+        q, kv, *rest = ops.matmul(n, self.q_a, self.kv, *weights, *proj)
+        qr = ops.rms_norm(q, self.q_a_norm, self.eps)
+        q, *others = ops.matmul(qr, self.q_b, *([self.indexer.queries] if self.indexer is not None else []))
+        q = ops.rotate_tail(q, c.n_head, batch, self.table, self.ones, self.eps)
+        self._keep(ops, kv, memory, batch)
+        chosen = None
+        if self.rows is not None and memory.compressed is not None:
+            ops.compress(self.rows.law, rest[0], rest[1], memory.compressed, batch, self.table)
+        if self.indexer is not None and c.indexer is not None and memory.keys is not None:
+            law = self.indexer.keys.law
+            ops.compress(law, rest[2], rest[3], memory.keys, batch, self.table, True)
+            own, factor = c.indexer, 1.0 / (c.indexer.n_head * c.indexer.d) ** 0.5
+            queries = ops.rotate_tail(others[0], own.n_head, batch, self.table)
+            chosen = ops.choose_rows(queries, rest[4], factor, c.ratio, own.top_k, memory.keys, batch)
+        o = ops.attend_compressed(q, memory, batch, c.scale, self.sinks, c.ratio, chosen)
+        o = ops.rotate_tail(o, c.n_head, batch, self.table, None, 0.0, True)
+        (y,) = ops.matmul(ops.grouped_matmul(o, self.output_a, c.n_group), self.output_b)
+        return y
+
+    def remember(self, ops: Ops, n: Value, memory: CompressedLayer[Array], batch: Pass[Array]) -> None:
+        """Store the latents of the normalized rows n [rows, n_embd] in ``memory``; there are no compressed rows."""
+        assert self.rows is None
+        (kv,) = ops.matmul(n, self.kv)
+        self._keep(ops, kv, memory, batch)
+
+    def _keep(self, ops: Ops, kv: Array, memory: CompressedLayer[Array], batch: Pass[Array]) -> None:
+        ops.keep_latents(ops.rotate_tail(kv, 1, batch, self.table, self.kv_norm, self.eps), memory, batch)
+
+
+def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compressed:
+    """Load the tensors of a mixer: ``attn_q_a``, ``attn_q_b``, ``attn_kv``, ``attn_output_a``, ``attn_output_b``, their
+    norms, ``attn_sinks``, and with a ratio ``attn_compressor_...``, ``indexer_compressor_...`` and ``indexer...``."""
+    c, n_embd, ops = config, loader.config.n_embd, loader.ops
+    group = c.n_head // c.n_group * c.d
+    output = loader.weight(blk + "attn_output_a.weight", c.n_group * c.n_out, group)
+    indexer = None
+    if c.indexer is not None:
+        own = c.indexer
+        indexer = Indexer(
+            loader.matrix(blk + "indexer.attn_q_b.weight", own.n_head * own.d, c.n_q),
+            loader.matrix(blk + "indexer.proj.weight", own.n_head, n_embd),
+            _load_rows(loader, blk + "indexer_compressor", c, own.d),
+        )
+    return Compressed(
+        c,
+        loader.matrix(blk + "attn_q_a.weight", c.n_q, n_embd),
+        loader.vector(blk + "attn_q_a_norm.weight", c.n_q),
+        loader.matrix(blk + "attn_q_b.weight", c.n_head * c.d, c.n_q),
+        loader.matrix(blk + "attn_kv.weight", c.d, n_embd),
+        loader.vector(blk + "attn_kv_a_norm.weight", c.d),
+        ops.upload(np.ones(c.d, np.float32)),
+        loader.vector(blk + "attn_sinks.weight", c.n_head),
+        loader.rotary(c.rope).table,
+        ops.weight(replace(output, stack=c.n_group)),
+        loader.matrix(blk + "attn_output_b.weight", n_embd, c.n_group * c.n_out),
+        _load_rows(loader, blk + "attn_compressor", c, c.d) if c.ratio else None,
+        indexer,
+        loader.config.norm_eps,
+    )
+
+
+def _load_rows(loader: Loader, name: str, c: CompressedConfig, d: int) -> Rows:
+    width, n_embd = c.overlap * d, loader.config.n_embd
+    return Rows(
+        loader.matrix(f"{name}_kv.weight", width, n_embd),
+        loader.matrix(f"{name}_gate.weight", width, n_embd),
+        Compressor(
+            c.ratio,
+            c.overlap,
+            loader.vector(f"{name}_ape.weight", c.ratio, width),
+            loader.vector(f"{name}_norm.weight", d),
+            loader.config.norm_eps,
+        ),
+    )

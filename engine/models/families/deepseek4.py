@@ -1,0 +1,227 @@
+"""DeepSeek-V4: hyper-connections, attention over a window and compressed rows, experts that the token or a router chooses.
+
+The residual stream H consists of four streams, of the embedding at first.  Layer (llama.cpp, ``src/models/deepseek4.cpp``)::
+
+    u, b, C = mix(H);  y = attention(rms_norm(u, attn_norm));      H_d = b_d y + sum_s C_sd H_s
+    u, b, C = mix(H);  y = experts(rms_norm(u, ffn_norm)) + shared network;  H likewise
+
+and the output is that of rms_norm(u, output_norm) with u a weighted sum of the streams.  ``engine/cpu/hyper.py`` has the
+weights of streams, ``engine/models/compressed.py`` attention.
+
+Layers have a ratio.  0: attention sees the latest ``window`` tokens only.  4: also the best of the rows that compress four
+tokens each, which an indexer chooses.  Others, 128 in all published models: also all rows of as many tokens.  Layers with a
+ratio have their own frequencies, extended by YaRN with a magnitude of 1.
+
+Probabilities of experts are sqrt(softplus(logit)); their selection has a bias, except in the first layers, where a table
+gives the experts of each token.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.arrays import Array, Matrix, Pass
+from engine.limits import STREAMS
+from engine.models.activation import SWIGLU, Activation
+from engine.models.architecture import Architecture
+from engine.models.base import Model
+from engine.models.compressed import Compressed, load_compressed
+from engine.models.config import (
+    CompressedConfig,
+    ExpertsConfig,
+    IndexerConfig,
+    LayerConfig,
+    ModelConfig,
+    RopeConfig,
+    StreamsConfig,
+)
+from engine.models.experts import Experts
+from engine.models.feed_forward import load_experts
+from engine.models.hyper import HyperConnection, load_hyper_connection
+from engine.models.loader import Loader
+from engine.models.metadata import MAX_CONTEXT, Metadata
+from engine.models.weights import missing
+from engine.ops import Ops
+
+CHOSEN = 4
+"""The ratio of layers that have an indexer."""
+
+
+def read(m: Metadata) -> ModelConfig:
+    """The configuration of a file."""
+    if m.n_mtp and f"blk.{m.n_layer}.nextn.eh_proj.weight" not in m.gguf.tensors:
+        # The key counts a layer that is in another file.
+        m.n_layer, m.n_mtp = m.n_blocks, 0
+    d, n_head = m.width("attention.key_length", 0), m.counts("attention.head_count")[0]
+    if m.counts("attention.head_count_kv")[0] != 1 or m.width("attention.value_length", d) != d:
+        m.unsupported("deepseek4 models have one head of keys, which are also the values; convert the model again.")
+    n_group = m.integer("attention.output_group_count", most=4096)
+    if n_head % n_group:
+        m.refuse("attention.output_group_count", f"is {n_group}, which does not divide the {n_head} heads")
+    streams = StreamsConfig(
+        m.integer("hyper_connection.count", most=64),
+        m.integer("hyper_connection.sinkhorn_iterations", most=1000),
+        m.number("hyper_connection.epsilon", None, 0.0, 1.0),
+    )
+    if streams.count != STREAMS:
+        m.refuse("hyper_connection.count", f"is {streams.count}, and {STREAMS} streams are supported")
+    ratios, limits = _ratios(m), _limits(m)
+    n_hash = m.integer("hash_layer_count", 0, 0, m.n_layer)
+
+    def layer(il: int) -> LayerConfig:
+        return _layer(m, ratios[il], limits[il], il < n_hash)
+
+    return m.model(layer, streams=streams)
+
+
+def drafting_layer(m: Metadata) -> LayerConfig:
+    """The layer that drafts for the model of a file, which is in another file: it sees the window, and has a router."""
+    return _layer(m, 0, _limits(m)[-1], False)
+
+
+def _layer(m: Metadata, ratio: int, activation: Activation, tabled: bool) -> LayerConfig:
+    d, n_head = m.width("attention.key_length", 0), m.counts("attention.head_count")[0]
+    near, far = _ropes(m, d)
+    mixer = CompressedConfig(
+        n_head,
+        d,
+        1.0 / d**0.5,
+        far if ratio else near,
+        m.integer("attention.sliding_window", None, 1, MAX_CONTEXT),
+        m.integer("attention.q_lora_rank"),
+        m.integer("attention.output_group_count", most=4096),
+        m.integer("attention.output_lora_rank"),
+        ratio,
+        _indexer(m, far) if ratio == CHOSEN else None,
+    )
+    experts = replace(m.with_shared(m.experts("sqrt_softplus")), shared_gated=False)
+    return LayerConfig(mixer, replace(experts, activation=activation, tabled=tabled))
+
+
+def _ropes(m: Metadata, d: int) -> tuple[RopeConfig, RopeConfig]:
+    """The rotations of layers without and with compressed rows."""
+    rope = m.rope(d, neox=False)
+    base = m.number("attention.compress_rope_freq_base", None, 1.0, 1e12)
+    return RopeConfig(rope.n_rot, rope.base, neox=False), replace(rope, base=base, magnitude=1.0)
+
+
+def _indexer(m: Metadata, rope: RopeConfig) -> IndexerConfig:
+    own = IndexerConfig(
+        m.integer("attention.indexer.head_count", most=4096),
+        m.width("attention.indexer.key_length", 0),
+        m.integer("attention.indexer.top_k"),
+    )
+    if own.d < rope.n_rot:
+        m.refuse("attention.indexer.key_length", f"is {own.d}, fewer than the {rope.n_rot} dimensions that are rotated")
+    return own
+
+
+def _ratios(m: Metadata) -> list[int]:
+    """The ratio of each layer of the trunk."""
+    ratios = m.counts("attention.compress_ratios", None, 0)
+    for ratio in ratios:
+        if 0 < ratio < CHOSEN or ratio > 4096:
+            m.refuse("attention.compress_ratios", f"has {ratio}; 0, {CHOSEN} and larger ones up to 4096 are supported")
+    return ratios
+
+
+def _limits(m: Metadata) -> list[Activation]:
+    """The activation of each layer of the trunk."""
+    every: list[list[float]] = []
+    for name in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        if not m.has(name):
+            every.append(every[0] if every else [0.0] * m.n_layer)
+            continue
+        kind = m.gguf.kinds[m.key(name)]
+        values = m.gguf.require(m.key(name), "f64[]" if kind == "f64[]" else "f32[]", 0.0, 1e6)
+        if len(values) < m.n_layer:
+            m.refuse(name, f"has {len(values)} elements for {m.n_layer} layers: convert the model again")
+        every.append([float(value) for value in values[: m.n_layer]])
+    if every[0] != every[1]:
+        m.refuse("swiglu_clamp_shexp", "differs from swiglu_clamp_exp, which is not supported")
+    return [Activation("swiglu_clamped", (limit,)) if limit else SWIGLU for limit in every[0]]
+
+
+@dataclass
+class Layer:
+    """Weights of one layer."""
+
+    mixer_streams: HyperConnection
+    mixer_norm: Array
+    mixer: Compressed
+    network_streams: HyperConnection
+    network_norm: Array
+    network: Experts[Array, Matrix]
+    norm_eps: float
+
+    def run(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> Array:
+        """Streams in, streams out, float32 [rows, 4 n_embd]."""
+        weights = self.mixer_streams.weights(ops, x)
+        n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
+        x = ops.expand(x, self.mixer.mix(ops, n, memory, batch), weights)
+        weights = self.network_streams.weights(ops, x)
+        n = ops.rms_norm(ops.collapse(x, weights), self.network_norm, self.norm_eps)
+        return ops.expand(x, ops.experts(self.network, None, n, None, batch.tokens), weights)
+
+    def remember(self, ops: Ops, x: Array, memory: Any, batch: Pass[Array]) -> None:
+        """Store the latents of the streams x, float32 [rows, 4 n_embd], in ``memory``."""
+        weights = self.mixer_streams.weights(ops, x)
+        n = ops.rms_norm(ops.collapse(x, weights), self.mixer_norm, self.norm_eps)
+        self.mixer.remember(ops, n, memory, batch)
+
+
+def load_layer(loader: Loader, blk: str, config: LayerConfig) -> Layer:
+    """The weights of a layer whose tensors' names begin with ``blk``."""
+    c, mixer, network = loader.config, config.mixer, config.network
+    assert isinstance(mixer, CompressedConfig) and isinstance(network, ExpertsConfig)
+    chooser = blk + ("ffn_gate_tid2eid.weight" if network.tabled else "exp_probs_b.bias")
+    if not loader.has(chooser):
+        raise missing(loader.gguf, chooser)
+    return Layer(
+        load_hyper_connection(loader, blk + "hc_attn"),
+        loader.vector(blk + "attn_norm.weight", c.n_embd),
+        load_compressed(loader, blk, mixer),
+        load_hyper_connection(loader, blk + "hc_ffn"),
+        loader.vector(blk + "ffn_norm.weight", c.n_embd),
+        load_experts(loader, blk, network),
+        c.norm_eps,
+    )
+
+
+class DeepSeek4(Model):
+    """deepseek4, text only."""
+
+    layers: list[Layer]
+
+    def load_layer(self, il: int) -> Layer:
+        """The weights of layer ``il``."""
+        # The bias for tokens of images.
+        self.ignore(f"blk.{il}.exp_probs_b_vl.bias")
+        return load_layer(self, f"blk.{il}.", self.config.layers[il])
+
+    def load_rest(self) -> None:
+        """Load the weights that join the streams before the output."""
+        self.output_streams = load_hyper_connection(self, "output_hc", last=True)
+
+    def enter(self, x: Array) -> Array:
+        """The streams of the embeddings x [rows, n_embd]: float32 [rows, 4 n_embd]."""
+        return self.ops.repeat(x, STREAMS)
+
+    def leave(self, x: Array) -> Array:
+        """The sum of the streams x [rows, 4 n_embd] before the output: float32 [rows, n_embd]."""
+        return self.ops.collapse(x, self.output_streams.weights(self.ops, x))
+
+    def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
+        """One layer: streams in, streams out, float32 [rows, 4 n_embd]."""
+        return self.layers[il].run(self.ops, x, self.memory(il), batch)
+
+
+ARCHITECTURES = (
+    Architecture(
+        "deepseek4",
+        "DeepSeek V4 Flash",
+        read,
+        "transformers DeepseekV4ForCausalLM",
+        "a layer in another file",
+        DeepSeek4,
+    ),
+)

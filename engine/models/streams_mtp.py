@@ -1,0 +1,114 @@
+"""Multi-token prediction for a model with hyper-connections: a layer in a file of its own (DeepSeek-V4).
+
+For token t at position p, with H the streams of the trunk after its last layer, before they are joined, at position p - 1, or
+0 for p = 0::
+
+    X_s = [rms_norm(embed(t), enorm), rms_norm(H_s, hnorm)] Weh     for each stream s
+    Y = layer(X)                                        attention over a window of latents of its own
+    logits = rms_norm(joined(Y), shared_head_norm) Whead, for position p + 1; a sum of streams with weights of its own
+
+(llama.cpp, ``src/models/deepseek4.cpp``).  A chain of drafts continues with Y in place of the trunk's H.  The streams and the
+latents are stored in rings by position, and every pass of the trunk writes both for its tokens (``engine/models/mtp.py``).
+
+The embedding and Whead are the model's.  Files have two layouts: llama.cpp's has the names of a layer after the model's last,
+ds4's begins with ``mtp.0.`` and has the two halves of Weh as two matrices.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.arrays import Array, Pass
+from engine.errors import ModelError
+from engine.gguf.file import GGUF
+from engine.models.base import Model, hidden_ring
+from engine.models.families.deepseek4 import load_layer
+from engine.models.hyper import load_hyper_connection
+from engine.models.loader import Loader
+from engine.models.mtp import MTP
+from engine.models.weights import Weight, bytes_read
+
+LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
+"""Tensors of llama.cpp's files for which the model's own are used, or which are used only without a norm of the layer."""
+
+
+class StreamsMTP(MTP):
+    """The layer of another file that drafts for ``model``, whose configuration has it.  Raises ModelError if the file is the
+    layer of another model."""
+
+    def __init__(self, model: Model, gguf: GGUF) -> None:
+        c = model.config
+        assert c.mtp is not None and c.streams is not None
+        self._model = model
+        for rope in c.ropes:
+            model.rotary(rope)  # the model fills the angles for all layers
+        loader = Loader(c, gguf, model.ops, model.cache.n_ctx, model)
+        own = "mtp.0." if loader.has("mtp.0.e_proj.weight") else f"blk.{c.n_layer}."
+        nextn, head, norm = own + "nextn.", "output_hc", own + "nextn.shared_head_norm.weight"
+        if own == "mtp.0.":
+            nextn, head, norm = own, own + "hc_head", own + "norm.weight"
+            joined = _beside(loader, own + "e_proj.weight", own + "h_proj.weight")
+        else:
+            joined = loader.weight(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
+        self.eh_proj = model.ops.weight(joined)
+        self.enorm, self.hnorm = (loader.vector(f"{nextn}{name}.weight", c.n_embd) for name in ("enorm", "hnorm"))
+        self._layer = load_layer(loader, own, c.mtp)  # type: ignore[assignment]
+        self._streams = load_hyper_connection(loader, head, last=True)
+        self.embed_tokens, self.output = model.token_embd, model.output
+        own_head = own + "nextn.shared_head_head.weight"
+        if loader.has(own_head):
+            self.output = loader.matrix(own_head, c.n_vocab, c.n_embd)
+        norms = [name for name in (norm, "output_norm.weight") if loader.has(name)]
+        self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
+        loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
+        loader.check_complete()
+        self._n_bytes = _bytes_of_draft(model, gguf, own, own_head)
+        #: Memory for the inputs of its passes.
+        self.inputs = model.ops.inputs()
+        length = hidden_ring(model.cache.max_rows, model.rewind).capacity
+        #: float32 [length, 4 n_embd]: H of position p in row p % length.
+        self.hidden = model.ops.zeros((length, c.streams.count * c.n_embd), np.float32)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of weights that one draft reads."""
+        return self._n_bytes
+
+    def _joined(self, batch: Pass[Array]) -> Array:
+        """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
+        ops, c = self._model.ops, self._model.config
+        e = ops.embed(self.embed_tokens, batch.tokens)
+        (x,) = ops.matmul(ops.mtp_input(e, self.enorm, self.hidden, self.hnorm, batch, c.norm_eps), self.eh_proj)
+        return x.reshape(batch.rows, x.size // batch.rows)
+
+    def compute(self, batch: Pass[Array], n_logits: int) -> Array:
+        """Logits after one token, float32 [1, n_vocab].  The streams of the position before must be stored.  Stores Y in
+        place of the trunk's streams, which overwrite it later."""
+        model, ops, c = self._model, self._model.ops, self._model.config
+        y = self._layer.run(ops, self._joined(batch), model.memory(c.n_layer), batch)
+        ops.keep_rows(self.hidden, y, batch)
+        u = ops.collapse(y, self._streams.weights(ops, y))
+        (logits,) = ops.matmul(ops.rms_norm(u, self.output_norm, c.norm_eps), self.output)
+        return logits
+
+
+def _bytes_of_draft(model: Model, gguf: GGUF, own: str, own_head: str) -> int:
+    """Bytes of weights that one draft reads: of the layer, whose tensors' names begin with ``own``, and of the output."""
+    read = [tensor for name, tensor in gguf.tensors.items() if name not in LENT and "embed_tokens" not in name]
+    if own_head not in gguf.tensors:
+        tensors = model.gguf.tensors
+        read.append(tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"])
+    blk = f"blk.{model.config.n_layer}."
+    named = (replace(tensor, name=tensor.name.replace(own, blk)) for tensor in read)
+    return bytes_read(named, model.config)
+
+
+def _beside(loader: Loader, *names: str) -> Weight:
+    """The matrix whose rows are those of several matrices [n_embd, n_embd], one after another."""
+    n = loader.config.n_embd
+    parts = [loader.weight(name, n, n) for name in names]
+    if len({part.format for part in parts}) > 1:
+        raise ModelError(f"{loader.gguf.path}: {' and '.join(names)} have different formats, which is not supported.")
+    data = np.concatenate([part.data for part in parts], axis=1)
+    data.flags.writeable = False  # like mapped rows, so that the same compiled kernels serve both
+    return replace(parts[0], name=f"{names[0]} and {names[1]}", columns=n * len(parts), data=data)
