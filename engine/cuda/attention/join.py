@@ -4,7 +4,7 @@ Formula: that of ``engine/cuda/attention/combine.py`` within a group: M_i = max(
     M_i) + l_i exp(m_i - M_i), O likewise.
 Shapes: float32 weights [rows, n_head, slots, 2] (m, l), sums [rows, n_head, slots, d_v]; slot 0 of a row is the first chunk
     that it sees, which may be any of its group; the results the same with the groups that the row sees in place of chunks.
-Who owns what: a block owns every eighth run of 32 chunks of a head of a row, counted from the beginning of the first group;
+Who owns what: a block owns every 32nd run of 32 chunks of a head of a row, counted from the beginning of the first group;
     each of its warps 32 of the head's elements.  No grid depends on a position.
 Reduction order: that of the mirror (``engine/cpu/attention.py``): (((0 + chunk) + chunk) + ...) in rising order.  The maximum
     over earlier ones is exact in any order, so a lane computes the factors of a chunk.
@@ -36,7 +36,7 @@ I = np.int32  # noqa: E741
 
 LANES = 32
 """Chunks that a warp processes at a time, one per lane."""
-RUNS = 8
+RUNS = 32
 """The most blocks of a head of a row."""
 AT_ONCE = 4
 """Chunks that are joined without a check of how many there are."""
