@@ -31,7 +31,8 @@ FEWER = 5
 MARKS = {
     "thorough": "runs with --all, not in the first tier",
     "gpu": "runs only with --gpu",
-    "covering(n)": "the first tier runs as few combinations as contain every n values of different parameters",
+    "covering(n, m)": "the first tier runs as few combinations as contain every n values of different parameters, and "
+    "--all those that contain every m values, if m is given",
     "more": "does more with --all, e.g. more examples of hypothesis",
     "together(name)": "tests that one process runs, in order; by default those of a file",
     "alone": "on a GPU, no other test runs at the same time, because it measures free memory",
@@ -129,15 +130,18 @@ def _covering(items: list[Any], strength: int) -> set[Any]:
 
 
 def _in_first_tier(items: list[Any]) -> set[Any]:
-    first = {item for item in items if not item.get_closest_marker("thorough")}
+    return _thinned([item for item in items if not item.get_closest_marker("thorough")], 0)
+
+
+def _thinned(items: list[Any], argument: int) -> set[Any]:
+    """The items without the combinations that tests marked ``covering`` may leave out by that argument of the mark."""
     tests = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("covering")
-        if mark and item in first:
-            tests[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    for (_, strength), cases in tests.items():
-        first -= set(cases) - _covering(cases, strength)
-    return first
+        if mark and len(mark.args) > argument:
+            tests[item.nodeid.partition("[")[0], mark.args[argument]].append(item)
+    left_out = (set(cases) - _covering(cases, strength) for (_, strength), cases in tests.items())
+    return set(items).difference(*left_out)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -146,11 +150,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if Tier.gpu:
         chosen = on_gpu
     else:
-        chosen = set(items) - on_gpu
-        if not Tier.all:
-            first = _in_first_tier([item for item in items if item in chosen])
-            more = {item for item in first if item.get_closest_marker("more")}
-            chosen = chosen - first | more if Tier.rest else first
+        candidates = [item for item in items if item not in on_gpu]
+        first = _in_first_tier(candidates)
+        chosen = first
+        if Tier.all or Tier.rest:
+            chosen = _thinned(candidates, 1) | first
+        if Tier.rest:
+            chosen -= {item for item in first if not item.get_closest_marker("more")}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = sorted((item for item in items if item in chosen), key=_place)
     for item in items:

@@ -193,7 +193,7 @@ EACH = [pytest.param(f, marks=() if f.name in ("Q4_K", "Q8_0") else pytest.mark.
 @pytest.mark.parametrize("share", [1, 2])
 @pytest.mark.parametrize("instructions", simd.INSTRUCTION_SETS)
 @pytest.mark.parametrize("entry", EACH)
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 def test_an_experts_product_is_that_of_its_matrix_alone(entry: Format, instructions: str, share: int) -> None:
     """Both have the same bits, for inputs of rows (share = 2) and of pairs."""
     if instructions not in simd.available():

@@ -71,7 +71,7 @@ EACH = pytest.mark.parametrize("fmt", FORMATS)
 @EACH
 @pytest.mark.parametrize("kernel", EMIT)
 @pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids", "alderlake"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 def test_vnni(fmt: str, kernel: str, cpu: str) -> None:
     """AVX512-VNNI and AVX-VNNI: every product is made by ``vpdpbusd``, on 256 bits."""
     text = assembly(fmt, "vnni", kernel, X86, cpu)
@@ -86,7 +86,7 @@ def test_vnni(fmt: str, kernel: str, cpu: str) -> None:
 
 @EACH
 @pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 def test_vnni_on_512_bits(fmt: str, cpu: str) -> None:
     """Many rows: each ``vpdpbusd`` takes 16 weight rows."""
     text = assembly(fmt, "vnni512", "rows", X86, cpu)
@@ -101,7 +101,7 @@ def test_vnni_on_512_bits(fmt: str, cpu: str) -> None:
 @EACH
 @pytest.mark.parametrize("kernel", EMIT)
 @pytest.mark.parametrize("cpu", ["haswell", "znver3"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 def test_avx2(fmt: str, kernel: str, cpu: str) -> None:
     text = assembly(fmt, "avx2", kernel, X86, cpu)
     assert as_emitted(text, "vpmaddubsw", fmt, kernel, 4 + 2 + 1)
@@ -115,7 +115,7 @@ def test_avx2(fmt: str, kernel: str, cpu: str) -> None:
 @EACH
 @pytest.mark.parametrize("kernel", ["step", "rows"])
 @pytest.mark.parametrize(("triple", "cpu"), [(ARM, "generic"), (X86, "haswell")])
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 def test_plain(fmt: str, kernel: str, triple: str, cpu: str) -> None:
     """The portable path needs no library and no instruction of x86."""
     text = assembly(fmt, "plain", kernel, triple, cpu)

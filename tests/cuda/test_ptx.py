@@ -1,8 +1,8 @@
 """Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``).
 
 The first tier compiles the first example of every kernel for the lowest target that supports it and for the target that
-kernels are tuned for; ``--all`` compiles all examples for the latter; ``--gpu``, which runs on more cores, compiles the first
-example for all targets."""
+kernels are tuned for; ``--all`` compiles all examples for the latter, or every second one of kernels that take long;
+``--gpu``, which runs on more cores, compiles the other examples of these, and the first example for all targets."""
 
 import math
 import os
@@ -376,11 +376,15 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 WIDE = {"attend_integers", "attend_tiles", "couple", "delta_rule", "matmul_experts_wide", "matmul_wide"}
 """Kernels of passes of more rows than a step, which copy to shared memory while they compute; 7.5 does not support that."""
 
+LONG = {"attend_in_place", "attend_integer_chunks", "attend_integers", "attend_tiles", "combine_quantize", "delta_net"}
+LONG |= {"matmul_experts_wide", "matmul_wide"}
+"""Kernels that take 3 to 13 seconds to compile."""
+
 
 def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
     marks = []
-    if target not in (lowest, TUNED):
+    if target not in (lowest, TUNED) or (name in LONG and isinstance(k, int) and k % 2 == 1):
         # Each kernel is a group of its own, and these groups come last: short groups keep all processes busy until the end.
         marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
     elif k != 0:
