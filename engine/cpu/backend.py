@@ -3,6 +3,7 @@
 Arrays are NumPy arrays.  Every method returns a new array unless documented as "in place"; shapes are [rows, ...].
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
+from engine.cpu.runtime.pool import ALIGNMENT
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
@@ -143,8 +145,12 @@ class Backend(LatentOperations):
         self._empty.clear()
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """A zeroed array; the system allocates its pages when they are first written."""
-        return np.zeros(shape, dtype)
+        """A zeroed array at a multiple of 64 bytes.  So are then the chunks of keys and values, whose vectors of 64 bytes do
+        not cross lines of the CPU's caches.  The system allocates its pages when they are first written."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        memory = np.zeros(size + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        return memory[start : start + size].view(dtype).reshape(shape)
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
         """target[first : first + len(rows)] = rows."""

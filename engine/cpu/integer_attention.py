@@ -32,10 +32,10 @@ from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
 from engine.cpu.attention import begin, finish, first_visible, join, join_groups, rows_that_see
 from engine.cpu.fold import fold
-from engine.cpu.integer_products import make_scores, make_values
-from engine.cpu.lanes import ROWS, hide
+from engine.cpu.integer_products import floats_of_halves, make_scores, make_values, prefetch
+from engine.cpu.lanes import ROWS, hide, row
 from engine.gguf.quants import TINY
-from engine.numerics import bits_float, exp2, float_bits, fma, half_to_float, round_product
+from engine.numerics import bits_float, exp2, float_bits, fma, round_product
 
 f32 = np.float32
 i16 = np.int16
@@ -61,13 +61,13 @@ def weigh(p, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def integer_weights(p, d, first, last, w, integers):  # type: ignore[no-untyped-def]
-    """The integers P int16 [64] of the products of weights p and scales d, float32 [64], in the lanes [first, last), 0 in the
-    others; returns 2**(E - 11), or 0 if all are 0.  w float32 [64] is scratch."""
+def integer_weights(p, d, w, integers):  # type: ignore[no-untyped-def]
+    """The integers P int16 [64] of the products of weights p and scales d, float32 [64]; returns 2**(E - 11), or 0 if all are
+    0.  w float32 [64] is scratch."""
     bits = i32(0)
     for j in range(CHUNK):
-        # The scales of hidden lanes may be anything.
-        w[j] = p[j] * d[j] if first <= j < last else f32(0.0)
+        # The weights of hidden lanes are 0; their scales may be anything.
+        w[j] = p[j] * d[j] if p[j] > f32(0.0) else f32(0.0)
         bits = max(bits, float_bits(w[j]))
     if bits_float(bits) < TINY:
         integers[:] = i16(0)
@@ -82,10 +82,10 @@ def integer_weights(p, d, first, last, w, integers):  # type: ignore[no-untyped-
 def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Two functions for one chunk of integers of this size:
 
-    ``scores(queries, dq, at, rows, keys, word, dk, p)``: write the scores of 1 or 4 ``rows`` of queries int16 [n, d_k] and dq
-    float32 [n, blocks] from ``at`` to p [4, 64]; the chunk begins at keys[word]; dk float32 [blocks, 64];
-    ``weighted(p, n, lanes, values, word, dv, w, weights, factors, o)``: write the weighted values of n rows to o float32 [4,
-    d_v]; lanes int64 [4, 2]; w float32 [64], weights int16 [4, 64] and factors float32 [4] are scratch.
+    ``scores(queries, dq, at, rows, keys, word, ahead, dk, p)``: write the scores of 1 or 4 ``rows`` of queries int16 [n, d_k]
+    and dq float32 [n, blocks] from ``at`` to p [4, 64]; the chunk begins at keys[word]; dk float32 [blocks, 64];
+    ``weighted(p, n, values, word, ahead, dv, w, weights, factors, o)``: write the weighted values of n rows to o
+    float32 [4, d_v]; w float32 [64], weights int16 [4, 64] and factors float32 [4] are scratch.
     """
     one_score, four_scores = (make_scores(bits, rows) for rows in (1, ROWS))
     one_small, four_small, one_value, four_values = (
@@ -93,28 +93,28 @@ def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
     @njit(error_model="numpy")
-    def scores(queries, dq, at, rows, keys, word, dk, p):  # type: ignore[no-untyped-def]
+    def scores(queries, dq, at, rows, keys, word, ahead, dk, p):  # type: ignore[no-untyped-def]
         d, blocks = i64(queries.shape[1]), i64(dq.shape[1])
         if rows == 1:
-            one_score(queries, dq, at, keys, word, dk, d, blocks, p)
+            one_score(queries, dq, at, keys, word, ahead, dk, d, blocks, p)
         else:
-            four_scores(queries, dq, at, keys, word, dk, d, blocks, p)
+            four_scores(queries, dq, at, keys, word, ahead, dk, d, blocks, p)
 
     @njit(error_model="numpy")
-    def weighted(p, n, lanes, values, word, dv, w, weights, factors, o):  # type: ignore[no-untyped-def]
+    def weighted(p, n, values, word, ahead, dv, w, weights, factors, o):  # type: ignore[no-untyped-def]
         blocks, d = dv.shape[0], i64(o.shape[1])
         for b in range(blocks):
             for r in range(n):
-                factors[r] = integer_weights(p[r], dv[b], lanes[r, 0], lanes[r, 1], w, weights[r])
+                factors[r] = integer_weights(row(p, r), row(dv, b), w, row(weights, r))
             block = d // blocks
             if block == BLOCK and n == 1:
-                one_small(weights, factors, values, word, d, i64(b), block, o)
+                one_small(weights, factors, values, word, ahead, d, i64(b), block, o)
             elif block == BLOCK:
-                four_small(weights, factors, values, word, d, i64(b), block, o)
+                four_small(weights, factors, values, word, ahead, d, i64(b), block, o)
             elif n == 1:
-                one_value(weights, factors, values, word, d, i64(b), block, o)
+                one_value(weights, factors, values, word, ahead, d, i64(b), block, o)
             else:
-                four_values(weights, factors, values, word, d, i64(b), block, o)
+                four_values(weights, factors, values, word, ahead, d, i64(b), block, o)
 
     return scores, weighted
 
@@ -123,13 +123,30 @@ def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 @njit(cache=True, error_model="numpy")
-def read_scales(words, at, blocks, out):  # type: ignore[no-untyped-def]
-    """The scales of a chunk, float16 from words[at] on, as float32 [blocks, 64]."""
-    for b in range(blocks):
-        for j in range(0, CHUNK, 2):
-            both = words[at + (b * CHUNK + j) // 2]
-            out[b, j] = half_to_float(np.uint16(both & np.uint32(0xFFFF)))
-            out[b, j + 1] = half_to_float(np.uint16(both >> np.uint32(16)))
+def read_scales(words, end, out):  # type: ignore[no-untyped-def]
+    """The scales of a chunk, the float16 before words[end], as float32 [blocks, 64]."""
+    floats_of_halves(words, i64(end - out.size // 2), i64(out.size), out)
+
+
+# Chunks of up to so many words are multiplied in less time than memory takes to answer as many requests, and a CPU drops the
+# requests beyond those that it can have in flight.
+_FEW_WORDS = 2048
+
+
+@njit(cache=True, error_model="numpy")
+def prefetched(size, first):  # type: ignore[no-untyped-def]
+    """How the ``first`` rows of a head ask for a later chunk of ``size`` words: the size for :func:`prefetch_third`, and how
+    many words the products look ahead; 0: not so."""
+    if not first:
+        return i64(0), i64(0)
+    return (i64(size), i64(0)) if size <= _FEW_WORDS else (i64(0), i64(size))
+
+
+@njit(cache=True, error_model="numpy")
+def prefetch_third(words, chunk, size, part):  # type: ignore[no-untyped-def]
+    """Prefetch a third of the chunk after the next one, or nothing if size is 0; chunk: the first of the ``size`` words of
+    this chunk.  These runs of requests are made between the steps of a chunk."""
+    prefetch(words, i64(chunk + 2 * size + size * part // 3), i64(size // 3))
 
 
 @family
@@ -171,22 +188,31 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
             end = high // CHUNK + 1
             for c in range(low // CHUNK, end):
                 key, value = (g * chunks + c % chunks) * k_words, (g * chunks + c % chunks) * v_words
-                read_scales(flat_keys, key + k_words - k_blocks * (CHUNK // 2), k_blocks, dk)
-                read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
+                read_scales(flat_keys, key + k_words, dk)
+                read_scales(flat_values, value + v_words, dv)
                 item = first
                 while item < stop:
                     n = rows_that_see(c, positions, item, stop, window, lanes)
                     if n == 0:
                         item += 1
                         continue
-                    scores(queries, dq, item - first, i64(1 if n == 1 else ROWS), flat_keys, i64(key), dk, p)
+                    together = i64(1 if n == 1 else ROWS)
+                    k_size, k_ahead = prefetched(k_words, item == first)
+                    v_size, v_ahead = prefetched(v_words, item == first)
+                    prefetch_third(flat_values, value, v_size, 2)
+                    prefetch_third(flat_keys, key, k_size, 0)
+                    scores(queries, dq, item - first, together, flat_keys, i64(key), k_ahead, dk, p)
+                    prefetch_third(flat_keys, key, k_size, 1)
                     for r in range(n):
-                        tops[r] = weigh(p[r], lanes[r, 0], lanes[r, 1])
-                    weighted(p, n, lanes, flat_values, i64(value), dv, w, weights, factors, o)
+                        tops[r] = weigh(row(p, r), lanes[r, 0], lanes[r, 1])
+                    prefetch_third(flat_keys, key, k_size, 2)
+                    weighted(p, n, flat_values, i64(value), v_ahead, dv, w, weights, factors, o)
+                    prefetch_third(flat_values, value, v_size, 0)
                     for r in range(n):
-                        at, total = item + r - first, fold(p[r], CHUNK)
-                        own = sums[at]
-                        own[2], own[3] = join(own[2], own[3], tops[r], total, o[r], inner[at])
+                        at, total = item + r - first, fold(row(p, r), CHUNK)
+                        own = row(sums, at)
+                        own[2], own[3] = join(own[2], own[3], tops[r], total, row(o, r), row(inner, at))
+                    prefetch_third(flat_values, value, v_size, 1)
                     item += n
                 if (c + 1) % group == 0 or c + 1 == end:
                     join_groups(sums, inner, out, first, stop)

@@ -20,6 +20,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.base import BaseContext
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 from engine.compile.family import family
 
@@ -166,6 +167,23 @@ def hide(typingctx, p, first, last):  # type: ignore[no-untyped-def]
         return builder.extract_element(most, ir.Constant(_I32, 0))
 
     return types.float32(p, types.int64, types.int64), codegen
+
+
+@intrinsic
+def row(typingctx, x, i):  # type: ignore[no-untyped-def]
+    """row(x, i): x[i] of a contiguous array x, as a view that does not keep x alive.  Numba counts the references to every
+    other view with atomic instructions, which wait for the loads before them."""
+    kind = types.Array(x.dtype, x.ndim - 1, "C")
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        whole, view = context.make_array(x)(context, builder, args[0]), context.make_array(kind)(context, builder)
+        shape, strides = (cgutils.unpack_tuple(builder, t)[1:] for t in (whole.shape, whole.strides))
+        size = cgutils.unpack_tuple(builder, whole.strides)[0]
+        data = builder.gep(builder.bitcast(whole.data, ir.IntType(8).as_pointer()), [builder.mul(size, args[1])])
+        arrayobj.populate_array(view, builder.bitcast(data, whole.data.type), shape, strides, whole.itemsize, None)
+        return view._getvalue()
+
+    return kind(x, types.int64), codegen
 
 
 @intrinsic

@@ -122,12 +122,12 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
                 for h in range(n_head):
                     place = h // (n_head // heads) * chunks + chunk % chunks
                     key, value = place * k_words, place * v_words
-                    read_scales(flat_keys, key + k_words - k_blocks * (CHUNK // 2), k_blocks, dk)
-                    read_scales(flat_values, value + v_words - v_blocks * (CHUNK // 2), v_blocks, dv)
+                    read_scales(flat_keys, key + k_words, dk)
+                    read_scales(flat_values, value + v_words, dv)
                     queries[0], dq[0] = integers[t, h], scales[t, h]
-                    scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), dk, p)
+                    scores(queries, dq, i64(0), i64(1), flat_keys, i64(key), i64(0), dk, p)
                     mass[t, h, slot, 0] = weigh_integers(p[0], lanes[0, 0], lanes[0, 1])
-                    weighted(p, 1, lanes, flat_values, i64(value), dv, w, weights, factors, o)
+                    weighted(p, 1, flat_values, i64(value), i64(0), dv, w, weights, factors, o)
                     sums[t, h, slot] = o[0]
                     mass[t, h, slot, 1] = fold(p[0], CHUNK)
 

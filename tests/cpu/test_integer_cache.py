@@ -298,12 +298,12 @@ def callers(bits: int, rows: int, least: int, instructions: str) -> tuple[Callab
 
     @njit
     def call_scores(c, dq, words, dk, p):  # type: ignore[no-untyped-def]
-        scores(c, dq, 0, words, 0, dk, c.shape[1], dq.shape[1], p)
+        scores(c, dq, 0, words, 0, c.shape[1], dk, c.shape[1], dq.shape[1], p)
 
     @njit
     def call_values(c, factors, words, block, o):  # type: ignore[no-untyped-def]
         for b in range(o.shape[1] // block):
-            put_values(c, factors, words, 0, o.shape[1], b, block, o)
+            put_values(c, factors, words, 0, block, o.shape[1], b, block, o)
 
     return call_scores, call_values
 
@@ -344,6 +344,8 @@ def test_every_sum_is_below_2_to_the_24() -> None:
         assert first * second * n < 2**24
     for factor, n in ((QUERY, 128), (WEIGHT, CHUNK)):
         assert factor * 2047 * n < 2**31
+        # On the CPU, each of two lanes has half of 16 times the sum.
+        assert 16 * factor * 2047 * (n // 2) < 2**31
     rng = np.random.default_rng(1)
     for _ in range(2000):
         high, low = int(rng.integers(-(2**24), 2**24)), int(rng.integers(0, 2**21))
@@ -370,7 +372,7 @@ def test_weights_are_those_of_the_law(seed: int, size: float, first: int, last: 
     # A hidden scale is what an older answer has left there.
     d[:first], d[last:] = np.nan, np.inf
     w, integers = np.empty(CHUNK, F), np.empty(CHUNK, np.int16)
-    step = integer_attention.integer_weights(p, d, first, last, w, integers)
+    step = integer_attention.integer_weights(p, d, w, integers)
     weights = p[first:last] * d[first:last]
     assert not integers[:first].any() and not integers[last:].any()
     if weights.max() < 2.0**-100:
@@ -577,7 +579,7 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(name: str, window: int
 # --- whole models ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", few(["tiny-gemma4-e", "tiny-gpt-oss", "tiny-qwen35moe"], 2))
+@pytest.mark.parametrize("model", few(["tiny-gpt-oss", "tiny-gemma4-e", "tiny-qwen35moe"]))
 def test_logits_of_models(tmp_path: Path, model: str) -> None:
     """Sliding windows, heads of several widths, layers that read others' keys, sinks, hybrids: any division of a prompt."""
     path, found = make_model(tmp_path / "m.gguf", model, "Q8_0"), {}
