@@ -248,3 +248,16 @@ def test_shared_memory_that_a_kernel_prefers(shared: int, blocks: int, percent: 
     """Enough for the blocks that should be resident, as far as they fit; the usual share where that is enough."""
     shared_percent = pytest.importorskip("engine.cuda.runtime.device").shared_percent
     assert shared_percent(shared, blocks, 227 << 10) == percent
+
+
+def test_shared_memory_that_a_pass_prefers() -> None:
+    """Kernels of a step prefer the same share, unless one of them is a mixture's; those of a prompt each their own."""
+    plans = pytest.importorskip("engine.cuda.runtime.plans")
+    from engine.cuda.products.experts import matmul_experts
+    from engine.cuda.products.matmul import matmul_quantized
+    from engine.cuda.runtime.tensor import Launch
+
+    step = [Launch(kernel(), (1,), 32, (), (), ()) for kernel in (matmul_quantized, matmul_quantized)]
+    mixture = [*step, Launch(matmul_experts(), (1,), 32, (), (), ())]
+    assert [plans.percent(step, rows) for rows in (1, 16, 17)] == [100, 100, 0]
+    assert plans.percent(mixture, 1) == 0

@@ -100,6 +100,7 @@ def resident(formats: tuple[str, ...], most: int, *others: DeviceFunction) -> in
     *(i32, i32, i32, i32, U32P, F32P, U32P),
     threads=32 * CHAINS,
     blocks=resident,
+    cached=True,
 )
 def matmul_experts(
     formats: tuple[str, ...],

@@ -90,6 +90,7 @@ def total_of(sums, units, i):  # type: ignore[no-untyped-def]
     *(f32_t, f32_t, f32_t, f32_t, i32, i32, U32P, F32P, U32P, U32P, F32P, U16P),
     threads=THREADS,
     blocks=resident_gate_up,
+    cached=True,
 )
 def gate_up(
     format: str,
@@ -190,6 +191,7 @@ def gate_up(
     *(U32P, U32P, I32P, F32P, F32P, i32, i32, U32P, F32P, U32P, F32P),
     threads=THREADS,
     blocks=resident_down,
+    cached=True,
 )
 def down(format: str, n_used: int, shared: bool, parts: int, finish: Finish = NOTHING) -> KernelCode:
     """The matrix of each pair's expert times its activations, with factors f [n_expert] and biases b [n_expert, R]: out

@@ -38,7 +38,8 @@ class Kernel:
     ``arguments``: Numba types of the kernel's arguments; ``threads``: threads of the largest block that it is launched with;
     ``blocks``: the number of blocks that should fit on a multiprocessor at once (this limits the registers), 0 for no limit;
     ``shared``: bytes of shared memory that a launch requests for arrays of shape 0, which may exceed the 48 KiB of other
-    shared arrays.  ``threads``, ``blocks`` and ``shared`` may be functions of the constants.
+    shared arrays; ``cached``: whether its blocks depend on the cache of their multiprocessor.  ``threads``, ``blocks`` and
+    ``shared`` may be functions of the constants.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Kernel:
     threads: int | Callable[..., int] = 0
     blocks: int | Callable[..., int] = 0
     shared: int | Callable[..., int] = 0
+    cached: bool = False
 
     def __call__(self, *constants: Constant) -> "Specialization":
         return Specialization(self, constants)
@@ -101,11 +103,12 @@ def kernel(
     threads: int | Callable[..., int] = 0,
     blocks: int | Callable[..., int] = 0,
     shared: int | Callable[..., int] = 0,
+    cached: bool = False,
 ) -> Callable[[Callable[..., KernelCode]], Kernel]:
     """Declare a factory as a kernel with these argument types.  The parameters are the fields of :class:`Kernel`."""
 
     def declare(build: Callable[..., KernelCode]) -> Kernel:
-        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared)
+        declared = Kernel(build.__name__, arguments, build, threads, blocks, shared, cached)
         KERNELS[declared.name] = declared
         return declared
 

@@ -348,9 +348,15 @@ class Device:
         return function
 
     def launch(
-        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[float]
+        self,
+        specialization: Specialization,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[float],
+        percent: int = 0,
     ) -> None:
-        """Start a kernel after those started before; pointers are integer addresses."""
+        """Start a kernel after those started before; pointers are integer addresses.  ``percent``: the share of fast memory
+        that it prefers as shared memory, 0: ``shared_percent``."""
         if self.on_launch:
             self.on_launch(specialization.name)
         function = self.load(specialization)
@@ -361,12 +367,19 @@ class Device:
         config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
         config.sharedMemBytes = specialization.shared
         config.hStream = self._stream
+        attributes = []
         if self._overlap and not self._first:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(attribute)
+        if percent:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            attribute.value.sharedMemCarveout = percent
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
         self._first = False
         self._last = specialization.name
         kinds = _kinds(specialization.kernel)

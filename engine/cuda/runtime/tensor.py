@@ -94,3 +94,5 @@ class Plan:
         self.launches = launches
         self.result = result
         self.graph: Graph | None = None
+        #: The percentage of fast memory that all kernels prefer as shared memory; 0: each its own.
+        self.percent = 0

@@ -121,7 +121,12 @@ class SimulatedDevice:
         pass
 
     def launch(
-        self, specialization: Specialization, grid: int | tuple[int, ...], block: int, arguments: Sequence[Any]
+        self,
+        specialization: Specialization,
+        grid: int | tuple[int, ...],
+        block: int,
+        arguments: Sequence[Any],
+        percent: int = 0,
     ) -> None:
         if self._capturing:
             self._capturing.launches.append((specialization, grid, block, arguments))
