@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.cache.kv import pass_rows
 from engine.cache.types import BLOCK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
@@ -18,9 +17,9 @@ from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
-from engine.models.base import angle_bytes, hidden_ring, layer_shapes, row_bytes, score_bytes
 from engine.models.config import ASSISTANT, ModelConfig
-from engine.models.registry import build, is_mtp, read_assistant, read_config, with_mtp, without_mtp
+from engine.models.needs import context_bytes
+from engine.models.registry import build, is_mtp, read_assistant, read_config, with_mtp, with_rounding, without_mtp
 from engine.models.streams_mtp import StreamsMTP
 from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from engine.compile.target import Target
 
 SNAPSHOT_BYTES = 2 << 30
-"""The default limit of host memory for snapshots of recurrent models, in bytes."""
+"""The default limit of host memory for snapshots, in bytes."""
 
 
 def load(
@@ -45,6 +44,7 @@ def load(
     cache_type: str = "f16",
     cache_type_k: str | None = None,
     cache_type_v: str | None = None,
+    ds4_rounding: bool = False,
     check_tensors: bool = False,
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
@@ -75,6 +75,9 @@ def load(
         Element type of the key-value cache: "f32", "f16", "q8_0", "q4_0", "i12" or "i8".
     cache_type_k, cache_type_v : str, optional
         Element types of keys and of values; by default ``cache_type``.
+    ds4_rounding : bool
+        Of a deepseek4 model with the cache type "f32": round what it stores as ds4 and the official implementation do,
+        latents to 8 bits and the indexer's keys and queries to 4. Other logits, but no less memory.
     check_tensors : bool
         Also check every block scale, and refuse files with scales that are not finite or implausibly large.
     draft_model : str or path, optional
@@ -88,8 +91,9 @@ def load(
         The most drafts of a pass that recurrent models must be able to roll back. They keep a state for each, as far as
         memory allows. 0: the default.
     snapshot_bytes : int, optional
-        Host memory, in bytes, for states of recurrent models at the ends of messages, so that a conversation can be
-        continued from there; 0: none. By default up to 2 GiB, less if memory is short.
+        Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at the ends of
+        messages, so that a conversation can be continued from there; 0: none. By default up to 2 GiB, less if memory is
+        short.
     progress : callable, optional
         Called as ``progress(stage, done, total)``; stage "fetch" and "load" count bytes, "compile" kernels.
 
@@ -159,7 +163,9 @@ def load(
             "leave out its device (--device-draft, device_draft)."
         )
     beside = drafter.gguf.n_bytes if drafter is not None and (assists or layer) and device_draft is None else 0
-    options = _Options(types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, beside, layer)
+    options = _Options(
+        types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, ds4_rounding, beside, layer
+    )
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
         check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
@@ -168,7 +174,9 @@ def load(
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
     elif drafter is not None and layer is None:
-        draft = _load(drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0, layer=None), progress)
+        draft = _load(
+            drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0, ds4_rounding=False, layer=None), progress
+        )
         llm.draft = DraftModel(draft, llm)
     return llm
 
@@ -211,6 +219,7 @@ class _Options:
     mtp: bool
     draft_max: int
     snapshot_bytes: int | None
+    ds4_rounding: bool = False
     #: Bytes of other models' weights that share the device.
     beside: int = 0
     #: The file of the layer that drafts, if it has one of its own.
@@ -229,6 +238,8 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     n_bytes = gguf.n_bytes + options.beside - in_host
     rewind = _rewind(options.draft_max, ops)
     check_types(config, options.types, gguf)
+    if options.ds4_rounding:
+        config = with_rounding(config, options.types, gguf)
     n_ctx, ops.max_rows = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     files = [gguf] if layer is None else [gguf, layer]
@@ -260,7 +271,7 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
         names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
         raise ModelError(
             f"{gguf.path}: cache type {names} is not supported for the latents of {config.architecture}, which are keys and "
-            "values at once; use f16 or f32 for both."
+            "values at once; use f16 or f32 for both (--cache-type, cache_type)."
         )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
@@ -290,15 +301,7 @@ def _context(
     free, rows = ops.free_memory(weights), ops.max_rows
 
     def size(positions: int, rows: int) -> int:
-        most = pass_rows(rows, positions)
-        cache = sum(s.n_bytes(positions, most, options.types) for s in layer_shapes(config, rewind))
-        if config.mtp is not None:
-            width = config.n_embd * (config.streams.count if config.streams is not None else 1)
-            cache += 4 * width * hidden_ring(most, rewind).capacity
-        heads = {(a.n_head, a.d_v) for a in config.attentions} | {(a.n_head, a.rank) for a in config.latents}
-        scratch = max((ops.scratch_bytes(n_head, d_v, positions) for n_head, d_v in heads), default=0)
-        results = most * (row_bytes(config) + score_bytes(config, positions))
-        return int(cache + angle_bytes(config, positions) + scratch + results)
+        return context_bytes(config, ops, options.types, positions, rows, rewind)
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:

@@ -80,6 +80,41 @@ def round_product(x, y):  # type: ignore[no-untyped-def]
     return i32(float_bits(fma(x, y, _ROUND)) - _ROUND_BITS)
 
 
+# --- floats of few bits ----------------------------------------------------------------------------------------
+
+_MAGNITUDE = i32(0x7FFFFFFF)
+_SIGN = i32(-0x80000000)
+_MANTISSA = i32(0x7FFFFF)
+
+
+@njit(cache=True, error_model="numpy")
+def scale_exponent(most, largest):  # type: ignore[no-untyped-def]
+    """The biased exponent (of float32) of the smallest power of two s for which ``most`` <= s * ``largest``: both positive
+    and normal, and the result, too."""
+    a, b = float_bits(most), float_bits(largest)
+    above = i32(1) if (a & _MANTISSA) > (b & _MANTISSA) else i32(0)
+    return i32((a >> i32(23)) - (b >> i32(23)) + above + i32(127))
+
+
+@njit(cache=True, error_model="numpy")
+def round_to_bits(x, exponent, kept, least):  # type: ignore[no-untyped-def]
+    """x rounded to the nearest s * v, ties to even: v a float with ``kept`` bits of mantissa whose smallest normal magnitude
+    is 2**``least``, s the power of two with this biased ``exponent``.
+
+    Numbers of the float's range only.  (4 bits: E2M1 with kept 1, least 0; 8 bits: E4M3 with kept 3, least -6.)
+    """
+    u = float_bits(x) & _MAGNITUDE
+    if (u >> i32(23)) >= exponent + least:
+        drop = i32(23 - kept)
+        half = i32((i32(1) << i32(drop - i32(1))) - i32(1))
+        u = i32((u + half + ((u >> drop) & i32(1))) & ~i32((i32(1) << drop) - i32(1)))
+        return bits_float(i32(u | (float_bits(x) & _SIGN)))
+    # Multiples of s 2**(least - kept): those of the spacing of floats near this number.
+    spaced = bits_float(i32((exponent + least - kept + i32(23)) << i32(23)))
+    y = (bits_float(u) + spaced) - spaced
+    return bits_float(i32(float_bits(y) | (float_bits(x) & _SIGN)))
+
+
 # --- exp, log --------------------------------------------------------------------------------------------------
 
 _LOG2E = f32(1.4426950408889634)

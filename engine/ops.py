@@ -174,6 +174,10 @@ class Operations(Protocol[A, V, M]):
     def scratch_bytes(self, n_head: int, d_v: int, n_ctx: int) -> int:
         """Bytes that attention of ``n_head`` heads of size ``d_v`` over ``n_ctx`` positions needs besides the cache."""
 
+    def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
+        """Bytes that attention of ``n_head`` heads over latents of ``rank`` elements at ``n_ctx`` positions needs besides the
+        cache, in passes of up to ``rows`` rows."""
+
     def upload(self, array: np.ndarray) -> A:
         """A device array with the values, shape and dtype of a NumPy array.  Raises DeviceError if memory runs out."""
 
@@ -394,6 +398,18 @@ class Operations(Protocol[A, V, M]):
         [rows, overlap * d].  A row is the sum of the values of its tokens, weighted by the softmax of their scores + ape,
         element by element, normalized and rotated as in ``rotate_tail`` by the position at which its block begins.
         ``transposed``: the rows are keys of an indexer."""
+
+    def round_latents(self, x: A, n_rot: int) -> A:
+        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
+        of two, then everything to float16 (``engine/cpu/rounding.py``): float32 [rows, d]."""
+
+    def round_queries(self, q: A, n_head: int) -> A:
+        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
+        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
+
+    def round_rows(self, blocks: Blocks[A], ratio: int, n_rot: int, batch: Pass[A], transposed: bool = False) -> None:
+        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
+        ``transposed``, in place: blocks.rows float32."""
 
     def choose_rows(
         self, q: A, weights: A, factor: float, ratio: int, top_k: int, keys: Blocks[A], batch: Pass[A]

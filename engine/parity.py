@@ -63,6 +63,7 @@ def parser(prog: str = "bitmirror parity") -> Parser:
     shared.add_context(group, "context in tokens; 0 = as many as needed")
     shared.add_batch_size(group, "rows of the largest pass; 0 = as many as the GPU takes")
     shared.add_cache_types(group, separate=False)
+    shared.add_ds4_rounding(group)
     shared.add_threads(group)
     shared.add_device(group, "the GPU: cuda, cuda:1 and so on", default="cuda")
 
@@ -149,6 +150,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     options: dict[str, Any] = {
         "n_ctx": args.ctx_size or needed,
         "cache_type": args.cache_type,
+        "ds4_rounding": args.ds4_rounding,
         "draft_max": MOST_DRAFTS,  # so that the state before a pass is still kept after it
         "progress": report.progress,
     }
@@ -158,7 +160,8 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     for llm in (gpu, cpu):
         llm.compile(report.progress)
     config = cpu.config
-    size = f"{config.n_layer} layers, {args.cache_type} cache, {len(ids)} + {args.n_gen} tokens"
+    rounding = " with ds4's rounding" if args.ds4_rounding else ""
+    size = f"{config.n_layer} layers, {args.cache_type} cache{rounding}, {len(ids)} + {args.n_gen} tokens"
     print(f"{path.name}: {config.architecture}, {size}")
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
     print(f"CPU, {threads}, and {gpu.model.ops.label}, arithmetic {ARITHMETIC}\n", flush=True)

@@ -12,7 +12,8 @@ from engine.cache.recurrent import Snapshots
 from engine.checks import function, token_ids
 from engine.errors import ContextError, UsageError
 from engine.locking import in_turn
-from engine.models.base import Model, slot_bytes
+from engine.models.base import Model
+from engine.models.needs import slot_bytes, snapshot_bytes
 from engine.text.tokenizer import Tokenizer
 
 MOST_SNAPSHOTS = 8
@@ -43,7 +44,8 @@ class Reader:
     the rest. Threads use the model in turns: each method holds ``lock``.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, budget: int) -> None:
+        """budget: the most host memory for snapshots, in bytes."""
         self.lock = threading.RLock()
         self.config = model.config
         self.tokenizer = tokenizer
@@ -53,7 +55,9 @@ class Reader:
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
         #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
         self.slot_bytes = slot_bytes(self.config)
-        self.snapshots = Snapshots(snapshot_bytes if self.slot_bytes else 0)
+        #: Bytes of a snapshot; 0 if the model needs none.
+        self.snapshot_bytes = snapshot_bytes(self.config)
+        self.snapshots = Snapshots(budget if self.snapshot_bytes else 0)
         self.reread: str | None = None
         self._cached: list[int] = []
         self._user: object = None
@@ -178,16 +182,18 @@ class Reader:
         first = kept
         if first in stops:
             self.snapshots.add(self.model.save())
+        # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
+        borders = stops if self.slot_bytes else set()
         while first < tokens.size:
             if on_prefill:
                 with self.reserved("on_prefill"):
                     on_prefill(first, tokens.size)
-            stop = min((stop for stop in stops if stop > first), default=tokens.size)
+            stop = min((stop for stop in borders if stop > first), default=tokens.size)
             end = first + self.model.ops.next_rows(stop - first)
             logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
+            for stop in sorted(stop for stop in stops if first < stop <= end):
+                self.snapshots.add(self.model.save(stop))
             first = end
-            if first in stops:
-                self.snapshots.add(self.model.save())
         if on_prefill:
             with self.reserved("on_prefill"):
                 on_prefill(tokens.size, tokens.size)
@@ -196,7 +202,7 @@ class Reader:
     def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
         """The numbers of tokens after which to take a snapshot: at the ends of the first and the latest messages, and
         before the last token, because that is read again if the prompt is repeated."""
-        if not self.slot_bytes or self.snapshots.budget < self.slot_bytes:
+        if not self.snapshot_bytes or self.snapshots.budget < self.snapshot_bytes:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
         ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()

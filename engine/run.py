@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
+            ds4_rounding=args.ds4_rounding,
             draft_model=resolve(args.draft_model, report.progress) if drafts else None,
             device_draft=args.device_draft or None,
             mtp=not (args.no_mtp or args.no_spec),

@@ -60,9 +60,11 @@ def digest(gguf: GGUF) -> str:
 
 
 def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
-    """What must agree for a state to be continued: the model, the element types of its cache, and the arithmetic."""
+    """What must agree for a state to be continued: the model, the element types of its cache, how it is rounded,
+    and the arithmetic."""
     kinds = (LayerCache, LatentCache, CompressedLayer)
     layer = next((layer for layer in cache.layers if isinstance(layer, kinds)), None)
+    rounding = {"rounding": "ds4"} if any(mixer.rounded for mixer in config.compressed) else {}
     return {
         "model": {
             "architecture": config.architecture,
@@ -70,7 +72,7 @@ def identity(gguf: GGUF, config: ModelConfig, cache: KVCache) -> dict[str, Any]:
             "n_bytes": gguf.n_bytes,
             "digest": digest(gguf),
         },
-        "cache": {"k": layer.k_type.name, "v": layer.v_type.name} if layer is not None else None,
+        "cache": {"k": layer.k_type.name, "v": layer.v_type.name} | rounding if layer is not None else None,
         "arithmetic": ARITHMETIC,
     }
 
@@ -141,7 +143,7 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
     if state.get("cache") != wanted["cache"]:
         refuse(
             f"was saved with another type of cache ({_types(state.get('cache'))}) than the model has "
-            f"({_types(wanted['cache'])}); load the model with cache_type_k and cache_type_v of the state"
+            f"({_types(wanted['cache'])}); load the model with cache_type_k, cache_type_v and ds4_rounding of the state"
         )
     ids = state.get("tokens")
     if not isinstance(ids, list) or not all(type(id) is int and 0 <= id < n_vocab for id in ids):
@@ -171,4 +173,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def _types(cache: object) -> str:
-    return f"{cache.get('k')!r:.20}, {cache.get('v')!r:.20}" if isinstance(cache, dict) else "none"
+    if not isinstance(cache, dict):
+        return "none"
+    rounding = f", {cache['rounding']!r:.20} rounding" if "rounding" in cache else ""
+    return f"{cache.get('k')!r:.20}, {cache.get('v')!r:.20}{rounding}"

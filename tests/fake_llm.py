@@ -149,7 +149,7 @@ class FakeLLM:
         self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
         self.draft: Any = None
-        self.slot_bytes, self.reread = 0, None
+        self.slot_bytes, self.snapshot_bytes, self.reread = 0, 0, None
         self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:
             device = options["device_draft"] or options["device"]
@@ -189,6 +189,7 @@ NO_DRAFT: dict[str, Any] = {
     "mtp": True,
     "draft_max": 4,
     "snapshot_bytes": None,
+    "ds4_rounding": False,
     "draft_model": None,
     "device_draft": None,
 }

@@ -124,6 +124,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
     shared.add_context(group, "size of the context in tokens; 0 = as trained, less if memory is short")
     shared.add_batch_size(group)
     shared.add_cache_types(group)
+    shared.add_ds4_rounding(group)
     add = group.add_argument
     add("-cram", "--cache-ram", **n(-1, note="0 stores none"), default=-1, help=CACHE_RAM)
     shared.add_threads(group)

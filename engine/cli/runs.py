@@ -35,7 +35,7 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
     else:
         llm.reset()
         read_prompt(llm, tokens(depth))
-        if llm.slot_bytes and depth:
+        if llm.snapshot_bytes and depth:
             llm.snapshots.add(llm.model.save())
 
 

@@ -22,6 +22,10 @@ that --device selects; layers cannot be divided between devices"""
 CACHE_TYPE = """\
 element type of the key-value cache: f32, f16, q8_0, q4_0, i12 or i8"""
 
+DS4_ROUNDING = """\
+round what a deepseek4 model stores as ds4 does, latents to 8 bits and keys of the indexer to 4; needs
+--cache-type f32"""
+
 BATCH_SIZE = """\
 number of prompt tokens per pass; 0 = 1024 on a GPU, less if memory is short, and 128 on the CPU; the
 answer is the same"""
@@ -132,6 +136,11 @@ def add_cache_types(group: Group, *, separate: bool = True) -> None:
     if separate:
         group.add_argument("-ctk", "--cache-type-k", **kind, help="element type of the keys, if different")
         group.add_argument("-ctv", "--cache-type-v", **kind, help="element type of the values, if different")
+
+
+def add_ds4_rounding(group: Group) -> None:
+    """Adds --ds4-rounding."""
+    group.add_argument("--ds4-rounding", action="store_true", help=DS4_ROUNDING)
 
 
 def add_draft_model(group: Group, text: str) -> None:

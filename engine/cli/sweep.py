@@ -87,7 +87,7 @@ class Sweep:
         Raises UsageError if the cache cannot forget a test: everything would have to be read again.
         """
         most = max(self.n_gen + IN_FLIGHT if self.n_gen else 0, self.n_prompt if self.repetitions > 1 else 0)
-        if most > llm.cache.rewind and not llm.slot_bytes:
+        if most > llm.cache.rewind and not llm.snapshot_bytes:
             raise UsageError(
                 f"a sweep forgets up to {most} tokens after each test, and the sliding windows of this model can forget "
                 f"{llm.cache.rewind}: lower -n and -p, or read more tokens of a prompt per pass (-b)"
@@ -95,7 +95,7 @@ class Sweep:
         llm.reset()
         for i, depth in enumerate(self.depths):
             read_prompt(llm, text[llm.cache.length : depth])
-            if llm.slot_bytes and depth:
+            if llm.snapshot_bytes and depth:
                 llm.snapshots.add(llm.model.save())
             if self.n_gen:
                 yield from self._answers(llm, text, depth, self.n_gen if i == 0 else min(self.n_gen, WARM))
@@ -124,7 +124,7 @@ class Sweep:
 
     def _prompt(self, llm: "LLM", text: np.ndarray, depth: int, n_prompt: int, first: bool) -> Measurement:
         samples = []
-        warm = self.warmup and first and (depth == 0 or n_prompt <= llm.cache.rewind or llm.slot_bytes > 0)
+        warm = self.warmup and first and (depth == 0 or n_prompt <= llm.cache.rewind or llm.snapshot_bytes > 0)
         for _ in range(self.repetitions + warm):
             rewind(llm, depth, lambda depth: text[:depth])
             start = time.perf_counter_ns()

@@ -44,6 +44,7 @@ def parser(prog: str = "bitmirror compile") -> Parser:
     shared.add_context(group, "context in tokens; 0 = as trained")
     shared.add_batch_size(group, "tokens of a prompt read per pass; 0 = the default of the GPU")
     shared.add_cache_types(group)
+    shared.add_ds4_rounding(group)
     shared.add_draft_model(group, "model that drafts for this one, named as for -m")
 
     add = top.add_argument_group("GPU").add_argument
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             cache_type=args.cache_type,
             cache_type_k=args.cache_type_k,
             cache_type_v=args.cache_type_v,
+            ds4_rounding=args.ds4_rounding,
             draft_model=draft,
             mtp=not args.no_mtp,
             progress=report.progress,

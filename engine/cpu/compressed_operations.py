@@ -8,7 +8,7 @@ import numpy as np
 from engine.arrays import Pass
 from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.types import CHUNK
-from engine.cpu import compressed_attention, compressor, hyper, indexer, rope
+from engine.cpu import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cpu.cache_operations import CacheOperations
 from engine.models.compressor import Compressor
 
@@ -98,6 +98,31 @@ class CompressedOperations(CacheOperations):
         self.do(compressor.compress, *given, transposed, blocks.rows, items=items, ns=ns)
         kept = values, scores, batch.positions, blocks.pending
         self.do(compressor.keep, *kept, items=rows, ns=0.2 * width)
+
+    def round_latents(self, x: np.ndarray, n_rot: int) -> np.ndarray:
+        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
+        of two, then everything to float16: float32 [rows, d]."""
+        return self._rounded(x, 1, n_rot, False)
+
+    def round_queries(self, q: np.ndarray, n_head: int) -> np.ndarray:
+        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
+        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
+        return self._rounded(q, n_head, 0, True)
+
+    def _rounded(self, x: np.ndarray, n_head: int, n_rot: int, four: bool) -> np.ndarray:
+        rows, d, out = x.shape[0], x.shape[1] // n_head, self.empty(x.shape)
+        heads = x.reshape(rows, n_head, d), out.reshape(rows, n_head, d)
+        self.do(rounding.round_heads, heads[0], n_rot, four, heads[1], items=rows * n_head, ns=5.0 * d)
+        return out
+
+    def round_rows(
+        self, blocks: Blocks[np.ndarray], ratio: int, n_rot: int, batch: Pass[np.ndarray], transposed: bool = False
+    ) -> None:
+        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
+        ``transposed``, in place: blocks.rows float32."""
+        d = blocks.rows.shape[1 if transposed else 2]
+        given = batch.positions, batch.rows, ratio, n_rot, transposed, blocks.rows
+        self.do(rounding.round_rows, *given, items=-(-batch.rows // ratio), ns=5.0 * d)
 
     def choose_rows(
         self,

@@ -4,6 +4,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -12,12 +13,21 @@ from engine.cache.latent import LatentCache
 from engine.cache.types import CHUNK, GROUP
 from engine.cpu import latent_attention, rope
 from engine.cpu.operations import Matrix, Pairs, PassOperations
+from engine.cpu.runtime.pool import aligned
+from engine.limits import STEP_ROWS
 from engine.models.latent import Latent
 
 f32 = np.float32
 
 PART_BYTES = 64 << 20
 """The most memory for the results of groups of chunks, unless those of a single row take more."""
+
+
+def parts(n_head: int, rank: int, chunks: int, rows: int) -> tuple[int, int]:
+    """Of passes of up to ``rows`` rows: the number of rows whose groups of chunks are computed at a time, and the number of
+    groups."""
+    groups = -(-chunks // GROUP)
+    return max(1, min(rows, PART_BYTES // (4 * groups * n_head * (rank + 2)))), groups
 
 
 @functools.cache
@@ -30,6 +40,18 @@ def pairs_of_heads(rows: int, n_head: int) -> Pairs:
 
 class LatentOperations(PassOperations):
     """Attention over latents, with the products of its heads."""
+
+    max_rows: int
+
+    def __init__(self, n_threads: int) -> None:
+        super().__init__(n_threads)
+        # All passes use the same memory: each in a stage of its own, and passes run one after another.
+        self._part_memory: dict[tuple[int, ...], np.ndarray] = {}
+
+    def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
+        """Bytes for the results of groups of chunks."""
+        at_once, groups = parts(n_head, rank, -(-n_ctx // CHUNK), rows)
+        return 4 * at_once * groups * n_head * (rank + 2)
 
     def latent_attention(
         self,
@@ -88,15 +110,21 @@ class LatentOperations(PassOperations):
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
-        groups, out = -(-cache.chunks // GROUP), self.empty(q.shape)
-        at_once = max(1, min(rows, PART_BYTES // (4 * groups * n_head * (rank + 2))))
+        at_once, groups = parts(n_head, rank, cache.chunks, max(self.max_rows, STEP_ROWS))
+        out = self.empty(q.shape)
+        most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):
             part = slice(first, min(first + at_once, rows))
             count, here = part.stop - first, positions[part]
-            tops, sums = self.empty((count, groups, n_head, 2)), self.empty((count, groups, n_head, rank))
+            tops, sums = (array[:count] for array in most)
             given = q[part], r[part], cache.rows, here, f32(scale), tops, sums
             ns = n_head * GROUP * CHUNK * (cache.width + rank) / 32.0
             self.do(latent_attention.attend_groups(), *given, items=count * groups, ns=ns)
             ended = tops, sums, here, out[part]
             self.do(latent_attention.join_parts(), *ended, items=count * n_head, ns=1.0 * rank)
         return out
+
+    def _parts(self, shape: tuple[int, ...]) -> np.ndarray:
+        if shape not in self._part_memory:
+            self._part_memory[shape] = aligned(4 * math.prod(shape)).view(f32).reshape(shape)
+        return self._part_memory[shape]

@@ -140,6 +140,10 @@ class Backend(CompressedOperations):
         slots = attention.slots(n_ctx, 0)
         return 4 * sum(attention.scratch(STEP_ROWS, n_head, d_v, slots))
 
+    def latent_scratch_bytes(self, n_head: int, rank: int, n_ctx: int, rows: int) -> int:
+        """Bytes that attention over latents at ``n_ctx`` positions needs besides the cache."""
+        return self.scratch_bytes(n_head, rank, n_ctx)
+
     def upload(self, array: np.ndarray) -> Tensor:
         """A copy of a NumPy array in the GPU's memory.  Raises DeviceError if memory runs out."""
         return self._memory.upload(array)

@@ -8,7 +8,7 @@ import numpy as np
 from engine.arrays import Pass
 from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.types import CHUNK
-from engine.cuda import compressed_attention, compressor, hyper, indexer, rope
+from engine.cuda import compressed_attention, compressor, hyper, indexer, rope, rounding
 from engine.cuda.products.grouped import Grouped, group_ids
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.recorder import Recorder
@@ -115,6 +115,32 @@ class CompressedOperations:
         kept = (values, scores, rows, width, batch.positions, length, blocks.pending)
         self.recorder.launch(compressor.keep(), (-(-width // 256), rows), 256, kept)
 
+    def round_latents(self, x: Tensor, n_rot: int) -> Tensor:
+        """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
+        of two, then everything to float16: float32 [rows, d]."""
+        return self._rounded(x, 1, n_rot, False)
+
+    def round_queries(self, q: Tensor, n_head: int) -> Tensor:
+        """An indexer's queries q [rows, n_head * d] as ds4 rounds them: times the Hadamard matrix of order d, then blocks of
+        32 elements to E2M1 by a common power of two: float32 [rows, n_head * d]."""
+        return self._rounded(q, n_head, 0, True)
+
+    def _rounded(self, x: Tensor, n_head: int, n_rot: int, four: bool) -> Tensor:
+        rows, d, out = x.shape[0], x.shape[1] // n_head, self.recorder.empty(x.shape)
+        kernel = rounding.round_heads(d, four)
+        self.recorder.launch(kernel, (n_head, rows), rounding.THREADS, (x, n_rot, out), result=out)
+        return out
+
+    def round_rows(
+        self, blocks: Blocks[Tensor], ratio: int, n_rot: int, batch: Pass[Tensor], transposed: bool = False
+    ) -> None:
+        """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
+        ``transposed``, in place: blocks.rows float32."""
+        d = blocks.rows.shape[1 if transposed else 2]
+        arguments = (batch.positions, batch.rows, ratio, n_rot, blocks.rows)
+        kernel = rounding.round_rows(d, transposed)
+        self.recorder.launch(kernel, (-(-batch.rows // ratio),), rounding.THREADS, arguments)
+
     def choose_rows(
         self,
         q: Tensor,
@@ -134,9 +160,9 @@ class CompressedOperations:
         positions = batch.positions
         arguments = (q, weights, factor, keys.rows, positions, ratio, top_k, parts, stride, scores)
         kernel = indexer.score(n_head, d, _is_half(keys.rows))
-        self.recorder.launch(kernel, (parts, rows), CHUNK, arguments, scores=scores)
+        self.recorder.launch(kernel, (parts, rows), 32 * indexer.WARPS, arguments, scores=scores)
         given = (scores, stride, positions, ratio, top_k, chosen)
-        self.recorder.launch(indexer.choose(), (rows,), indexer.THREADS, given, result=chosen)
+        self.recorder.launch(indexer.choose(indexer.THREADS), (rows,), indexer.THREADS, given, result=chosen)
         return chosen
 
     def attend_compressed(
@@ -152,15 +178,26 @@ class CompressedOperations:
         """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
         the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
         the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
-        n_head, (chunks, _, d) = sinks.size, memory.latents.shape
-        out = self.recorder.empty(q.shape)
-        compressed = memory.compressed.rows if memory.compressed is not None else 0
+        (rows, n_head), (chunks, _, d) = (q.shape[0], sinks.size), memory.latents.shape
+        recorder, device, out = self.recorder, self.recorder.device, self.recorder.empty(q.shape)
+        compressed = memory.compressed.rows if memory.compressed is not None else None
         top_k = chosen.shape[1] if chosen is not None else 0
-        numbers = (n_head, chunks, memory.window, ratio, top_k, scale)
-        arguments = (q, memory.latents, compressed, chosen or 0, batch.positions, *numbers, sinks, out)
-        kernel = compressed_attention.attend_compressed(d, memory.k_type.bits == 16)
-        grid = (-(-n_head // compressed_attention.HEADS), q.shape[0])
-        self.recorder.launch(kernel, grid, compressed_attention.THREADS, arguments, result=out)
+        listed = compressed.shape[0] if compressed is not None else 0
+        listed = min(listed, -(-top_k // CHUNK)) if top_k else listed
+        sizes = rows, n_head, d, memory.k_type.bits == 16, memory.window, listed
+        shape = compressed_attention.geometry(*sizes, device.multiprocessors, device.shared_memory, rows <= STEP_ROWS)
+        sources, numbers = (memory.latents, compressed or 0, chosen or 0), (memory.window, ratio, top_k)
+        given, threads = (q, *sources, batch.positions, n_head, chunks, *numbers, scale), compressed_attention.THREADS
+        if not shape.slots:
+            recorder.launch(shape.attend, (shape.parts, rows), threads, (*given, sinks, out), result=out)
+            return out
+        weights, sums = (recorder.empty((rows, n_head, shape.slots, n)) for n in (2, d))
+        places = (shape.slots, shape.listed)
+        grid = (shape.parts, shape.slots, rows)
+        recorder.launch(shape.attend, grid, threads, (*given, weights, sums, *places), mass=weights, values=sums)
+        joined = (weights, sums, batch.positions, n_head, *numbers, *places, sinks, out)
+        join = compressed_attention.join_compressed(d)
+        recorder.launch(join, (n_head, rows), compressed_attention.JOIN_THREADS, joined, result=out)
         return out
 
 

@@ -489,24 +489,33 @@ lane_of_four = _make_shuffle("idx", True, 0x1C1F)
 """lane_of_four(x, t): the float32 x of lane t of the four lanes 4 g .. 4 g + 3 of this one.  All 32 lanes must call it."""
 
 
-def _lanes_max_body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
-    if target >= (8, 0):
-        return _asm(builder, "redux.sync.max.s32 $0, $1, 0xffffffff;", args, effect=True)
-    most = args[0]
-    for k in range(5):
-        text = f"shfl.sync.bfly.b32 $0, $1, {1 << k}, 31, 0xffffffff;"
-        other = _asm(builder, text, [most], effect=True)
-        most = builder.select(builder.icmp_signed(">", other, most), other, most)
-    return most
+def _make_lanes(name: str) -> DeviceFunction:
+    """A reduction of int32 over the lanes of a warp, which GPUs before 8.0 do by exchanging."""
+
+    def body(builder: ir.IRBuilder, args: Sequence[ir.Value], target: Target) -> ir.Value:
+        if target >= (8, 0):
+            return _asm(builder, f"redux.sync.{name}.s32 $0, $1, 0xffffffff;", args, effect=True)
+        own = args[0]
+        for k in range(5):
+            text = f"shfl.sync.bfly.b32 $0, $1, {1 << k}, 31, 0xffffffff;"
+            other = _asm(builder, text, [own], effect=True)
+            larger = builder.select(builder.icmp_signed(">", other, own), other, own)
+            own = larger if name == "max" else builder.add(own, other)
+        return own
+
+    reduction = _differing(f"lanes_{name}", _I32, [_I32], body)
+
+    @intrinsic
+    def reduce(typingctx, x):  # type: ignore[no-untyped-def]
+        return types.int32(types.int32), lambda context, builder, sig, args: reduction(builder, args)
+
+    return reduce
 
 
-_lanes_max = _differing("lanes_max", _I32, [_I32], _lanes_max_body)
-
-
-@intrinsic
-def lanes_max(typingctx, x):  # type: ignore[no-untyped-def]
-    """The largest int32 x of all 32 lanes.  All of them must call it."""
-    return types.int32(types.int32), lambda context, builder, sig, args: _lanes_max(builder, args)
+lanes_max = _make_lanes("max")
+"""lanes_max(x): the largest int32 x of all 32 lanes.  All of them must call it."""
+lanes_sum = _make_lanes("add")
+"""lanes_sum(x): the sum of the int32 x of all 32 lanes.  All of them must call it."""
 
 
 # --- the neighbours in a chain of kernels ----------------------------------------------------------------------
@@ -596,6 +605,8 @@ gumbel = numerics.gumbel
 half_to_float = numerics.half_to_float
 log = numerics.log
 round_product = numerics.round_product
+round_to_bits = numerics.round_to_bits
+scale_exponent = numerics.scale_exponent
 sigmoid = numerics.sigmoid
 silu = numerics.silu
 softcap = numerics.softcap

@@ -7,22 +7,13 @@ from typing import Any
 import numpy as np
 
 from engine.arrays import Array, Pass, Value
-from engine.cache.compressed import CompressedShape
-from engine.cache.kv import KVCache, LayerShape, Ring, Shape, pass_rows
-from engine.cache.latent import LatentShape
+from engine.cache.kv import KVCache, pass_rows
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
-from engine.cache.types import CHUNK, Types
+from engine.cache.types import Types
 from engine.gguf.file import GGUF
-from engine.models.config import (
-    AttentionConfig,
-    CompressedConfig,
-    DeltaNetConfig,
-    DenseConfig,
-    ExpertsConfig,
-    LatentConfig,
-    ModelConfig,
-)
+from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
+from engine.models.needs import hidden_ring, layer_shapes
 from engine.ops import Drafter, Ops
 
 
@@ -84,10 +75,11 @@ class Model(Loader):
         self.cache.advance(first, count)
         self.reserve(self.cache.length)
 
-    def save(self) -> Snapshot:
-        """A snapshot of what layers keep in rings, after the tokens in the cache (at least one): states of recurrent layers,
-        latents and blocks of layers with compressed rows, outputs for the layer that drafts."""
-        length, arrays = self.cache.length, []
+    def save(self, length: int = 0) -> Snapshot:
+        """A snapshot of what layers keep in rings, after the first ``length`` tokens in the cache, by default all (at least
+        one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
+        drafts.  The rings must still hold it."""
+        length, arrays = length or self.cache.length, []
         for rows in self.remembered(length):
             # Whole, although a ring may divide it: a model with rings of another length can restore it.
             if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
@@ -166,76 +158,3 @@ class Model(Loader):
     def block(self, il: int, x: Array, batch: Pass[Array]) -> Array:
         """One layer: residual stream in, residual stream out, float32 [rows, n_embd]."""
         raise NotImplementedError
-
-
-def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
-    """The shape of the memory of each layer that has one; the layer that drafts comes last.  rewind: the number of latest
-    tokens that recurrent layers can roll back."""
-    shapes: list[Shape] = []
-    for il in config.owners:
-        m = config.all_layers[il].mixer
-        if isinstance(m, DeltaNetConfig):
-            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
-        elif isinstance(m, LatentConfig):
-            shapes.append(LatentShape(m.width))
-        elif isinstance(m, CompressedConfig):
-            keys, top_k = (m.indexer.d, m.indexer.top_k) if m.indexer is not None else (0, 0)
-            shapes.append(CompressedShape(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
-        else:
-            shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
-    return shapes
-
-
-def hidden_ring(max_rows: int, rewind: int) -> Ring:
-    """The ring of the trunk's outputs for the latest tokens.  The layer that drafts needs the output one position before."""
-    return Ring(1, max(max_rows, rewind) + 1)
-
-
-def slot_bytes(config: ModelConfig) -> int:
-    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
-    in rings; 0 if there are no such layers."""
-    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape | CompressedShape))
-
-
-def angle_bytes(config: ModelConfig, positions: int) -> int:
-    """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
-    return 4 * positions * sum(rope.n_rot for rope in config.ropes)
-
-
-def score_bytes(config: ModelConfig, positions: int) -> int:
-    """Bytes per row of the scores of an indexer, over the rows that compress ``positions`` positions; 0 without one."""
-    ratios = (mixer.ratio for mixer in config.compressed if mixer.indexer is not None)
-    return max((4 * (positions // ratio + CHUNK) for ratio in ratios), default=0)
-
-
-def row_bytes(config: ModelConfig) -> int:
-    """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
-    queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
-    mixers = max(_mixer_row(layer.mixer) for layer in config.all_layers)
-    networks = max(_network_row(layer.network, config.n_embd) for layer in config.all_layers)
-    told = 3 * config.n_layer * config.n_per_layer
-    streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
-    floats = 8 * config.n_embd + mixers + networks + told + streams
-    # A third more for int8 and for fragmentation.
-    return 4 * floats * 3 // 2
-
-
-def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig) -> int:
-    if isinstance(m, LatentConfig):
-        # A head's query before and after its product with k_b, its result before and after that with v_b.
-        return m.q_rank + 2 * m.width + m.n_head * (m.n_nope + 2 * m.n_rope + 2 * m.rank + m.d_v)
-    if isinstance(m, DeltaNetConfig):
-        return 2 * m.n_channels + 2 * m.n_v * m.state_size
-    if isinstance(m, CompressedConfig):
-        keys = m.indexer.d if m.indexer is not None else 0
-        indexer = m.indexer.n_head * (2 * keys + 1) + m.indexer.top_k if m.indexer is not None else 0
-        states = 2 * m.overlap * (m.d + keys) if m.ratio else 0
-        return 4 * m.n_head * m.d + 2 * m.n_q + 3 * m.d + m.n_group * m.n_out + indexer + states
-    return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)
-
-
-def _network_row(network: DenseConfig | ExpertsConfig, n_embd: int) -> int:
-    if isinstance(network, DenseConfig):
-        return 2 * network.n_ff
-    beside = _network_row(network.beside, n_embd) if network.beside is not None else 0
-    return beside + network.n_used * (2 * network.n_ff + n_embd) + 2 * network.n_ff_shared

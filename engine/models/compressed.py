@@ -8,6 +8,8 @@ For normalized rows n (``engine/models/families/deepseek4.py`` has the whole lay
     with an indexer: rows chosen by rotate(c Wq''), n Wproj, and keys made in the same way
     o = rotate back(attention(q, latents of the window, compressed rows))
     the heads of each group times Woa, and all of these times Wob
+
+With ds4's rounding, x, compressed rows, keys of the indexer and its queries are rounded (``engine/cpu/rounding.py``).
 """
 
 from dataclasses import dataclass, replace
@@ -74,11 +76,16 @@ class Compressed:
         chosen = None
         if self.rows is not None and memory.compressed is not None:
             ops.compress(self.rows.law, rest[0], rest[1], memory.compressed, batch, self.table)
+            if c.rounded:
+                ops.round_rows(memory.compressed, c.ratio, c.rope.n_rot, batch)
         if self.indexer is not None and c.indexer is not None and memory.keys is not None:
             law = self.indexer.keys.law
             ops.compress(law, rest[2], rest[3], memory.keys, batch, self.table, True)
             own, factor = c.indexer, 1.0 / (c.indexer.n_head * c.indexer.d) ** 0.5
             queries = ops.rotate_tail(others[0], own.n_head, batch, self.table)
+            if c.rounded:
+                ops.round_rows(memory.keys, c.ratio, c.rope.n_rot, batch, True)
+                queries = ops.round_queries(queries, own.n_head)
             chosen = ops.choose_rows(queries, rest[4], factor, c.ratio, own.top_k, memory.keys, batch)
         o = ops.attend_compressed(q, memory, batch, c.scale, self.sinks, c.ratio, chosen)
         o = ops.rotate_tail(o, c.n_head, batch, self.table, None, 0.0, True)
@@ -92,7 +99,10 @@ class Compressed:
         self._keep(ops, kv, memory, batch)
 
     def _keep(self, ops: Ops, kv: Array, memory: CompressedLayer[Array], batch: Pass[Array]) -> None:
-        ops.keep_latents(ops.rotate_tail(kv, 1, batch, self.table, self.kv_norm, self.eps), memory, batch)
+        x = ops.rotate_tail(kv, 1, batch, self.table, self.kv_norm, self.eps)
+        if self.config.rounded:
+            x = ops.round_latents(x, self.config.rope.n_rot)
+        ops.keep_latents(x, memory, batch)
 
 
 def load_compressed(loader: Loader, blk: str, config: CompressedConfig) -> Compressed:

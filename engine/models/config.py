@@ -140,6 +140,7 @@ class CompressedConfig:
     n_q: the width from which queries are made.
     n_group, n_out: the heads of each of n_group groups together become n_out elements, and those of all groups the output.
     indexer: what chooses among the compressed rows; None: a token sees all of them.
+    rounded: whether everything that is stored, and queries of the indexer, are rounded to 8 and 4 bits as in ds4.
     """
 
     n_head: int
@@ -152,6 +153,7 @@ class CompressedConfig:
     n_out: int
     ratio: int = 0
     indexer: IndexerConfig | None = None
+    rounded: bool = False
 
     @property
     def overlap(self) -> int:

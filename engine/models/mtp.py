@@ -17,8 +17,9 @@ made from the trunk's own outputs, and a rollback only changes the next position
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass
-from engine.models.base import Model, hidden_ring
+from engine.models.base import Model
 from engine.models.layer import Layer
+from engine.models.needs import hidden_ring
 from engine.models.weights import bytes_read
 from engine.ops import Ops
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from engine.cache.types import F16, Types
+from engine.cache.types import F16, F32, Types
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.gguf.header import shown
 from engine.models.architecture import Architecture
 from engine.models.base import Model
-from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.config import ASSISTANT, CompressedConfig, LayerConfig, ModelConfig
 from engine.models.families import (
     apertus,
     arcee,
@@ -115,6 +115,33 @@ def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = 
     model = ARCHITECTURES[config.architecture].model(config, gguf, ops, n_ctx, types, rewind)
     model.check_complete()
     return model
+
+
+def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
+    """The configuration of a deepseek4 model that rounds what it stores as ds4 does.  Raises ModelError if that is not
+    defined for the model or for the types of its cache."""
+    option = "ds4's rounding (--ds4-rounding, ds4_rounding)"
+    if config.architecture != "deepseek4":
+        raise ModelError(
+            f"{gguf.path}: {option} is defined for deepseek4 models only, and this is {config.architecture}."
+        )
+    if types != F32:
+        raise ModelError(
+            f"{gguf.path}: {option} needs the cache type f32, because compressed rows are rounded where they are stored; "
+            "give --cache-type f32 (cache_type)."
+        )
+    for mixer in config.compressed:
+        if mixer.indexer is not None and mixer.indexer.d & (mixer.indexer.d - 1):
+            raise ModelError(
+                f"{gguf.path}: {option} needs an indexer whose keys have a power of two of elements, not {mixer.indexer.d}."
+            )
+
+    def rounded(layer: LayerConfig) -> LayerConfig:
+        assert isinstance(layer.mixer, CompressedConfig)
+        return replace(layer, mixer=replace(layer.mixer, rounded=True))
+
+    mtp = None if config.mtp is None else rounded(config.mtp)
+    return replace(config, layers=tuple(map(rounded, config.layers)), mtp=mtp)
 
 
 def without_mtp(config: ModelConfig) -> ModelConfig:

@@ -21,11 +21,12 @@ import numpy as np
 from engine.arrays import Array, Pass
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.models.base import Model, hidden_ring
+from engine.models.base import Model
 from engine.models.families.deepseek4 import load_layer
 from engine.models.hyper import load_hyper_connection
 from engine.models.loader import Loader
 from engine.models.mtp import MTP
+from engine.models.needs import hidden_ring
 from engine.models.weights import Weight, bytes_read
 
 LENT = ("token_embd.weight", "output.weight", "output_norm.weight")

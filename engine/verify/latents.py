@@ -32,6 +32,21 @@ def stored(gpu: Any, rows: np.ndarray, device_rows: Any, positions: np.ndarray) 
     return "stored row", mine, theirs, None
 
 
+def compressed(
+    gpu: Any, rows: np.ndarray, device_rows: Any, ratio: int, positions: np.ndarray, transposed: bool
+) -> Iterator[Compared]:
+    """The compressed rows that a pass over ``positions`` has completed, in both memories: [chunks, 64, d], or [chunks, d, 64]
+    if they are ``transposed``."""
+    for r in range(int(positions[0]) // ratio, (int(positions[-1]) + 1) // ratio):
+        chunk, lane = divmod(r, CHUNK)
+        theirs = gpu.download(device_rows[chunk : chunk + 1])[0]
+        mine, theirs = (x[:, lane] if transposed else x[lane] for x in (rows[chunk], theirs))
+        mine, theirs = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
+        if mine.dtype == np.uint16:
+            mine, theirs = mine.view(np.float16), theirs.view(np.float16)
+        yield "compressed row", mine, theirs, None
+
+
 def of_chunks(
     gpu: Any, q: np.ndarray, r: np.ndarray, cache: Any, positions: np.ndarray, scale: float, values: dict[str, Any]
 ) -> Iterator[Compared]:

@@ -391,6 +391,8 @@ class Lockstep:
         attended = Attention.of(name, args)
         if name in ("latent_attention", "remember_latent"):
             return self._latent(args, given, kernel, values, inner)
+        if name in ("keep_latents", "compress"):
+            return self._compressed(name, kernel, args, given)
         if name == "remember":
             return self._appended(args[3], args[4].positions.cpu, given[3], values)
         if "convolved" in values:
@@ -528,6 +530,20 @@ class Lockstep:
         if query.size and values["result"].size == query.size and kernel.startswith("matmul"):
             return [Check("query times k_b", query, gpu.download(values["result"]).reshape(query.shape))]
         return []
+
+    def _compressed(self, name: str, kernel: str, args: Sequence[Given], given: Sequence[Given]) -> list[Check]:
+        """Checks of the latents of a pass, of the compressed rows that it completes, and of what later rows are made of."""
+        gpu = self._gpu.ops
+        if name == "keep_latents":
+            _, memory, batch = args
+            return [Check(*latents.stored(gpu, memory.latents.cpu, given[1].latents, batch.positions.cpu))]
+        law, _, _, blocks, batch, _, *transposed = args
+        positions = batch.positions.cpu
+        if kernel == "compress":
+            sides = blocks.rows.cpu, given[3].rows
+            return [Check(*one) for one in latents.compressed(gpu, *sides, law.ratio, positions, any(transposed))]
+        rings = blocks.pending.cpu, blocks.pending.gpu
+        return [Check("open block", *kept_rows(gpu, *rings, int(positions[0]), positions.size))]
 
     def _convolved(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
         """Checks of what a delta net computes for all tokens before its state is updated token by token."""

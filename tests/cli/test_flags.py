@@ -87,6 +87,7 @@ def test_every_name_of_a_flag(names: str, value: str, field: str, meaning: objec
         ("--ignore-eos", "ignore_eos", True),
         ("--json", "json", True),
         ("--no-warmup", "no_warmup", True),
+        ("--ds4-rounding", "ds4_rounding", True),
         ("--list-devices", "list_devices", True),
         ("-v --verbose", "verbose", True),
         ("--draft-lookup", "draft_lookup", True),

@@ -1,8 +1,9 @@
 """Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``).
 
-The first tier compiles the first example of every kernel for the lowest target that supports it and for the target that
-kernels are tuned for; ``--all`` compiles all examples for the latter, or every second one of kernels that take long;
-``--gpu``, which runs on more cores, compiles the other examples of these, and the first example for all targets."""
+The first tier compiles the first example of every kernel for the target that kernels are tuned for, and if that does not
+take long for the lowest target that supports it.  ``--all`` compiles these and more examples for the former target: all, or
+every second one of kernels with many examples, or every third one of kernels that take long.  ``--gpu``, which runs on more
+cores, compiles the other examples, and the first one for all targets."""
 
 import math
 import os
@@ -25,7 +26,7 @@ from numba import cuda
 
 import engine.cuda
 from engine.cache.types import BLOCK, CACHE_TYPES
-from engine.cuda import sample
+from engine.cuda import compressed_attention, sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -118,6 +119,8 @@ _LATENTS = [
     (2, 3, 64, 16, True),
 ]
 
+_COMPRESSED = [((64, 512, True), 227 << 10), ((64, 512, False), 227 << 10), ((64, 512, True), 99 << 10)]
+
 _DIRECT = [
     ((2, 6, 2, 64, 96, "q8_0", "f16", 8), False),
     ((1, 32, 8, 128, 128, "q4_0", "q4_0", 513), True),
@@ -191,7 +194,14 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "append": [(True,), (False,)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
-    "attend_compressed": [(512, True), (512, False), (96, True), (64, False, 2)],
+    "attend_compressed": [
+        compressed_attention.geometry(2048, *sizes, 128, 8, 132, shared, False).attend.constants
+        for sizes, shared in _COMPRESSED
+    ],
+    "attend_compressed_chunks": [
+        compressed_attention.geometry(rows, *sizes, 128, 8, 132, shared, True).attend.constants
+        for rows, (sizes, shared) in zip((1, 16), _COMPRESSED[:2], strict=True)
+    ],
     "attend_in_place": [
         direct_attention.geometry(*sizes, multiprocessors=132, early=early).attend.constants for sizes, early in _DIRECT
     ],
@@ -217,7 +227,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "attend_integers": [_integer_tiles(*sizes, gated_and_sinks=both) for sizes, both in _INTEGERS],
     "begin_draft": [(2, False), (1, True)],
     "beside": [()],
-    "choose": [()],
+    "choose": [(1024,)],
     "collapse": [()],
     "combine": [
         *(geometry.combine.constants for geometry in (*_ATTENTION[1:6], _ATTENTION[7])),
@@ -267,6 +277,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         *((name, 8, False, 128, False, "geglu") for name in ("Q4_1", "IQ4_NL")),
     ],
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
+    "join_compressed": [(512,)],
     "join_chunks": [(128, True), (64, False), (512, True)],
     "keep": [()],
     "keep_rows": [()],
@@ -350,6 +361,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "rms_norm_quantize": [(256, 4096), (32, 576), (32, 96), (256, 4096, True), (16, 2880), (128, 2048)],
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
+    "round_heads": [(512, False), (128, True), (96, False)],
+    "round_rows": [(512, False), (128, True)],
     "rotate_tail": [(512, True, False), (512, False, True), (128, False, False)],
     "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True), *((n, 8, n == 160, law) for n, law in _ROUTINGS)],
     "scale": [()],
@@ -376,18 +389,23 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 WIDE = {"attend_integers", "attend_tiles", "couple", "delta_rule", "matmul_experts_wide", "matmul_wide"}
 """Kernels of passes of more rows than a step, which copy to shared memory while they compute; 7.5 does not support that."""
 
-LONG = {"attend_in_place", "attend_integer_chunks", "attend_integers", "attend_tiles", "combine_quantize", "delta_net"}
-LONG |= {"matmul_experts_wide", "matmul_wide"}
+LONG = {"attend_chunks", "attend_compressed", "attend_in_place", "attend_integer_chunks", "attend_integers"}
+LONG |= {"attend_latents", "attend_tiles", "combine_quantize", "delta_net", "delta_rule", "matmul_experts_wide"}
+LONG |= {"matmul_wide"}
 """Kernels that take 3 to 13 seconds to compile."""
+
+MANY = {"combine", "matmul_experts", "matmul_join", "matmul_quantized"}
+"""Kernels with many examples."""
 
 
 def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
     marks = []
-    if target not in (lowest, TUNED) or (name in LONG and isinstance(k, int) and k % 2 == 1):
+    one_in = 3 if name in LONG else 2 if name in MANY else 1
+    if target not in (lowest, TUNED) or (isinstance(k, int) and k % one_in):
         # Each kernel is a group of its own, and these groups come last: short groups keep all processes busy until the end.
         marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
-    elif k != 0:
+    elif k != 0 or (name in LONG and target != TUNED):
         marks = [pytest.mark.thorough]
     return pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}", marks=marks)
 
@@ -485,7 +503,13 @@ def test_others_bring_no_shared_memory() -> None:
     """They have static arrays, which the assembler limits to 48 KiB."""
     with_it = {name for name, examples in EXAMPLES.items() if any(KERNELS[name](*e).shared for e in examples)}
     others = {"matmul_experts_wide", "matmul_wide"}
-    others |= {"attend_integer_chunks", "attend_integers", "attend_latents"}
+    others |= {
+        "attend_compressed",
+        "attend_compressed_chunks",
+        "attend_integer_chunks",
+        "attend_integers",
+        "attend_latents",
+    }
     assert with_it == {"attend_tiles", "delta_rule", *others}
 
 

@@ -10,7 +10,7 @@ import engine
 from engine.cache.kv import pass_rows
 from engine.errors import ContextError, UsageError
 from engine.limits import STEP_ROWS
-from engine.models.base import angle_bytes, row_bytes
+from engine.models.needs import angle_bytes, row_bytes
 from engine.speculative.params import SpeculationParams
 from engine.synthetic.model import make_model
 from tests.conftest import REPOSITORY

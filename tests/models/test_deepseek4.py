@@ -14,7 +14,6 @@ from engine.cache.compressed import CompressedShape
 from engine.cache.types import F16
 from engine.errors import GGUFError, ModelError
 from engine.models.traffic import cache_bytes_per_token, memories
-from engine.speculative.params import SpeculationParams
 from tests.families import Tensors, quantized, rewritten, write_quantized
 from tests.models.test_models import in_batches
 from tests.oracle.families.deepseek4 import CASES
@@ -109,15 +108,6 @@ def test_states_are_saved_and_belong_to_a_cache_type(path: Path, tmp_path: Path,
     )
     with pytest.raises(engine.errors.UsageError, match="cache"):
         other.load_state(tmp_path / "s.json")
-
-
-def test_other_cache_types_are_refused(path: Path) -> None:
-    for name in ("q8_0", "q4_0", "i8", "i12"):
-        refusal = f"cache type {name} is not supported for the latents of deepseek4.*use f16 or f32 for both"
-        with pytest.raises(ModelError, match=refusal):
-            engine.load(path, n_ctx=64, device="cpu", cache_type=name)
-    with pytest.raises(ModelError, match="cache type f16 and f32 is not supported for the latents of deepseek4"):
-        engine.load(path, n_ctx=64, device="cpu", cache_type_k="f16", cache_type_v="f32")
 
 
 def test_memory_is_as_planned(path: Path) -> None:
@@ -227,24 +217,6 @@ def test_both_layouts_are_the_same_layer(layers: dict[str, Path]) -> None:
         costs.append(llm.model.mtp.n_bytes)
     assert found[0] == found[1] and costs[0] == costs[1]
     assert costs[0] < layers["ds4"].stat().st_size
-
-
-@pytest.mark.parametrize("layout", few(["ds4", "llama.cpp"]))
-def test_drafts_of_another_file_do_not_show(layers: dict[str, Path], layout: str) -> None:
-    """Over the ends of blocks of 4 and of 128, with rejected drafts, greedy and drawn."""
-    llm = engine.load(layers["model"], draft_model=layers[layout], n_ctx=192, device="cpu", n_threads=1)
-    draft: Any = llm.draft
-    assert draft.name == "mtp"
-    for seed, offset in ((1, 0), (2, 1), (3, -1)):
-        prompt = texts(llm, 120).tolist()[seed:]
-        given: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8 * (seed % 2), "seed": seed, "ignore_eos": True}
-        expected = llm.complete(prompt, speculation=SpeculationParams(enabled=False), **given).ids
-        draft.script = np.full(192, -1, np.int32)
-        if offset >= 0:
-            own = [(token + offset) % llm.config.n_vocab for token in expected]
-            draft.script[len(prompt) : len(prompt) + 24] = own
-        found = llm.complete(prompt, speculation=SpeculationParams(draft_max=4), **given)
-        assert found.ids == expected and found.speculation is not None and found.speculation.drafted > 0
 
 
 def test_a_snapshot_has_what_the_layer_needs(layers: dict[str, Path]) -> None:

@@ -1,5 +1,6 @@
 """Models with latent attention: what they store, which caches and files they take, conversations that are taken up again."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ import pytest
 
 import engine
 from engine.cache.latent import LatentCache
+from engine.cache.types import CACHE_TYPES
 from engine.errors import GGUFError, ModelError, UsageError
 from engine.gguf.file import read_gguf
 from engine.models.config import ExpertsConfig, LatentConfig, ModelConfig
 from engine.models.registry import read_config
-from tests.families import Tensors, rewritten, write_quantized
+from tests.families import FAMILIES, Tensors, rewritten, write_quantized
 from tests.oracle.families.deepseek2 import CASES
+from tests.oracle.models import CASES as CASES_OF_ALL
 from tests.oracle.models import write_gguf
 
 MODELS = {case.name: case for case in CASES}
@@ -52,14 +55,36 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert v3.mtp is None and glm.mtp is not None and isinstance(glm.mtp.mixer, LatentConfig)
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("i8", "i8"), ("f16", "f32"), ("f16", "q4_0")])
-def test_other_cache_types_are_refused(lite: Path, types: tuple[str, str]) -> None:
-    k, v = types
-    names = k if k == v else f"{k} and {v}"
+@pytest.mark.parametrize("architecture", ["deepseek2", "deepseek4"])
+def test_options_that_latents_cannot_have_are_refused(architecture: str, tmp_path: Path) -> None:
+    """Every pair of cache types but two; drafts of another architecture's assistant, or on another device."""
+    case = FAMILIES[architecture]
+    path = case.write_gguf(tmp_path / "m.gguf")
+    for k, v in itertools.product(CACHE_TYPES, CACHE_TYPES):
+        given: dict[str, Any] = {"n_ctx": 64, "device": "cpu", "cache_type_k": k, "cache_type_v": v}
+        if k == v and k in ("f16", "f32"):
+            assert {(layer.k_type.name, layer.v_type.name) for layer in engine.load(path, **given).cache.layers} == {
+                (k, v)
+            }
+            continue
+        names = k if k == v else f"{k} and {v}"
+        told = (
+            f"cache type {names} is not supported for the latents of {architecture}, which are keys and values at once; "
+            "use f16 or f32 for both (--cache-type, cache_type)."
+        )
+        whole = [name for name in (k, v) if CACHE_TYPES[name].whole]
+        if k != v and whole:
+            told = f"cache type {whole[0]} is for keys and values alike, not for {k} and {v}: use {whole[0]} for both."
+        with pytest.raises((ModelError, UsageError)) as refused:
+            engine.load(path, **given)
+        assert str(refused.value).endswith(told) and "\n" not in str(refused.value)
+    assistant = write_gguf(CASES_OF_ALL["gemma4-assistant"], tmp_path / "a.gguf")
     with pytest.raises(
-        ModelError, match=f"cache type {names} is not supported for the latents of deepseek2.*use f16 or f32"
+        ModelError, match=f"drafts for gemma4 models of 80 dimensions .* is {architecture} of .*use that"
     ):
-        engine.load(lite, n_ctx=64, device="cpu", cache_type_k=k, cache_type_v=v)
+        engine.load(path, n_ctx=64, device="cpu", draft_model=assistant)
+    with pytest.raises(UsageError, match="device_draft says where a draft model runs; give one with draft_model"):
+        engine.load(path, n_ctx=64, device="cpu", device_draft="cpu")
 
 
 def test_a_saved_conversation_continues_with_the_same_bits(lite: Path, tmp_path: Path) -> None:

@@ -13,6 +13,16 @@ from numpy.typing import DTypeLike
 ALIGNMENT = 64
 """Arrays begin at cache lines."""
 
+LARGE = 1 << 20
+"""Size in bytes from which results share memory regardless of their exact sizes."""
+
+
+def aligned(n_bytes: int) -> np.ndarray:
+    """Uninitialized memory that begins at a cache line: uint8 [n_bytes]."""
+    raw = np.empty(n_bytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + n_bytes]
+
 
 class Block:
     """Memory of one array, which returns to its pool when neither the array nor a view of it exists."""
@@ -38,7 +48,8 @@ class Pool:
         self._read: list[np.ndarray] = []
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """An uninitialized array."""
+        """An uninitialized array.  The memory of a large one may be up to eight times as large, so that passes of fewer rows
+        use the memory of the largest pass."""
         count = math.prod(shape)
         wanted = count * np.dtype(dtype).itemsize
         # Few sizes, so that arrays of similar sizes share memory.
@@ -46,13 +57,13 @@ class Pool:
         if size > 1 << 16:
             step = size >> 3
             size = -(-wanted // step) * step
+        if size >= LARGE:
+            size = min((s for s, slabs in self._unused.items() if slabs and size <= s <= 8 * size), default=size)
         slabs = self._unused.get(size)
         if slabs:
             slab = slabs.pop()
         else:
-            raw = np.empty(size + ALIGNMENT, np.uint8)
-            start = -raw.ctypes.data % ALIGNMENT
-            slab = raw[start : start + size]
+            slab = aligned(size)
         return np.asarray(Block(self, slab))[:wanted].view(dtype).reshape(shape)
 
     def give_back(self, slab: np.ndarray) -> None:

@@ -63,6 +63,7 @@ __all__ = [
     "lane_xor",
     "lane_xor_int",
     "lanes_max",
+    "lanes_sum",
     "let_next_begin",
     "load1",
     "load2",
@@ -465,6 +466,11 @@ def lane_of_four(x: Register, t: Register) -> Register:
 def lanes_max(x: Register) -> Register:
     """The largest int32 x of the warp."""
     return _meet("lanes_max", _int32(x), lambda given: [max(given)] * WARP)
+
+
+def lanes_sum(x: Register) -> Register:
+    """The sum of the int32 x of the warp."""
+    return _meet("lanes_sum", _int32(x), lambda given: [_int32(sum(map(int, given)))] * WARP)
 
 
 def pointer(array: np.ndarray) -> Pointer:

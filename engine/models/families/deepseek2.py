@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash and their relatives: latent attention, a mixture with a shared
-network.
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash, Mistral Large 3 and their relatives: latent attention, a mixture
+with a shared network.
 
 Layer (llama.cpp, ``src/models/deepseek2.cpp``)::
 
@@ -13,6 +13,9 @@ network is added to them.
 
 With YaRN by a factor f, scores are multiplied by m^2 / sqrt(n_nope + n_rope), m = 1 + 0.1 M ln f, and rotations by nothing: M
 is both of DeepSeek's multipliers of the logarithm, and ``rope.scaling.yarn_log_multiplier`` holds 0.1 M.
+
+A query at position p is multiplied by 1 + s ln(1 + floor(p / n)) with s ``attention.temperature_scale`` and n
+``attention.temperature_length``, after its rotation (Mistral Large 3).
 
 Experts may be chosen from the best groups only.  DeepSeek-V3 (sigmoid) adds the two best scores of a group, DeepSeek-V2
 (softmax) takes the best one, and no key of a file says which: the gating does.  llama.cpp adds two in both.
@@ -68,9 +71,9 @@ def _latent(m: Metadata) -> LatentConfig:
 ARCHITECTURES = (
     Architecture(
         "deepseek2",
-        "DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash",
+        "DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash, Mistral Large 3",
         read,
-        "transformers DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Glm4MoeLiteForCausalLM",
+        "transformers DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM and Mistral4ForCausalLM",
         "MTP",
     ),
 )

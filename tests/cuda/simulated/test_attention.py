@@ -109,6 +109,7 @@ def agree(
     assert out.tobytes() == expected.tobytes()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("position", [0, 63, 130])
 def test_decode(position: int, half: bool) -> None:
@@ -250,7 +251,7 @@ def joined(weights: np.ndarray, sums: np.ndarray, first: int, group: int, sink: 
             ([2047, 2048, 2049, 9, 10, 11, 12, 13, 14, 4159], 1, 32, 32, 0, False, 0, False, 4),
             ([90], 2, 64, 32, 0, False, 64, False, 8),
         ],
-        9,
+        5,
     ),
 )
 def test_chunks_joined_and_quantized(
@@ -420,6 +421,7 @@ def same_operations(
         assert gpu.download(getattr(caches[1], ring)).tobytes() == getattr(caches[0], ring).tobytes()
 
 
+@pytest.mark.thorough
 def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """n_rot is less than d_k."""
     norms = [np.random.default_rng(1).normal(size=32).astype(np.float32) for _ in range(2)]
@@ -430,15 +432,18 @@ def test_the_operations_of_gated_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("k_type", "v_type", "past"),
-    [
-        ("f16", "f16", 0),
-        ("f32", "f32", 1),
-        ("q8_0", "q8_0", 0),
-        ("q4_0", "f16", 2),
-        ("f32", "q4_0", 0),
-        ("i8", "i8", 0),
-        ("i12", "i12", 2),
-    ],
+    few(
+        [
+            ("f16", "f16", 0),
+            ("f32", "q4_0", 0),
+            ("i12", "i12", 2),
+            ("f32", "f32", 1),
+            ("q8_0", "q8_0", 0),
+            ("q4_0", "f16", 2),
+            ("i8", "i8", 0),
+        ],
+        3,
+    ),
 )
 def test_the_operations_of_every_type(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str, past: int) -> None:
     norm = np.random.default_rng(1).normal(size=32).astype(np.float32)

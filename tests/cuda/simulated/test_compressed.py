@@ -17,7 +17,7 @@ from functools import partial
 
 from engine.cache.compressed import CompressedLayer, CompressedShape
 from engine.cache.types import F16, F32, Types
-from engine.cuda import backend
+from engine.cuda import backend, compressed_operations, indexer
 from engine.gguf.quants import FORMATS
 from engine.models.compressor import Compressor
 from tests.cuda.simulated.test_operations import computed, cpu, gpu, same, weight
@@ -99,6 +99,7 @@ def stored(ops: Any, law: Any, layer: Any, values: Any, scores: Any, rows: Any, 
     return []
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("types", [F32, F16])
 @pytest.mark.parametrize(("ratio", "overlap"), [(4, 2), (7, 1)])
 def test_compressed_rows(gpu: backend.Backend, ratio: int, overlap: int, types: Types) -> None:
@@ -120,10 +121,40 @@ def test_compressed_rows(gpu: backend.Backend, ratio: int, overlap: int, types: 
         same_memory(gpu, ours, theirs)
 
 
+def rounded(ops: Any, layer: Any, rows: Any, n_rot: int) -> list[Any]:
+    """Both kinds of rows that a pass completes."""
+    ops.round_rows(layer.compressed, 4, n_rot, rows)
+    ops.round_rows(layer.keys, 4, n_rot, rows, True)
+    return []
+
+
+@pytest.mark.parametrize(("d", "n_keys", "n_rot"), few([(200, 32, 8), (64, 128, 16)]))
+def test_rounding(gpu: backend.Backend, d: int, n_keys: int, n_rot: int) -> None:
+    """Blocks that are whole and others; more and fewer elements than threads; rows that end in a pass, and others."""
+    scale = 10.0 ** np.linspace(-9, 3, 3)[:, None]
+    x, q = (scale * draw(3, d)).astype(f32), (scale * draw(3, 2 * n_keys)).astype(f32)
+    x[1] = 0
+    a, b = gpu.upload(x), gpu.upload(q)
+    same(computed(gpu, lambda: gpu.round_latents(a, n_rot))[0], cpu.round_latents(x, n_rot))
+    same(computed(gpu, lambda: gpu.round_queries(b, 2))[0], cpu.round_queries(q, 2))
+    ours, theirs = both(gpu, CompressedShape(d, 32, 4, 2, n_keys, 2, 5), 300, F32)
+    for first, count in ((0, 3), (3, 1), (254, 9)):
+        batch = rows_of(*range(first, first + count))
+        computed(gpu, partial(rounded, gpu, theirs, batch_of(gpu, batch), n_rot))
+        rounded(cpu, ours, batch, n_rot)
+        same_memory(gpu, ours, theirs)
+
+
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("types", [F32, F16])
-@pytest.mark.parametrize(("n_head", "top_k"), few([(6, 70), (3, 5), (1, 150)]))
-def test_chosen_rows(gpu: backend.Backend, types: Types, n_head: int, top_k: int) -> None:
-    """Rows that see fewer than top_k, as many, and more; equal scores; several chunks for one block."""
+@pytest.mark.parametrize(("n_head", "top_k"), few([(20, 70), (3, 5), (1, 150)]))
+def test_chosen_rows(
+    gpu: backend.Backend, types: Types, n_head: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that see fewer than top_k, as many, and more; equal scores; several chunks for one block; more heads than fit."""
+    monkeypatch.setattr(indexer, "THREADS", 64)
+    monkeypatch.setattr(indexer, "PARTS", 2)
+    monkeypatch.setattr(indexer, "FLOATS", 600)
     d, ratio = 24, 4
     ours, theirs = both(gpu, CompressedShape(8, 32, ratio, 2, d, top_k, 5), 1200, types)
     assert ours.keys is not None and theirs.keys is not None
@@ -141,21 +172,46 @@ def test_chosen_rows(gpu: backend.Backend, types: Types, n_head: int, top_k: int
 
 @pytest.mark.parametrize("types", [F32, F16])
 @pytest.mark.parametrize(
-    ("n_head", "d", "window", "ratio", "top_k"), few([(6, 72, 70, 4, 100), (3, 64, 40, 0, 0), (4, 24, 16, 3, 0)], 2)
+    ("n_head", "d", "window", "ratio", "top_k", "positions"),
+    few(
+        [
+            (20, 24, 16, 3, 0, (130,)),
+            (6, 72, 70, 4, 100, (63, 479)),
+            (3, 8, 16, 1, 0, (599,)),
+            (2, 264, 30, 0, 0, (100,)),
+        ],
+        3,
+    ),
 )
+@pytest.mark.parametrize(("step", "shared"), few([(True, 99 << 10), (False, 16 << 10), (True, 16 << 10)], 2))
+@pytest.mark.covering(1, 2)
 def test_attention(
-    gpu: backend.Backend, n_head: int, d: int, window: int, ratio: int, top_k: int, types: Types
+    gpu: backend.Backend,
+    n_head: int,
+    d: int,
+    window: int,
+    ratio: int,
+    top_k: int,
+    positions: tuple[int, ...],
+    types: Types,
+    step: bool,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Heads that do not fill blocks, elements that do not fill tiles, windows over chunks, lists of several chunks."""
+    """Heads that do not fill blocks, windows over chunks, lists of several chunks and groups, elements that do not fill
+    warps; chunks with blocks of their own and one after another; blocks whose shared memory holds a part of the elements."""
+    monkeypatch.setattr(compressed_operations, "STEP_ROWS", 16 if step else 0)
+    monkeypatch.setattr(gpu.device, "shared_memory", shared)
     overlap, keys = (2, 8) if top_k else (1, 0)
-    ours, theirs = both(gpu, CompressedShape(d, window, ratio, overlap, keys, top_k, 5), 2000, types)
-    batch = rows_of(0, 63, 130, 1999)
-    x, q, sinks, rows = draw(4, d), 2 * draw(4, n_head * d), draw(n_head), batch_of(gpu, batch)
+    ours, theirs = both(gpu, CompressedShape(d, window, ratio, overlap, keys, top_k, 5), max(positions) + 1, types)
+    batch = rows_of(*positions)
+    n = batch.rows
+    x, q, sinks, rows = draw(n, d), 2 * draw(n, n_head * d), draw(n_head), batch_of(gpu, batch)
     a, b, c = gpu.upload(x), gpu.upload(q), gpu.upload(sinks)
     chosen = on_device = None
     if top_k:
         random = np.random.default_rng(0)
-        chosen = np.zeros((4, top_k), np.int32)
+        chosen = np.zeros((n, top_k), np.int32)
         for t, p in enumerate(batch.positions):
             seen = (p + 1) // ratio
             chosen[t, : min(seen, top_k)] = np.sort(random.permutation(seen)[:top_k])
@@ -171,6 +227,7 @@ def test_attention(
     same_memory(gpu, ours, theirs)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("kind", [T.Q8_0, T.Q4_K, T.F16])
 def test_products_of_groups(gpu: backend.Backend, rows: int, kind: T) -> None:

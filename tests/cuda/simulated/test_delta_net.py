@@ -112,7 +112,7 @@ def agree(net: DeltaNet, passes: list[int], start: int = 0, rewind: int = 1, see
             ([9, -7, 5], 27),  # rolled back into the chunk before, which ends again
             ([16, -16, 16, 16, -4, 7], 48),  # whole chunks; rolled back within one
         ],
-        3,
+        2,
     ),
 )
 def test_passes(passes: list[int], start: int) -> None:

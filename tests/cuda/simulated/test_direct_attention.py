@@ -109,7 +109,7 @@ def agree(
 PAIRS = ("f32 q4_0", "f16 q8_0", "q8_0 f32", "q8_0 q8_0", "q4_0 f16")
 
 
-@pytest.mark.parametrize("types", PAIRS)
+@pytest.mark.parametrize("types", few(PAIRS, 2))
 def test_types(types: str) -> None:
     agree(types, [70], 2, 1, 32)
 
@@ -131,7 +131,7 @@ def test_decode(position: int) -> None:
             ("q8_0 f16", 64, 36),
             ("q4_0 q4_0", 256, 256),
         ],
-        5,
+        3,
     ),
 )
 def test_sizes_of_heads(types: str, d_k: int, d_v: int) -> None:
@@ -169,6 +169,7 @@ def test_windows_and_rings(positions: list[int], window: int) -> None:
     agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
 
 
+@pytest.mark.thorough
 def test_the_order_of_threads_does_not_show() -> None:
     for seed, types in enumerate(("q8_0 q8_0", "f16 q4_0")):
         agree(types, [64, 65], 2, 1, 32, seed=seed, splits=1)
@@ -184,7 +185,7 @@ def test_the_order_of_threads_does_not_show() -> None:
             ("q4_0 q8_0", 300, 6, 256, 160, 100),
             ("q8_0 q4_0", 130, 8, 64, 192, 0),
         ],
-        3,
+        1,
     ),
 )
 def test_chunks_of_a_warp(types: str, last: int, n_head: int, d_k: int, d_v: int, window: int) -> None:

@@ -201,4 +201,5 @@ def test_several_chunks_of_a_warp(name: str, splits: int, shared: int) -> None:
 @pytest.mark.parametrize("name", few(["i8", "i12"]))
 def test_windows_and_sinks_of_steps(name: str) -> None:
     sinks = np.array([-3e38, 3e38, 0.5, -2], np.float32)
-    steps_agree(name, [*range(250, 256)], 4, 2, 32, window=70, sinks=sinks)
+    # The last two rows begin a chunk after the others, and are in the second half of the pairs of a warp.
+    steps_agree(name, [*range(257, 263)], 4, 2, 32, window=70, sinks=sinks)

@@ -107,7 +107,7 @@ def agree(
             ("f32", [20], 9, 32, 16, 4),
             ("f16", [127, 128, 129], 11, 40, 8, 3),
         ],
-        4,
+        2,
     ),
 )
 def test_chunks(kind: str, positions: list[int], n_head: int, rank: int, n_rope: int, slices: int) -> None:
@@ -211,7 +211,7 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
             ("f32", 17, True, 8),
             ("f16", 1, False, 16),
         ],
-        3,
+        2,
     ),
 )
 def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, rope: int) -> None:

@@ -18,9 +18,10 @@ if not SIMULATED:
 
 import engine
 from engine import parity
-from engine.cuda import backend, sample
+from engine.cuda import backend, indexer, sample
 from engine.cuda.runtime import device
 from engine.models.config import DeltaNetConfig, ExpertsConfig
+from engine.synthetic.deepseek4 import DeepSeek4Shape
 from engine.synthetic.latents import LatentShape
 from engine.synthetic.mixtures import GptOssShape
 from engine.synthetic.model import make_model
@@ -53,6 +54,18 @@ SHAPES = {
         d_v=32,
         q_rank=32,
     ),
+    "deepseek4": DeepSeek4Shape(
+        *("deepseek4", 3, 32, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
+        tied=False,
+        window=2,
+        n_rot=8,
+        experts=ExpertsConfig(3, 2, 32),
+        n_q=32,
+        n_group=1,
+        n_out=32,
+        indexer=(2, 16, 1),
+        n_hash=1,
+    ),
     "qwen35moe": Shape(
         *("qwen35moe", 2, 64, 2, 1, 32, 0, 289, 64, 1e4, 1e-6),
         n_rot=16,
@@ -72,6 +85,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     monkeypatch.setattr(device, "require_gpu", lambda: None)
     monkeypatch.setattr(sample, "GROUPS", 32)
+    monkeypatch.setattr(indexer, "THREADS", 32)
     monkeypatch.setattr(comparison, "NOISY", {"temperature": 0.8, "top_k": 30})
     monkeypatch.setattr(comparison, "MOST_SAMPLED", 1)
 
@@ -109,27 +123,28 @@ def every_kernel(models: Models, ids: Sequence[int], counts: Sequence[int]) -> l
     ("architecture", "quant", "cache_type", "counts"),
     few(
         [
-            ("qwen3", "Q8_0", "q8_0", [2]),
+            ("qwen3", "Q8_0", "i8", [2]),
             ("qwen2", "Q4_1", "f32", [1]),
             ("qwen35moe", "Q8_0", "f16", [1, 2]),
             ("deepseek2", "Q8_0", "f16", [1, 2]),
-            ("qwen3", "Q8_0", "i8", [2]),
+            ("deepseek4", "Q8_0", "f16", [4]),
+            ("qwen3", "Q8_0", "q8_0", [2]),
             ("qwen3", "Q8_0", "i12", [2]),
             ("llama", "Q4_K_M", "f16", [2]),
             ("gemma3", "Q8_0", "f16", [2]),
             ("gpt-oss", "F16", "f16", [2]),
             ("gpt-oss", "Q8_0", "f16", [1, 2]),
         ],
-        5,
+        3,
     ),
 )
 def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str, counts: list[int]) -> None:
-    noted = every_kernel(loaded(path(architecture, quant), cache_type), [3, 288, 17], counts)
+    noted = every_kernel(loaded(path(architecture, quant), cache_type), [3, 288, 17, 5], counts)
     assert not any(check.differing.any() for _, check in noted)
     assert sum(check.values for _, check in noted) > 1500
     operations = {site.operation for site, _ in noted}
-    gate = {"qwen35moe": "experts", "gpt-oss": "experts", "deepseek2": "experts"}.get(architecture, "activate")
-    attention = "latent_attention" if architecture == "deepseek2" else "attention"
+    gate = dict.fromkeys(("qwen35moe", "gpt-oss", "deepseek2", "deepseek4"), "experts").get(architecture, "activate")
+    attention = {"deepseek2": "latent_attention", "deepseek4": "attend_compressed"}.get(architecture, "attention")
     assert {"embed", "rms_norm", "matmul", attention, gate} <= operations
     assert {site.layer for site, _ in noted} == {None, *range(SHAPES[architecture].n_layer)}
     kernels = {site.kernel for site, _ in noted}
@@ -137,6 +152,11 @@ def test_every_kernel(path: Any, architecture: str, quant: str, cache_type: str,
         assert {"delta_net", "gated_norm", "mtp_input", "keep_rows", "remember", "plain"} <= operations
         kept = {f"kept {what}" for what in ("state", "keys", "deltas", "decays", "inputs", "row")}
         assert {*kept, "stored key"} <= {check.what for _, check in noted}
+        return
+    if architecture == "deepseek4":
+        assert {"stream_weights", "collapse", "expand", "compress", "choose_rows", "grouped_matmul"} <= operations
+        assert {"append", "compress", "keep", "choose", "join_compressed"} <= kernels
+        assert {"stored row", "compressed row", "open block"} <= {check.what for _, check in noted}
         return
     if architecture == "deepseek2":
         found = {check.what for site, check in noted if "latent" in site.operation}

@@ -52,7 +52,8 @@ LARGE = 227 << 10
             *((name, 17, 1, 3, False) for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")),
             *((name, 17, 1, 3, True) for name in ("IQ1_M", "TQ2_0", "TQ1_0")),
             # A row of gpt-oss: not a multiple of 64 positions, and a last stage that is not full.
-            *((name, 17, 90, 3, False) for name in ("MXFP4", "Q5_1")),
+            ("MXFP4", 17, 90, 3, False),
+            ("Q5_1", 17, 26, 3, False),
             ("Q8_0", 17, 3, 24, False),
             ("Q4_1", 20, 9, 5, False),
             ("Q6_K", 17, 1, 16, False),

@@ -1,11 +1,14 @@
 """DeepSeek-V2 and its relatives: latent attention, and mixtures with a shared network behind a dense layer.
 
-``transformers``: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM.  llama.cpp:
-src/models/deepseek2.cpp; DeepseekV2Model of conversion/deepseek.py, Glm4MoeLiteModel of conversion/glm.py.
+``transformers``: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM.
+llama.cpp: src/models/deepseek2.cpp; DeepseekV2Model of conversion/deepseek.py, Glm4MoeLiteModel of conversion/glm.py.
 
 ``kv_b_proj`` has for each head nope rows of k, which become columns of ``attn_k_b``, and then those of ``attn_v_b``; older
 conversions keep it as ``attn_kv_b``, with as many KV heads as heads.  ``rope.scaling.yarn_log_multiplier`` is a tenth of
 mscale_all_dim.  V2 takes the best expert of a group, V3 adds the best two.
+
+Queries of Mistral4 are multiplied by 1 + s ln(1 + floor(p / n)), s ``llama_4_scaling_beta`` and n the original context of
+YaRN.
 
 The norms of latents have an epsilon of 1e-6 in ``transformers``, whatever the configuration says, and that of the
 configuration in llama.cpp and vLLM; here it is 1e-6 everywhere, as in the published models of DeepSeek.
@@ -77,10 +80,13 @@ def _mtp(config: dict[str, Any], own_head: bool) -> Shapes:
     return parts
 
 
+_SIGMOID = ("DeepseekV3", "Glm4MoeLite")
+
+
 def _family(
     name: str, kind: str, config: dict[str, Any], *, old: bool = False, n_mtp: int = 0, own_head: bool = False
 ) -> Family:
-    n, f, sigmoid = config["n_routed_experts"], config["moe_intermediate_size"], kind != "DeepseekV2"
+    n, f, sigmoid = config["n_routed_experts"], config["moe_intermediate_size"], kind in _SIGMOID
     common = norms(config) | _attention(config)
     mixture = experts(config, n, f) | network(config, f * config["n_shared_experts"], "mlp.shared_experts")
     if sigmoid:
@@ -117,6 +123,9 @@ def _family(
         metadata["expert_gating_func"] = 2
     if "mscale_all_dim" in rotation:
         metadata["rope.scaling.yarn_log_multiplier"] = 0.1 * rotation["mscale_all_dim"]
+    if "llama_4_scaling_beta" in rotation:
+        metadata["attention.temperature_scale"] = rotation["llama_4_scaling_beta"]
+        metadata["attention.temperature_length"] = rotation["original_max_position_embeddings"]
     if n_mtp:
         metadata["nextn_predict_layers"] = n_mtp
     every, convert = model(config, layers), _converter(config, split=not old)
@@ -173,6 +182,16 @@ CASES = [
         ),
         n_mtp=1,
     ),
+    _family(
+        "deepseek2-temperature", "Mistral4",
+        _config(
+            3, 88, 4, (48, 40), (24, 16, 32),
+            rope=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+            first_k_dense_replace=1, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=32,
+            n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True,
+            tie_word_embeddings=False,
+        ),
+    ),
 ]  # fmt: skip
 """V2-Lite, from a recent file and from an older one; V2 with groups; V3 with groups; GLM-4.7-Flash with its layer that
-drafts."""
+drafts; Mistral Large 3, whose queries grow with the position."""

@@ -15,6 +15,7 @@ writes it, or with the names of ds4 (``write_layer``).  It is put together from 
 are larger.  YaRN's magnitude is 1.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,12 @@ def _table(name: str, label: str, n: int, used: int) -> np.ndarray:
     return np.argsort(uniform(name, label, (N_VOCAB, n), 1.0), axis=1)[:, :used].astype(np.float32)
 
 
-def _family(name: str, ratios: list[int], n_hash: int, config: dict[str, Any], n_mtp: int = 0) -> DeepSeek4:
+def family(name: str, ratios: list[int], n_hash: int, config: Mapping[str, Any], n_mtp: int = 0) -> DeepSeek4:
+    """A model with layers of these ratios, of which the first ``n_hash`` have a table of experts."""
     large = max(ratios)
     kinds = [_KINDS.get(ratio, "heavily_compressed_attention") for ratio in ratios]
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": large}
-    full = config | {
+    full = dict(config) | {
         "num_hidden_layers": len(ratios),
         "layer_types": kinds,
         "compress_rates": rates,
@@ -307,7 +309,7 @@ def _rope(factor: float, original: int) -> dict[str, Any]:
 
 CASES = [
     # As V4-Flash: two layers that only see the window, then both kinds in turn; three layers of given experts.
-    _family(
+    family(
         "deepseek4", [0, 0, 4, 128, 4], 3,
         _COMMON | {
             "hidden_size": 96, "num_attention_heads": 6, "head_dim": 64, "qk_rope_head_dim": 16, "q_lora_rank": 64,
@@ -320,7 +322,7 @@ CASES = [
         n_mtp=1,
     ),
     # As V4-Pro: compressed layers from the first on, the large ratio so small that a text has many rows.
-    _family(
+    family(
         "deepseek4-short", [8, 8, 4], 1,
         _COMMON | {
             "hidden_size": 64, "num_attention_heads": 4, "head_dim": 96, "qk_rope_head_dim": 32, "q_lora_rank": 48,

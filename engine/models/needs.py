@@ -1,0 +1,120 @@
+"""How much memory a model needs: what its layers store, its snapshots, and the intermediate results of a pass."""
+
+from engine.cache.compressed import CompressedShape
+from engine.cache.kv import LayerShape, Ring, Shape, pass_rows
+from engine.cache.latent import LatentShape
+from engine.cache.recurrent import RecurrentShape
+from engine.cache.types import CHUNK, Types
+from engine.models.config import (
+    AttentionConfig,
+    CompressedConfig,
+    DeltaNetConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LatentConfig,
+    ModelConfig,
+)
+from engine.ops import AnyOperations
+
+
+def context_bytes(config: ModelConfig, ops: AnyOperations, types: Types, n_ctx: int, rows: int, rewind: int) -> int:
+    """Bytes that a model needs besides its weights, for a context of ``n_ctx`` positions that is read at most ``rows`` at a
+    time: its caches, the angles of rotations, and what a pass needs."""
+    most = pass_rows(rows, n_ctx)
+    cache = sum(shape.n_bytes(n_ctx, most, types) for shape in layer_shapes(config, rewind))
+    if config.mtp is not None:
+        cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity
+    return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
+
+
+def pass_bytes(config: ModelConfig, ops: AnyOperations, n_ctx: int, rows: int) -> int:
+    """An estimate of the bytes that passes of up to ``rows`` rows need for intermediate results."""
+    scratch = [ops.scratch_bytes(a.n_head, a.d_v, n_ctx) for a in config.attentions]
+    scratch += [ops.latent_scratch_bytes(a.n_head, a.rank, n_ctx, rows) for a in config.latents]
+    return max(scratch, default=0) + rows * (row_bytes(config) + score_bytes(config, n_ctx))
+
+
+def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
+    """The shape of the memory of each layer that has one; the layer that drafts comes last.  rewind: the number of latest
+    tokens that recurrent layers can roll back."""
+    shapes: list[Shape] = []
+    for il in config.owners:
+        m = config.all_layers[il].mixer
+        if isinstance(m, DeltaNetConfig):
+            shapes.append(RecurrentShape(m.n_channels, m.n_conv, m.n_k, m.n_v, m.state_size, rewind))
+        elif isinstance(m, LatentConfig):
+            shapes.append(LatentShape(m.width))
+        elif isinstance(m, CompressedConfig):
+            keys, top_k = (m.indexer.d, m.indexer.top_k) if m.indexer is not None else (0, 0)
+            shapes.append(CompressedShape(m.d, m.window, m.ratio, m.overlap, keys, top_k, rewind))
+        else:
+            shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
+    return shapes
+
+
+def hidden_ring(max_rows: int, rewind: int) -> Ring:
+    """The ring of the trunk's outputs for the latest tokens.  The layer that drafts needs the output one position before."""
+    return Ring(1, max(max_rows, rewind) + 1)
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """Bytes of a slot of all recurrent layers, a state and the lists of a chunk, and of what layers with compressed rows have
+    in rings; 0 if there are no such layers."""
+    return sum(s.slot_bytes for s in layer_shapes(config, 1) if isinstance(s, RecurrentShape | CompressedShape))
+
+
+def snapshot_bytes(config: ModelConfig) -> int:
+    """Bytes of a snapshot (``engine/models/base.py``); 0 if a model can go back anywhere without one, or not even with one,
+    because layers with a window have overwritten keys and values."""
+    windows = any(attention.window for attention in config.attentions)
+    outputs = 4 * stream_width(config) if config.mtp is not None and not windows else 0
+    return slot_bytes(config) + outputs
+
+
+def stream_width(config: ModelConfig) -> int:
+    """The number of elements of what a layer that drafts needs of a position: the trunk's output, or all its streams."""
+    return config.n_embd * (config.streams.count if config.streams is not None else 1)
+
+
+def angle_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes of the rotation angles of some positions: a cosine and a sine for each pair, for each kind of rotation."""
+    return 4 * positions * sum(rope.n_rot for rope in config.ropes)
+
+
+def score_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes per row of the scores of an indexer, over the rows that compress ``positions`` positions; 0 without one."""
+    ratios = (mixer.ratio for mixer in config.compressed if mixer.indexer is not None)
+    return max((4 * (positions // ratio + CHUNK) for ratio in ratios), default=0)
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """An estimate of the bytes per row that one layer needs during a pass: the residual stream and what is added to it,
+    queries, keys, values, channels and gates, and the feed-forward network; in float32 and, for products, in int8."""
+    mixers = max(_mixer_row(layer.mixer) for layer in config.all_layers)
+    networks = max(_network_row(layer.network, config.n_embd) for layer in config.all_layers)
+    told = 3 * config.n_layer * config.n_per_layer
+    streams = 3 * config.streams.count * config.n_embd if config.streams is not None else 0
+    floats = 8 * config.n_embd + mixers + networks + told + streams
+    # A third more for int8 and for fragmentation.
+    return 4 * floats * 3 // 2
+
+
+def _mixer_row(m: AttentionConfig | LatentConfig | DeltaNetConfig | CompressedConfig) -> int:
+    if isinstance(m, LatentConfig):
+        # A head's query before and after its product with k_b, its result before and after that with v_b.
+        return m.q_rank + 2 * m.width + m.n_head * (m.n_nope + 2 * m.n_rope + 2 * m.rank + m.d_v)
+    if isinstance(m, DeltaNetConfig):
+        return 2 * m.n_channels + 2 * m.n_v * m.state_size
+    if isinstance(m, CompressedConfig):
+        keys = m.indexer.d if m.indexer is not None else 0
+        indexer = m.indexer.n_head * (2 * keys + 1) + m.indexer.top_k if m.indexer is not None else 0
+        states = 2 * m.overlap * (m.d + keys) if m.ratio else 0
+        return 4 * m.n_head * m.d + 2 * m.n_q + 3 * m.d + m.n_group * m.n_out + indexer + states
+    return m.n_head * (3 * m.d_k + m.d_v) + m.n_head_kv * (m.d_k + m.d_v)
+
+
+def _network_row(network: DenseConfig | ExpertsConfig, n_embd: int) -> int:
+    if isinstance(network, DenseConfig):
+        return 2 * network.n_ff
+    beside = _network_row(network.beside, n_embd) if network.beside is not None else 0
+    return beside + network.n_used * (2 * network.n_ff + n_embd) + 2 * network.n_ff_shared

@@ -1,0 +1,79 @@
+"""The memory that a model needs besides its weights is at least what loading it and running its passes allocates."""
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.cache.types import F16
+from engine.compile.target import Target
+from engine.models.needs import context_bytes, pass_bytes
+from tests.families import FAMILIES, write_quantized
+from tests.tiers import few
+
+N_CTX = 1 << 16
+"""So long that attention needs more memory for the chunks of a context than for everything else."""
+
+ROWS = (17, 16, 5, 1)
+
+
+def needs(llm: engine.LLM, rows: int) -> tuple[int, int]:
+    """Bytes for what outlives a pass, and for the results of passes."""
+    model = llm.model
+    passes = pass_bytes(llm.config, model.ops, N_CTX, rows)
+    types = F16
+    return context_bytes(llm.config, model.ops, types, N_CTX, rows, model.rewind) - passes, passes
+
+
+@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4"]))
+def test_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: Counter[str] = Counter()
+
+    def counting(n_bytes: int) -> np.ndarray:
+        taken["results"] += n_bytes
+        return np.empty(n_bytes, np.uint8)
+
+    def zeros(self: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        array = np.zeros(shape, dtype)
+        taken["kept"] += array.nbytes
+        return array
+
+    monkeypatch.setattr("engine.cpu.runtime.pool.aligned", counting)
+    monkeypatch.setattr("engine.cpu.latent_operations.aligned", counting)
+    monkeypatch.setattr("engine.cpu.backend.Backend.zeros", zeros)
+    path = write_quantized(FAMILIES[name], tmp_path / "m.gguf")
+    llm = engine.load(path, n_ctx=N_CTX, device="cpu", n_threads=1, **FAMILIES[name].options(path))
+    model: Any = llm.model
+    for rows in (128, *ROWS):
+        llm.reset()
+        llm.model.forward(np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32), min(rows, 16))
+    model.mtp.forward(0, 1)
+    kept, results = needs(llm, 128)
+    assert taken["kept"] == kept and results / 2 < taken["results"] <= results
+
+
+@pytest.mark.parametrize("name", few(["deepseek2-glm", "deepseek4"]))
+def test_on_a_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: Counter[str] = Counter()
+    allocate = Target.allocate
+
+    def counting(self: Target, n_bytes: int, what: str) -> Any:
+        taken[what] += n_bytes
+        return allocate(self, n_bytes, what)
+
+    monkeypatch.setattr(Target, "allocate", counting)
+    path = write_quantized(FAMILIES[name], tmp_path / "m.gguf")
+    llm = engine.load(path, n_ctx=N_CTX, device=Target("sm_90"), **FAMILIES[name].options(path))
+    model: Any = llm.model
+    ops: Any = model.ops
+    for rows in (ops.max_rows, *ROWS):
+        ops.record(partial(model.compute, ops._inputs.part(slice(rows)), min(rows, 16)))
+    ops.record(partial(model.mtp.compute, ops._inputs.part(slice(1)), 1))
+    kept, results = needs(llm, ops.max_rows)
+    # Tokens and positions are few bytes, which a reserve covers.
+    assert abs(taken["the key-value cache"] - kept) < 1 << 16
+    assert results / 2 < taken["intermediate results"] <= results
