@@ -251,13 +251,22 @@ def test_shared_memory_that_a_kernel_prefers(shared: int, blocks: int, percent: 
 
 
 def test_shared_memory_that_a_pass_prefers() -> None:
-    """Kernels of a step prefer the same share, unless one of them is a mixture's; those of a prompt each their own."""
+    """Kernels of a step prefer what one of them needs, unless one depends on the cache; those of a prompt each their own."""
     plans = pytest.importorskip("engine.cuda.runtime.plans")
+    from engine.cuda.attention.integer_steps import attend_integer_chunks
+    from engine.cuda.delta_net import delta_net
     from engine.cuda.products.experts import matmul_experts
     from engine.cuda.products.matmul import matmul_quantized
     from engine.cuda.runtime.tensor import Launch
 
-    step = [Launch(kernel(), (1,), 32, (), (), ()) for kernel in (matmul_quantized, matmul_quantized)]
-    mixture = [*step, Launch(matmul_experts(), (1,), 32, (), (), ())]
-    assert [plans.percent(step, rows) for rows in (1, 16, 17)] == [100, 100, 0]
-    assert plans.percent(mixture, 1) == 0
+    product, attention = (
+        matmul_quantized(("Q4_K",), 1, False, False),
+        attend_integer_chunks("i8", 128, 128, 4, True, 4, 3, True),
+    )
+    mixture = matmul_experts(("Q4_K",), 1, 8, False, False)
+    step, attending, expert, net = (
+        [Launch(kernel, (1,), 32, (), (), ())] for kernel in (product, attention, mixture, delta_net(128, 4, 1))
+    )
+    assert plans.percent(step, 1, 227 << 10) == 40
+    assert [plans.percent(step + attending, rows, 227 << 10) for rows in (1, 16, 17)] == [98, 98, 0]
+    assert [plans.percent(step + attending + other, 1, 227 << 10) for other in (expert, net)] == [0, 0]

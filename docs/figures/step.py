@@ -40,7 +40,7 @@ class Recording(Target):
 
     def launch(self, specialization: Any, *launch: Any) -> None:
         """Note the kernel and its grid."""
-        grid, threads, arguments = launch
+        grid, threads, arguments, *_ = launch
         blocks = math.prod(grid) if isinstance(grid, tuple) else grid
         self.captured.append((specialization.kernel.name, int(blocks), int(threads), arguments))
         super().launch(specialization, *launch)

@@ -156,7 +156,11 @@ def grid(d: int, n_v: int) -> tuple[int, int]:
     return d // COLUMNS, n_v
 
 
-@kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 6, threads=THREADS)
+@kernel(
+    *(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 6),
+    threads=THREADS,
+    cached=True,
+)
 def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCode:
     """One layer of the gated delta rule for up to ``most`` rows; ``grouped``: neighbouring heads share a key.
 

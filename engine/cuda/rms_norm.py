@@ -28,14 +28,28 @@ f32 = np.float32
 I = np.int32  # noqa: E741
 
 
+AT_ONCE = 8
+"""Elements of a chain that are loaded at once, because loads take long."""
+
+LONG = 4096
+"""Elements of a row that one block stores; a longer row has more blocks, which all compute r."""
+
+
 @device
 def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
     """r of the row at x, in every thread of the block."""
+    values = cuda.local.array(AT_ONCE, np.float32)
     thread = I(cuda.threadIdx.x)
     width = I(norm_width(n))
     total = f32(0.0)
     if thread < width:
         i = thread
+        while i + (AT_ONCE - 1) * width < n:
+            for k in range(AT_ONCE):
+                values[k] = x[i + k * width]
+            for k in range(AT_ONCE):
+                total = fma(values[k], values[k], total)
+            i = I(i + AT_ONCE * width)
         while i < n:
             total = fma(x[i], x[i], total)
             i = I(i + width)

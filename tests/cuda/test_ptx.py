@@ -303,7 +303,8 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("Q4_K", 8, False, Finish(True, True)),
         *(("IQ2_XS", 8), ("IQ1_S", 1), ("TQ1_0", 8), ("NVFP4", 1), ("Q1_0", 8)),
     ],
-    "matmul_float": [("F16", 1, False), ("F32", 16, True), ("BF16", 16, False), ("BF16", 16, True, 4)],
+    "matmul_float": [("F16", False), ("F32", True), ("BF16", False)],
+    "matmul_float_wide": [("BF16", 16, True, 4)],
     "matmul_heads": [("Q8_0", 1), ("Q8_0", 16), ("Q4_K", 1), ("Q4_K", 8), ("Q5_0", 8), ("Q6_K", 16)],
     "matmul_heads_float": [("F32",), ("BF16",)],
     "matmul_join": [

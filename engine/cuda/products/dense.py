@@ -39,8 +39,7 @@ def matmul(
     floats = plain(recorder, x) if 0 in by_unit else None
     for unit, members in by_unit.items():
         if floats is not None and unit == 0:
-            for i in members:
-                _matmul_float(recorder, floats, weights[i], residual, outputs[i])
+            _matmul_floats(recorder, floats, [weights[i] for i in members], residual, [outputs[i] for i in members])
             continue
         activations = quantized(recorder, x, unit)
         # Group matrices by format, so that a launch contains the code of each format once.
@@ -127,12 +126,30 @@ def _matmul_wide(
     recorder.launch(kernel, grid, threads, arguments, **results(outputs))
 
 
-def _matmul_float(recorder: Recorder, x: Tensor, weight: DeviceWeight, residual: Tensor | None, out: Tensor) -> None:
-    rows, most, each = x.shape[0], 1 if x.shape[0] == 1 else STEP_ROWS, 1
-    grid: tuple[int, ...] = (-(-weight.rows // 8),)
-    if rows > STEP_ROWS:
-        each = WIDE_FLOATS
-        grid = kernels.wide_grid(rows, weight.rows, most, each)
-    kernel = kernels.matmul_float(weight.format.name, most, residual is not None, each)
-    arguments = (weight, x, rows, weight.columns, weight.rows, residual or 0, out)
-    recorder.launch(kernel, grid, 256, arguments, result=out)
+def _matmul_floats(
+    recorder: Recorder,
+    x: Tensor,
+    weights: Sequence[DeviceWeight],
+    residual: Tensor | None,
+    outputs: Sequence[Tensor],
+) -> None:
+    (rows, columns), add = x.shape, residual is not None
+    pairs = sorted(zip(weights, outputs, strict=True), key=lambda pair: pair[0].format.name)
+    for name, run in groupby(pairs, key=lambda pair: pair[0].format.name):
+        members = list(run)
+        if rows > STEP_ROWS:
+            for weight, out in members:
+                kernel = kernels.matmul_float_wide(name, STEP_ROWS, add, WIDE_FLOATS)
+                grid = kernels.wide_grid(rows, weight.rows, STEP_ROWS, WIDE_FLOATS)
+                arguments: tuple[Argument, ...] = (weight, x, rows, columns, weight.rows, residual or 0, out)
+                recorder.launch(kernel, grid, 256, arguments, result=out)
+            continue
+        for group in (members[first : first + 3] for first in range(0, len(members), 3)):
+            own, outs, spare = [w for w, _ in group], [out for _, out in group], [0] * (3 - len(group))
+            n_rows = [w.rows for w in own]
+            # Few results are spread over all multiprocessors.
+            count = rows * sum(n_rows)
+            warps = max(1, min(8, count // recorder.device.multiprocessors))
+            arguments = (*own, *spare, *n_rows, *spare, x, rows, columns, residual or 0, *outs, *spare)
+            kernel = kernels.matmul_float(name, add)
+            recorder.launch(kernel, (-(-count // warps),), 32 * warps, arguments, **results(outs))

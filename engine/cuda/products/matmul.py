@@ -26,6 +26,7 @@ from engine.cuda.intrinsics import (
     half_to_float,
     let_next_begin,
     pointer,
+    prefetch,
     wait_for_inputs,
 )
 from engine.cuda.products.chain import make_chain
@@ -192,56 +193,184 @@ def make_load_float(type_: T) -> DeviceFunction:
     return load_16
 
 
-@kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
-def matmul_float(format: str, most: int, add: bool, each: int = 1) -> KernelCode:
-    """A matrix of a float format times float32 activations, up to ``most`` rows, or any number of rows if ``each`` > 1.
+def make_load_step(type_: T) -> tuple[int, DeviceFunction, DeviceFunction]:
+    """(words from a weight to the one 32 further on, first, load) for the weights of a lane, which are 32 apart.
 
-    Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.
-    Grid: ceil(R / 8) blocks of 8 warps; with ``each`` > 1 ``wide_grid``.
+    ``first(i)``: the word of weight i, and by how many bits it is shifted in that word; ``load(word, shift)``: the weight.
+    """
+    if type_ == T.F32:
+
+        @device
+        def first_f32(i):  # type: ignore[no-untyped-def]
+            return i, u32(0)
+
+        @device
+        def load_f32(word, shift):  # type: ignore[no-untyped-def]
+            return bits_float(I(word))
+
+        return 32, first_f32, load_f32
+    half = type_ == T.F16
+
+    @device
+    def first_16(i):  # type: ignore[no-untyped-def]
+        return i >> 1, u32((i & 1) << 4)
+
+    @device
+    def load_16(word, shift):  # type: ignore[no-untyped-def]
+        bits = u32(word >> shift)
+        return half_to_float(u16(bits)) if half else bits_float(I(bits << u32(16)))
+
+    return 16, first_16, load_16
+
+
+LONG, SHORT = 32, 8
+"""Steps of a chain that are loaded at once, in a long run of steps and after it."""
+
+
+@kernel(U32P, U32P, U32P, i32, i32, i32, F32P, i32, i32, F32P, F32P, F32P, F32P, threads=256)
+def matmul_float(format: str, add: bool) -> KernelCode:
+    """Up to three matrices of a float format times the float32 activations of a few rows.
+
+    Arguments: the matrices, their rows, x, rows, columns, residual, the outputs; a matrix that does not exist has no rows.
+    Who owns what: a warp owns a weight row and an activation row, lane c the chain of k % 32 == c; the warps of a weight row
+    are neighbours.
+    Grid: as many warps as there are results, in blocks of up to 8.
     Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
     """
-    load_float = make_load_float(T[format])
-    wide = each > 1
-    n_sums = most * each
+    words, first_of, load = make_load_step(T[format])
+    n_bytes = 4 if format == "F32" else 2
+
+    def make_steps(n: int) -> DeviceFunction:
+        """n steps of a lane's chain: all loads first, because they take long."""
+
+        @device
+        def steps(own, shift, x, total):  # type: ignore[no-untyped-def]
+            given = cuda.local.array(n, np.uint32)
+            values = cuda.local.array(n, np.float32)
+            for j in range(n):
+                given[j] = own[words * j]
+                values[j] = x[32 * j]
+            for j in range(n):
+                total = fma(load(given[j], shift), values[j], total)
+            return total
+
+        return steps
+
+    long_run, short_run, one = make_steps(LONG), make_steps(SHORT), make_steps(1)
 
     @cuda.jit
-    def matmul_float(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
+    def matmul_float(w0, w1, w2, n0, n1, n2, x, rows, columns, residual, out0, out1, out2):  # type: ignore[no-untyped-def]
         let_next_begin()
         lane = I(cuda.threadIdx.x & 31)
-        block = cuda.blockIdx.y if wide else cuda.blockIdx.x
-        r = I(I(block * 8 + (cuda.threadIdx.x >> 5)) * each)
+        at = I(cuda.blockIdx.x * (cuda.blockDim.x >> 5) + (cuda.threadIdx.x >> 5))
+        # The last block is a whole one, too.
+        inside = at < rows * I(n0 + n1 + n2)
+        weight, n_rows, out = w0, n0, out0
+        if at >= rows * n0 and n1 > 0:
+            at = I(at - rows * n0)
+            weight, n_rows, out = w1, n1, out1
+            if at >= rows * n1 and n2 > 0:
+                at = I(at - rows * n1)
+                weight, n_rows, out = w2, n2, out2
+        r, t = I(min(I(at // rows), I(n_rows - 1))), I(at % rows)
+        begin = np.int64(r) * columns
+        word, shift = first_of(begin + lane)
+        own = advance(weight, word)
+        x = advance(x, np.int64(t) * columns + lane)
+        if lane == 0 and (columns * n_bytes) & 15 == 0:
+            # Into the L2 cache while the kernel before this one ends.
+            prefetch(weight, begin * n_bytes // 4, I(columns * n_bytes))
+        wait_for_inputs()
+        total = f32(0.0)
+        left = I(I(columns - lane + 31) >> 5)
+        while left >= LONG:
+            total = long_run(own, shift, x, total)
+            own, x, left = advance(own, LONG * words), advance(x, LONG * 32), I(left - LONG)
+        while left >= SHORT:
+            total = short_run(own, shift, x, total)
+            own, x, left = advance(own, SHORT * words), advance(x, SHORT * 32), I(left - SHORT)
+        while left > 0:
+            total = one(own, shift, x, total)
+            own, x, left = advance(own, words), advance(x, 32), I(left - 1)
+        total = fold32(total)
+        if lane == 0 and inside:
+            place = np.int64(t) * n_rows + r
+            if add:
+                total = total + residual[place]
+            out[place] = total
+
+    return matmul_float
+
+
+@kernel(U32P, F32P, i32, i32, i32, F32P, F32P, threads=256)
+def matmul_float_wide(format: str, most: int, add: bool, each: int) -> KernelCode:
+    """A matrix of a float format times the float32 activations of many rows.
+
+    Who owns what: a warp owns ``each`` weight rows and ``most`` activation rows, lane c the chain of k % 32 == c.
+    Grid: ``wide_grid``, blocks of 8 warps.
+    Reduction order: one fma per k in rising order in each of 32 chains, then the tree of ``fold32``.
+    """
+    words, first_of, load = make_load_step(T[format])
+    n_sums = most * each
+
+    def make_steps(n: int) -> DeviceFunction:
+        """n steps of the lane's chains: all loads first, because they take long."""
+        n_given, n_values = n * each, n * most
+
+        @device
+        def steps(weight, places, shifts, x, columns, sums):  # type: ignore[no-untyped-def]
+            given = cuda.local.array(n_given, np.uint32)
+            values = cuda.local.array(n_values, np.float32)
+            for s in range(n):
+                for j in range(each):
+                    given[s * each + j] = weight[places[j] + words * s]
+                for t in range(most):
+                    values[s * most + t] = x[t * columns + 32 * s]
+            for s in range(n):
+                for j in range(each):
+                    w = load(given[s * each + j], shifts[j])
+                    for t in range(most):
+                        sums[t * each + j] = fma(w, values[s * most + t], sums[t * each + j])
+
+        return steps
+
+    two, one = make_steps(2), make_steps(1)
+
+    @cuda.jit
+    def matmul_float_wide(weight, x, rows, columns, n_rows, residual, out):  # type: ignore[no-untyped-def]
+        let_next_begin()
+        lane = I(cuda.threadIdx.x & 31)
+        r = I(I(cuda.blockIdx.y * 8 + (cuda.threadIdx.x >> 5)) * each)
         # The last block is a whole one, too: some rows are computed twice, with the same result.
-        first = I(min(I(cuda.blockIdx.x * most), I(rows - most))) if wide else I(0)
-        x = advance(x, np.int64(first) * columns)
+        first = I(min(I(cuda.blockIdx.x * most), I(rows - most)))
+        x = advance(x, np.int64(first) * columns + lane)
         sums = cuda.local.array(n_sums, np.float32)
-        begins = cuda.local.array(each, np.int64)
-        weights = cuda.local.array(each, np.float32)
+        places = cuda.local.array(each, np.int64)
+        shifts = cuda.local.array(each, np.uint32)
         for i in range(n_sums):
             sums[i] = f32(0.0)
         wait_for_inputs()
         if r < n_rows:
             for j in range(each):
-                begins[j] = np.int64(min(I(r + j), I(n_rows - 1))) * columns
-            for k in range(lane, columns, 32):
-                for j in range(each):
-                    weights[j] = load_float(weight, begins[j] + k)
-                for t in range(most):
-                    if wide or t < rows:
-                        value = x[t * columns + k]
-                        for j in range(each):
-                            sums[t * each + j] = fma(weights[j], value, sums[t * each + j])
+                places[j], shifts[j] = first_of(np.int64(min(I(r + j), I(n_rows - 1))) * columns + lane)
+            left = I(I(columns - lane + 31) >> 5)
+            while left >= 2:
+                two(weight, places, shifts, x, columns, sums)
+                weight, x, left = advance(weight, 2 * words), advance(x, 64), I(left - 2)
+            if left > 0:
+                one(weight, places, shifts, x, columns, sums)
             for t in range(most):
                 for j in range(each):
                     total = fold32(sums[t * each + j])
-                    if lane == 0 and (wide or t < rows) and r + j < n_rows:
+                    if lane == 0 and r + j < n_rows:
                         at = np.int64(first + t) * n_rows + (r + j)
                         if add:
                             total = total + residual[at]
                         out[at] = total
 
-    return matmul_float
+    return matmul_float_wide
 
 
 def wide_grid(rows: int, n_rows: int, most: int, each: int) -> tuple[int, int]:
-    """The grid of ``matmul_float`` with ``each`` > 1; blocks that share weight rows are neighbours."""
+    """The grid of ``matmul_float_wide``; blocks that share weight rows are neighbours."""
     return -(-rows // most), -(-n_rows // (8 * each))

@@ -288,7 +288,7 @@ class Mixture:
         outs: list[Tensor],
     ) -> None:
         n_expert, n_used, scales = self._experts.n_expert, self._experts.n_used, self._experts.scales
-        chooses = self._rows == 1 and not self._routed
+        chooses = self._rows == 1 and not self._routed and self._experts.routing.gating not in router.EXPENSIVE
         if not chooses:
             self._route(logits)
         units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)

@@ -64,6 +64,9 @@ def sqrt_softplus(x):  # type: ignore[no-untyped-def]
 
 _PROBABILITIES = {"sigmoid": sigmoid, "sqrt_softplus": sqrt_softplus}
 
+EXPENSIVE = ("sqrt_softplus",)
+"""Laws of probabilities that take too long for every block of a product to choose its experts itself."""
+
 
 @kernel(F32P, F32P, F32P, f32_t, F32P, i32, U32P, F32P, U16P, F32P, threads=RUN, blocks=2)
 def rms_norm_router(unit: int, n: int) -> KernelCode:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from engine.arrays import Pass
-from engine.cuda.runtime.device import Device
+from engine.cuda.runtime.device import Device, shared_percent
 from engine.cuda.runtime.recorder import Recorder
 from engine.cuda.runtime.tensor import Launch, Plan, Tensor
 from engine.limits import STEP_ROWS
@@ -12,20 +12,21 @@ from engine.ops import Forward
 WIDE_PLANS = 4
 """The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
 
-STEP_PERCENT = 100
-"""The share of a multiprocessor's fast memory that kernels of a step use as shared memory."""
-
 Key = tuple[Forward[Tensor], int, int, int]
 """A pass, its number of rows, its number of rows with logits, and the address of its tokens."""
 
 
-def percent(launches: Sequence[Launch], rows: int) -> int:
+def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
     """The percentage of fast memory that all kernels of a pass prefer as shared memory; 0: each its own.
 
-    Two kernels with different preferences do not overlap, which costs a step 3 to 5 % where caches are quantized.  A pass
-    with a mixture is slower without the cache, and in a pass of many rows kernels take much longer than what overlaps.
+    Two kernels with different preferences do not overlap, so kernels of a step prefer what the most demanding one needs.
+    Mixtures and delta nets are slower without the cache, and in a pass of many rows kernels take much longer than what
+    overlaps.  shared_memory: the most bytes that a block may request.
     """
-    return 0 if rows > STEP_ROWS or any(launch.kernel.kernel.cached for launch in launches) else STEP_PERCENT
+    kernels = [launch.kernel for launch in launches]
+    if rows > STEP_ROWS or any(kernel.kernel.cached for kernel in kernels):
+        return 0
+    return max((shared_percent(kernel.shared, kernel.blocks, shared_memory) for kernel in kernels), default=0)
 
 
 class Plans:
@@ -53,7 +54,7 @@ class Plans:
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             plan = self._recorder.record(lambda: forward(place.part(slice(rows)), n_logits))
-            plan.percent = percent(plan.launches, rows)
+            plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if not passing:
                 self.capture(plan)
         elif plan.graph is None:

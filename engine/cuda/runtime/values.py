@@ -71,7 +71,7 @@ class Normalized(Deferred):
         """Record the launch that computes the value as float32."""
         rows, columns = self.shape
         arguments = (self.x, self.weight, self.eps, columns, out)
-        recorder.launch(rms_norm.rms_norm(), (1, rows), 256, arguments, result=out)
+        recorder.launch(rms_norm.rms_norm(), (-(-columns // rms_norm.LONG), rows), 256, arguments, result=out)
 
     def quantized(self, recorder: Recorder, unit: int, wide: bool) -> Int8:
         """The value as int8; the launch includes the sum of x and a residual if the previous launch computes that."""

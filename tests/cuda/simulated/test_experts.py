@@ -144,7 +144,7 @@ def test_experts_beside_another_network(gpu: backend.Backend, formats: str, n_em
 def test_many_rows(gpu: backend.Backend, formats: str, shared: str) -> None:
     """Pairs are sorted once, whatever formats there are, and the network that every row uses has its own launches."""
     names = launched(gpu, mixture(formats, 3, 1, 32, 32, shared), 17, normalized=False)
-    first = ["matmul_float", "quantize", "route", "sort_pairs", "matmul_experts_wide"]
+    first = ["matmul_float_wide", "quantize", "route", "sort_pairs", "matmul_experts_wide"]
     common = ["quantize", "matmul_wide", "quantize", "matmul_wide"]
     if shared:
         assert names == [*first, *common, "quantize", "matmul_experts_wide", "join"]
