@@ -9,6 +9,7 @@ import numpy as np
 
 from engine import state
 from engine.cache.kv import KVCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job, noted
 from engine.decode.generation import PROCESSOR
 from engine.decode.sampler import Sampler, SamplingParams
@@ -86,7 +87,7 @@ class Context(Reader):
         history = list(ids)
         while count > 0:
             self._settle()
-            if self._cached != history[:-1]:
+            if self.sequence.tokens != history[:-1]:
                 self.read(history[:-1])
             self._user = mine = object()
             on_host = with_logits or params.sequential or not self.can_sample(sampler)
@@ -96,7 +97,6 @@ class Context(Reader):
             try:
                 while (following := self._next(stream)) is not None:
                     token, logits = following
-                    self._cached.append(history[-1])
                     history.append(token)
                     count -= 1
                     yield token, logits
@@ -108,8 +108,8 @@ class Context(Reader):
                     try:
                         if self._running is stream:
                             self._interrupt()
-                        if self._user is mine and self.cache.can_truncate(len(self._cached)):
-                            self.cache.truncate(len(self._cached))
+                        if self._user is mine and self.sequence.can_truncate(len(history) - 1):
+                            self.sequence.truncate(len(history) - 1)
                     finally:
                         self.lock.release()
 
@@ -146,7 +146,7 @@ class Context(Reader):
         """
         with self.lock:
             self.check_open()
-            ids, wanted = list(self._cached), state.identity(self.model.gguf, self.config, self.cache)
+            ids, wanted = list(self.sequence.tokens), state.identity(self.model.gguf, self.config, self.cache)
         state.write(path, ids, wanted, self.n_ctx)
 
     def load_state(
@@ -206,11 +206,12 @@ class Context(Reader):
             self._check_free()
             draft, self.draft = self.draft, None
             try:
-                self._forget()
+                self.reset()
             finally:
                 self._running = None
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
+                self.sequence = cast(TokenSequence, Closed())
                 if isinstance(draft, DraftModel):
                     draft.llm.close()
             del draft

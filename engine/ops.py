@@ -17,6 +17,7 @@ from engine.cache.compressed import Blocks, CompressedLayer
 from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.models.activation import Activation
@@ -102,6 +103,7 @@ class Decoder(Protocol[A]):
     ops: Any
     config: ModelConfig
     cache: KVCache
+    sequence: TokenSequence
 
     @property
     def mtp(self) -> Drafter[A] | None:

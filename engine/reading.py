@@ -51,6 +51,7 @@ class Reader:
         self.tokenizer = tokenizer
         self.model = model
         self.cache = model.cache
+        self.sequence = model.sequence
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
         #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
@@ -59,7 +60,6 @@ class Reader:
         self.snapshot_bytes = snapshot_bytes(self.config)
         self.snapshots = Snapshots(budget if self.snapshot_bytes else 0)
         self.reread: str | None = None
-        self._cached: list[int] = []
         self._user: object = None
         #: The tokens that were generated last: their steps may still be in flight.
         self._running: Generator[Any, None, None] | None = None
@@ -79,12 +79,8 @@ class Reader:
         UsageError
             If the model is closed.
         """
-        self._forget()
-        self.cache.truncate(0)
-
-    def _forget(self) -> None:
         self._interrupt()
-        self._cached = []
+        self.sequence.truncate(0)
         self._user = None
         self.snapshots.forget(0)
 
@@ -235,12 +231,12 @@ class Reader:
     def extend(self, ids: list[int]) -> np.ndarray:
         """Logits after ``ids``, float32 [n_vocab]: by ``step`` if the cache holds all but the last token, else (after
         something else has used this model) by ``prefill``."""
-        return self.step(ids[-1]) if self._cached == ids[:-1] else self.prefill(ids)[0]
+        return self.step(ids[-1]) if self.sequence.tokens == ids[:-1] else self.prefill(ids)[0]
 
     @property
     def n_cached(self) -> int:
         """The number of tokens in the cache."""
-        return len(self._cached)
+        return 0 if self.closed else self.sequence.length
 
     def used_by(self, user: object) -> bool:
         """Whether nothing else has used this model since it was lent to ``user``."""
@@ -256,18 +252,15 @@ class Reader:
     def keep(self, tokens: Sequence[int], count: int) -> None:
         """Note that passes of a borrower have read ``count`` tokens after those in the cache, and that ``tokens``, the
         first of them, stay."""
-        self.cache.advance(len(self._cached), count)
-        self._cached.extend(tokens)
-        self.cache.truncate(len(self._cached))
+        self.sequence.claim(self.sequence.length, count)
+        self.sequence.commit(tokens)
 
     def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
         self._settle()
-        first = len(self._cached)
+        first = self.sequence.length
         self._user = None
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        logits = self.model.forward(tokens, positions, n_logits)
-        self._cached.extend(tokens.tolist())
-        return logits
+        return self.model.forward(tokens, positions, n_logits)
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""
@@ -311,46 +304,42 @@ class Reader:
             running.close()
 
     def _settle(self) -> None:
-        """Make the length of the cache match its contents: an interrupted pass has claimed positions that it did not
-        fill."""
+        """Make the cache hold what the next pass needs: an interrupted one may have overwritten it."""
         self._interrupt()
-        if self.cache.length == len(self._cached):
-            return
-        if self.cache.can_truncate(len(self._cached)):
-            self.cache.truncate(len(self._cached))
-            return
-        self.read(self._cached)
+        if not self.sequence.intact:
+            self.read(list(self.sequence.tokens))
 
     def _rewind(self, tokens: np.ndarray) -> int:
         """Rewind the cache to a prefix of ``tokens`` and return its length, which is less than the number of tokens: at
         least one is left to read."""
         self._interrupt()
-        cached = np.asarray(self._cached[: tokens.size - 1], np.int32)
+        held = self.sequence.tokens
+        cached = np.asarray(held[: tokens.size - 1], np.int32)
         differs = np.flatnonzero(cached != tokens[: cached.size])
         common = int(differs[0]) if differs.size else cached.size
-        kept = common
-        if self.cache.can_truncate(common):
-            self.cache.truncate(common)
+        kept, after = common, held[common : common + 1]
+        if self.sequence.can_truncate(common):
+            self.sequence.truncate(common)
         elif (snapshot := self.snapshots.best(common)) is not None:
             kept = snapshot.length
             self.model.restore(snapshot)
         else:
             kept = 0
-            self.cache.truncate(0)
+            self.sequence.truncate(0)
         if kept < common:
-            self.reread = self._why(tokens, common, kept)
+            self.reread = self._why(tokens, common, kept, after)
             log.info("%s", self.reread)
-        del self._cached[kept:]
         self._user = None
         self.snapshots.forget(kept)
         return kept
 
-    def _why(self, tokens: np.ndarray, common: int, kept: int) -> str:
-        """A sentence on why tokens that were read before are read again."""
+    def _why(self, tokens: np.ndarray, common: int, kept: int, after: list[int]) -> str:
+        """A sentence on why tokens that were read before are read again; after: the token that followed the common ones, if
+        there was one."""
         again = f"{common - kept} tokens are read again"
-        if common >= len(self._cached):
+        if not after:
             return f"{again}: the model's state after them was not kept"
-        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (self._cached[common], tokens[common]))
+        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (after[0], tokens[common]))
         if common == tokens.size - 1 and was == now:
             return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
         return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"

@@ -419,7 +419,7 @@ FAULTS = (
     Fault(
         "taken back one position too far",
         "caches",
-        "engine/cache/kv.py",
+        "engine/cache/sequence.py",
         "length - ring.back >= oldest or oldest == 0",
         "length - ring.back >= oldest - 1 or oldest == 0",
         "a cache is cut to where its window is already overwritten",

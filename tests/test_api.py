@@ -524,7 +524,7 @@ USES: dict[str, Callable[[engine.LLM], object]] = {
     "load_state": lambda llm: llm.load_state("never-read.json"),
     "with": lambda llm: llm.__enter__(),
     "model": lambda llm: llm.model.ops,
-    "cache": lambda llm: llm.cache.length,
+    "cache": lambda llm: llm.sequence.length,
 }
 
 
@@ -648,7 +648,7 @@ def test_an_empty_state(llm: engine.LLM, tmp_path: Path) -> None:
     llm.save_state(tmp_path / "empty")
     llm.prefill(llm.tokenize(PROMPT))
     assert llm.load_state(tmp_path / "empty") == []
-    assert llm.n_cached == llm.cache.length == 0
+    assert llm.n_cached == llm.sequence.length == 0
 
 
 def test_a_state_is_replaced_at_once_or_not_at_all(
@@ -737,7 +737,7 @@ def test_a_state_that_does_not_fit_changes_nothing(llm: engine.LLM, saved: Path,
     with pytest.raises((UsageError, ContextError), match=said) as caught:
         llm.load_state(saved)
     assert ONE_SENTENCE.fullmatch(str(caught.value).replace(str(saved), "")) and "\x1b" not in str(caught.value)
-    assert llm.n_cached == llm.cache.length == held
+    assert llm.n_cached == llm.sequence.length == held
 
 
 @pytest.mark.parametrize(

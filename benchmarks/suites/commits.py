@@ -61,3 +61,8 @@ def once(setup: Callable[..., None]) -> Callable[..., None]:
         self.prepared = params
 
     return prepare
+
+
+def sequence_of(llm: Any) -> Any:
+    """What knows how many tokens a model has read, and truncates them: in older commits, the cache."""
+    return getattr(llm, "sequence", llm.cache)

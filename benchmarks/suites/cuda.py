@@ -22,7 +22,7 @@ from engine.devices import open_device
 from engine.errors import DeviceError
 from engine.models.heads import Heads
 
-from .commits import once
+from .commits import once, sequence_of
 from .operations import FORMAT_NAMES, random_weight
 
 SHAPES = ("qwen3-0.6b", "llama3.2-1b", "qwen3-8b")
@@ -156,7 +156,7 @@ class Decode(Model):
         self.time_generation(shape, depth)
 
     def time_generation(self, shape: str, depth: int) -> None:
-        self.llm.cache.truncate(depth)
+        sequence_of(self.llm).truncate(depth)
         generate_tokens(self.llm, self.tokens(N_GEN))
 
     def track_step(self, shape: str, depth: int) -> float:
@@ -177,5 +177,5 @@ class Prompt(Model):
         self.time_prompt(shape, depth)
 
     def time_prompt(self, shape: str, depth: int) -> None:
-        self.llm.cache.truncate(depth)
+        sequence_of(self.llm).truncate(depth)
         read_prompt(self.llm, self.tokens(N_PROMPT))

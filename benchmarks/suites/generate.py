@@ -7,7 +7,7 @@ import numpy as np
 import engine
 from engine.bench import generate_tokens, read_prompt
 
-from .commits import once
+from .commits import once, sequence_of
 
 N_PROMPT, N_GEN = 256, 32
 
@@ -26,7 +26,7 @@ class Prompt:
         self.time_prompt()
 
     def time_prompt(self) -> None:
-        self.llm.cache.truncate(0)
+        sequence_of(self.llm).truncate(0)
         read_prompt(self.llm, self.tokens)
 
 
@@ -46,7 +46,7 @@ class Generation:
         self.time_generation(depth)
 
     def time_generation(self, depth: int) -> None:
-        self.llm.cache.truncate(depth)
+        sequence_of(self.llm).truncate(depth)
         generate_tokens(self.llm, self.tokens)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import CHUNK, F32
 from engine.cpu.attention import append, first_visible
 from engine.cpu.backend import Backend
@@ -22,13 +23,15 @@ def facts() -> dict[str, Any]:
     """Positions 0 .. LENGTH - 1 are stored one by one; each value is its own position, so that a ring tells what it holds."""
     shapes = [LayerShape(1, 1, 1), LayerShape(1, 1, 1, window=WINDOW)]
     cache = KVCache(shapes, CONTEXT, ROWS, F32, Backend().zeros)
+    sequence = Sequence(cache)
     for layer in cache.layers:
         layer.values[:] = -1
     for p in range(LENGTH):
-        cache.advance(p, 1)
+        sequence.claim(p, 1)
+        sequence.commit([p])
         for layer in cache.layers:
             append(np.full((1, 1, 1), p, np.float32), np.array([p], np.int32), True, layer.values, 0, 1)
-    back = next(length for length in range(1, LENGTH + 1) if cache.can_truncate(length))
+    back = next(length for length in range(1, LENGTH + 1) if sequence.can_truncate(length))
     return {
         "length": LENGTH,
         "context": CONTEXT,

@@ -14,7 +14,6 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import A
 from engine.cache.types import CHUNK, CacheType, Types
-from engine.errors import ContextError
 from engine.limits import STEP_ROWS
 
 SPARE = 64
@@ -102,7 +101,7 @@ class LayerCache(Generic[A]):
 
 
 class KVCache:
-    """The memory of all layers, with one length: the number of positions stored."""
+    """The memory of all layers.  What it holds is known to ``engine/cache/sequence.py``."""
 
     def __init__(
         self,
@@ -116,57 +115,13 @@ class KVCache:
         """max_rows: the most rows of any pass (``pass_rows``); others: rings that a model has besides those of its layers."""
         self.n_ctx = n_ctx
         self.max_rows = max_rows
-        self.length = 0
         self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types) for s in shapes)
         self.layers: list[Any] = [s.layer(n_ctx, max_rows, types, zeros) for s in shapes]
         rings = [*others, *(ring for s in shapes for ring in s.rings(n_ctx, max_rows))]
-        # The oldest position that each kind of ring still holds.
-        self._oldest = dict.fromkeys(rings, 0)
+        #: The kinds of rings that lose positions as others are stored.
+        self.rings = frozenset(rings)
 
     @property
     def rewind(self) -> int:
         """The number of latest tokens that can be rolled back, whatever has been read before them."""
-        return min((ring.capacity - ring.back for ring in self._oldest), default=self.n_ctx)
-
-    def advance(self, first: int, count: int) -> None:
-        """Claim positions [first, first + count) for a batch that is about to be stored; first must be ``length``.
-
-        Raises ContextError if first is not ``length``, if the batch has too many rows, or if it exceeds the context.
-        """
-        if first != self.length:
-            raise ContextError(f"positions must continue at {self.length}, not at {first}.")
-        if count > self.max_rows:
-            raise ContextError(f"a batch holds at most {self.max_rows} rows, not {count}.")
-        if first + count > self.n_ctx:
-            raise ContextError(f"position {first + count - 1} is outside the context of {self.n_ctx}.")
-        self.length = first + count
-        self.overwrite(self.length)
-
-    def overwrite(self, end: int) -> None:
-        """Record that positions before ``end`` have been or will be written: rings lose what was stored in their place."""
-        for ring, oldest in self._oldest.items():
-            self._oldest[ring] = max(oldest, end - ring.capacity)
-
-    def can_truncate(self, length: int) -> bool:
-        """Whether the cache can be rewound to ``length``: rings must still hold what a pass there needs."""
-        if length == 0:
-            return True
-        return length <= self.length and all(
-            length - ring.back >= oldest or oldest == 0 for ring, oldest in self._oldest.items()
-        )
-
-    def truncate(self, length: int) -> None:
-        """Forget positions >= length.  Raises ContextError if a ring no longer holds what precedes it."""
-        if not 0 <= length <= self.length:
-            raise ContextError(f"a cache of {self.length} positions cannot be cut to {length}.")
-        if not self.can_truncate(length):
-            raise ContextError(f"what precedes position {length} is gone; start again from 0.")
-        self.length = length
-        if length == 0:
-            self._oldest = dict.fromkeys(self._oldest, 0)
-
-    def restored(self, length: int) -> None:
-        """Record that the rings again hold what a pass at ``length`` needs, and nothing before it; all other layers still
-        hold their positions."""
-        self.length = length
-        self._oldest = {ring: max(0, length - ring.back) for ring in self._oldest}
+        return min((ring.capacity - ring.back for ring in self.rings), default=self.n_ctx)

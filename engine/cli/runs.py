@@ -28,8 +28,8 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
     """Leave exactly ``depth`` tokens in the cache: by truncating it if that is enough, by a snapshot of that depth, or by
     filling it again."""
     snapshot = llm.snapshots.best(depth)
-    if llm.cache.length >= depth and llm.cache.can_truncate(depth):
-        llm.cache.truncate(depth)
+    if llm.sequence.can_truncate(depth):
+        llm.sequence.truncate(depth)
     elif snapshot is not None and snapshot.length == depth:
         llm.model.restore(snapshot)
     else:
@@ -41,7 +41,7 @@ def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
     """Read a prompt in batches; logits are computed for its last token only."""
-    first, done = llm.cache.length, 0
+    first, done = llm.sequence.length, 0
     while done < tokens.size:
         batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
         positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
@@ -56,7 +56,7 @@ def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     from engine.speculative.loop import follow
     from engine.speculative.params import SpeculationParams
 
-    first = llm.cache.length
+    first = llm.sequence.length
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     if llm.can_sample(greedy):
         history = np.resize(tokens, first + 1).tolist()

@@ -94,7 +94,7 @@ class Sweep:
             )
         llm.reset()
         for i, depth in enumerate(self.depths):
-            read_prompt(llm, text[llm.cache.length : depth])
+            read_prompt(llm, text[llm.sequence.length : depth])
             if llm.snapshot_bytes and depth:
                 llm.snapshots.add(llm.model.save())
             if self.n_gen:

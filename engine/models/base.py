@@ -9,6 +9,7 @@ import numpy as np
 from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, pass_rows
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
+from engine.cache.sequence import Sequence
 from engine.cache.types import Types
 from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
@@ -41,6 +42,8 @@ class Model(Loader):
         others = [hidden_ring(max_rows, rewind)] if config.mtp is not None else []
         shapes = layer_shapes(config, rewind)
         self.cache = KVCache(shapes, n_ctx, max_rows, types, ops.zeros, others)
+        #: What the cache holds.
+        self.sequence = Sequence(self.cache)
         #: The number of chunks that recurrent layers keep; 0 without such layers.
         self.slots = max((shape.slots for shape in shapes if isinstance(shape, RecurrentShape)), default=0)
         self.load_rest()
@@ -56,14 +59,15 @@ class Model(Loader):
     # --- the forward pass --------------------------------------------------------------------------------------
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
-        """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``cache.length``) and return
-        the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
+        """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``sequence.length``) and
+        return the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
 
         One row is a decode step; more are a verify batch or a prompt.  The bits of a row do not depend on their number.
         Raises ContextError if the positions do not fit into the context.
         """
         self.prepare(int(positions[0]), tokens.size)
         logits = self.ops.run(self.compute, Pass(tokens, positions), n_logits)
+        self.sequence.commit(tokens.tolist())
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
     def memory(self, il: int) -> Any:
@@ -71,15 +75,15 @@ class Model(Loader):
         return self.cache.layers[self.config.memory(il)]
 
     def prepare(self, first: int, count: int) -> None:
-        """Claim positions [first, first + count) of the cache and compute their rotation angles."""
-        self.cache.advance(first, count)
-        self.reserve(self.cache.length)
+        """Claim positions [first, first + count) of the sequence and compute their rotation angles."""
+        self.sequence.claim(first, count)
+        self.reserve(first + count)
 
     def save(self, length: int = 0) -> Snapshot:
-        """A snapshot of what layers keep in rings, after the first ``length`` tokens in the cache, by default all (at least
-        one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
+        """A snapshot of what layers keep in rings, after the first ``length`` tokens of the sequence, by default all (at
+        least one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
         drafts.  The rings must still hold it."""
-        length, arrays = length or self.cache.length, []
+        length, arrays = length or self.sequence.length, []
         for rows in self.remembered(length):
             # Whole, although a ring may divide it: a model with rings of another length can restore it.
             if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
@@ -87,7 +91,8 @@ class Model(Loader):
         return Snapshot(length, arrays)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Continue after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the cache."""
+        """Continue after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the cache; they are
+        the first of the sequence."""
         arrays = iter(snapshot.arrays)
         for rows in self.remembered(snapshot.length):
             if rows.first < rows.end:
@@ -96,7 +101,7 @@ class Model(Loader):
                     count = run.stop - run.start
                     self.ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
-        self.cache.restored(snapshot.length)
+        self.sequence.resume(snapshot.length)
 
     def remembered(self, length: int) -> Iterator[Rows[Array]]:
         """What a pass after ``length`` tokens needs besides keys and values."""

@@ -96,7 +96,7 @@ class MTP:
         """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
         model = self._model
         model.reserve(position + 1)
-        model.cache.overwrite(position + 1)
+        model.sequence.overwrite(position + 1)
         batch = Pass(np.array([token], np.int32), np.array([position], np.int32))
         logits = model.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.arrays import Array
 from engine.cache.kv import KVCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.errors import ModelError
 from engine.ops import Forward
@@ -101,6 +102,11 @@ class DraftModel(Source):
     def cache(self) -> KVCache:
         """The model's own cache."""
         return self.llm.cache
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """What the model has read."""
+        return self.llm.sequence
 
 
 def drafted(

@@ -22,6 +22,7 @@ class MTPDraft(Source):
     reads = 1
     reads_all = True
     cache = None
+    sequence = None
 
     def __init__(self, llm: LoadedModel) -> None:
         self.llm = llm

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.cache.kv import KVCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 
 Distribution = tuple[np.ndarray, np.ndarray]
@@ -37,6 +38,10 @@ class DeviceDraft(Protocol):
     @property
     def cache(self) -> KVCache | None:
         """Its own cache; None if it reads the target's."""
+
+    @property
+    def sequence(self) -> TokenSequence | None:
+        """What it has read; None if it reads the target's cache."""
 
     @property
     def anchor(self) -> Any:

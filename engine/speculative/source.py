@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.arrays import Array
 from engine.cache.kv import KVCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler
 from engine.models.base import Model
@@ -24,6 +25,7 @@ class LoadedModel(Protocol):
     tokenizer: Tokenizer
     model: Model
     cache: KVCache
+    sequence: TokenSequence
     n_ctx: int
     n_params: int
     n_bytes: int

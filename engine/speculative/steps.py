@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.cache.kv import KVCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.limits import STEP_ROWS
 from engine.speculative.acceptance import by_p_min, by_ratio, distribution
@@ -66,6 +67,7 @@ class Readable(Protocol):
     """The interface of a model that steps use."""
 
     cache: KVCache
+    sequence: TokenSequence
 
     def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
@@ -113,7 +115,7 @@ class HostSteps(ModelSteps):
 
     def start(self, proposal: Proposal) -> None:
         """Read the last known token and the drafts, and choose the tokens that follow."""
-        drafts, known, cache = proposal.tokens, self._known, self._model.cache
+        drafts, known = proposal.tokens, self._known
         first = len(known) - 1
         tokens = np.array([known[-1], *drafts], np.int32)
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
@@ -129,7 +131,7 @@ class HostSteps(ModelSteps):
             if not kept:
                 break
         known += step.tokens
-        cache.truncate(len(known) - 1)
+        self._model.sequence.truncate(len(known) - 1)
         self._steps.append(step)
 
     def _choose(self, logits: np.ndarray, history: list[int], proposal: Proposal, i: int) -> tuple[int, bool]:

@@ -93,14 +93,14 @@ class Comparison:
 
     def _cache_checks(self) -> Iterator[Check]:
         download = self.gpu.model.ops.download
-        both = (remembered(llm.model.ops, llm.model, self.gpu.cache.length) for llm in (self.cpu, self.gpu))
+        both = (remembered(llm.model.ops, llm.model, self.gpu.sequence.length) for llm in (self.cpu, self.gpu))
         for (what, mine), (_, theirs) in zip(*both, strict=True):
             yield Check(f"{what}: ", mine, theirs)
         for il, (a, b) in enumerate(zip(self.cpu.cache.layers, self.gpu.cache.layers, strict=True)):
             if isinstance(a, RecurrentLayer):
                 continue
             if isinstance(a, LatentCache):
-                at = np.arange(self.gpu.cache.length)
+                at = np.arange(self.gpu.sequence.length)
                 mine, theirs = rows_at(a.rows, at), rows_at(download(b.rows), at)
                 yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
                 continue
@@ -108,13 +108,13 @@ class Comparison:
                 yield from self._row_checks(il, a, b)
                 continue
             rings = (a, replace(b, keys=download(b.keys), values=download(b.values)))
-            arrays = [cached(ring, self.gpu.cache.length) for ring in rings]
+            arrays = [cached(ring, self.gpu.sequence.length) for ring in rings]
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
 
     def _row_checks(self, il: int, a: CompressedLayer[np.ndarray], b: CompressedLayer[Tensor]) -> Iterator[Check]:
         """Checks of the compressed rows of layer ``il`` that the next token can see."""
-        n = self.gpu.cache.length // max(a.ratio, 1)
+        n = self.gpu.sequence.length // max(a.ratio, 1)
         for what, mine, theirs in (("compressed rows", a.compressed, b.compressed), ("indexer's keys", a.keys, b.keys)):
             if mine is not None and theirs is not None:
                 rows = [mine.rows, self.gpu.model.ops.download(theirs.rows)]
@@ -168,7 +168,7 @@ class Comparison:
                 batch,
                 positions,
             )
-            self.gpu.cache.truncate(first)
+            self.gpu.sequence.truncate(first)
 
     def _same(
         self, what: str, how: str, expected: np.ndarray, found: np.ndarray, tokens: np.ndarray, positions: np.ndarray
@@ -182,7 +182,7 @@ class Comparison:
     def _search(self, tokens: np.ndarray, first: int) -> str:
         """A text that names the kernel that makes a pass of ``tokens`` at position ``first`` differ."""
         ops, model = self._ops, self.gpu.model
-        model.cache.truncate(first)
+        model.sequence.truncate(first)
         self.cpu.reset()
         for batch, positions in passes(self.sequence[:first], in_steps_of(self.cpu.batch_size, first)):
             self.cpu.model.forward(batch, positions, 0)

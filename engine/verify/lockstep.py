@@ -247,6 +247,8 @@ class Lockstep:
         for model in (self._cpu, self._gpu):
             model.prepare(int(positions[0]), tokens.size)
         logits = self._model.compute(self._pass(tokens, positions), n_logits)
+        for model in (self._cpu, self._gpu):
+            model.sequence.commit(tokens.tolist())
         return np.empty((0, self._cpu.config.n_vocab), f32) if logits is None else logits.cpu
 
     def draft(self, token: int, position: int) -> None:

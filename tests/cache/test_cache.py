@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
+from tests.sequences import store
 from tests.tiers import examples
 
 
@@ -42,19 +44,19 @@ def test_a_layer_knows_the_sizes_of_its_rings() -> None:
 
 
 def test_positions_follow_one_another() -> None:
-    ring = cache(0, n_ctx=40)
-    ring.advance(0, 32)
+    ring = Sequence(cache(0, n_ctx=40))
+    store(ring, 0, 32)
     for first, count, message in ((3, 1, "continue at 32"), (32, 33, "at most 32"), (32, 9, "outside the context")):
         with pytest.raises(ContextError, match=message):
-            ring.advance(first, count)
+            ring.claim(first, count)
     assert ring.length == 32
 
 
 def test_rewinding() -> None:
-    full, sliding = cache(0), cache(100)
+    full, sliding = Sequence(cache(0)), Sequence(cache(100))
     for ring in (full, sliding):
         for first in range(0, 960, 32):
-            ring.advance(first, 32)
+            store(ring, first, 32)
     full.truncate(1)
     assert full.length == 1
     capacity = 3 * 64
@@ -64,7 +66,7 @@ def test_rewinding() -> None:
     with pytest.raises(ContextError, match="start again"):
         sliding.truncate(500)
     sliding.truncate(0)
-    sliding.advance(0, 1)
+    store(sliding, 0, 1)
     with pytest.raises(ContextError, match="cannot be cut"):
         sliding.truncate(2)
 
@@ -82,13 +84,13 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
 ) -> None:
     rng = np.random.default_rng(seed)
     model, tokens = gemma.model, np.zeros(0, np.int32)
-    model.cache.truncate(0)
+    model.sequence.truncate(0)
     last = None
     for back, forward in steps:
         length = max(0, tokens.size - back)
-        if not model.cache.can_truncate(length):
+        if not model.sequence.can_truncate(length):
             length = 0
-        model.cache.truncate(length)
+        model.sequence.truncate(length)
         n = min(forward, model.cache.max_rows, 512 - length)
         if n == 0:
             continue

@@ -88,11 +88,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     read_prompt, answer = module.read_prompt, module._answer
 
     def reading(llm: engine.LLM, tokens: np.ndarray) -> None:
-        found["read"].append((llm.cache.length, tokens.size))
+        found["read"].append((llm.sequence.length, tokens.size))
         read_prompt(llm, tokens)
 
     def answering(llm: engine.LLM, known: list[int], n: int, params: Any) -> Any:
-        assert llm.cache.length == len(known) - 1
+        assert llm.sequence.length == len(known) - 1
         result = answer(llm, known, n, params)
         found["answers"].append((known, params.enabled, result[0]))
         return result

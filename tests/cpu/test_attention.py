@@ -10,11 +10,13 @@ from numba import njit
 
 from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, F16, F32, GROUP, Types
 from engine.cpu import attention, quantized_cache
 from engine.models.heads import Heads
 from engine.numerics import exp, fma
 from tests.mirror import Mirror as Backend
+from tests.sequences import store
 from tests.tiers import examples, few
 
 SCALE = 0.125
@@ -39,10 +41,10 @@ def in_batches(
     ops: Backend, cache: KVCache, q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int]
 ) -> np.ndarray:
     """Append and attend batch by batch, like a forward pass."""
-    rows, first = [], 0
+    rows, first, sequence = [], 0, Sequence(cache)
     for n in batches:
         positions = np.arange(first, first + n, dtype=np.int32)
-        cache.advance(first, n)
+        store(sequence, first, n)
         span = slice(first, first + n)
         ops.append(cache.layers[0], k[span], v[span], positions)
         rows.append(ops.attend(q[span], cache.layers[0], positions, SCALE))

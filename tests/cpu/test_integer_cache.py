@@ -16,6 +16,7 @@ from numba import njit
 
 import engine
 from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import integer_attention, integer_cache, integer_products
 from engine.cpu.integer_attention import WEIGHT
@@ -27,6 +28,7 @@ from engine.synthetic.model import make_model
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
 from tests.cpu.test_quantized_cache import hadamard
 from tests.mirror import Mirror as Backend
+from tests.sequences import store
 from tests.test_numerics import round_to_float32
 from tests.tiers import examples, few
 
@@ -560,12 +562,13 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(name: str, window: int
     expected = ops.attend(q, whole, every, SCALE, window)
     for rows in (1, 5, 16):
         cache = new(1, 32, 32, name, 10 * n, window, max(16, rows))
+        sequence = Sequence(cache)
         layer = cache.layers[0]
         assert layer.chunks * CHUNK == ring
         for first in range(n):
             right = 1 + first % rows
             positions = np.arange(first, first + rows, dtype=np.int32)
-            cache.advance(first, rows)
+            store(sequence, first, rows)
             span = slice(first, first + rows)
             given_k, given_v = (
                 np.concatenate([x[span][:right], y[span][right:]]) for x, y in ((k, wrong_k), (v, wrong_v))
@@ -573,7 +576,7 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(name: str, window: int
             ops.append(layer, given_k, given_v, positions)
             out = ops.attend(q[span], layer, positions, SCALE)
             assert out[:right].tobytes() == expected[first : first + right].tobytes(), (rows, first)
-            cache.truncate(first + 1)
+            sequence.truncate(first + 1)
 
 
 # --- whole models ----------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from numba import njit
 
 from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import quantized_cache
 from engine.cpu.lanes import ROWS
 from engine.numerics import fma
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
 from tests.mirror import Mirror as Backend
+from tests.sequences import store
 from tests.test_numerics import round_to_float32
 from tests.tiers import examples
 
@@ -493,13 +495,14 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tu
     expected = ops.attend(q, whole, every, SCALE, window)
     for rows in (*range(1, 17), 64):
         cache = new(1, 32, 32, kinds, 10 * n, window, max(16, rows))
+        sequence = Sequence(cache)
         layer = cache.layers[0]
         assert layer.chunks * CHUNK == ring and cache.rewind >= rows
         for first in range(n):
             # Each position is the first of a batch; in turn, 1 to all of the rows are right.
             right = 1 + first % rows
             positions = np.arange(first, first + rows, dtype=np.int32)
-            cache.advance(first, rows)
+            store(sequence, first, rows)
             span = slice(first, first + rows)
             given_k, given_v = (
                 np.concatenate([x[span][:right], y[span][right:]]) for x, y in ((k, wrong_k), (v, wrong_v))
@@ -507,7 +510,7 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tu
             ops.append(layer, given_k, given_v, positions)
             out = ops.attend(q[span], layer, positions, SCALE)
             assert out[:right].tobytes() == expected[first : first + right].tobytes(), (rows, first)
-            cache.truncate(first + 1)
+            sequence.truncate(first + 1)
             if first >= ring:
                 seen.add((rows, first % ring))
     assert len(seen) == 17 * ring
@@ -517,12 +520,13 @@ def test_the_ring_holds_its_window_and_the_largest_batch() -> None:
     """One more position that could be rolled back would be one too many."""
     for window, rows in product((1, 31, 32, 64, 65, 512), (1, 16, 64, 128)):
         cache = new(1, 32, 32, ("q8_0", "q4_0"), 10000, window, rows)
+        sequence = Sequence(cache)
         capacity = cache.layers[0].chunks * CHUNK
         assert capacity >= window + max(rows, 64) and capacity - CHUNK < window + max(rows, 64)
         for first in range(0, 2 * capacity, rows):
-            cache.advance(first, rows)
-        assert cache.can_truncate(cache.length - cache.rewind)
-        assert not cache.can_truncate(cache.length - cache.rewind - 1)
+            store(sequence, first, rows)
+        assert sequence.can_truncate(sequence.length - cache.rewind)
+        assert not sequence.can_truncate(sequence.length - cache.rewind - 1)
         # What a pass at the earlier position sees has not been overwritten: it is less than a ring behind.
         assert cache.rewind + window - 1 == capacity
 
@@ -530,6 +534,7 @@ def test_the_ring_holds_its_window_and_the_largest_batch() -> None:
 @pytest.mark.parametrize("window", [32, 64, 500])
 def test_where_the_ring_holds_the_whole_context_all_of_it_can_be_taken_back(window: int) -> None:
     cache = new(1, 32, 32, ("q8_0", "q8_0"), 64, window, 64)
-    cache.advance(0, 64)
+    sequence = Sequence(cache)
+    store(sequence, 0, 64)
     assert cache.rewind == 64
-    assert all(cache.can_truncate(length) for length in range(65))
+    assert all(sequence.can_truncate(length) for length in range(65))

@@ -670,7 +670,7 @@ def test_the_same_decode_100_times(tiny: Any) -> None:
     results = set()
     for _ in range(100):
         results.add(llm.model.forward(token, position, 1).tobytes())
-        llm.cache.truncate(130)
+        llm.sequence.truncate(130)
     assert len(results) == 1
     answers = set()
     for _ in range(10):
@@ -872,7 +872,7 @@ def test_states_are_those_of_the_cpu(hybrids: Any) -> None:
             np.arange(first, first + rows, dtype=np.int32),
         )
         on_gpu.model.forward(batch, positions, rows)
-        on_gpu.cache.truncate(first + accepted)
+        on_gpu.sequence.truncate(first + accepted)
         snapshot = on_gpu.model.save()
         assert [array.tobytes() for array in snapshot.arrays] == expected[first + accepted - 1]
     on_gpu.model.restore(snapshot)

@@ -222,7 +222,7 @@ def test_compile_announces_kernels_and_leaves_no_trace() -> None:
     assert model.compile(lambda *step: seen.append(step)) > 0
     assert seen[0][:2] == ("compile", 0)
     assert seen[-1][1] == seen[-1][2]
-    assert model.cache.length == 0
+    assert model.sequence.length == 0
     fresh = engine.load(n_ctx=64).complete(PROMPT, max_tokens=4, temperature=0)
     assert model.complete(PROMPT, max_tokens=4, temperature=0).ids == fresh.ids
     gc.collect()

@@ -54,7 +54,7 @@ def test_tokens_can_be_rolled_back(path: Path) -> None:
             in_batches(llm, tokens[:at], [16] * (at // 16) + ([at % 16] if at % 16 else []))
             other = (tokens[at:end] + 1) % llm.config.n_vocab
             llm.model.forward(other, np.arange(at, end, dtype=np.int32), 1)
-            llm.cache.truncate(at)
+            llm.sequence.truncate(at)
             again = llm.model.forward(tokens[at : at + 8], np.arange(at, at + 8, dtype=np.int32), 8)
             assert again.tobytes() == expected[at : at + 8].tobytes(), (end, count)
 
@@ -97,8 +97,7 @@ def test_states_are_saved_and_belong_to_a_cache_type(path: Path, tmp_path: Path,
     tokens = texts(llm, 140).tolist()
     llm.prefill(tokens)
     expected = llm.step(5)
-    llm.cache.truncate(140)
-    del llm._cached[140:]
+    llm.sequence.truncate(140)
     llm.save_state(tmp_path / "s.json")
     llm.reset()
     assert llm.load_state(tmp_path / "s.json") == tokens

@@ -26,10 +26,10 @@ def test_rows_chunks_and_roll_back_do_not_show(case: Family, tmp_path: Path) -> 
     tokens = np.random.default_rng(3).integers(0, one.config.n_vocab, 150).astype(np.int32)
     expected = in_batches(one, tokens, [1] * tokens.size)
     assert in_batches(two, tokens, [70, 1, 5, 16, 58]).tobytes() == expected.tobytes()
-    two.model.cache.truncate(148)
+    two.model.sequence.truncate(148)
     wrong = (tokens[148:150] + 1) % one.config.n_vocab
     two.model.forward(wrong, np.array([148, 149], np.int32), 1)
-    two.model.cache.truncate(148)
+    two.model.sequence.truncate(148)
     again = two.model.forward(tokens[148:150], np.array([148, 149], np.int32), 2)
     assert again.tobytes() == expected[148:].tobytes()
 

@@ -72,7 +72,7 @@ def test_chunks_threads_and_what_is_taken_back_do_not_show(files: Files, name: s
         logits = llm.model.forward(batch, np.arange(at, at + rows, dtype=np.int32), rows)
         assert logits[:right].tobytes() == expected[at : at + right].tobytes()
         at += right
-        llm.cache.truncate(at)
+        llm.sequence.truncate(at)
     rest = llm.model.forward(tokens[at : at + 9], np.arange(at, at + 9, dtype=np.int32), 9)
     assert rest.tobytes() == expected[at : at + 9].tobytes()
 
@@ -93,9 +93,9 @@ def test_any_sequence_of_rollbacks_gives_the_bits_of_a_fresh_cache(
     llm.reset()
     for back, forward in steps:
         length = max(0, tokens.size - back)
-        if not llm.cache.can_truncate(length):
+        if not llm.sequence.can_truncate(length):
             length = 0
-        llm.cache.truncate(length)
+        llm.sequence.truncate(length)
         n = min(forward, N_CTX - length)
         if n == 0:
             continue

@@ -94,7 +94,7 @@ def test_a_saved_conversation_continues_with_the_same_bits(lite: Path, tmp_path:
     llm.save_state(tmp_path / "state")
     expected = llm.complete(ids, max_tokens=12, temperature=0.8, seed=3, ignore_eos=True).ids
     again = engine.load(lite, n_ctx=128, device="cpu", n_threads=1)
-    assert again.load_state(tmp_path / "state") == ids[:80] and again.cache.length == 80
+    assert again.load_state(tmp_path / "state") == ids[:80] and again.sequence.length == 80
     assert again.complete(ids, max_tokens=12, temperature=0.8, seed=3, ignore_eos=True).ids == expected
     with pytest.raises(UsageError, match="f32"):
         engine.load(lite, n_ctx=128, device="cpu", cache_type="f32").load_state(tmp_path / "state")

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 import engine
 from engine.cache.kv import KVCache, LayerShape, Ring
 from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, Snapshots
+from engine.cache.sequence import Sequence
 from engine.cache.types import F16, F32
 from engine.cli.conversation import Conversation
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
 from engine.text.template.chat import ChatTemplate
 from tests.interrupts import interrupted
+from tests.sequences import store
 from tests.tiers import examples
 
 SHAPE = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=3, d=32, rewind=20)
@@ -40,13 +42,14 @@ def test_there_are_as_many_chunks_as_can_be_needed(rewind: int, slots: int) -> N
     assert shape.slots == slots
     for end in range(200, 232):
         cache = KVCache([shape], 640, 400, F32, np.zeros)
-        cache.advance(0, end)
+        sequence = Sequence(cache)
+        store(sequence, 0, end)
         assert cache.rewind >= rewind
         for position in range(end + 1):
             # A chunk is overwritten by the one that is ``slots`` later.
             there = end // 16 - position // 16 < slots
-            assert there or not cache.can_truncate(position) or position == 0
-            assert cache.can_truncate(position) or position < end - rewind
+            assert there or not sequence.can_truncate(position) or position == 0
+            assert sequence.can_truncate(position) or position < end - rewind
 
 
 def test_memory_does_not_grow_with_the_batch() -> None:
@@ -54,8 +57,9 @@ def test_memory_does_not_grow_with_the_batch() -> None:
     requested."""
     assert SHAPE.length(4) == SHAPE.length(4096) == 20 + 3 and replace(SHAPE, rewind=5).length(4096) == 16 + 3
     cache = KVCache([SHAPE], 640, 400, F32, np.zeros)
-    cache.advance(0, 400)
-    assert cache.rewind == 20 and [length for length in range(401) if cache.can_truncate(length)] == [
+    sequence = Sequence(cache)
+    store(sequence, 0, 400)
+    assert cache.rewind == 20 and [length for length in range(401) if sequence.can_truncate(length)] == [
         0,
         *range(380, 401),
     ]
@@ -63,20 +67,21 @@ def test_memory_does_not_grow_with_the_batch() -> None:
 
 def test_how_far_tokens_can_be_taken_back() -> None:
     cache = KVCache([replace(SHAPE, rewind=5), LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
+    sequence = Sequence(cache)
     assert cache.rewind == 16
     for first in range(0, 48, 16):
-        cache.advance(first, 16)
-    assert [length for length in range(49) if cache.can_truncate(length)] == [0, *range(32, 49)]
-    cache.truncate(40)
-    cache.advance(40, 1)
+        store(sequence, first, 16)
+    assert [length for length in range(49) if sequence.can_truncate(length)] == [0, *range(32, 49)]
+    sequence.truncate(40)
+    store(sequence, 40, 1)
     # What has been overwritten is lost.
-    assert [length for length in range(42) if cache.can_truncate(length)] == [0, *range(32, 42)]
+    assert [length for length in range(42) if sequence.can_truncate(length)] == [0, *range(32, 42)]
     with pytest.raises(ContextError, match="start again"):
-        cache.truncate(31)
-    cache.restored(31)
-    assert [length for length in range(42) if cache.can_truncate(length)] == [0, 31]
-    cache.advance(31, 3)
-    assert [length for length in range(42) if cache.can_truncate(length)] == [0, 31, 32, 33, 34]
+        sequence.truncate(31)
+    sequence.resume(31)
+    assert [length for length in range(42) if sequence.can_truncate(length)] == [0, 31]
+    store(sequence, 31, 3)
+    assert [length for length in range(42) if sequence.can_truncate(length)] == [0, 31, 32, 33, 34]
 
 
 @pytest.mark.parametrize("first", [0, 2, 3, 7])
@@ -122,13 +127,13 @@ def test_every_prefix_of_a_pass_can_be_gone_back_to(llm: engine.LLM, first: int,
     for position, token in enumerate(tokens):
         logits.append(llm.step(int(token)).tobytes())
         expected.append(states(llm))
-        assert position + 1 == llm.cache.length
+        assert position + 1 == llm.sequence.length
     for accepted in range(1, rows + 1):
         llm.reset()
         llm.read(tokens[:first].tolist())
         positions = np.arange(first, first + rows, dtype=np.int32)
         llm.model.forward(tokens[first : first + rows], positions, rows)
-        llm.cache.truncate(first + accepted)
+        llm.sequence.truncate(first + accepted)
         assert states(llm) == expected[first + accepted - 1]
         at = first + accepted
         row = llm.model.forward(tokens[at : at + 1], np.array([at], np.int32), 1)
@@ -143,9 +148,9 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
         llm.read(tokens[:length])
         snapshot, saved = llm.model.save(), states(llm)
         following = [llm.step(token).tobytes() for token in tokens[length : length + 40]]
-        llm.cache.truncate(llm.cache.length)
+        llm.sequence.truncate(llm.sequence.length)
         llm.model.restore(snapshot)
-        assert states(llm) == saved and llm.cache.length == length
+        assert states(llm) == saved and llm.sequence.length == length
         again = []
         for at in range(length, length + 40):
             again.append(
@@ -258,7 +263,7 @@ def test_a_snapshot_fits_rings_of_other_lengths(tmp_path: Path) -> None:
         snapshot, expected = short.model.save(), short.step(tokens[length]).tobytes()
         # Something else goes where the snapshot belongs.
         long.model.forward(np.array(tokens[:9], np.int32), np.arange(length, length + 9, dtype=np.int32), 1)
-        long.cache.truncate(length)
+        long.sequence.truncate(length)
         long.model.restore(snapshot)
         row = long.model.forward(np.array(tokens[length : length + 1], np.int32), np.array([length], np.int32), 1)
         assert row.tobytes() == expected

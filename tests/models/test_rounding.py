@@ -66,7 +66,7 @@ def test_the_contract_with_rounding(tmp_path: Path) -> None:
     assert not np.array_equal(other, expected)
     assert np.corrcoef(other.ravel(), expected.ravel())[0, 1] > 0.98
     assert in_batches(llm, tokens, [126, 1, 1, 9, 3]).tobytes() == expected.tobytes()
-    llm.cache.truncate(137)
+    llm.sequence.truncate(137)
     again = llm.model.forward(tokens[137:], np.arange(137, 140, dtype=np.int32), 3)
     assert again.tobytes() == expected[137:].tobytes()
     latents = llm.cache.layers[-1].latents.reshape(-1, 64)[:100]
@@ -79,7 +79,7 @@ def test_the_contract_with_rounding(tmp_path: Path) -> None:
     llm.save_state(tmp_path / "state")
     with pytest.raises(UsageError, match=r"'f32', 'f32', 'ds4' rounding\) than the model has \('f32', 'f32'\)"):
         plain.load_state(tmp_path / "state")
-    held = list(llm._cached)
+    held = list(llm.sequence.tokens)
     llm.reset()
     assert llm.load_state(tmp_path / "state") == held
 

@@ -247,7 +247,7 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
     known += [more[0], 78]
     drafts = propose(known)
     assert read == [78, *drafts[:2]]  # the rejected ones are forgotten
-    assert source.llm.n_cached == source.llm.cache.length == len(known) + 2
+    assert source.llm.n_cached == source.llm.sequence.length == len(known) + 2
 
 
 def test_to_the_end_of_the_context(make: Make) -> None:

@@ -34,7 +34,7 @@ class Chain:
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.cache = self
+        self.cache = self.sequence = self
         self.tokens: list[int] = []
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
 

@@ -15,6 +15,7 @@ from engine.cache.kv import CHUNK, KVCache
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
 from engine.limits import MOST_DRAFTS
+from engine.models.base import Model
 from engine.speculative.loop import NOTHING, Speculation, follow
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
@@ -78,7 +79,7 @@ class Reference:
 def reference(model: Any, prompt: list[int], options: dict[str, Any]) -> Reference:
     """By ``Model.forward``, a row at a time, and ``Sampler.sample``."""
     sampler = Sampler(SamplingParams(**options), model.config.n_vocab)
-    model.cache.truncate(0)
+    model.sequence.truncate(0)
     tokens = list(prompt)
     found = Reference(len(prompt), sampler, tokens, [], [contents(model.cache, 0)])
     for position in range(model.cache.n_ctx):
@@ -142,7 +143,7 @@ class Watched(HostSteps):
 
     def __init__(self, model: Any, known: Reference, script: Script, n: int) -> None:
         super().__init__(model, known.sampler, script.params)
-        self._reference, self._script, self._cache, self.n = known, script, model.cache, n
+        self._reference, self._script, self.n = known, script, n
 
     def start(self, proposal: Proposal) -> None:
         super().start(proposal)
@@ -155,8 +156,8 @@ class Watched(HostSteps):
         # All that could be kept, and one more.
         assert step.tokens == self._reference.tokens[self.n : self.n + self._script.kept + 1]
         self.n += len(step.tokens)
-        assert self._cache.length == self.n - 1
-        assert_same(contents(self._cache, self.n - 1), self._reference.caches[self.n - 1])
+        assert self._model.sequence.length == self.n - 1
+        assert_same(contents(self._model.cache, self.n - 1), self._reference.caches[self.n - 1])
         return step
 
 
@@ -168,14 +169,14 @@ def qwen3(files: dict[str, Path]) -> tuple[engine.LLM, list[Reference]]:
     return llm, [reference(llm.model, prompt, options) for prompt in prompts for options in OPTIONS]
 
 
-def fill(cache: KVCache, known: Reference, length: int) -> None:
-    """Bring a cache to the reference's state at ``length``, with garbage at all later positions."""
-    for i, layer in enumerate(cache.layers):
+def fill(model: Model, known: Reference, length: int) -> None:
+    """Bring a model's cache to the reference's state at ``length``, with garbage at all later positions."""
+    for i, layer in enumerate(model.cache.layers):
         layer.keys.view(np.uint8)[:] = layer.values.view(np.uint8)[:] = 0x31
         positions = np.arange(length)
         layer.keys[:, positions // CHUNK, :, positions % CHUNK] = known.caches[length][2 * i]
         layer.values[:, positions // CHUNK, positions % CHUNK] = known.caches[length][2 * i + 1]
-    cache.length = length
+    model.sequence.tokens[:] = known.tokens[:length]
 
 
 @pytest.mark.parametrize("part", few(range(PARTS)))
@@ -188,7 +189,7 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
         n = int(random.integers(known.prompt, len(known.tokens)))
         count = int(random.integers(1, min(24, len(known.tokens) - n) + 1))
         stop = int(random.integers(0, count + 1)) if random.random() < 0.5 else count
-        fill(llm.cache, known, n - 1)
+        fill(llm.model, known, n - 1)
         script = Script(known, random, sequential=seed // PARTS % 32 == 0)
         stream = follow(Watched(llm.model, known, script, n), known.tokens[:n], count, script)  # type: ignore[arg-type]
         found = []
@@ -201,7 +202,7 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
         assert len(found) == stop
         if stop == count:
             assert next(stream, None) is None
-            assert llm.cache.length == n + count - 1
+            assert llm.sequence.length == n + count - 1
     assert kept > 4000 / PARTS and refused > 4000 / PARTS
 
 
@@ -232,7 +233,7 @@ def test_the_cache_ends_where_the_reader_does(
             assert token == known.tokens[at]
             assert logits.tobytes() == known.logits[at - 1].tobytes()
         stream.close()
-        assert llm.n_cached == llm.cache.length == n + stop - 1
+        assert llm.n_cached == llm.sequence.length == n + stop - 1
         assert_same(contents(llm.cache, n + stop - 1), known.caches[n + stop - 1])
 
 
@@ -265,7 +266,7 @@ class Both:
         n_predicted = found.timings.predicted_n
         assert n_predicted == expected.timings.predicted_n
         n = len(prompt) + max(0, n_predicted - 1)  # the last token was not read
-        assert (self.llm.n_cached, self.llm.cache.length) == (n, n)
+        assert (self.llm.n_cached, self.llm.sequence.length) == (n, n)
         assert_same(contents(self.llm.cache, n), contents(self.plain.cache, n))
         # The first token is the prompt's; after that, passes of K drafts give K + 1.
         self.places.add((n_predicted - 2) % (K + 1))

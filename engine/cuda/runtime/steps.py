@@ -145,11 +145,12 @@ class DeviceSteps(ModelSteps):
                 )
             time.sleep(pause)
         tokens = self._chooser.take()
-        self._model.cache.advance(len(self._known) - 1, 1 + len(proposal))
+        first = len(self._known) - 1
+        self._model.sequence.claim(first, 1 + len(proposal))
         if proposal.device_draft is not None and self._drafting is not None:
             self._drafting.draft.keep(self._known, proposal.count, tokens)
         self._known += tokens
-        self._model.cache.truncate(len(self._known) - 1)
+        self._model.sequence.commit(self._known[first:-1])
         return Step(tokens)
 
     def end(self, turn: object = None) -> None:
@@ -159,10 +160,11 @@ class DeviceSteps(ModelSteps):
             return
         self._device.synchronize()
         end = len(self._known) - 1 + self._under_way()
-        for cache in [self._model.cache, *([self._drafting.draft.cache] if self._drafting is not None else [])]:
-            # Unless something else has begun to use the cache meanwhile.
-            if cache is not None and cache.length in (len(self._known) - 1, len(self._known) - 2):
-                cache.overwrite(end)
+        drafts = self._drafting.draft.sequence if self._drafting is not None else None
+        for sequence in (self._model.sequence, drafts):
+            # Unless something else has begun to use it meanwhile.
+            if sequence is not None and sequence.length in (len(self._known) - 1, len(self._known) - 2):
+                sequence.overwrite(end)
         self._started.clear()
 
     # --- graphs ------------------------------------------------------------------------------------------------

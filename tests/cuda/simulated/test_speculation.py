@@ -147,7 +147,7 @@ def test_drafts_of_its_own_layer(hybrid: Path, monkeypatch: pytest.MonkeyPatch) 
     through = SpeculationParams(draft_max=1, draft_p_min=0.01)
     found = gpu.complete(PROMPT, speculation=through, **options | {"max_tokens": 3})
     assert found.ids == expected[:3] and found.speculation is not None and found.speculation.drafted > 0
-    assert gpu.cache.length == len(PROMPT) + 2
+    assert gpu.sequence.length == len(PROMPT) + 2
     cpu.read([*PROMPT, *expected[:2]])
     assert_same_states(cpu, gpu)
 
@@ -170,15 +170,15 @@ def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
 
 def assert_same_states(cpu: engine.LLM, gpu: engine.LLM) -> None:
     """What a next pass needs besides keys and values is the same, bit for bit."""
-    both = (remembered(llm.model.ops, llm.model, gpu.cache.length) for llm in (cpu, gpu))
+    both = (remembered(llm.model.ops, llm.model, gpu.sequence.length) for llm in (cpu, gpu))
     for (what, mine), (_, its) in zip(*both, strict=True):
         assert mine.tobytes() == its.tobytes(), what
 
 
 def assert_same_cache(cpu: engine.LLM, gpu: engine.LLM) -> None:
     """The caches hold the same positions, bit for bit."""
-    assert gpu.cache.length == cpu.cache.length
-    n = cpu.cache.length
+    assert gpu.sequence.length == cpu.sequence.length
+    n = cpu.sequence.length
     for mine, its in zip(cpu.cache.layers, gpu.cache.layers, strict=True):
         keys, values = (gpu.model.ops.download(array) for array in (its.keys, its.values))
         assert np.array_equal(mine.keys[:, 0, :, :n], keys[:, 0, :, :n])
