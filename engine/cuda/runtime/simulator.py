@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from typing import Any, Protocol
 
 import numpy as np
@@ -569,6 +569,19 @@ def _declared(type_: Register) -> Callable[[Register], Register]:
     return as_dtype(type_).type if isinstance(type_, types.Number) else lambda value: value
 
 
+def _direct(function: Register) -> Register:
+    """A compiled function with one signature, as a Python function: to find the signature takes longer than the function, and
+    some are called a million times in a test."""
+    (overload,) = function.overloads.values()
+    entry, declared = overload.entry_point, _declared(overload.signature.return_type)
+
+    @wraps(function.py_func)
+    def direct(*args: Register) -> Register:
+        return declared(entry(*args))
+
+    return direct
+
+
 # --- running ---------------------------------------------------------------------------------------------------
 
 
@@ -658,6 +671,8 @@ if config.ENABLE_CUDASIM:
     simulator.BlockManager = Block
     simulator.FakeCUDAModule = _Module
     Dispatcher.__call__ = _call  # type: ignore[method-assign, assignment]
+    _scalars = (fma, float_bits, bits_float, half_to_float, float_to_half)
+    fma, float_bits, bits_float, half_to_float, float_to_half = map(_direct, _scalars)
 
 
 @contextmanager
