@@ -1,11 +1,12 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to eight minutes on
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to ten minutes on
     two cores with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
-    values, once; all examples of hypothesis; every kernel with all its constants.  16 to 24 minutes on two cores.
+    values, once, but half of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16 to
+    24 minutes on two cores.
 ``pytest --rest``
     The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``
@@ -144,6 +145,17 @@ def _thinned(items: list[Any], argument: int) -> set[Any]:
     return set(items).difference(*left_out)
 
 
+def _every_second(items: set[Any]) -> set[Any]:
+    """The items with half of the cases of each test in the simulator, but for those of whole models: it is slow, each kernel,
+    format and shape is in the first tier, and a GPU tests all of them."""
+    tests = defaultdict(list)
+    for item in items:
+        if "simulated" in item.path.parts and item.path.name != "test_parity.py":
+            tests[item.nodeid.partition("[")[0]].append(item)
+    left_out = (sorted(cases, key=lambda item: item.nodeid)[1::2] for cases in tests.values())
+    return items.difference(*left_out)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = {item for item in items if item.get_closest_marker("gpu")}
@@ -154,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first = _in_first_tier(candidates)
         chosen = first
         if Tier.all or Tier.rest:
-            chosen = _thinned(candidates, 1) | first
+            chosen = _every_second(_thinned(candidates, 1) - first) | first
         if Tier.rest:
             chosen -= {item for item in first if not item.get_closest_marker("more")}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
