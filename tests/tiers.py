@@ -1,8 +1,8 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to ten minutes on
-    two cores with cold caches.
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to thirteen minutes
+    on two cores with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
     values, once, but half of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16 to

@@ -100,7 +100,7 @@ def test_rows_of_a_prompt(types: str) -> None:
             ("f16 f16", 48, 40, 4),
             ("f16 q8_0", 16, 32, 4),
         ],
-        5,
+        3,
     ),
 )
 def test_sizes_of_heads(types: str, d_k: int, d_v: int, own: int) -> None:
@@ -134,13 +134,12 @@ def test_windows_and_rings(start: int, types: str) -> None:
     ("start", "rows", "types", "own", "threads", "window", "joined"),
     few(
         [
-            (316, 12, "f32 f32", 8, 128, 0, 2),
             (310, 18, "f16 f16", 4, 64, 150, 2),
+            (316, 12, "f32 f32", 8, 128, 0, 2),
             (580, 12, "q8_0 f32", 8, 256, 0, 4),
             (440, 12, "q8_0 q4_0", 8, 64, 230, 2),
             (1020, 12, "f32 f32", 8, 64, 1000, GROUP),
         ],
-        2,
     ),
 )
 def test_groups_of_chunks(start: int, rows: int, types: str, own: int, threads: int, window: int, joined: int) -> None:
