@@ -5,8 +5,8 @@
     on two cores with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
-    values, once, but half of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16 to
-    24 minutes on two cores.
+    values, once, but a third of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16
+    to 24 minutes on two cores.
 ``pytest --rest``
     The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``
@@ -145,15 +145,15 @@ def _thinned(items: list[Any], argument: int) -> set[Any]:
     return set(items).difference(*left_out)
 
 
-def _every_second(items: set[Any]) -> set[Any]:
-    """The items with half of the cases of each test in the simulator, but for those of whole models: it is slow, each kernel,
-    format and shape is in the first tier, and a GPU tests all of them."""
+def _every_third(items: set[Any]) -> set[Any]:
+    """The items with a third of the cases of each test in the simulator, but for those of whole models: it is slow, each
+    kernel, format and shape is in the first tier, and a GPU tests all of them."""
     tests = defaultdict(list)
     for item in items:
         if "simulated" in item.path.parts and item.path.name != "test_parity.py":
             tests[item.nodeid.partition("[")[0]].append(item)
-    left_out = (sorted(cases, key=lambda item: item.nodeid)[1::2] for cases in tests.values())
-    return items.difference(*left_out)
+    kept = {item for cases in tests.values() for item in sorted(cases, key=lambda item: item.nodeid)[::3]}
+    return items.difference(*tests.values()) | kept
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -166,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         first = _in_first_tier(candidates)
         chosen = first
         if Tier.all or Tier.rest:
-            chosen = _every_second(_thinned(candidates, 1) - first) | first
+            chosen = _every_third(_thinned(candidates, 1) - first) | first
         if Tier.rest:
             chosen -= {item for item in first if not item.get_closest_marker("more")}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

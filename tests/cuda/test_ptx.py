@@ -402,7 +402,7 @@ MANY = {"combine", "matmul_experts", "matmul_join", "matmul_quantized"}
 def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int, int]) -> Any:
     lowest = next(t for t in TARGETS if name not in WIDE or t >= (8, 0))
     marks = []
-    one_in = 4 if name in LONG else 3 if name in MANY else 2
+    one_in = 6 if name in LONG else 4 if name in MANY else 3
     if target not in (lowest, TUNED) or (isinstance(k, int) and k % one_in):
         # Each kernel is a group of its own, and these groups come last: short groups keep all processes busy until the end.
         marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
