@@ -147,7 +147,7 @@ def _thinned(items: list[Any], argument: int) -> set[Any]:
 
 def _every_third(items: set[Any]) -> set[Any]:
     """The items with a third of the cases of each test in the simulator, but for those of whole models: it is slow, each
-    kernel, format and shape is in the first tier, and a GPU tests all of them."""
+    kernel, format and shape is in the first tier, and ``--gpu`` tests the same kernels on a GPU."""
     tests = defaultdict(list)
     for item in items:
         if "simulated" in item.path.parts and item.path.name != "test_parity.py":

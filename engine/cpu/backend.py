@@ -21,7 +21,7 @@ from engine.cpu.products.matmul import FEW
 from engine.cpu.products.repack import Records, arguments_of, empty_records, repack
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
-from engine.cpu.runtime.pool import ALIGNMENT
+from engine.cpu.runtime.pool import aligned
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
@@ -147,10 +147,8 @@ class Backend(LatentOperations):
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """A zeroed array at a multiple of 64 bytes.  So are then the chunks of keys and values, whose vectors of 64 bytes do
         not cross lines of the CPU's caches.  The system allocates its pages when they are first written."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        memory = np.zeros(size + ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % ALIGNMENT
-        return memory[start : start + size].view(dtype).reshape(shape)
+        n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return aligned(n_bytes, zeroed=True).view(dtype).reshape(shape)
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
         """target[first : first + len(rows)] = rows."""

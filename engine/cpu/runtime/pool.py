@@ -17,9 +17,9 @@ LARGE = 1 << 20
 """Size in bytes from which results share memory regardless of their exact sizes."""
 
 
-def aligned(n_bytes: int) -> np.ndarray:
-    """Uninitialized memory that begins at a cache line: uint8 [n_bytes]."""
-    raw = np.empty(n_bytes + ALIGNMENT, np.uint8)
+def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
+    """Memory that begins at a cache line, uninitialized or ``zeroed``: uint8 [n_bytes]."""
+    raw = (np.zeros if zeroed else np.empty)(n_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n_bytes]
 
