@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.suites.cuda import COLD, microseconds
 from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, Types
 from engine.compile.jobs import gpu_job
 from engine.compile.pool import compile_all
@@ -39,7 +40,10 @@ class Case:
         types, n_ctx = Types(*[CACHE_TYPES[name]] * 2), depth + rows
         of_layer = 2 * n_ctx * n_kv * types.k.row_bytes(d)
         n_layers = min(MOST_LAYERS, max(1, -(-COLD // of_layer)))
-        self.layers = KVCache([LayerShape(n_kv, d, d)] * n_layers, n_ctx, gpu.max_rows, types, gpu.zeros).layers
+        cache = KVCache([LayerShape(n_kv, d, d)] * n_layers, n_ctx, gpu.max_rows, types, gpu.zeros, gpu.store)
+        Sequence(cache).reserve(n_ctx)
+        cache.publish()
+        self.layers = cache.layers
         norms = [gpu.upload(np.ones(d, np.float32)) for _ in range(2)]
         self.heads: Heads[Any] = Heads(n_head, n_kv, d, d, True, d**-0.5, 1e-6, *norms)
         angles = np.arange(n_ctx)[:, None] * 1e6 ** (-np.arange(d // 2) / (d // 2))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from engine.cache.pages import Space
 from engine.cache.recurrent import SPAN, RecurrentShape
 from engine.cache.types import F16
 from engine.cpu import delta_net
@@ -80,13 +81,13 @@ class Text:
 def lazy(text: Text) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Results [n, d], states [n / 16, d, d], and the decays [n] by the engine's kernel."""
     n, d = text.v.shape
-    memory = RecurrentShape(3 * d, 1, 1, 1, d, n).layer(0, n, F16, np.zeros)
+    memory = RecurrentShape(3 * d, 1, 1, 1, d, n).layer(Space(0, n, np.zeros), F16)
     y = np.concatenate([text.q, text.k, text.v], axis=1)
-    out, positions = np.empty((n, 1, d), F), np.arange(n, dtype=np.int32)
+    out, places = np.empty((n, 1, d), F), (np.arange(n, dtype=np.int32), np.zeros(n, np.int32))
     gates = text.alpha[:, None], text.beta[:, None], 0, np.full(1, -1, F), np.full(1, text.dt, F)
     lists = memory.states, memory.keys, memory.deltas, memory.decays
-    delta_net.delta_rule(y, 1, False, *gates, positions, *lists, out, 0, 1)
-    return out[:, 0], memory.states[1 : n // SPAN + 1, 0], memory.decays[:n, 0]
+    delta_net.delta_rule(y, 1, False, *gates, *places, *lists, out, 0, 1)
+    return out[:, 0], memory.states[0, 1 : n // SPAN + 1, 0], memory.decays[0, :n, 0]
 
 
 def exact(text: Text, e: np.ndarray, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

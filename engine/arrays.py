@@ -68,7 +68,9 @@ class Pass(Generic[A_co]):
 
     tokens: token ids, int32 [rows].
     positions: the position of each token in its sequence, int32 [rows].
-    sequences: the sequence that each row belongs to, int32 [rows]; None: all rows belong to sequence 0.
+    sequences: the slot of the sequence that each row belongs to, int32 [rows]; None: all rows belong to slot 0.  Rows of one
+        sequence are consecutive, and so are their positions.
+    mixed: whether rows may belong to several sequences; False: all of them belong to that of the first row.
     per_layer: the per-layer embeddings of the tokens, float32 [n_layer, rows, n_per_layer], once ``Model.begin`` has
         computed them; None for models without per-layer embeddings.
     """
@@ -76,6 +78,7 @@ class Pass(Generic[A_co]):
     tokens: A_co
     positions: A_co
     sequences: A_co | None = None
+    mixed: bool = False
     per_layer: A_co | None = None
 
     @property
@@ -88,4 +91,4 @@ class Pass(Generic[A_co]):
         # A slice has the type of its array, which the protocol cannot express for NumPy arrays.
         tokens, positions = cast(A_co, self.tokens[rows]), cast(A_co, self.positions[rows])
         sequences = None if self.sequences is None else cast(A_co, self.sequences[rows])
-        return Pass(tokens, positions, sequences)
+        return Pass(tokens, positions, sequences, self.mixed)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.cli import entry, llama_cpp, shared
+from engine.cli import entry, llama_cpp, shared, users
 from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
 from engine.cli.report import Report, printable
 from engine.cli.runs import Measurement, generate_tokens, measure, read_prompt, rewind
@@ -34,6 +34,7 @@ from engine.cli.sweep import EXAMPLES, Sweep, depths
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
+from engine.limits import MOST_PARALLEL
 from engine.synthetic.model import make_model
 from engine.synthetic.shapes import parse_shape
 from engine.version import ARITHMETIC
@@ -379,6 +380,10 @@ DRAFT_MODEL = """\
 a smaller model with the same vocabulary that drafts, or an assistant of Gemma 4; by default the
 model's own layer, if it has one"""
 
+USERS = """\
+numbers of users who ask at the same time, each with a prompt of -p tokens and an answer of -n: how
+many tokens all of them get, and how long each waits, like llama-batched-bench"""
+
 OUTPUT = f"""\
 {listed(_OUTPUTS)}: the format of the results (default md; in a sweep csv)"""
 
@@ -409,6 +414,7 @@ def parser(prog: str = "bitmirror bench") -> Parser:
     shared.add_gpu_layers(group)
 
     add = top.add_argument_group("tests").add_argument
+    add("-np", "--parallel", metavar="N,...", type=Numbers(), dest="users", help=USERS)
     add("-p", "--n-prompt", **numbers, default=[512], help="number of prompt tokens; 0 = no prompt test")
     add("-n", "--n-gen", **numbers, help="number of tokens to generate; 0 = no such test (default 128; in a sweep 64)")
     add("-d", "--n-depth", **numbers, help="number of tokens already in the cache (default 0)")
@@ -435,6 +441,8 @@ def settle(args: argparse.Namespace) -> None:
     shared.settle_model(args)
     shared.settle_device(args)
     in_sweep = args.sweep is not None
+    if args.users is not None:
+        _settle_users(args)
     if in_sweep and args.n_depth is not None:
         raise UsageError("--sweep and -d both give depths: use only one of them")
     args.n_depth = args.n_depth or [0]
@@ -442,12 +450,68 @@ def settle(args: argparse.Namespace) -> None:
     args.repetitions = args.repetitions or (1 if in_sweep else 5)
     args.output = args.output or ("csv" if in_sweep else "md")
     for name, value in (("-f", args.file), ("-md", args.draft_model), ("--acceptance", args.acceptance)):
-        if value is not None and not in_sweep:
+        if value is not None and not in_sweep and not (args.users and name == "-md"):
             raise UsageError(f"{name} is for a sweep: add --sweep 2048-65536, for example")
     if in_sweep and len(args.n_prompt) + len(args.n_gen) > 2:
         raise UsageError("a sweep measures prompts and answers of one length: give one number with -p, and one with -n")
     if not any(args.n_prompt + args.n_gen):
         raise UsageError("there is nothing to measure: give -p or -n a number above 0")
+
+
+def _settle_users(args: argparse.Namespace) -> None:
+    """Checks the flags of a test with users; raises UsageError for those that it does not have."""
+    given = {"--sweep": args.sweep, "-d": args.n_depth, "-r": args.repetitions}
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(f"-np measures users who all ask once, at the beginning of a context: leave out {name}")
+    args.n_gen = args.n_gen or [128]
+    if args.output == "sql":
+        raise UsageError("-np has no output as sql: choose md, csv, json or jsonl with -o")
+    if not all(0 < n <= MOST_PARALLEL for n in args.users):
+        raise UsageError(f"the numbers of users (-np) must be 1 to {MOST_PARALLEL}")
+    if not all(args.n_prompt) or min(args.n_gen) < 2:
+        raise UsageError("users need a prompt (-p) of at least one token, and an answer (-n) of at least two")
+
+
+def users_of(args: argparse.Namespace) -> Iterator[users.Users]:
+    """The tests with users of every requested model, in order."""
+    for model in args.model or ([] if args.shape else [None]):
+        path = resolve(model, Report().progress)
+        shared.check_gpu_layers(args, path)
+        yield from run_users(args, path.stem, path)
+    for shape in args.shape:
+        with random_model(shape, args.keep) as (name, path):
+            yield from run_users(args, name, path)
+
+
+def run_users(args: argparse.Namespace, name: str, path: Path) -> Iterator[users.Users]:
+    """The tests with users of one model file: each number of users with each length of prompts and answers."""
+    import engine
+
+    report = Report()
+    llm = engine.load(
+        path,
+        device=args.device,
+        n_ctx=max(args.n_prompt) + max(args.n_gen),
+        n_threads=args.threads[0],
+        batch_size=args.batch_size,
+        cache_type=args.cache_type,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_v,
+        draft_model=args.draft_model,
+        mtp=not args.no_mtp,
+        parallel=max(args.users),
+        progress=report.progress,
+    )
+    llm.compile(report.progress)
+    report.close()
+    for n_prompt in args.n_prompt:
+        for n_gen in args.n_gen:
+            for n_users in args.users:
+                if not args.no_warmup:
+                    users.measure(llm, name, n_users, n_prompt, n_gen, llm.draft is not None)
+                yield users.measure(llm, name, n_users, n_prompt, n_gen, llm.draft is not None)
+    llm.close()
 
 
 @contextmanager
@@ -487,7 +551,8 @@ def results_of(args: argparse.Namespace) -> Iterator[Result]:
 def run(args: argparse.Namespace) -> int:
     """Measures what the flags request and prints the results.  Returns the exit status.  Raises EngineError."""
     shown = args.output == "md" or sys.stdout.isatty()
-    for line in _OUTPUTS[args.output](results_of(args)):
+    lines = users.OUTPUTS[args.output](users_of(args)) if args.users else _OUTPUTS[args.output](results_of(args))
+    for line in lines:
         print(printable(line) if shown else line, flush=True)  # a name from a file may hold control characters
     return 0
 

@@ -2,25 +2,26 @@
 
 import gc
 import os
-from collections.abc import Callable, Generator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
 
 from engine import state
 from engine.cache.kv import KVCache
-from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job, noted
-from engine.decode.generation import PROCESSOR
+from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
-from engine.locking import in_turn, step_in_turn
+from engine.decode.scheduler import POLL_SECONDS, Scheduler
+from engine.decode.slot import Slot
+from engine.locking import in_turn
 from engine.models.base import Model
 from engine.reading import Closed, Reader
 from engine.speculative.draft_model import DraftModel
-from engine.speculative.loop import Speculation, follow
+from engine.speculative.loop import Speculation
 from engine.speculative.mtp import MTPDraft
-from engine.speculative.params import SpeculationParams
-from engine.speculative.steps import HostSteps, Steps
 from engine.text.tokenizer import Tokenizer
 
 CHOICES = (SamplingParams(temperature=0.0, seed=1), SamplingParams(temperature=0.8, seed=1))
@@ -29,12 +30,25 @@ an answer from the logits of the prompt."""
 
 
 class Context(Reader):
-    """A model that reads and generates tokens, with the source of its drafts. Threads use it in turns: each method and
-    each generated token holds ``lock``."""
+    """A model that reads and generates tokens, with the source of its drafts. Each method, and each round of the scheduler,
+    holds ``lock``."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, snapshot_bytes: int) -> None:
         super().__init__(model, tokenizer, snapshot_bytes)
         self.draft: DraftModel | MTPDraft | None = None
+        #: The number of answers that threads wait for.
+        self._answering = 0
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Keep the model open."""
+        with self.lock:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._answering -= 1
 
     # --- kernels -----------------------------------------------------------------------------------------------
 
@@ -65,7 +79,6 @@ class Context(Reader):
 
     # --- generation --------------------------------------------------------------------------------------------
 
-    @step_in_turn
     def decode(
         self,
         ids: Sequence[int],
@@ -77,48 +90,29 @@ class Context(Reader):
         """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].
         Without ``with_logits``, the logits may be empty.
 
-        Steps in flight whose tokens are never requested are rolled back. If something else has used the model in
-        between, steps begin anew after the last token that was requested; this shows only if drafts are accepted by
-        "ratio" or "p-min".
+        The last of ``ids`` is read in the step that chooses the first token.
         """
-        params = speculation.params if speculation is not None else SpeculationParams()
-        if speculation is not None:
-            self.model.ops.expect_drafts()
-        history = list(ids)
-        while count > 0:
-            self._settle()
-            if self.sequence.tokens != history[:-1]:
-                self.read(history[:-1])
-            self._user = mine = object()
-            on_host = with_logits or params.sequential or not self.can_sample(sampler)
-            # Only the stream holds the steps, so that their memory is free once it is closed.
-            stream = follow(self._steps(sampler, params, on_host), history, count, speculation)
-            self._running = stream
-            try:
-                while (following := self._next(stream)) is not None:
-                    token, logits = following
-                    history.append(token)
-                    count -= 1
-                    yield token, logits
-                    if self._user is not mine:
-                        break  # something else has used this model in between
-            finally:
-                # If another thread uses the model now, it has ended the steps in flight, or does so before its first pass.
-                if self.lock.acquire(blocking=False):
-                    try:
-                        if self._running is stream:
-                            self._interrupt()
-                        if self._user is mine and self.sequence.can_truncate(len(history) - 1):
-                            self.sequence.truncate(len(history) - 1)
-                    finally:
-                        self.lock.release()
+        yield from self.tokens(Request(ids, sampler, count, speculation, with_logits, begun=True))
 
-    def _next(self, stream: Generator[tuple[int, np.ndarray], None, None]) -> tuple[int, np.ndarray] | None:
-        with self.reserved(PROCESSOR):
-            return next(stream, None)
-
-    def _steps(self, sampler: Sampler, params: SpeculationParams, on_host: bool) -> Steps:
-        return HostSteps(self.model, sampler, params) if on_host else self.model.ops.steps(self.model, sampler, params)
+    def tokens(self, request: Request) -> Generator[tuple[int, np.ndarray], None, None]:
+        """The tokens of a request, computed when they are wanted."""
+        if request.speculation is not None:
+            with self.lock:
+                self.check_open()
+                self.model.ops.expect_drafts()
+        try:
+            while (item := self.scheduler.next(request)) is not None:
+                yield item
+        finally:
+            # An abandoned answer may be collected in any thread, and in the middle of a pass, so this must neither wait nor
+            # change anything then: whoever has the lock closes it later.
+            request.closing = True
+            if self.lock.acquire(blocking=False):
+                try:
+                    if not self.lock.nested and not self.closed:
+                        self.scheduler.close(request)
+                finally:
+                    self.lock.release()
 
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
@@ -192,26 +186,29 @@ class Context(Reader):
     def close(self) -> None:
         """Free the cache, the weights, the memory of a GPU, and the draft model.
 
-        Waits until other threads have finished their turn. Any later use of the model, or of an unfinished answer,
-        raises UsageError. Closing a closed model has no effect.
+        Waits until calls of ``complete`` and ``chat`` in other threads have returned. Any later use of the model, or of an
+        unfinished answer, raises UsageError. Closing a closed model has no effect.
 
         Raises
         ------
         UsageError
             If ``on_prefill`` or a logits processor calls it.
         """
+        self.check_free()
+        while self._answering:
+            time.sleep(POLL_SECONDS)
         with self.lock:
             if self.closed:
                 return
-            self._check_free()
             draft, self.draft = self.draft, None
             try:
                 self.reset()
             finally:
-                self._running = None
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
-                self.sequence = cast(TokenSequence, Closed())
+                self.scheduler = cast(Scheduler, Closed())
+                self.slots = []
+                self._current = cast(Slot, Closed())
                 if isinstance(draft, DraftModel):
                     draft.llm.close()
             del draft

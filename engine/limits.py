@@ -9,3 +9,6 @@ may have more rows, or fewer if requested."""
 
 STREAMS = 4
 """The number of streams that hyper-connections mix."""
+
+MOST_PARALLEL = 1024
+"""The most answers that are computed at the same time."""

@@ -1,8 +1,10 @@
 """The Python interface: from text to text.  ``engine/loading.py`` opens a model, ``engine/context.py`` runs it."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, NoReturn, Self, Unpack
@@ -13,9 +15,11 @@ from engine.checks import described, function, require, token_ids, whole
 from engine.compile.pool import compile_all
 from engine.context import Context
 from engine.decode.generation import Generation
+from engine.decode.processors import Ending
 from engine.decode.sampler import LogitsProcessor, Sampler, SamplingParams
 from engine.errors import ContextError, TemplateError, UsageError
 from engine.gguf.file import GGUF
+from engine.limits import MOST_PARALLEL
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.models.traffic import weight_bytes_per_token
@@ -31,16 +35,15 @@ from engine.text.tokenizer import Tokenizer
 
 
 class LLM(Context):
-    """A loaded model with one key-value cache. :func:`engine.load` opens one.
+    """A loaded model. :func:`engine.load` opens one.
 
     Use it in a ``with`` statement, or call :meth:`close`, to free its memory at a defined time.
 
-    Threads can share a model and take turns. :meth:`complete` and :meth:`chat` hold it until the answer is finished, so
-    the answers of several threads are computed one after another. Iterating over a :class:`Generation` takes a turn for
-    each piece of text. If other answers are computed in between, the tokens that they replaced in the cache are read
-    again. Each answer has the same bits as without other threads, except that an answer left waiting may get another text
-    if drafts are accepted by "ratio" or "p-min" and not by "exact", the default. ``on_prefill`` and logits processors are
-    called during a turn: they must not use the model, which raises UsageError, nor wait for another thread that uses it.
+    Threads can share a model. Their answers are computed together, as many at a time as ``parallel`` of :func:`engine.load`
+    says; others wait. A thread that waits for a token computes the next pass for all of them. Each answer has the same bits
+    as without other threads. Answers that begin with the same tokens share what the cache holds of them. ``on_prefill`` and
+    logits processors may be called in any of these threads, in the middle of a pass: they must not use the model, which
+    raises UsageError, nor wait for another thread that uses it.
 
     Attributes
     ----------
@@ -53,7 +56,7 @@ class LLM(Context):
     chat_template : ChatTemplate or None
         Chat template of the file, if it has one.
     n_ctx : int
-        Positions of the context.
+        Positions of the context of each answer.
     batch_size : int
         Most tokens of a prompt that are read in one pass.
     n_threads : int
@@ -65,13 +68,13 @@ class LLM(Context):
     cache_bytes : int
         Bytes of the cache.
     n_cached : int
-        Tokens in the cache.
+        Tokens in the cache, of the text that was used last.
     load_seconds, compile_seconds : float
         Seconds that loading and the latest call of :meth:`compile` took.
     draft : object or None
         Draft model, or the part of the model that drafts, if there is one.
     reread : str or None
-        A sentence if tokens of the latest prompt that had been read before had to be read again; else None.
+        A sentence if more than 64 tokens of the latest prompt that had been read before had to be read again; else None.
     closed : bool
         Whether :meth:`close` was called.
     """
@@ -97,6 +100,8 @@ class LLM(Context):
         if model.mtp is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label
+        #: The threads of answers that are streamed in an event loop, which exist only while there are any.
+        self._threads = ThreadPoolExecutor(MOST_PARALLEL, "stream")
 
     def __repr__(self) -> str:
         config = self.config
@@ -326,6 +331,8 @@ class LLM(Context):
                 f"the prompt has {len(ids)} tokens, which fills the context of {self.n_ctx}; "
                 "shorten the prompt or choose a larger context (-c)."
             )
+        ending = Ending()
+        params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
         sampler = Sampler(params, self.config.n_vocab)
         return Generation(
             self,
@@ -338,6 +345,7 @@ class LLM(Context):
             begins_with=begins_with,
             on_prefill=on_prefill,
             speculation=self._speculation(speculation or SpeculationParams(), sampler),
+            ending=ending,
         )
 
     def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:
@@ -387,8 +395,53 @@ class LLM(Context):
         >>> llm.complete("def add(a, b):\\n    return", max_tokens=40, temperature=0, stop="\\n").text
         ' a + b'
         """
-        with self.lock:
+        with self.answering():
             return _finished(self.generate(prompt, **options))
+
+    async def stream(self, prompt: str | Sequence[int], **options: Unpack[Options]) -> AsyncIterator[str]:
+        """The pieces of an answer, for use in an event loop: ``async for piece in llm.stream(prompt)``.
+
+        Several answers that are streamed at once are computed together, as many as ``parallel`` of :func:`engine.load`
+        says. An answer ends early if the iterator is closed or its task is cancelled.
+
+        Parameters
+        ----------
+        prompt : str or sequence of int
+            Text or token ids to continue.
+        **options
+            Keyword arguments of :meth:`generate`.
+
+        Yields
+        ------
+        str
+            The next piece of the text.
+
+        Raises
+        ------
+        UsageError
+            If an argument is out of range or of a wrong type, or if the model is closed.
+        ContextError
+            If the prompt leaves no room for an answer.
+
+        Examples
+        --------
+        >>> import asyncio, engine
+        >>> llm = engine.load(n_ctx=256)
+        >>> async def show():
+        ...     async for piece in llm.stream("for i in range(", max_tokens=3, temperature=0):
+        ...         print(repr(piece))
+        >>> asyncio.run(show())
+        '1'
+        ','
+        ' '
+        """
+        generation, loop = self.generate(prompt, **options), asyncio.get_running_loop()
+        try:
+            # Each waits in a thread of its own: there are no more of them than answers.
+            while (piece := await loop.run_in_executor(self._threads, next, generation, None)) is not None:
+                yield piece
+        finally:
+            generation.close()
 
     def chat(
         self,
@@ -451,7 +504,7 @@ class LLM(Context):
         generation = self.generate(ids, **options)
         if stream:
             return generation
-        with self.lock:
+        with self.answering():
             return _finished(generation)
 
     def _template(self, given: object) -> ChatTemplate:

@@ -1,11 +1,11 @@
-"""Opening a model: the file, the backend, the sizes of its context and rings, and the draft model."""
+"""Opening a model: the file, the backend, the sizes of its context and its memory, and the draft model."""
 
 import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.cache.types import BLOCK, Types
+from engine.cache.types import BLOCK, CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
 from engine.compile.pool import compile_all
@@ -14,7 +14,7 @@ from engine.devices import check_batch_size, open_device
 from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
-from engine.limits import MOST_DRAFTS, STEP_ROWS
+from engine.limits import MOST_DRAFTS, MOST_PARALLEL, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
@@ -49,6 +49,7 @@ def load(
     draft_model: str | os.PathLike[str] | None = None,
     device_draft: str | None = None,
     mtp: bool = True,
+    parallel: int = 1,
     draft_max: int = 0,
     snapshot_bytes: int | None = None,
     progress: Progress | None = None,
@@ -87,13 +88,17 @@ def load(
         Device of the draft model; by default the device of the model.
     mtp : bool
         Whether a model that has a layer for drafting (multi-token prediction) uses it. A draft model takes precedence.
+    parallel : int
+        The most answers that are computed at the same time, 1 to 1024; others wait. ``n_ctx`` is the context of each. They
+        share the memory for keys and values; if it runs out, the latest answer waits until there is room. An answer does not
+        depend on the others.
     draft_max : int
         The most drafts of a pass that recurrent models must be able to roll back. They keep a state for each, as far as
         memory allows. 0: the default.
     snapshot_bytes : int, optional
-        Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at the ends of
-        messages, so that a conversation can be continued from there; 0: none. By default up to 2 GiB, less if memory is
-        short.
+        Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at multiples of 64
+        tokens near the ends of messages, so that texts with the same beginning can be continued from there; 0: none. By
+        default up to 2 GiB, less if memory is short.
     progress : callable, optional
         Called as ``progress(stage, done, total)``; stage "fetch" and "load" count bytes, "compile" kernels.
 
@@ -124,7 +129,8 @@ def load(
     ...     print(llm.complete("import ", max_tokens=1, temperature=0).text)
     queue
     """
-    numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size, "draft_max": draft_max}
+    numbers = {"n_ctx": n_ctx, "n_threads": n_threads, "batch_size": batch_size}
+    numbers |= {"parallel": parallel, "draft_max": draft_max}
     for name, value in (numbers | ({} if snapshot_bytes is None else {"snapshot_bytes": snapshot_bytes})).items():
         whole(name, value)
     if not isinstance(device, str) and not hasattr(device, "compute_capability"):
@@ -135,6 +141,8 @@ def load(
     if k != v and (types.k.whole or types.v.whole):
         own = k if types.k.whole else v
         raise UsageError(f"cache type {own} is for keys and values alike, not for {k} and {v}: use {own} for both.")
+    if not 1 <= parallel <= MOST_PARALLEL:
+        raise UsageError(f"parallel must be 1 to {MOST_PARALLEL}, not {described(parallel)}.")
     if device_draft is not None and draft_model is None:
         raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
     if not 0 <= draft_max <= MOST_DRAFTS:
@@ -164,7 +172,7 @@ def load(
         )
     beside = drafter.gguf.n_bytes if drafter is not None and (assists or layer) and device_draft is None else 0
     options = _Options(
-        types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, ds4_rounding, beside, layer
+        types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, ds4_rounding, parallel, beside, layer
     )
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
@@ -220,6 +228,8 @@ class _Options:
     draft_max: int
     snapshot_bytes: int | None
     ds4_rounding: bool = False
+    #: The number of answers that are computed at the same time.
+    parallel: int = 1
     #: Bytes of other models' weights that share the device.
     beside: int = 0
     #: The file of the layer that drafts, if it has one of its own.
@@ -236,15 +246,15 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     # Per-layer embeddings stay in host memory.
     in_host = sum(t.nbytes for t in gguf.tensors.values() if t.name == "per_layer_token_embd.weight")
     n_bytes = gguf.n_bytes + options.beside - in_host
-    rewind = _rewind(options.draft_max, ops)
+    rewind, parallel = _rewind(options.draft_max, ops), options.parallel
     check_types(config, options.types, gguf)
     if options.ds4_rounding:
         config = with_rounding(config, options.types, gguf)
-    n_ctx, ops.max_rows = _context(config, n_ctx, options, rewind, ops, n_bytes)
+    n_ctx, ops.max_rows, capacity = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
     files = [gguf] if layer is None else [gguf, layer]
     ops.loading([tensor.data for each in files for tensor in each.tensors.values()], progress)
-    model = build(config, gguf, ops, n_ctx, options.types, rewind)
+    model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity)
     if layer is not None:
         model.mtp = StreamsMTP(model, layer)
     budget = options.snapshot_bytes
@@ -291,17 +301,18 @@ def _rewind(draft_max: int, ops: Ops) -> int:
 
 def _context(
     config: ModelConfig, n_ctx: int, options: _Options, rewind: int, ops: Ops, weights: int
-) -> tuple[int, int]:
-    """The number of positions to reserve memory for, and the number of tokens of a prompt that one pass reads.  Raises
-    ContextError if the device's memory is too small."""
+) -> tuple[int, int, int]:
+    """The number of positions of a context, the number of tokens of a prompt that one pass reads, and the number of positions
+    that all contexts share.  Raises ContextError if the device's memory is too small."""
     if not 0 <= n_ctx < 2**31:
         raise UsageError(
             f"the context must be 0 (the model's own) or a number of tokens below 2**31, not {described(n_ctx)}."
         )
-    free, rows = ops.free_memory(weights), ops.max_rows
+    free, rows, parallel = ops.free_memory(weights), ops.max_rows, options.parallel
 
-    def size(positions: int, rows: int) -> int:
-        return context_bytes(config, ops, options.types, positions, rows, rewind)
+    def size(positions: int, rows: int, capacity: int = 0) -> int:
+        sizes = positions, rows, rewind, parallel, capacity or positions
+        return context_bytes(config, ops, options.types, *sizes)
 
     positions = n_ctx or config.n_ctx_train
     while not n_ctx and free and positions > 1024 and size(positions, rows) > free // 2:
@@ -312,7 +323,8 @@ def _context(
     if free and size(positions, rows) > free:
         needed = f"{size(positions, rows) / 2**20:.0f} MiB"
         batch = " or batch (-b, batch_size)" if options.batched and rows > STEP_ROWS else ""
-        smaller = f"a smaller context (-c, n_ctx){batch}"
+        fewer = ", or fewer answers at a time (-np, parallel)" if parallel > 1 else ""
+        smaller = f"a smaller context (-c, n_ctx){batch}{fewer}"
         if n_ctx:
             raise ContextError(
                 f"a context of {n_ctx} needs {needed} and {free / 2**20:.0f} MiB are free; choose {smaller}."
@@ -321,4 +333,10 @@ def _context(
             f"this model needs {needed} for a context of {positions} and {free / 2**20:.0f} MiB are free; choose a smaller "
             f"model, or {smaller}."
         )
-    return positions, rows
+    capacity = parallel * positions
+    if free and parallel > 1:
+        # Something is left for others, and for intermediate results that were estimated too low.
+        room, step = free * 9 // 10, max(CHUNK, positions)
+        while capacity > positions and size(positions, rows, capacity) > room:
+            capacity = max(positions, capacity - step)
+    return positions, rows, capacity

@@ -1,7 +1,7 @@
 """Turns: how threads share one model."""
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -10,11 +10,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Lock:
+    """A re-entrant lock that knows whether its thread has entered it more than once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Enter, after waiting for other threads if ``blocking``; returns whether it was entered."""
+        entered = self._lock.acquire(blocking)
+        self._depth += entered
+        return entered
+
+    def release(self) -> None:
+        """Leave."""
+        self._depth -= 1
+        self._lock.release()
+
+    @property
+    def nested(self) -> bool:
+        """Whether the thread that asks, which must have entered, had already entered before."""
+        return self._depth > 1
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class Shared(Protocol):
     """An object that threads use one at a time."""
 
     @property
-    def lock(self) -> "threading.RLock":
+    def lock(self) -> Lock:
         """Held while a thread uses the object; re-entrant, because its methods call one another."""
 
 
@@ -27,29 +57,3 @@ def in_turn(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
             return method(self, *args, **kwargs)
 
     return locked
-
-
-def step_in_turn(
-    method: Callable[Concatenate[S, P], Generator[R, None, None]],
-) -> Callable[Concatenate[S, P], Generator[R, None, None]]:
-    """A generator method that holds the lock of its object during each step, and not while it is suspended.
-
-    The garbage collector may close the generator in any thread, even in one that holds other locks, so closing must not
-    wait: the ``finally`` of ``method`` runs without the lock unless the thread that closes the generator holds it.
-    """
-
-    @wraps(method)
-    def stepwise(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
-        items = method(self, *args, **kwargs)
-        try:
-            while True:
-                with self.lock:
-                    try:
-                        item = next(items)
-                    except StopIteration:
-                        return
-                yield item
-        finally:
-            items.close()
-
-    return stepwise

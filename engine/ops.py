@@ -19,7 +19,7 @@ from engine.cache.latent import LatentCache
 from engine.cache.recurrent import RecurrentLayer
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.decode.sampler import SamplingParams
 from engine.models.activation import Activation
 from engine.models.compressor import Compressor
 from engine.models.config import ModelConfig
@@ -28,7 +28,6 @@ from engine.models.experts import Experts
 from engine.models.heads import Heads
 from engine.models.latent import Latent
 from engine.models.weights import Weight
-from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
 Progress = Callable[[str, int, int], None]
@@ -78,7 +77,8 @@ class Drafter(Protocol[A]):
 
     @property
     def hidden(self) -> A:
-        """Outputs of the trunk, float32 [length, n]: row p % length is that of the token at position p."""
+        """Outputs of the trunk, float32 [sequences, length, n]: row p % length of a sequence is that of the token at position
+        p."""
 
     @property
     def n_bytes(self) -> int:
@@ -90,8 +90,8 @@ class Drafter(Protocol[A]):
     def compute(self, batch: Pass[A], n_logits: int) -> A:
         """Logits after one token: float32 [1, n_vocab]."""
 
-    def forward(self, token: int, position: int) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
+    def forward(self, token: int, position: int, sequence: TokenSequence | None = None) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
@@ -112,8 +112,13 @@ class Decoder(Protocol[A]):
     def compute(self, batch: Pass[A], n_logits: int) -> A | None:
         """The operations of a pass (:data:`Forward`)."""
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def forward(
+        self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence | None = None
+    ) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
+
+    def forward_many(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
+        """Run a pass of several sequences and return the logits of the rows of each."""
 
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
@@ -250,9 +255,8 @@ class Operations(Protocol[A, V, M]):
     def can_sample(self, params: SamplingParams) -> bool:
         """Whether ``steps`` can choose tokens with these parameters."""
 
-    def steps(self, model: Decoder[A], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps of ``model`` whose tokens the device chooses by the rules of ``sampler``, and whose drafts it accepts by
-        ``params``.  Requires that ``can_sample`` is true."""
+    def steps(self, model: Decoder[A]) -> Steps:
+        """Steps of ``model`` whose tokens the device chooses.  Answers may take part for which ``can_sample`` is true."""
 
     # --- operations of a pass ----------------------------------------------------------------------------------
 
@@ -438,15 +442,17 @@ class Operations(Protocol[A, V, M]):
         """x as an array, which may be used any number of times."""
 
     def keep_rows(self, ring: A, x: V, batch: Pass[A]) -> None:
-        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
+        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
 
     def beside(self, e: A, hiddens: A, batch: Pass[A]) -> A:
-        """[e, hiddens[(positions - 1) % length]], concatenated: e [rows, n], hiddens [length, m]; float32 [rows, n + m]."""
+        """[e, hiddens[sequences, (positions - 1) % length]], concatenated: e [rows, n], hiddens [sequences, length, m];
+        float32 [rows, n + m]."""
 
     def mtp_input(self, e: A, e_norm: A, hiddens: A, h_norm: A, batch: Pass[A], eps: float) -> A:
-        """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[(positions - 1) % length],
-        or 0 at position 0: e [rows, n], hiddens [length, n], norms [n]; float32 [rows, 2 n].  If h has s streams, hiddens
-        [length, s n], each of them is normalized and follows e in a row of its own: float32 [rows * s, 2 n]."""
+        """[rms_norm(e, e_norm, eps), rms_norm(h, h_norm, eps)], concatenated, where h is hiddens[sequences, (positions - 1) %
+        length], or 0 at position 0: e [rows, n], hiddens [sequences, length, n], norms [n]; float32 [rows, 2 n].  If h has s
+        streams, hiddens [sequences, length, s n], each of them is normalized and follows e in a row of its own: float32
+        [rows * s, 2 n]."""
 
     def activate(self, activation: Activation, gate: A | None, up: A) -> V:
         """The activation of a feed-forward network, element by element: gate, up [rows, n]; float32 [rows, n].  gate: None if

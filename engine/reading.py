@@ -1,23 +1,25 @@
-"""Reading: from tokens to logits, with a cache of what was read before."""
+"""Reading: from tokens to logits, with a memory of what was read before."""
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
-from engine.cache.recurrent import Snapshots
+from engine.cache.pages import NoPages
+from engine.cache.recurrent import States
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
+from engine.decode.scheduler import Scheduler
+from engine.decode.slot import Slot
 from engine.errors import ContextError, UsageError
-from engine.locking import in_turn
+from engine.limits import STEP_ROWS
+from engine.locking import Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import slot_bytes, snapshot_bytes
 from engine.text.tokenizer import Tokenizer
-
-MOST_SNAPSHOTS = 8
-"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
 
 MOST_LOGITS = 128
 """Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
@@ -38,33 +40,122 @@ class Closed:
 
 
 class Reader:
-    """A model with one cache, which reads tokens into it.
+    """A model with slots for sequences, which reads tokens into them.
 
-    The cache is an optimization: each method is given a whole text, keeps what the cache already holds of it, and reads
-    the rest. Threads use the model in turns: each method holds ``lock``.
+    What a slot holds is an optimization: each method is given a whole text, keeps what a slot already holds of it, and reads
+    the rest, or takes over what others have read of it.  Each method holds ``lock``.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, budget: int) -> None:
         """budget: the most host memory for snapshots, in bytes."""
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.config = model.config
         self.tokenizer = tokenizer
         self.model = model
         self.cache = model.cache
-        self.sequence = model.sequence
         self.n_ctx = model.cache.n_ctx
         self.batch_size = min(model.ops.max_rows, self.n_ctx)
         #: Bytes of a chunk of recurrent layers, a state and the lists of its tokens; 0 if the model has none.
         self.slot_bytes = slot_bytes(self.config)
         #: Bytes of a snapshot; 0 if the model needs none.
         self.snapshot_bytes = snapshot_bytes(self.config)
-        self.snapshots = Snapshots(budget if self.snapshot_bytes else 0)
+        #: Snapshots after whole pages of texts that were read, if the model needs them.
+        self.states = States(budget if self.snapshot_bytes else 0)
+        kept = self.states, self.snapshot_bytes
+        self.slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
         self.reread: str | None = None
-        self._user: object = None
-        #: The tokens that were generated last: their steps may still be in flight.
-        self._running: Generator[Any, None, None] | None = None
-        #: The function of the user that may be running in the middle of a pass.
-        self._caller = ""
+        self._current = self.slots[0]
+        self._uses = 0
+        self.scheduler = Scheduler(self)
+        #: The function of the user that may be running in the middle of a pass, and its thread.
+        self._caller, self._thread = "", 0
+
+    # --- slots -----------------------------------------------------------------------------------------------------
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The sequence that was used last."""
+        return self._current.sequence
+
+    def free_slot(self, tokens: np.ndarray) -> Slot | None:
+        """A slot without an owner for a text int32 [n]: one that holds its beginning, and little else, or else the one that
+        was used least recently; None if all have owners."""
+
+        def worth(slot: Slot) -> tuple[int, int]:
+            common = slot.common(tokens)
+            return common if 2 * common >= slot.sequence.length else 0, -slot.used
+
+        return max((slot for slot in self.slots if slot.owner is None), key=worth, default=None)
+
+    def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
+        """Cut what a slot holds to a prefix of ``tokens``, shorter than these, and return its length."""
+        kept, self.reread = slot.rewind(tokens)
+        if self.reread is not None:
+            log.info("%s", self.reread)
+        self.settled(slot)
+        return kept
+
+    def settled(self, slot: Slot) -> None:
+        """Note that a slot is the one that was used last."""
+        self._uses += 1
+        slot.used, self._current = self._uses, slot
+
+    def read_part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: set[int]) -> np.ndarray:
+        """Read tokens after those that a slot holds; returns the logits of the last ``n_logits``, float32 [n_logits,
+        n_vocab].  Takes snapshots after the numbers of tokens in ``stops``."""
+        first, ids = slot.sequence.length, np.array(tokens, np.int32)
+        positions = np.arange(first, first + ids.size, dtype=np.int32)
+        logits = self.model.forward(ids, positions, n_logits, slot.sequence)
+        slot.sequence.settle()
+        for stop in sorted(stop for stop in stops if first < stop <= first + ids.size):
+            slot.save(stop)
+        return logits
+
+    @in_turn
+    def hold(self, slot: int, ids: Sequence[int]) -> None:
+        """Make the sequence in a slot hold exactly ``ids``, without computing logits."""
+        own, tokens = self.slots[slot], self._checked(ids)
+        if own.owner is not None:
+            self.scheduler.interrupt()
+        # All but the last token may already be there.
+        first = self.rewind(own, np.append(tokens, tokens[-1:]))
+        while first < tokens.size:
+            end = first + self.model.ops.next_rows(tokens.size - first)
+            self._forward(own, tokens[first:end], 0)
+            first = end
+
+    def free_pages(self) -> bool:
+        """Forget what the slot without an owner that was used least recently holds; returns whether there was one."""
+        idle = [slot for slot in self.slots if slot.owner is None and slot.sequence.length]
+        if idle:
+            min(idle, key=lambda slot: slot.used).clear()
+        return bool(idle)
+
+    def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
+        """Whether the pages that no request has suffice for a text int32 [n] in a slot, and a few more tokens."""
+        found = slot.shared(tokens)
+        for paging, pool in self.cache.pools.items():
+            idle = sum(len(other.sequence.pages(paging)) for other in self.slots if other.owner is None)
+            needed = min(paging.held(self.n_ctx, STEP_ROWS), -(-(tokens.size + STEP_ROWS) // paging.span))
+            if needed - (0 if paging.window else found // paging.span) > pool.n_free + idle:
+                return False
+        return True
+
+    @in_turn
+    def check_pages(self) -> None:
+        """Raise AssertionError unless every page of the cache is held by sequences, kept for others, or free, and by nobody
+        twice."""
+        for paging, pool in self.cache.pools.items():
+            pool.check(page for slot in self.slots for page in slot.sequence.pages(paging).values())
+
+    def _own_slot(self, tokens: np.ndarray) -> Slot:
+        """A slot for a text that is read now; requests give theirs back if there is no other."""
+        slot = self.free_slot(tokens)
+        if slot is None:
+            self.scheduler.interrupt()
+            slot = self.free_slot(tokens)
+        assert slot is not None
+        return slot
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
@@ -79,10 +170,14 @@ class Reader:
         UsageError
             If the model is closed.
         """
-        self._interrupt()
-        self.sequence.truncate(0)
-        self._user = None
-        self.snapshots.forget(0)
+        self.check_free()
+        self.check_open()
+        self.scheduler.interrupt()
+        for slot in self.slots:
+            slot.clear()
+        for pool in self.cache.pools.values():
+            pool.clear()
+        self.states.clear()
 
     @property
     def closed(self) -> bool:
@@ -122,12 +217,15 @@ class Reader:
         ' '
         """
         tokens = self._checked(ids)
-        self.reset()
+        self.check_free()
+        slot = self._own_slot(tokens)
+        slot.clear()
+        self.settled(slot)
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
         most = min(self.batch_size, MOST_LOGITS)
         for first in range(0, tokens.size, most):
             batch = tokens[first : first + most]
-            rows[first : first + batch.size] = self._forward(batch, batch.size)
+            rows[first : first + batch.size] = self._forward(slot, batch, batch.size)
         return rows
 
     @in_turn
@@ -171,13 +269,13 @@ class Reader:
     ) -> tuple[np.ndarray, int]:
         tokens = self._checked(ids)
         function("on_prefill", on_prefill)
-        self.reread = None
-        kept = self._rewind(tokens)
+        self.check_free()
+        slot = self._own_slot(tokens)
+        kept = first = self.rewind(slot, tokens)
+        stops = slot.stops(tokens, kept)
         logits = np.empty((0, 0), np.float32)
-        stops = self._stops(tokens, kept)
-        first = kept
         if first in stops:
-            self.snapshots.add(self.model.save())
+            slot.save(first)
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = stops if self.slot_bytes else set()
         while first < tokens.size:
@@ -186,23 +284,12 @@ class Reader:
                     on_prefill(first, tokens.size)
             stop = min((stop for stop in borders if stop > first), default=tokens.size)
             end = first + self.model.ops.next_rows(stop - first)
-            logits = self._forward(tokens[first:end], n_logits if end == tokens.size else 0)
-            for stop in sorted(stop for stop in stops if first < stop <= end):
-                self.snapshots.add(self.model.save(stop))
+            logits = self._forward(slot, tokens[first:end], n_logits if end == tokens.size else 0, stops)
             first = end
         if on_prefill:
             with self.reserved("on_prefill"):
                 on_prefill(tokens.size, tokens.size)
         return logits, kept
-
-    def _stops(self, tokens: np.ndarray, kept: int) -> set[int]:
-        """The numbers of tokens after which to take a snapshot: at the ends of the first and the latest messages, and
-        before the last token, because that is read again if the prompt is repeated."""
-        if not self.snapshot_bytes or self.snapshots.budget < self.snapshot_bytes:
-            return set()
-        ends = np.flatnonzero(np.isin(tokens, list(self.tokenizer.eog_ids))) + 1
-        ends = ends[(ends >= kept) & (ends < tokens.size)].tolist()
-        return {*ends[:1], *ends[-MOST_SNAPSHOTS + 2 :], tokens.size - 1} - {0, *self.snapshots.lengths}
 
     @in_turn
     def step(self, token: int) -> np.ndarray:
@@ -225,42 +312,43 @@ class Reader:
         ContextError
             If the context is full.
         """
-        return self._forward(self._checked([token]), 1)[0]
+        tokens = self._checked([token])
+        self.check_free()
+        if self._current.owner is not None:
+            self.scheduler.interrupt()
+        return self._forward(self._current, tokens, 1)[0]
 
     @in_turn
     def extend(self, ids: list[int]) -> np.ndarray:
-        """Logits after ``ids``, float32 [n_vocab]: by ``step`` if the cache holds all but the last token, else (after
-        something else has used this model) by ``prefill``."""
-        return self.step(ids[-1]) if self.sequence.tokens == ids[:-1] else self.prefill(ids)[0]
+        """Logits after ``ids``, float32 [n_vocab]; fastest if a slot holds all but the last token."""
+        tokens = self._checked(ids)
+        slot = self.free_slot(tokens)
+        if slot is None or slot.sequence.tokens != ids[:-1]:
+            return self.prefill(ids)[0]
+        self.settled(slot)
+        return self._forward(slot, tokens[-1:], 1)[0]
 
     @property
     def n_cached(self) -> int:
-        """The number of tokens in the cache."""
+        """The number of tokens in the cache, of the text that was used last."""
         return 0 if self.closed else self.sequence.length
 
-    def used_by(self, user: object) -> bool:
-        """Whether nothing else has used this model since it was lent to ``user``."""
-        return self._user is user
-
-    @in_turn
-    def lend(self, user: object) -> None:
-        """Let ``user`` start passes on the device by itself; it reports what they have read with ``keep``."""
-        self._settle()
-        self._user = user
-
-    @in_turn
-    def keep(self, tokens: Sequence[int], count: int) -> None:
-        """Note that passes of a borrower have read ``count`` tokens after those in the cache, and that ``tokens``, the
-        first of them, stay."""
-        self.sequence.claim(self.sequence.length, count)
-        self.sequence.commit(tokens)
-
-    def _forward(self, tokens: np.ndarray, n_logits: int) -> np.ndarray:
-        self._settle()
-        first = self.sequence.length
-        self._user = None
-        positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        return self.model.forward(tokens, positions, n_logits)
+    def _forward(
+        self, slot: Slot, tokens: np.ndarray, n_logits: int, stops: set[int] | frozenset[int] = frozenset()
+    ) -> np.ndarray:
+        """Read tokens after those that a slot without an owner holds; what an interrupted pass has overwritten is read again
+        before, and slots that nobody uses are cleared if pages run out."""
+        if not slot.sequence.intact:
+            self.read(list(slot.sequence.tokens))
+        while True:
+            try:
+                return self.read_part(slot, tokens.tolist(), n_logits, set(stops))
+            except NoPages:
+                others = [other for other in self.slots if other is not slot and other.sequence.length]
+                if not others:
+                    raise
+                self.scheduler.interrupt()
+                min(others, key=lambda other: other.used).clear()
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""
@@ -285,61 +373,13 @@ class Reader:
     def reserved(self, caller: str) -> Iterator[None]:
         """Refuse any use of the model by ``caller``, a function of the user that is called in the middle of a pass or of
         an answer."""
-        outer, self._caller = self._caller, caller
+        outer, self._caller, self._thread = self._caller, caller, threading.get_ident()
         try:
             yield
         finally:
             self._caller = outer
 
-    def _check_free(self) -> None:
-        if self._caller:
+    def check_free(self) -> None:
+        """Raise UsageError if this thread is in a function of the user that this model has called."""
+        if self._caller and self._thread == threading.get_ident():
             raise UsageError(f"{self._caller} must not use the model that has called it; use another one.")
-
-    def _interrupt(self) -> None:
-        """Wait for the steps in flight, which still write, before anything else uses the cache. Raises UsageError if that
-        is a function which the model has called."""
-        self._check_free()
-        if self._running is not None:
-            running, self._running = self._running, None
-            running.close()
-
-    def _settle(self) -> None:
-        """Make the cache hold what the next pass needs: an interrupted one may have overwritten it."""
-        self._interrupt()
-        if not self.sequence.intact:
-            self.read(list(self.sequence.tokens))
-
-    def _rewind(self, tokens: np.ndarray) -> int:
-        """Rewind the cache to a prefix of ``tokens`` and return its length, which is less than the number of tokens: at
-        least one is left to read."""
-        self._interrupt()
-        held = self.sequence.tokens
-        cached = np.asarray(held[: tokens.size - 1], np.int32)
-        differs = np.flatnonzero(cached != tokens[: cached.size])
-        common = int(differs[0]) if differs.size else cached.size
-        kept, after = common, held[common : common + 1]
-        if self.sequence.can_truncate(common):
-            self.sequence.truncate(common)
-        elif (snapshot := self.snapshots.best(common)) is not None:
-            kept = snapshot.length
-            self.model.restore(snapshot)
-        else:
-            kept = 0
-            self.sequence.truncate(0)
-        if kept < common:
-            self.reread = self._why(tokens, common, kept, after)
-            log.info("%s", self.reread)
-        self._user = None
-        self.snapshots.forget(kept)
-        return kept
-
-    def _why(self, tokens: np.ndarray, common: int, kept: int, after: list[int]) -> str:
-        """A sentence on why tokens that were read before are read again; after: the token that followed the common ones, if
-        there was one."""
-        again = f"{common - kept} tokens are read again"
-        if not after:
-            return f"{again}: the model's state after them was not kept"
-        was, now = (repr(self.tokenizer.decode([int(i)], special=True)) for i in (after[0], tokens[common]))
-        if common == tokens.size - 1 and was == now:
-            return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
-        return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"

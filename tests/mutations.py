@@ -158,7 +158,13 @@ ROOMS: dict[str, tuple[int, dict[str, tuple[str, ...]]]] = {
                 "tests/models/test_recurrent.py",
                 "tests/speculative/test_speculation.py",
             ),
+            "engine/cache/pages.py": ("tests/cache/test_cache.py", "tests/models/test_gemma4.py -k taken_back"),
             "engine/cache/recurrent.py": ("tests/models/test_recurrent.py",),
+            "engine/cache/sequence.py": (
+                "tests/cache/test_cache.py",
+                "tests/models/test_recurrent.py",
+                "tests/models/test_deepseek4.py -k beginning",
+            ),
             "engine/cache/types.py": ("tests/cache/test_cache.py", "tests/cpu/test_quantized_cache.py"),
         },
     ),

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.decode.scheduler import AHEAD_TOKENS
 from engine.errors import ContextError, EngineError, TemplateError, TokenizerError, UsageError
 from engine.hub.resolve import resolve
 from engine.options import Options
@@ -842,9 +843,9 @@ def test_answers_of_threads_are_those_of_one_thread(llm: engine.LLM, monkeypatch
     rows: list[int] = []
     forward = llm.model.forward
 
-    def counted(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def counted(tokens: np.ndarray, *given: Any) -> np.ndarray:
         rows.append(tokens.size)
-        return forward(tokens, positions, n_logits)
+        return forward(tokens, *given)
 
     monkeypatch.setattr(llm.model, "forward", counted)
     answers: list[engine.Generation] = []
@@ -915,6 +916,73 @@ def test_the_collector_does_not_wait_for_the_model(llm: engine.LLM) -> None:
     in_threads(use, collect)
     assert watched() is None
     assert llm.complete(PROMPT, **SEEDED).ids == expected
+
+
+def test_an_answer_is_collected_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run in the thread that computes another answer; then nothing changes until the pass has ended."""
+    with engine.load(n_ctx=128, parallel=2) as llm:
+        expected = llm.complete(OTHER, **SEEDED).ids
+        abandoned = begin(llm.generate(PROMPT, max_tokens=30, temperature=0))
+        watched = weakref.ref(abandoned)
+        # Its thread waits for nothing, so no step of it is in the passes below unless it is computed ahead.
+        forward_many, collected = llm.model.forward_many, False
+
+        def collecting(parts: Any) -> Any:
+            nonlocal abandoned, collected
+            if not collected:
+                collected, company = True, llm.scheduler.company
+                del abandoned
+                gc.collect()
+                assert watched() is None and llm.scheduler.company == company == 2
+            return forward_many(parts)
+
+        monkeypatch.setattr(llm.model, "forward_many", collecting)
+        assert llm.complete(OTHER, **SEEDED).ids == expected
+        assert collected and llm.scheduler.company == 0
+
+
+def test_an_answer_that_waits_is_read_again_only_when_it_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    with engine.load(n_ctx=128) as llm:
+        expected = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS[1:]]
+        long: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        whole = llm.complete(PROMPT, **long)
+        waiting = begin(llm.generate(PROMPT, **long))
+        rows: list[int] = []
+        forward = llm.model.forward
+
+        def counted(tokens: np.ndarray, *given: Any) -> np.ndarray:
+            rows.append(tokens.size)
+            return forward(tokens, *given)
+
+        monkeypatch.setattr(llm.model, "forward", counted)
+        answers = [llm.complete(prompt, **SEEDED) for prompt in PROMPTS[1:]]
+        assert [answer.ids for answer in answers] == expected
+        # Besides, tokens of the answer that waits were computed ahead, before it gave its slot back.
+        assert sum(rows) == AHEAD_TOKENS + sum(a.timings.prompt_n + a.timings.predicted_n - 1 for a in answers)
+        rows.clear()
+        list(waiting)
+        assert waiting.ids == whole.ids
+        assert sum(rows) <= len(whole.prompt_ids) + 39  # once
+
+
+def test_slow_answers_do_not_take_the_slot_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits for its next token does not lose its slot, however long that takes."""
+    monkeypatch.setattr("engine.decode.scheduler.PATIENCE", 1e-9)
+    monkeypatch.setattr("engine.decode.scheduler.AHEAD_TOKENS", 1)
+    with engine.load(n_ctx=128) as llm:
+        alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
+        first = llm.generate(PROMPT, **SEEDED)
+        next(first)
+        request = next(r for r in llm.scheduler._active)
+        request.asking = True  # as while another thread waits in ``Scheduler.next``
+        other = threading.Thread(target=lambda: found.append(llm.complete(OTHER, **SEEDED).ids), daemon=True)
+        found: list[list[int]] = []
+        other.start()
+        other.join(0.2)
+        assert request.slot is not None and not found
+        list(first)
+        other.join(60)
+        assert first.ids == alone[0] and found == [alone[1]]
 
 
 def test_closing_waits_for_a_turn() -> None:

@@ -28,6 +28,7 @@ from engine.cpu.backend import Backend
 from engine.gguf.file import read_gguf
 from engine.models import traffic as bandwidth
 from engine.synthetic import model as synthetic
+from tests.pages import layer_of
 
 RESULT = Result(
     model="qwen3-8b Q4_K_M",
@@ -94,7 +95,8 @@ def test_cache_read_per_token(first: int, count: int, types: Types, window: int)
 
 @given(first=st.integers(0, 300), count=st.integers(1, 40))
 def test_recurrent_memory_per_token(first: int, count: int) -> None:
-    layer = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=4, d=32, rewind=5).layer(0, 64, F16, np.zeros)
+    shape = RecurrentShape(n_channels=10, n_conv=4, n_k=2, n_v=4, d=32, rewind=5)
+    layer = layer_of(shape, 0, 64, F16, np.zeros)
     state, token = 4 * 4 * 32 * 32, 4 * (2 * 32 + 4 * 32 + 4)
     total = 0
     for position in range(first, first + count):
@@ -276,12 +278,12 @@ def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     calls: list[tuple[int, int, int]] = []
     forward = llm.model.forward
 
-    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any) -> np.ndarray:
         assert tokens.dtype == positions.dtype == np.int32
         assert positions.tolist() == list(range(positions[0], positions[0] + tokens.size))
         assert tokens.max() < llm.config.n_vocab
         calls.append((int(positions[0]), tokens.size, n_logits))
-        return forward(tokens, positions, n_logits)
+        return forward(tokens, positions, n_logits, *given)
 
     monkeypatch.setattr(llm.model, "forward", recorded)
     assert len(bench.measure(llm, 0, 3, 100, repetitions=2)) == 2

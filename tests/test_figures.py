@@ -88,7 +88,7 @@ def test_drawing_again_gives_the_same_file() -> None:
     pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib")
     from docs.figures.style import THEMES, Page
 
-    module, found = figures.module("ring"), facts("ring")
+    module, found = figures.module("pages"), facts("pages")
     images = []
     for theme in ("light", "dark", "light"):
         page = Page(module.SIZE, theme)
@@ -147,18 +147,19 @@ def test_a_record_has_the_bytes_of_eight_blocks() -> None:
     assert np.concatenate(pieces).tolist() == found["record"]
 
 
-def test_the_ring_holds_the_latest_positions() -> None:
-    found = facts("ring")
-    for ring in found["rings"]:
-        held = {
-            position + i: (slot, lane + i)
-            for slot, runs in enumerate(ring)
-            for lane, position, n in runs
-            for i in range(n)
-        }
-        n = len(ring) * 64
-        assert set(held) == set(range(max(0, found["length"] - n), found["length"]))
-        assert all(place == (j // 64 % len(ring), j % 64) for j, place in held.items())
+def test_pages_hold_what_their_sequences_need() -> None:
+    """Each sequence finds every position that a next token sees in its pages; whole chunks that are the same are shared."""
+    found = facts("pages")
+    for pages, tables, window in zip(found["pages"], found["tables"], (0, found["window"]), strict=True):
+        for slot, (length, table) in enumerate(zip(found["lengths"], tables, strict=True)):
+            text = [p if p < found["common"] else p + 1000 * slot for p in range(length)]
+            held = dict(table)
+            for chunk in range((max(0, length - window + 1) if window else 0) // 64, -(-length // 64)):
+                tokens = text[64 * chunk : 64 * (chunk + 1)]
+                assert pages[held[chunk]] == [tokens[0], len(tokens)]
+        shared = set(dict(tables[0]).values()) & set(dict(tables[1]).values())
+        assert shared == (set() if window else {dict(tables[0])[chunk] for chunk in range(found["common"] // 64)})
+    assert found["found"] == [0, found["common"] // 64 * 64]
 
 
 def test_chunks_join_to_one_softmax() -> None:

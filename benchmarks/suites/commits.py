@@ -66,3 +66,15 @@ def once(setup: Callable[..., None]) -> Callable[..., None]:
 def sequence_of(llm: Any) -> Any:
     """What knows how many tokens a model has read, and truncates them: in older commits, the cache."""
     return getattr(llm, "sequence", llm.cache)
+
+
+def layers_of(shapes: list[Any], n_ctx: int, rows: int, types: Any, ops: Any) -> list[Any]:
+    """Layers of a cache whose first sequence can store ``n_ctx`` positions; in older commits, layers have no pages."""
+    from engine.cache.kv import KVCache
+
+    if not exists("engine.cache.pages"):
+        return KVCache(shapes, n_ctx, rows, types, ops.zeros).layers
+    cache = KVCache(shapes, n_ctx, rows, types, ops.zeros, ops.store)
+    import_module("engine.cache.sequence").Sequence(cache).reserve(n_ctx)
+    cache.publish()
+    return cache.layers

@@ -16,13 +16,13 @@ import numpy as np
 import engine
 from engine.arrays import Pass
 from engine.bench import generate_tokens, random_model, read_prompt, rewind
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.devices import open_device
 from engine.errors import DeviceError
 from engine.models.heads import Heads
 
-from .commits import once, sequence_of
+from .commits import layers_of, once, sequence_of
 from .operations import FORMAT_NAMES, random_weight
 
 SHAPES = ("qwen3-0.6b", "llama3.2-1b", "qwen3-8b")
@@ -98,9 +98,8 @@ class Attention:
         self.ops = ops = backend()
         n_head, n_head_kv, width = 32, 8, 128
         shapes = [LayerShape(n_head_kv, width, width)] * self.layers
-        self.caches = KVCache(
-            shapes, depth + rows, ops.max_rows, Types(*[CACHE_TYPES[cache_type]] * 2), ops.zeros
-        ).layers
+        types = Types(*[CACHE_TYPES[cache_type]] * 2)
+        self.caches = layers_of(shapes, depth + rows, ops.max_rows, types, ops)
         rng = np.random.default_rng(0)
         self.q, self.k, self.v = (
             ops.upload(rng.standard_normal((rows, heads * width), np.float32))

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.kv import LayerShape
 from engine.cache.types import CACHE_TYPES, Types
 from engine.cpu.backend import Backend
 from engine.gguf.quants import FORMATS
@@ -19,7 +19,7 @@ from engine.models.activation import GEGLU, SWIGLU
 from engine.models.weights import Weight
 from engine.synthetic.model import random_blocks
 
-from .commits import once
+from .commits import layers_of, once
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM = 1024, 4096, 16, 4, 64
 ROWS = (1, 128)
@@ -152,7 +152,7 @@ class Attend(Operation):
         self.ops = self.backend()
         shape = LayerShape(N_HEAD_KV, HEAD_DIM, HEAD_DIM)
         types = Types(*[CACHE_TYPES[cache_type]] * 2)
-        self.cache = KVCache([shape], depth + rows, max(ROWS), types, self.ops.zeros).layers[0]
+        (self.cache,) = layers_of([shape], depth + rows, max(ROWS), types, self.ops)
         whole = np.arange(depth + rows, dtype=np.int32)
         keys, values = (self.normal(whole.size, N_HEAD_KV, HEAD_DIM) for _ in range(2))
         self.ops.append(self.cache, keys, values, whole)

@@ -1,34 +1,25 @@
-"""The memory of the tokens a model has read: a ring per layer, addressed by absolute position.
+"""The memory of the tokens a model has read, addressed by sequence and absolute position.
 
-Attention keeps keys and values in chunks of 64 positions.  Position j of a layer is stored in chunk (j // 64) % chunks, lane
-j % 64.  A layer that attends to everything has room for the whole context; a sliding-window layer holds its window plus
-one batch of rows, so that a batch can be stored before its first row has attended, and a few tokens can be rolled back.
-``engine/cache/recurrent.py`` holds the memory of recurrent layers.
+Attention keeps keys and values in chunks of 64 positions, each in a page (``engine/cache/pages.py``): position j of a
+sequence is lane j % 64 of page ``table[sequence, j // 64]``.  What else a layer keeps per sequence, such as the states of
+recurrent layers (``engine/cache/recurrent.py``), is in rings by position, one for each sequence.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol
-
-from numpy.typing import DTypeLike
+from typing import Any, Generic
 
 from engine.arrays import A
+from engine.cache.pages import SPARE, Paging, Space, Store, Zeros
 from engine.cache.types import CHUNK, CacheType, Types
 from engine.limits import STEP_ROWS
-
-SPARE = 64
-"""The least number of positions beyond a window that its ring has: with three steps of 16 rows in flight, all but the first
-of their tokens can still be rolled back."""
-
-
-Zeros = Callable[[tuple[int, ...], DTypeLike], Any]
-"""Allocates zeroed memory on a backend."""
 
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring: a pass that begins at position p needs what is stored at positions p - ``back`` .. p - 1; the ring holds
-    ``capacity`` positions."""
+    """A ring of one sequence: a pass that begins at position p needs what is stored at positions p - ``back`` .. p - 1; the
+    ring holds ``capacity`` positions."""
 
     back: int
     capacity: int
@@ -39,21 +30,35 @@ def pass_rows(batch_size: int, n_ctx: int) -> int:
     return min(max(batch_size, STEP_ROWS), n_ctx)
 
 
-class Shape(Protocol):
+class Shape(ABC):
     """What one layer stores per position."""
 
-    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """Its memory in bytes, for a context of n_ctx read at most max_rows at a time."""
+    def page_bytes(self, types: Types) -> dict[Paging, int]:
+        """The bytes of a page of this layer, for each kind of pages that it has."""
+        return {}
 
-    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
+    def ring_bytes(self, max_rows: int) -> int:
+        """The bytes of its rings for one sequence."""
+        return 0
+
+    def rings(self, max_rows: int) -> list[Ring]:
         """The parts of it that are overwritten as positions advance."""
+        return []
 
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> Any:
+    @abstractmethod
+    def layer(self, space: Space, types: Types) -> Any:
         """Allocate the memory."""
+
+    def n_bytes(self, n_ctx: int, max_rows: int, types: Types, n_sequences: int = 1, capacity: int = 0) -> int:
+        """Its memory in bytes, for sequences of n_ctx positions read at most max_rows at a time, which share ``capacity``
+        positions; 0: n_ctx for each."""
+        sizes = n_ctx, max_rows, n_sequences, capacity
+        pages = (paging.pages(*sizes) * n for paging, n in self.page_bytes(types).items())
+        return sum(pages) + n_sequences * self.ring_bytes(max_rows)
 
 
 @dataclass(frozen=True)
-class LayerShape:
+class LayerShape(Shape):
     """What an attention layer stores per position: n_head_kv keys of d_k and values of d_v; window 0 = all positions."""
 
     n_head_kv: int
@@ -61,46 +66,47 @@ class LayerShape:
     d_v: int
     window: int = 0
 
-    def chunks(self, n_ctx: int, max_rows: int) -> int:
-        """The length of the ring in chunks."""
-        positions = n_ctx if self.window == 0 else min(n_ctx, self.window + max(max_rows, SPARE))
-        return (positions + CHUNK - 1) // CHUNK
+    @property
+    def paging(self) -> Paging:
+        """How it is divided into pages."""
+        return Paging(CHUNK, self.window)
 
-    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """The memory of the ring in bytes."""
+    def page_bytes(self, types: Types) -> dict[Paging, int]:
+        """The bytes of a page."""
         position = types.k.row_bytes(self.d_k) + types.v.row_bytes(self.d_v)
-        return self.chunks(n_ctx, max_rows) * CHUNK * self.n_head_kv * position
+        return {self.paging: CHUNK * self.n_head_kv * position}
 
-    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
-        """The window, if there is one and the ring is shorter than the context."""
-        capacity = self.chunks(n_ctx, max_rows) * CHUNK
-        return [Ring(self.window - 1, capacity)] if self.window > 0 and capacity < n_ctx else []
-
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> "LayerCache[Any]":
-        """The rings."""
-        heads, chunks, k, v = self.n_head_kv, self.chunks(n_ctx, max_rows), types.k, types.v
-        keys = zeros(k.shape(heads, chunks, self.d_k, CHUNK), k.dtype)
-        values = zeros(v.shape(heads, chunks, CHUNK, self.d_v), v.dtype)
-        return LayerCache(keys, values, self.window, k, v, heads, chunks, self.d_k, self.d_v)
+    def layer(self, space: Space, types: Types) -> "LayerCache[Any]":
+        """Allocate the pages."""
+        pool, heads, k, v = space.pool(self.paging), self.n_head_kv, types.k, types.v
+        keys = space.zeros(k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype)
+        values = space.zeros(v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype)
+        return LayerCache(keys, values, pool.table, self.window, k, v, heads, self.d_k, self.d_v)
 
 
 @dataclass
 class LayerCache(Generic[A]):
-    """The rings of one layer: keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or the bits of
-    float16; quantized ones are words [n_head_kv, chunks, ...] (``engine/cache/types.py``)."""
+    """The pages of one layer: keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or the bits of
+    float16; quantized ones are words [n_head_kv, pages, ...] (``engine/cache/types.py``).  table: int32 [sequences, chunks],
+    the pages of the chunks of a sequence."""
 
     keys: A
     values: A
+    table: A
     window: int
     k_type: CacheType
     v_type: CacheType
     n_head_kv: int
-    chunks: int
     d_k: int
     d_v: int
 
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return int(self.keys.shape[1])
 
-class KVCache:
+
+class KVCache(Space):
     """The memory of all layers.  What it holds is known to ``engine/cache/sequence.py``."""
 
     def __init__(
@@ -110,18 +116,24 @@ class KVCache:
         max_rows: int,
         types: Types,
         zeros: Zeros,
+        store: Store | None = None,
         others: Iterable[Ring] = (),
+        n_sequences: int = 1,
+        capacity: int = 0,
     ) -> None:
-        """max_rows: the most rows of any pass (``pass_rows``); others: rings that a model has besides those of its layers."""
-        self.n_ctx = n_ctx
-        self.max_rows = max_rows
-        self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types) for s in shapes)
-        self.layers: list[Any] = [s.layer(n_ctx, max_rows, types, zeros) for s in shapes]
-        rings = [*others, *(ring for s in shapes for ring in s.rings(n_ctx, max_rows))]
+        """max_rows: the most rows of any pass (``pass_rows``); store: writes arrays that ``zeros`` returns, None: they are
+        NumPy arrays; others: rings that a model has for each sequence besides those of its layers; capacity: the positions
+        that all sequences share, 0: n_ctx for each."""
+        super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)
+        self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for s in shapes)
+        self.layers: list[Any] = [shape.layer(self, types) for shape in shapes]
         #: The kinds of rings that lose positions as others are stored.
-        self.rings = frozenset(rings)
+        self.rings = frozenset([*others, *(ring for s in shapes for ring in s.rings(max_rows))])
+        #: The key of an empty text, on which the keys of all pages depend.
+        self.key = b""
 
     @property
     def rewind(self) -> int:
         """The number of latest tokens that can be rolled back, whatever has been read before them."""
-        return min((ring.capacity - ring.back for ring in self.rings), default=self.n_ctx)
+        spare = [SPARE for paging in self.pools if 0 < paging.window < self.n_ctx]
+        return min((*spare, *(ring.capacity - ring.back for ring in self.rings)), default=self.n_ctx)

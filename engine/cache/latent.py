@@ -1,48 +1,48 @@
 """The memory of latent attention: for each position one vector that is its key, and whose first elements are its value.
 
-Position j of a layer is row j % 64 of ring chunk (j // 64) % chunks, as in ``engine/cache/kv.py``.  The elements of a row are
-adjacent: a chunk is read for scores, which sum over the elements of a row, and for weighted values, which sum over rows.
+Position j of a sequence is row j % 64 of page ``table[sequence, j // 64]``, as in ``engine/cache/kv.py``.  The elements of a
+row are adjacent: a chunk is read for scores, which sum over the elements of a row, and for weighted values, which sum over
+rows.
 """
 
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from engine.arrays import A
-from engine.cache.kv import Ring, Zeros
+from engine.cache.kv import Shape
+from engine.cache.pages import Paging, Space
 from engine.cache.types import CHUNK, CacheType, Types
 
 
 @dataclass(frozen=True)
-class LatentShape:
+class LatentShape(Shape):
     """What a layer with latent attention stores per position: ``width`` elements.  It sees the whole context."""
 
     width: int
 
-    def chunks(self, n_ctx: int) -> int:
-        """The length of the ring in chunks."""
-        return -(-n_ctx // CHUNK)
+    def page_bytes(self, types: Types) -> dict[Paging, int]:
+        """The bytes of a page."""
+        return {Paging(): CHUNK * types.k.row_bytes(self.width)}
 
-    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """The memory of the ring in bytes."""
-        return self.chunks(n_ctx) * CHUNK * types.k.row_bytes(self.width)
-
-    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
-        """None: all positions of the context stay."""
-        return []
-
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> "LatentCache[Any]":
-        """The ring."""
-        chunks = self.chunks(n_ctx)
-        rows = zeros((chunks, CHUNK, self.width), types.k.dtype)
-        return LatentCache(rows, types.k, types.v, chunks, self.width)
+    def layer(self, space: Space, types: Types) -> "LatentCache[Any]":
+        """Allocate the pages."""
+        pool = space.pool(Paging())
+        rows = space.zeros((pool.n_pages, CHUNK, self.width), types.k.dtype)
+        return LatentCache(rows, pool.table, types.k, types.v, self.width)
 
 
 @dataclass
 class LatentCache(Generic[A]):
-    """The ring of one layer: rows [chunks, 64, width], float32 or the bits of float16.  Both types are the same."""
+    """The pages of one layer: rows [pages, 64, width], float32 or the bits of float16.  Both types are the same.  table:
+    int32 [sequences, chunks], the pages of the chunks of a sequence."""
 
     rows: A
+    table: A
     k_type: CacheType
     v_type: CacheType
-    chunks: int
     width: int
+
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return int(self.rows.shape[0])

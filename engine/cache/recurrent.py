@@ -11,15 +11,16 @@ The convolution before the state looks a few positions back; its inputs are also
 for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, cast
 
 import numpy as np
 
 from engine.arrays import A
-from engine.cache.kv import Ring, Zeros
-from engine.cache.types import Types
+from engine.cache.kv import Ring, Shape
+from engine.cache.pages import Space
+from engine.cache.types import CHUNK, Types
 from engine.limits import STEP_ROWS
 
 SPAN = 16
@@ -29,31 +30,36 @@ chunk."""
 
 @dataclass
 class Rows(Generic[A]):
-    """Entries ``first`` .. ``end`` - 1 of a ring, whose entry i is in row i % length.  name: what they are."""
+    """Entries ``first`` .. ``end`` - 1 of a ring, whose entry i is in row i % length, or, with ``pages``, of pages of 64
+    rows: entry i is in page ``pages[i // 64]``.  name: what they are."""
 
     name: str
     ring: A
     first: int
     end: int
+    pages: Mapping[int, int] | None = None
 
     def runs(self) -> Iterator[slice]:
-        """The rows of the ring that hold the entries, as slices without gaps, in the order of the entries."""
+        """The rows of the array that hold the entries, as slices without gaps, in the order of the entries."""
         first, length = self.first, int(self.ring.shape[0])
         while first < self.end:
-            row = first % length
-            count = min(self.end - first, length - row)
+            if self.pages is not None:
+                row, left = CHUNK * self.pages[first // CHUNK] + first % CHUNK, CHUNK - first % CHUNK
+            else:
+                row, left = first % length, length - first % length
+            count = min(self.end - first, left)
             yield slice(row, row + count)
             first += count
 
 
 @dataclass
 class RecurrentLayer(Generic[A]):
-    """The memory of a recurrent layer.
+    """The memory of a recurrent layer, for each of some sequences.
 
-    conv: float32 [length, n_channels], the inputs of position p in row p % length; states: float32 [slots, n_v, d, d], the
-    state before position 16 n in slot n % slots (that before position 0 is zero and is not stored).  What position p adds to
-    the state is in row p % (16 slots) of three lists: keys float32 [16 slots, n_k, d], normalized; deltas float32 [16 slots,
-    n_v, d]; decays float32 [16 slots, n_v].
+    conv: float32 [sequences, length, n_channels], the inputs of position p in row p % length; states: float32 [sequences,
+    slots, n_v, d, d], the state before position 16 n in slot n % slots (that before position 0 is zero and is not stored).
+    What position p adds to the state is in row p % (16 slots) of three lists: keys float32 [sequences, 16 slots, n_k, d],
+    normalized; deltas float32 [sequences, 16 slots, n_v, d]; decays float32 [sequences, 16 slots, n_v].
     """
 
     conv: A
@@ -62,31 +68,36 @@ class RecurrentLayer(Generic[A]):
     deltas: A
     decays: A
 
-    def read(self, position: int, n_conv: int) -> list[Rows[A]]:
-        """What a pass that begins at ``position`` reads."""
+    def read(self, slot: int, position: int, n_conv: int) -> list[Rows[A]]:
+        """What a pass of the sequence in ``slot`` that begins at ``position`` reads."""
         chunk = position // SPAN
-        tokens = (SPAN * chunk, position)
+        inputs, state, tokens = (max(0, position - n_conv + 1), position), (chunk, chunk + (chunk > 0)), SPAN * chunk
+        return self._rows(slot, inputs, state, (tokens, position))
+
+    def written(self, slot: int, first: int, end: int) -> list[Rows[A]]:
+        """What a pass of the sequence in ``slot`` over the positions [first, end) stores.  Of a long pass, the rings hold
+        only the last entries."""
+        return self._rows(slot, (first, end), (first // SPAN + 1, end // SPAN + 1), (first, end))
+
+    def _rows(
+        self, slot: int, inputs: tuple[int, int], state: tuple[int, int], tokens: tuple[int, int]
+    ) -> list[Rows[A]]:
         return [
-            Rows("inputs", self.conv, max(0, position - n_conv + 1), position),
-            Rows("state", self.states, chunk, chunk + (chunk > 0)),
-            Rows("keys", self.keys, *tokens),
-            Rows("deltas", self.deltas, *tokens),
-            Rows("decays", self.decays, *tokens),
+            Rows("inputs", of_sequence(self.conv, slot), *inputs),
+            Rows("state", of_sequence(self.states, slot), *state),
+            Rows("keys", of_sequence(self.keys, slot), *tokens),
+            Rows("deltas", of_sequence(self.deltas, slot), *tokens),
+            Rows("decays", of_sequence(self.decays, slot), *tokens),
         ]
 
-    def written(self, first: int, end: int) -> list[Rows[A]]:
-        """What a pass over the positions [first, end) stores.  Of a long pass, the rings hold only the last entries."""
-        return [
-            Rows("inputs", self.conv, first, end),
-            Rows("state", self.states, first // SPAN + 1, end // SPAN + 1),
-            Rows("keys", self.keys, first, end),
-            Rows("deltas", self.deltas, first, end),
-            Rows("decays", self.decays, first, end),
-        ]
+
+def of_sequence(array: A, slot: int) -> A:
+    """The part of an array [sequences, ...] that belongs to the sequence in ``slot``, without a copy."""
+    return cast(A, array[slot : slot + 1].reshape(*array.shape[1:]))
 
 
 @dataclass(frozen=True)
-class RecurrentShape:
+class RecurrentShape(Shape):
     """What a recurrent layer stores: n_channels inputs of a convolution of n_conv taps, and n_v matrices [d, d] with lists of
     n_k keys and n_v deltas per token, so that at least ``rewind`` tokens can be rolled back at any time."""
 
@@ -111,21 +122,21 @@ class RecurrentShape:
         """The memory of a slot in bytes: a state and the lists of a chunk."""
         return 4 * (self.n_v * self.d * self.d + SPAN * (self.n_k * self.d + self.n_v * self.d + self.n_v))
 
-    def n_bytes(self, n_ctx: int, max_rows: int, types: Types) -> int:
-        """The memory of the layer in bytes; it does not grow with the context."""
+    def ring_bytes(self, max_rows: int) -> int:
+        """The memory of the layer in bytes for one sequence; it does not grow with the context."""
         return 4 * self.length(max_rows) * self.n_channels + self.slots * self.slot_bytes
 
-    def rings(self, n_ctx: int, max_rows: int) -> list[Ring]:
+    def rings(self, max_rows: int) -> list[Ring]:
         """A pass needs its chunk, which may begin 15 positions before it, and n_conv - 1 inputs.  Chunks are overwritten as a
         whole: after ``end`` positions, chunk end // 16 and the ``slots`` - 1 before it are still there."""
         return [Ring(SPAN - 1, SPAN * self.slots - 1), Ring(self.n_conv - 1, self.length(max_rows))]
 
-    def layer(self, n_ctx: int, max_rows: int, types: Types, zeros: Zeros) -> RecurrentLayer[Any]:
-        """The rings."""
-        tokens, n_v, d = SPAN * self.slots, self.n_v, self.d
-        shapes = [(self.length(max_rows), self.n_channels), (self.slots, n_v, d, d)]
-        shapes += [(tokens, self.n_k, d), (tokens, n_v, d), (tokens, n_v)]
-        return RecurrentLayer(*(zeros(shape, np.float32) for shape in shapes))
+    def layer(self, space: Space, types: Types) -> RecurrentLayer[Any]:
+        """Allocate the rings."""
+        n, tokens, n_v, d = space.n_sequences, SPAN * self.slots, self.n_v, self.d
+        shapes = [(n, self.length(space.max_rows), self.n_channels), (n, self.slots, n_v, d, d)]
+        shapes += [(n, tokens, self.n_k, d), (n, tokens, n_v, d), (n, tokens, n_v)]
+        return RecurrentLayer(*(space.zeros(shape, np.float32) for shape in shapes))
 
 
 @dataclass
@@ -142,35 +153,39 @@ class Snapshot:
         return sum(array.nbytes for array in self.arrays)
 
 
-class Snapshots:
-    """Snapshots along one text, within a budget of bytes: the first, if there is room for two, and the latest ones."""
+class States:
+    """Snapshots by the keys of the texts that they follow (``engine/cache/sequence.py``), within a budget of bytes.  The one
+    that has not been wanted for the longest time goes first."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._kept: dict[int, Snapshot] = {}
+        self._kept: dict[bytes, Snapshot] = {}
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a snapshot after the text with this key."""
+        return key in self._kept
+
+    def __len__(self) -> int:
+        """The number of snapshots."""
+        return len(self._kept)
 
     @property
     def n_bytes(self) -> int:
         """The memory of all of them in bytes."""
         return sum(snapshot.n_bytes for snapshot in self._kept.values())
 
-    @property
-    def lengths(self) -> list[int]:
-        """The positions at which they were taken, in rising order."""
-        return sorted(self._kept)
-
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, key: bytes, snapshot: Snapshot) -> None:
         """Keep a snapshot; others are removed to make room for it."""
-        self._kept[snapshot.length] = snapshot
+        self._kept[key] = snapshot
         while self.n_bytes > self.budget and self._kept:
-            lengths = self.lengths
-            del self._kept[lengths[1] if len(lengths) > 2 else lengths[0]]
+            del self._kept[next(iter(self._kept))]
 
-    def best(self, length: int) -> Snapshot | None:
-        """The longest snapshot that is not longer than ``length``."""
-        fitting = [at for at in self._kept if at <= length]
-        return self._kept[max(fitting)] if fitting else None
+    def get(self, key: bytes) -> Snapshot:
+        """The snapshot after the text with this key, which must be there."""
+        snapshot = self._kept.pop(key)
+        self._kept[key] = snapshot
+        return snapshot
 
-    def forget(self, length: int) -> None:
-        """Remove snapshots longer than ``length``: the text changes after that many tokens."""
-        self._kept = {at: snapshot for at, snapshot in self._kept.items() if at <= length}
+    def clear(self) -> None:
+        """Remove all of them."""
+        self._kept.clear()

@@ -47,7 +47,7 @@ downloaded if you agree. A model without a chat template continues each text tha
   bitmirror chat -c 4096 --seed 1 --temp 0.5            another context, seed and temperature"""
 
 CACHE_RAM = """\
-MiB of host memory in which recurrent models keep states at the ends of messages, so that a
+MiB of host memory in which recurrent models keep states near the ends of messages, so that a
 conversation can resume there; -1 = up to 2048, less if memory is short"""
 
 DEVICE = """\

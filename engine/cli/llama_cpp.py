@@ -50,7 +50,7 @@ FROM_THE_FILE = "the rotation of positions follows the model's file; change its 
 REPORTS = "reports are lines on stderr; store them with 2>FILE, or hide them with 2>/dev/null"
 NOT_ALONE = "drafts use the same threads as the model, which -t sets"
 NO_SCHEDULER = "the operating system schedules the threads; start the program with taskset, nice or numactl"
-ONE_SEQUENCE = "only one sequence is processed at a time; start the program once for each"
+ONE_SEQUENCE = "this command computes one answer at a time; engine.load(parallel=...) in Python computes several"
 ORDER = "penalties;dry;top_k;typ_p;top_p;min_p;xtc;temperature"
 FIXED_ORDER = f"samplers always run in the order {ORDER}; each can be switched off with its flag, such as --top-k 0"
 NO_SAMPLER = "this sampler is not supported; use --temp, --top-p and --min-p"

@@ -217,11 +217,11 @@ class Report:
             where = llm.model.ops.label
         self.line(f"context {_tokens(llm.n_ctx)}{trained}, cache {_bytes(llm.cache_bytes)}, {where}")
         if llm.slot_bytes and not llm.model.slots:
-            self.line(f"up to {_bytes(llm.snapshots.budget)} of host memory for snapshots at the ends of messages")
+            self.line(f"up to {_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages")
         elif llm.slot_bytes:
             self.line(
                 f"recurrent states {llm.model.slots} x {_bytes(llm.slot_bytes)} to roll tokens back, and up to "
-                f"{_bytes(llm.snapshots.budget)} of host memory for snapshots at the ends of messages"
+                f"{_bytes(llm.states.budget)} of host memory for snapshots at the ends of messages"
             )
         if llm.draft is not None and llm.draft.name == "mtp":
             self.line(

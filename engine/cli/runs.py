@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.cache.recurrent import Snapshot
+
 if TYPE_CHECKING:
     from engine.llm import LLM
 
@@ -24,19 +26,21 @@ class Measurement:
     acceptance: float = 0.0
 
 
-def rewind(llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray]) -> None:
+def rewind(
+    llm: "LLM", depth: int, tokens: Callable[[int], np.ndarray], snapshot: Snapshot | None = None
+) -> Snapshot | None:
     """Leave exactly ``depth`` tokens in the cache: by truncating it if that is enough, by a snapshot of that depth, or by
-    filling it again."""
-    snapshot = llm.snapshots.best(depth)
+    filling it again.  Returns a snapshot of that depth, if one was needed."""
     if llm.sequence.can_truncate(depth):
         llm.sequence.truncate(depth)
     elif snapshot is not None and snapshot.length == depth:
-        llm.model.restore(snapshot)
+        llm.model.restore(snapshot, llm.sequence)
     else:
         llm.reset()
         read_prompt(llm, tokens(depth))
         if llm.snapshot_bytes and depth:
-            llm.snapshots.add(llm.model.save())
+            return llm.model.save(0, llm.sequence)
+    return snapshot
 
 
 def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
@@ -46,25 +50,24 @@ def read_prompt(llm: "LLM", tokens: np.ndarray) -> None:
         batch = tokens[done : done + llm.model.ops.next_rows(tokens.size - done)]
         positions = np.arange(first + done, first + done + batch.size, dtype=np.int32)
         done += batch.size
-        llm.model.forward(batch, positions, int(done == tokens.size))
+        llm.model.forward(batch, positions, int(done == tokens.size), llm.sequence)
 
 
 def generate_tokens(llm: "LLM", tokens: np.ndarray) -> None:
     """Run one step per token, as in an answer: where the device chooses tokens, each step takes the token of the one before,
     else each token is one forward pass with its logits."""
     from engine.decode.sampler import Sampler, SamplingParams
-    from engine.speculative.loop import follow
-    from engine.speculative.params import SpeculationParams
+    from engine.speculative.run import Run, follow
 
     first = llm.sequence.length
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     if llm.can_sample(greedy):
         history = np.resize(tokens, first + 1).tolist()
-        for _ in follow(llm.model.ops.steps(llm.model, greedy, SpeculationParams()), history, tokens.size, None):
+        for _ in follow(llm.model.ops.steps(llm.model), Run(llm.sequence, greedy, history, tokens.size)):
             pass
         return
     for i in range(tokens.size):
-        llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1)
+        llm.model.forward(tokens[i : i + 1], np.array([first + i], np.int32), 1, llm.sequence)
 
 
 def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int, warmup: bool = True) -> list[int]:
@@ -75,12 +78,13 @@ def measure(llm: "LLM", n_prompt: int, n_gen: int, depth: int, repetitions: int,
         return rng.integers(0, llm.config.n_vocab, n, dtype=np.int32)
 
     run, n = (read_prompt, n_prompt) if n_prompt else (generate_tokens, n_gen)
+    snapshot = None
     if warmup:
-        rewind(llm, depth, tokens)
+        snapshot = rewind(llm, depth, tokens)
         run(llm, tokens(n if n_prompt else 1))
     samples = []
     for _ in range(repetitions):
-        rewind(llm, depth, tokens)
+        snapshot = rewind(llm, depth, tokens, snapshot)
         drawn = tokens(n)
         start = time.perf_counter_ns()
         run(llm, drawn)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine.cache.recurrent import Snapshot
 from engine.cli.runs import Measurement, read_prompt, rewind
 from engine.errors import UsageError
 from engine.limits import STEP_ROWS
@@ -95,16 +96,17 @@ class Sweep:
         llm.reset()
         for i, depth in enumerate(self.depths):
             read_prompt(llm, text[llm.sequence.length : depth])
-            if llm.snapshot_bytes and depth:
-                llm.snapshots.add(llm.model.save())
+            kept = llm.model.save(0, llm.sequence) if llm.snapshot_bytes and depth else None
             if self.n_gen:
-                yield from self._answers(llm, text, depth, self.n_gen if i == 0 else min(self.n_gen, WARM))
+                yield from self._answers(llm, text, depth, self.n_gen if i == 0 else min(self.n_gen, WARM), kept)
             n_prompt = min([self.n_prompt, *(following - depth for following in self.depths[i + 1 : i + 2])])
             if n_prompt:
-                yield self._prompt(llm, text, depth, n_prompt, i == 0)
+                yield self._prompt(llm, text, depth, n_prompt, i == 0, kept)
 
-    def _answers(self, llm: "LLM", text: np.ndarray, depth: int, warm: int) -> Iterator[Measurement]:
-        """warm: tokens of the answers that warm up."""
+    def _answers(
+        self, llm: "LLM", text: np.ndarray, depth: int, warm: int, kept: Snapshot | None
+    ) -> Iterator[Measurement]:
+        """warm: tokens of the answers that warm up; kept: a snapshot of this depth."""
         from engine.speculative.params import SpeculationParams
 
         known = text[: depth + 1].tolist()
@@ -118,15 +120,17 @@ class Sweep:
                 start = time.perf_counter_ns()
                 answer, acceptance = _answer(llm, known, n, params)
                 samples.append(time.perf_counter_ns() - start)
-                rewind(llm, depth, lambda depth: text[:depth])
+                rewind(llm, depth, lambda depth: text[:depth], kept)
             source = llm.draft.name if llm.draft is not None and drafts else ""
             yield Measurement(0, self.n_gen, depth, tuple(samples[-self.repetitions :]), source, acceptance)
 
-    def _prompt(self, llm: "LLM", text: np.ndarray, depth: int, n_prompt: int, first: bool) -> Measurement:
+    def _prompt(
+        self, llm: "LLM", text: np.ndarray, depth: int, n_prompt: int, first: bool, kept: Snapshot | None
+    ) -> Measurement:
         samples = []
         warm = self.warmup and first and (depth == 0 or n_prompt <= llm.cache.rewind or llm.snapshot_bytes > 0)
         for _ in range(self.repetitions + warm):
-            rewind(llm, depth, lambda depth: text[:depth])
+            rewind(llm, depth, lambda depth: text[:depth], kept)
             start = time.perf_counter_ns()
             read_prompt(llm, text[depth : depth + n_prompt])
             samples.append(time.perf_counter_ns() - start)
@@ -137,15 +141,15 @@ def _answer(llm: "LLM", known: list[int], n: int, params: "SpeculationParams") -
     """The ``n`` likeliest tokens after ``known``, of which the cache holds all but the last, and the share of drafts that was
     kept."""
     from engine.decode.sampler import Sampler, SamplingParams
-    from engine.speculative.loop import Speculation, follow
+    from engine.speculative.loop import Speculation
+    from engine.speculative.run import Run, follow
     from engine.speculative.steps import HostSteps, Steps
 
     greedy = Sampler(SamplingParams(temperature=0.0, seed=0), llm.config.n_vocab)
     model = llm.model
     speculation = Speculation(params, greedy, llm.draft, llm.n_bytes_read) if params.enabled else None
-    own = llm.can_sample(greedy)
-    steps: Steps = model.ops.steps(model, greedy, params) if own else HostSteps(model, greedy, params)
-    tokens = [token for token, _ in follow(steps, known, n, speculation)]
+    steps: Steps = model.ops.steps(model) if llm.can_sample(greedy) else HostSteps(model)
+    tokens = [token for token, _ in follow(steps, Run(llm.sequence, greedy, known, n, speculation, params))]
     return tokens, speculation.statistics.acceptance if speculation is not None else 0.0
 
 

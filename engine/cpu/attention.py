@@ -1,13 +1,15 @@
-"""Causal attention over a cache of keys and values, in chunks of 64 absolute positions.
+"""Causal attention over a cache of keys and values, in chunks of 64 absolute positions, for rows of any sequences.
 
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1);
     a head's sink (Agarwal et al. 2025, gpt-oss) is one more score of its softmax, with the value 0.
-Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], float32 or
-    float16, given as words uint32 [n_head_kv, chunks, words], or quantized (``engine/cache/types.py``); sinks float32
-    [n_head], or [0] for none; out float32 [rows, n_head, d_v].  Position j lives in ring chunk (j // 64) % chunks, lane
-    j % 64.  Keys are stored transposed within a chunk, so that 64 scores are 64 lanes and each is one chain over d_k.
-Who owns what: an item is a pair (head, row), the rows of a head are consecutive; a call owns items [first, last).  Head h
-    reads the keys and values of head h // (n_head / n_head_kv).
+Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], float32 or
+    float16, given as words uint32 [n_head_kv, pages, words], or quantized (``engine/cache/types.py``); positions, sequences
+    int32 [rows]; table int32 [slots, chunks]; sinks float32 [n_head], or [0] for none; out float32 [rows, n_head, d_v].
+    Position j of the sequence in slot s lives in page table[s, j // 64], lane j % 64.  Keys are stored transposed within a
+    page, so that 64 scores are 64 lanes and each is one chain over d_k.
+Who owns what: an item is a row and a head; a call owns items [first, last).  The items of a head of keys are consecutive, row
+    by row, and those of a row are its of_head = n_head / n_head_kv heads h with h // of_head = that head of keys.  So the
+    items that follow each other share keys and values up to the next head of keys or the next sequence (a *run*).
 Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q * scale; hidden positions score -inf;
     with a quantized cache by ``engine/cpu/quantized_cache.py``;
     per chunk: m = max, p_j = exp(score_j - m), l = halving tree of p_0..p_63 ((p0 + p32), ..., then 16, 8, 4, 2, 1),
@@ -16,8 +18,8 @@ Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q
     groups in rising position, each level from (M, L, O) = (-inf, 0, 0); a group without a visible chunk takes no part;
     a join is M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L' = fma(L, a, b l), O' = fma(O, a, b o);
     a sink s joins last: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a; out = O / L.
-Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and head of keys that its items
-    share, and once per four items from a cache of the CPU.
+Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and run, and once per four items
+    from a cache of the CPU.
 """
 
 from collections.abc import Callable
@@ -38,22 +40,41 @@ i64 = np.int64
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, by_position, ring, first, last):  # type: ignore[no-untyped-def]
-    """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at their positions int32 [rows] of a ring
-    [n_head_kv, chunks, d, 64] or [n_head_kv, chunks, 64, d], float32 or uint16 for the bits of float16.  An item is a pair of
-    a row and a head, row by row."""
-    heads, chunks, d = x.shape[1], ring.shape[1], x.shape[2]
-    flat = ring.reshape(-1)
+def append(x, positions, sequences, table, by_position, memory, first, last):  # type: ignore[no-untyped-def]
+    """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at positions int32 [rows] of the sequences in
+    slots int32 [rows], in ``memory`` [n_head_kv, pages, d, 64] or [n_head_kv, pages, 64, d], float32 or uint16 for the bits
+    of float16.  An item is a pair of a row and a head, row by row."""
+    heads, pages, d = x.shape[1], memory.shape[1], x.shape[2]
+    flat = memory.reshape(-1)
     for item in range(first, last):
         t, h = item // heads, item % heads
         lane = positions[t] % CHUNK
-        at = (h * chunks + positions[t] // CHUNK % chunks) * CHUNK * d
+        at = (h * pages + table[sequences[t], positions[t] // CHUNK]) * CHUNK * d
         at, step = (at + lane * d, 1) if by_position else (at + lane, CHUNK)
         for i in range(d):
-            if ring.itemsize == 2:
+            if memory.itemsize == 2:
                 flat[at + i * step] = float_to_half(x[t, h, i])
             else:
                 flat[at + i * step] = x[t, h, i]
+
+
+# --- items -----------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def row_and_head(item, rows, of_head):  # type: ignore[no-untyped-def]
+    """The row and the head of an item."""
+    t = item // of_head
+    return t % rows, t // rows * of_head + item % of_head
+
+
+@njit(cache=True)
+def end_of_run(item, sequences, of_head):  # type: ignore[no-untyped-def]
+    """The end of the items from ``item`` on that read the same keys: those of one head of keys and of one sequence."""
+    t = end = item // of_head % sequences.size
+    while end < sequences.size and sequences[end] == sequences[t]:
+        end += 1
+    return (item // of_head + end - t) * of_head
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------
@@ -72,12 +93,12 @@ def visible(chunk, position, window):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def rows_that_see(chunk, positions, item, stop, window, lanes):  # type: ignore[no-untyped-def]
-    """Write the lanes [first, last) of a chunk that items see to lanes int64 [4, 2], from ``item`` on; returns how many items
-    these are: at most 4, before ``stop`` and before the first that sees none."""
+def rows_that_see(chunk, positions, at, end, window, lanes):  # type: ignore[no-untyped-def]
+    """Write the lanes [first, last) of a chunk that items at ``positions`` int64 [items] see to lanes int64 [4, 2], from item
+    ``at`` on; returns how many items these are: at most 4, before ``end`` and before the first that sees none."""
     n = 0
-    while n < ROWS and item + n < stop:
-        lanes[n, 0], lanes[n, 1] = visible(chunk, positions[(item + n) % positions.size], window)
+    while n < ROWS and at + n < end:
+        lanes[n, 0], lanes[n, 1] = visible(chunk, positions[at + n], window)
         if lanes[n, 0] >= lanes[n, 1]:
             break
         n += 1
@@ -140,19 +161,20 @@ def join(maximum, total, m, weight, o, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def begin(sums, out, first, stop):  # type: ignore[no-untyped-def]
+def begin(sums, out, of_head, first, stop):  # type: ignore[no-untyped-def]
     """Nothing has been joined for items [first, stop).  Row item - first of sums float32 [.., 4]: maximum and sum of the
     groups so far, and of the chunks so far of the current group; out holds the weighted values of the groups."""
     rows = out.shape[0]
     for item in range(first, stop):
+        t, h = row_and_head(item, rows, of_head)
         own = sums[item - first]
         own[0] = own[2] = f32(-np.inf)
         own[1] = own[3] = f32(0.0)
-        out[item % rows, item // rows, :] = f32(0.0)
+        out[t, h, :] = f32(0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def join_groups(sums, inner, out, first, stop):  # type: ignore[no-untyped-def]
+def join_groups(sums, inner, out, of_head, first, stop):  # type: ignore[no-untyped-def]
     """Join the current group of items [first, stop) to those before it, and begin the next one; inner float32 [.., d_v]: the
     group's weighted values."""
     rows = out.shape[0]
@@ -160,7 +182,8 @@ def join_groups(sums, inner, out, first, stop):  # type: ignore[no-untyped-def]
         own, values = sums[item - first], inner[item - first]
         # The sum of a chunk is at least 1, so this is 0 only where the item has seen none of the group.
         if own[3] != f32(0.0):
-            own[0], own[1] = join(own[0], own[1], own[2], own[3], values, out[item % rows, item // rows])
+            t, h = row_and_head(item, rows, of_head)
+            own[0], own[1] = join(own[0], own[1], own[2], own[3], values, out[t, h])
             own[2], own[3] = f32(-np.inf), f32(0.0)
             values[:] = f32(0.0)
 
@@ -176,13 +199,14 @@ def join_sink(maximum, total, sink, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def finish(sums, sinks, out, first, stop):  # type: ignore[no-untyped-def]
+def finish(sums, sinks, out, of_head, first, stop):  # type: ignore[no-untyped-def]
     """Join the sinks, if there are any, and divide by the sums."""
     rows = out.shape[0]
     for item in range(first, stop):
-        row, total = out[item % rows, item // rows], sums[item - first, 1]
+        t, h = row_and_head(item, rows, of_head)
+        row, total = out[t, h], sums[item - first, 1]
         if sinks.size > 0:
-            total = join_sink(sums[item - first, 0], total, sinks[item // rows], row)
+            total = join_sink(sums[item - first, 0], total, sinks[h], row)
         for i in range(row.size):
             row[i] = row[i] / total
 
@@ -195,7 +219,7 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
     ``query(q, integers, scales, scale, t, h, queries, dq, at)``: write a query as it is multiplied by keys to queries[at],
     and its scales to dq[at];
-    ``read_keys(keys, g, c, scratch, dk)``: an array, and the index of its element where chunk c of head g begins, [d_k, 64];
+    ``read_keys(keys, g, c, scratch, dk)``: an array, and the index of its element where page c of head g begins, [d_k, 64];
     the scales are written to dk [d_k / 32, 64];
     ``scores(queries, dq, at, rows, keys, j, dk, dots, p)``: write the scores of 1 or 4 ``rows`` from ``at`` to p [4, 64];
     ``read_values(values, g, c, scratch)``: like ``read_keys``, for values [64, d_v];
@@ -248,20 +272,20 @@ def readers(k_bits: int, v_bits: int) -> tuple[Callable[..., Any], ...]:
 
 @family
 def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
-    """The kernel ``attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last)`` for keys
-    and values of these sizes in bits and groups of this number of chunks.
+    """The kernel ``attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first,
+    last)`` for keys and values of these sizes in bits and groups of this number of chunks.
 
     integers int8 [rows, n_head, d_k] and scales float32 [rows, n_head, d_k / 32] are the quantized queries for quantized
-    keys, and empty for others; positions int32 [rows]; window 0 means all earlier positions; sinks float32 [n_head] or [0].
+    keys, and empty for others; window 0 means all earlier positions.
     If values are quantized, the result has yet to be rotated (``engine/cpu/quantized_cache.py``).
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
     k_quantized, v_quantized = k_bits < 16, v_bits < 16
 
     @njit(error_model="numpy")
-    def attend(q, integers, scales, keys, values, positions, scale, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(q, integers, scales, keys, values, positions, sequences, table, scale, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = q.shape
-        of_head, chunks, d_v = n_head // keys.shape[0], keys.shape[1], out.shape[2]
+        of_head, d_v = n_head // keys.shape[0], out.shape[2]
         blocks = d_k // BLOCK if k_quantized else 0
         most = min(last - first, of_head * rows)
         # Four queries are read at once, even where fewer are left.
@@ -274,37 +298,41 @@ def attend(k_bits: int, v_bits: int, group: int = GROUP) -> Callable[..., None]:
         p, o = np.empty((ROWS, CHUNK), np.float32), np.empty((ROWS, d_v), np.float32)
         tops, lanes = np.empty(ROWS, np.float32), np.empty((ROWS, 2), np.int64)
         sums, inner = np.empty((most, 4), np.float32), np.zeros((most, d_v), np.float32)
+        at_positions = np.empty(most, np.int64)
         while first < last:
-            g = first // rows // of_head
-            stop = min(last, (g + 1) * of_head * rows)
-            low, high = positions[0], positions[0]
+            stop, n_items = min(last, end_of_run(first, sequences, of_head)), 0
+            t, h = row_and_head(first, rows, of_head)
+            g, pages = h // of_head, table[sequences[t]]
+            low, high = first_visible(positions[t], window), i64(positions[t])
             for item in range(first, stop):
-                t, h, at = item % rows, item // rows, item - first
-                low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
-                query(q, integers, scales, scale, t, h, queries, dq, at)
-            begin(sums, out, first, stop)
+                t, h = row_and_head(item, rows, of_head)
+                low, high = min(low, first_visible(positions[t], window)), max(high, i64(positions[t]))
+                query(q, integers, scales, scale, t, h, queries, dq, n_items)
+                at_positions[n_items] = positions[t]
+                n_items += 1
+            begin(sums, out, of_head, first, stop)
             end = high // CHUNK + 1
             for chunk in range(low // CHUNK, end):
-                own_keys, key = read_keys(keys, g, chunk % chunks, k_scratch, dk)
-                own_values, value = read_values(values, g, chunk % chunks, v_scratch)
-                item = first
-                while item < stop:
-                    n = rows_that_see(chunk, positions, item, stop, window, lanes)
+                page = pages[chunk]
+                own_keys, key = read_keys(keys, g, page, k_scratch, dk)
+                own_values, value = read_values(values, g, page, v_scratch)
+                at = 0
+                while at < n_items:
+                    n = rows_that_see(chunk, at_positions, at, n_items, window, lanes)
                     if n == 0:
-                        item += 1
+                        at += 1
                         continue
-                    scores(queries, dq, item - first, i64(1 if n == 1 else ROWS), own_keys, key, dk, dots, p)
+                    scores(queries, dq, at, i64(1 if n == 1 else ROWS), own_keys, key, dk, dots, p)
                     for r in range(n):
                         tops[r] = weigh(p[r], lanes[r, 0], lanes[r, 1])
                     weighted(p, n, lanes, own_values, value, d_v, o)
                     for r in range(n):
-                        at, weight = item + r - first, fold(p[r], CHUNK)
-                        own = sums[at]
-                        own[2], own[3] = join(own[2], own[3], tops[r], weight, o[r], inner[at])
-                    item += n
+                        weight, own = fold(p[r], CHUNK), sums[at + r]
+                        own[2], own[3] = join(own[2], own[3], tops[r], weight, o[r], inner[at + r])
+                    at += n
                 if (chunk + 1) % group == 0 or chunk + 1 == end:
-                    join_groups(sums, inner, out, first, stop)
-            finish(sums, sinks, out, first, stop)
+                    join_groups(sums, inner, out, of_head, first, stop)
+            finish(sums, sinks, out, of_head, first, stop)
             first = stop
 
     return attend

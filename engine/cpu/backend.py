@@ -23,12 +23,11 @@ from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
 from engine.gguf.pages import give_back, read_soon
 from engine.models.weights import Weight
 from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observer, Progress
-from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import HostSteps, Steps
 
 BATCH_SIZE = 128
@@ -169,13 +168,13 @@ class Backend(LatentOperations):
         inputs: Pass[np.ndarray] | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
-        first call with a number of rows records the pass."""
+        first call with a number of rows records the pass, once for rows of one sequence and once for those of several."""
         if self._observer is None:
-            plan = self._plans.plan(forward, batch.rows, n_logits, self.max_rows)
+            plan = self._plans.plan(forward, batch.rows, n_logits, self.max_rows, batch.mixed)
+            plan.fill(batch)
         else:
             plan = Plan(batch, self.record(lambda: forward(batch, n_logits)))
             plan.program.finish()
-        plan.inputs.tokens[:], plan.inputs.positions[:] = batch.tokens, batch.positions
         self.run_program(plan.program)
         result = plan.program.result
         return None if result is None else np.array(result)
@@ -214,6 +213,6 @@ class Backend(LatentOperations):
         """False: the logits are on the host, where the sampler runs."""
         return False
 
-    def steps(self, model: Decoder[np.ndarray], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps of ``model`` whose tokens ``sampler`` chooses on the host, and whose drafts it accepts by ``params``."""
-        return HostSteps(model, sampler, params)
+    def steps(self, model: Decoder[np.ndarray]) -> Steps:
+        """Steps of ``model`` whose tokens are chosen on the host."""
+        return HostSteps(model)

@@ -5,6 +5,7 @@ Shapes and times are described in ``engine/cpu/operations.py``.
 
 import numpy as np
 
+from engine.arrays import Pass
 from engine.cache.kv import LayerCache
 from engine.cache.types import BLOCK, CacheType
 from engine.cpu import attention, integer_attention, integer_cache, quantized_cache
@@ -15,6 +16,9 @@ from engine.ops import Observation, Observer
 f32 = np.float32
 
 _NO_WEIGHTS = np.zeros(0, f32)
+
+_FIRST_SLOT = np.zeros(8192, np.int32)
+"""The slots of rows that all belong to the sequence in slot 0; no pass has more rows."""
 
 
 class CacheOperations(Recorder):
@@ -29,19 +33,33 @@ class CacheOperations(Recorder):
             self.flush()
             self._observer(Observation("", "", {name: value}))
 
-    def append(self, cache: LayerCache[np.ndarray], k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> None:
-        """Store k, v [rows, n_head_kv, head_dim] at their positions."""
+    def slots_of(self, batch: Pass[np.ndarray]) -> np.ndarray:
+        """The slot of the sequence of each row, int32 [rows]."""
+        return _FIRST_SLOT[: batch.rows] if batch.sequences is None else batch.sequences
+
+    def append(
+        self,
+        cache: LayerCache[np.ndarray],
+        k: np.ndarray,
+        v: np.ndarray,
+        positions: np.ndarray,
+        sequences: np.ndarray | None = None,
+    ) -> None:
+        """Store k, v [rows, n_head_kv, head_dim] at positions int32 [rows] of the sequences in slots int32 [rows]; None: all
+        in slot 0."""
+        sequences = _FIRST_SLOT[: positions.size] if sequences is None else sequences
         given = (cache.k_type, k, cache.keys, False), (cache.v_type, v, cache.values, True)
-        for i, (kind, x, ring, by_position) in enumerate(given):
+        for i, (kind, x, memory, by_position) in enumerate(given):
             items, ns = x.shape[0] * x.shape[1], 1.0 * x.shape[2]
+            row = x, positions, sequences, cache.table
             if kind.whole:
-                given_x = x, positions, kind.bits, kind.block(x.shape[2])
-                self.do(integer_cache.append, *given_x, by_position, ring, items=items, ns=4 * ns, joined=i > 0)
+                kinds = kind.bits, kind.block(x.shape[2])
+                self.do(integer_cache.append, *row, *kinds, by_position, memory, items=items, ns=4 * ns, joined=i > 0)
             elif kind.quantized:
                 kernel, bits = quantized_cache.append, kind.bits
-                self.do(kernel, x, positions, bits, by_position, ring, items=items, ns=4 * ns, joined=i > 0)
+                self.do(kernel, *row, bits, by_position, memory, items=items, ns=4 * ns, joined=i > 0)
             else:
-                self.do(attention.append, x, positions, by_position, ring, items=items, ns=ns, joined=i > 0)
+                self.do(attention.append, *row, by_position, memory, items=items, ns=ns, joined=i > 0)
 
     def int8_queries(self, q: np.ndarray, scale: float, k_type: CacheType) -> tuple[np.ndarray, np.ndarray]:
         """Queries [rows, n_head, d_k] quantized for quantized keys: int8, and scales float32 [rows, n_head, d_k / 32]; empty
@@ -73,29 +91,32 @@ class CacheOperations(Recorder):
         scale: float,
         window: int | None = None,
         sinks: np.ndarray | None = None,
+        sequences: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Attend q [rows, n_head, d_k] over the cache, as far back as ``window``, or as its own window if that is None, with
-        ``sinks`` [n_head] or without: float32 [rows, n_head * d_v]."""
+        """Attend q [rows, n_head, d_k] over the cache up to positions int32 [rows] of the sequences in slots int32 [rows],
+        None: all in slot 0; as far back as ``window``, or as its own window if that is None, with ``sinks`` [n_head] or
+        without: float32 [rows, n_head * d_v]."""
         self._tell("query", q)
         rows, n_head, _ = q.shape
+        sequences = _FIRST_SLOT[:rows] if sequences is None else sequences
         out = self.empty((rows, n_head, cache.d_v))
         window = cache.window if window is None else window
         k, v = cache.k_type, cache.v_type
         keys, values = (
-            ring.reshape(cache.n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)
+            memory.reshape(cache.n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)
         )
         items = rows * n_head
         # A tile with all items of a KV head unpacks its keys and values once; but each thread should get some tiles.
         per_tile = max(1, min(items // cache.n_head_kv, -(-items // (2 * self.n_threads)), 64))
         ns, d, sinks = TILE_NS / per_tile, cache.d_v, _NO_WEIGHTS if sinks is None else sinks
         if k.whole:
-            whole = *self.integer_queries(q, scale, k), keys, values, positions, window, sinks, out
+            query = self.integer_queries(q, scale, k)
+            whole = *query, keys, values, positions, sequences, cache.table, window, sinks, out
             self.do(integer_attention.attend(k.bits), *whole, items=items, ns=ns)
             self.do(integer_cache.rotate_rows, out.reshape(-1, d), v.block(d), items=items, ns=1.0 * d)
             return out.reshape(rows, -1)
-        query = (q, *self.int8_queries(q, scale, k))
-        given = *query, keys, values, positions, f32(scale), window, sinks, out
-        self.do(attention.attend(k.bits, v.bits), *given, items=items, ns=ns)
+        given = q, *self.int8_queries(q, scale, k), keys, values, positions, sequences, cache.table
+        self.do(attention.attend(k.bits, v.bits), *given, f32(scale), window, sinks, out, items=items, ns=ns)
         if v.quantized:
             self.do(quantized_cache.rotate_rows, out.reshape(-1, d), items=items, ns=1.0 * d)
         return out.reshape(rows, -1)

@@ -3,9 +3,10 @@
 Formula: out = sum_j softmax_j(scale q . x_j) x_j over a list of compressed rows and the latents of the visible positions lo
     <= j <= p, lo = max(0, p - window + 1).  The list of position p is what an indexer chose, or all rows below (p + 1) //
     ratio; none with ratio 0.  A head's sink is one more score of its softmax, with the value 0.
-Shapes: q float32 [rows, n_head, d]; latents, compressed float32 or uint16 (float16) [chunks, 64, d]: position p in chunk
-    (p // 64) % chunks, row r in chunk r // 64; chosen int32 [rows, top_k], or [rows, 0] for all rows; sinks float32 [n_head];
-    out float32 [rows, n_head, d].
+Shapes: q float32 [rows, n_head, d]; sequences int32 [rows], the slots of the rows' sequences; latents, compressed float32 or
+    uint16 (float16) [pages, 64, d], each with a table int32 [sequences, chunks]: position p of a sequence is lane p % 64 of
+    page table[sequence, p // 64], its compressed row r lane r % 64 of page compressed_table[sequence, r // 64]; chosen int32
+    [rows, top_k], or [rows, 0] for all rows; sinks float32 [n_head]; out float32 [rows, n_head, d].
 Who owns what: an item is a row and a block of ``HEADS`` heads, row * blocks + block.
 Reduction order: the entries 64 c .. 64 c + 63 of the list are its chunk c, in rising row; then come the chunks of the window,
     64 absolute positions each.  Within a chunk as in ``engine/cpu/attention.py``: scores one chain over d, the tree over 64
@@ -39,11 +40,11 @@ LANES = 16
 
 
 @njit(cache=True)
-def append(x, positions, latents, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, latents, first, last):  # type: ignore[no-untyped-def]
     """Store latents x float32 [rows, d] at their positions int32 [rows], for the rows [first, last)."""
-    chunks, d = latents.shape[0], x.shape[1]
+    d = x.shape[1]
     for t in range(first, last):
-        own = latents[positions[t] // CHUNK % chunks, positions[t] % CHUNK]
+        own = latents[table[sequences[t], positions[t] // CHUNK], positions[t] % CHUNK]
         for i in range(d):
             if latents.itemsize == 2:
                 own[i] = float_to_half(x[t, i])
@@ -104,9 +105,25 @@ def attend(group: int = GROUP) -> Any:
             inner[h, :] = f32(0.0)
 
     @njit(error_model="numpy")
-    def attend(q, latents, compressed, chosen, positions, window, ratio, scale, sinks, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(  # type: ignore[no-untyped-def]
+        q,
+        latents,
+        table,
+        compressed,
+        compressed_table,
+        chosen,
+        positions,
+        sequences,
+        window,
+        ratio,
+        scale,
+        sinks,
+        out,
+        first,
+        last,
+    ):
         n_head, d, top_k = q.shape[1], q.shape[2], chosen.shape[1]
-        blocks, chunks = (n_head + HEADS - 1) // HEADS, latents.shape[0]
+        blocks = (n_head + HEADS - 1) // HEADS
         width = min(HEADS, (n_head + LANES - 1) // LANES * LANES)
         queries, x = np.zeros((d, width), np.float32), np.empty((CHUNK, d), np.float32)
         scores, p = np.empty((CHUNK, width), np.float32), np.empty((HEADS, CHUNK), np.float32)
@@ -123,14 +140,14 @@ def attend(group: int = GROUP) -> Any:
             for h in range(n):
                 sums[h, 0] = sums[h, 2] = f32(-np.inf)
                 sums[h, 1] = sums[h, 3] = f32(0.0)
-            position = i64(positions[t])
+            position, sequence = i64(positions[t]), i64(sequences[t])
             seen = (position + 1) // ratio if ratio > 0 else i64(0)
             listed = min(seen, top_k) if top_k > 0 else seen
             for c in range((listed + CHUNK - 1) // CHUNK):
                 count = min(i64(CHUNK), listed - c * CHUNK)
                 for j in range(count):
                     r = i64(chosen[t, c * CHUNK + j]) if top_k > 0 else c * CHUNK + j
-                    widen(compressed[r // CHUNK, r % CHUNK], x[j])
+                    widen(compressed[compressed_table[sequence, r // CHUNK], r % CHUNK], x[j])
                 one_chunk(queries, n, x, i64(0), count, scores, p, o, sums, inner)
                 if (c + 1) % group == 0:
                     end_group(n, sums, inner, result)
@@ -138,8 +155,9 @@ def attend(group: int = GROUP) -> Any:
             low = i64(first_visible(position, window))
             for c in range(low // CHUNK, position // CHUNK + 1):
                 a, b = max(i64(0), low - c * CHUNK), min(i64(CHUNK), position - c * CHUNK + 1)
+                page = table[sequence, c]
                 for j in range(a, b):
-                    widen(latents[c % chunks, j], x[j])
+                    widen(latents[page, j], x[j])
                 one_chunk(queries, n, x, a, b, scores, p, o, sums, inner)
                 if (c + 1) % group == 0:
                     end_group(n, sums, inner, result)

@@ -76,7 +76,7 @@ class CompressedOperations(CacheOperations):
 
     def keep_latents(self, x: np.ndarray, memory: CompressedLayer[np.ndarray], batch: Pass[np.ndarray]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
-        given = x, batch.positions, memory.latents
+        given = x, batch.positions, self.slots_of(batch), memory.table, memory.latents
         self.do(compressed_attention.append, *given, items=x.shape[0], ns=1.0 * x.shape[1])
 
     def compress(
@@ -92,11 +92,11 @@ class CompressedOperations(CacheOperations):
         """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
         [rows, overlap * d].  ``transposed``: the rows are keys of an indexer."""
         rows, width = values.shape
-        given = values, scores, law.ape, law.norm, f32(law.eps), batch.positions, table, blocks.pending
-        ns = 10.0 * law.ratio * width
-        items = -(-rows // law.ratio)
-        self.do(compressor.compress, *given, transposed, blocks.rows, items=items, ns=ns)
-        kept = values, scores, batch.positions, blocks.pending
+        of_rows = batch.positions, self.slots_of(batch)
+        given = values, scores, law.ape, law.norm, f32(law.eps), *of_rows, table, blocks.pending
+        # One row in ``ratio`` computes something, which is as much for each token of a block.
+        self.do(compressor.compress, *given, transposed, blocks.table, blocks.rows, items=rows, ns=10.0 * width)
+        kept = values, scores, *of_rows, blocks.pending
         self.do(compressor.keep, *kept, items=rows, ns=0.2 * width)
 
     def round_latents(self, x: np.ndarray, n_rot: int) -> np.ndarray:
@@ -121,8 +121,8 @@ class CompressedOperations(CacheOperations):
         """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
         ``transposed``, in place: blocks.rows float32."""
         d = blocks.rows.shape[1 if transposed else 2]
-        given = batch.positions, batch.rows, ratio, n_rot, transposed, blocks.rows
-        self.do(rounding.round_rows, *given, items=-(-batch.rows // ratio), ns=5.0 * d)
+        given = batch.positions, self.slots_of(batch), ratio, n_rot, transposed, blocks.table, blocks.rows
+        self.do(rounding.round_rows, *given, items=batch.rows, ns=5.0 * d / ratio)
 
     def choose_rows(
         self,
@@ -138,10 +138,11 @@ class CompressedOperations(CacheOperations):
         [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
         fewer."""
         rows, n_head = weights.shape
-        chunks, d = keys.rows.shape[0], q.shape[1] // n_head
+        chunks, d = keys.table.shape[1], q.shape[1] // n_head
         scores, chosen = self.empty((rows, chunks * CHUNK)), self.empty((rows, top_k), np.int32)
-        words = keys.rows.reshape(chunks, -1).view(np.uint32)
-        given = q.reshape(rows, n_head, d), weights, f32(factor), words, batch.positions, ratio, top_k, scores
+        words = keys.rows.reshape(keys.rows.shape[0], -1).view(np.uint32)
+        of_rows = batch.positions, self.slots_of(batch), keys.table
+        given = q.reshape(rows, n_head, d), weights, f32(factor), words, *of_rows, ratio, top_k, scores
         ns = 0.1 * n_head * d * CHUNK * -(-chunks // indexer.PARTS)
         half = keys.rows.dtype.itemsize == 2
         self.do(indexer.score(half), *given, items=rows * indexer.PARTS, ns=ns)
@@ -165,9 +166,14 @@ class CompressedOperations(CacheOperations):
         heads = q.reshape(rows, n_head, d)
         self._tell("query", heads)
         out = self.empty((rows, n_head, d))
-        listed = memory.compressed.rows if memory.compressed is not None else _NO_ROWS[memory.latents.dtype]
+        # Without compressed rows nothing is read of them or of their table.
+        listed, listed_table = _NO_ROWS[memory.latents.dtype], memory.table
+        if memory.compressed is not None:
+            listed, listed_table = memory.compressed.rows, memory.compressed.table
         ids = self.empty((rows, 0), np.int32) if chosen is None else chosen
-        given = heads, memory.latents, listed, ids, batch.positions, memory.window, ratio, f32(scale), sinks, out
+        sources = memory.latents, memory.table, listed, listed_table, ids
+        of_rows = batch.positions, self.slots_of(batch)
+        given = heads, *sources, *of_rows, memory.window, ratio, f32(scale), sinks, out
         ns = 0.1 * d * min(n_head, compressed_attention.HEADS) * memory.window
         items = rows * -(-n_head // compressed_attention.HEADS)
         self.do(compressed_attention.attend(), *given, items=items, ns=ns)

@@ -5,10 +5,13 @@ element
     j: x_j = sum_p softmax_p(b_pj + ape[p mod R]_j) a_pj over the tokens of the block.  With an overlap, a and b are twice as
     wide, and the tokens of block r - 1 take part with their first halves, those of block r with their second halves; there is
     nothing before block 0.  Then row = rms_norm(x), its last n_rot elements rotated by position r R.
-Shapes: values, scores float32 [rows, overlap * d] of the pass; ape float32 [R, overlap * d]; norm float32 [d]; pending
-    float32 [length, 2, overlap * d], a and b of position p in row p % length; stored float32 or uint16 (float16) [chunks, 64,
-    d], row r in chunk r // 64; or transposed, [chunks, d, 64].
-Who owns what: an item of ``compress`` is a block that the pass may complete, of ``keep`` a row of the pass.
+Shapes: values, scores float32 [rows, overlap * d] of the pass; positions, sequences int32 [rows]; ape float32 [R, overlap *
+    d]; norm float32 [d]; pending float32 [sequences, length, 2, overlap * d], a and b of position p of a sequence in its row
+    p % length; stored float32 or uint16 (float16) [pages, 64, d], or transposed, [pages, d, 64]: row r of a sequence is lane
+    r % 64 of page table[sequence, r // 64], table int32 [sequences, chunks].
+Who owns what: an item is a row of the pass; ``compress`` computes the block that it completes.  The tokens of a block are the
+    rows before it as far as they are in its run, rows of one sequence at consecutive positions, and else in the ring.  The
+    last row of a pass may be repeated to pad it: copies do nothing in ``compress``, and in ``keep`` what the row does.
 Reduction order: tokens in rising position; m = the largest score, e_p = exp(score - m), L = e_p added one after another from
     0, x = fma(e_p, a_p, x) from 0, then x / L.  Everything depends on the tokens of the blocks only: not on the division of
     the text into passes.
@@ -40,22 +43,49 @@ def weigh_token(values, scores, ape, most, total, x, begins):  # type: ignore[no
             x[j] = fma(e, values[j], x[j])
 
 
+@njit(cache=True)
+def completed(positions, sequences, ratio, t):  # type: ignore[no-untyped-def]
+    """The block that row t of a pass completes; -1 if it completes none, or is a copy of the row before it."""
+    position = positions[t]
+    if (position + 1) % ratio != 0:
+        return -1
+    if t > 0 and positions[t - 1] == position and sequences[t - 1] == sequences[t]:
+        return -1
+    return position // ratio
+
+
 @njit(cache=True, error_model="numpy")
 def compress(  # type: ignore[no-untyped-def]
-    values, scores, ape, norm, eps, positions, table, pending, transposed, stored, first, last
+    values,
+    scores,
+    ape,
+    norm,
+    eps,
+    positions,
+    sequences,
+    angles,
+    pending,
+    transposed,
+    table,
+    stored,
+    first,
+    last,
 ):
-    """Store the rows of the blocks that the pass completes, of the items [first, last): item k is the k-th block that it
-    touches."""
-    rows, ratio, d = values.shape[0], ape.shape[0], norm.size
-    overlap, length, start = values.shape[1] // d, pending.shape[0], positions[0]
+    """Store the rows of the blocks that the rows [first, last) of the pass complete."""
+    ratio, d = ape.shape[0], norm.size
+    overlap, length = values.shape[1] // d, pending.shape[1]
     chains = np.empty(NORM_CHAINS, np.float32)
     most, total, x = np.empty(d, np.float32), np.empty(d, np.float32), np.empty(d, np.float32)
-    for item in range(first, last):
-        r = start // ratio + item
-        end = (r + 1) * ratio
-        if end > start + rows:
-            break
+    for t in range(first, last):
+        r = completed(positions, sequences, ratio, t)
+        if r < 0:
+            continue
+        end, sequence = (r + 1) * ratio, sequences[t]
         begin = max(0, end - overlap * ratio)
+        # Row u, at position ``start``, is the first of the run that the block may need.
+        u, start = t, end - 1
+        while u > 0 and start > begin and sequences[u - 1] == sequence and positions[u - 1] == start - 1:
+            u, start = u - 1, start - 1
         most[:] = f32(-np.inf)
         total[:] = f32(0.0)
         x[:] = f32(0.0)
@@ -65,30 +95,35 @@ def compress(  # type: ignore[no-untyped-def]
                 at = (overlap - 1) * d if p >= r * ratio else 0
                 own = ape[p % ratio, at : at + d]
                 if p >= start:
-                    a, b = values[p - start, at : at + d], scores[p - start, at : at + d]
+                    a, b = values[u + p - start, at : at + d], scores[u + p - start, at : at + d]
                 else:
-                    a, b = pending[p % length, 0, at : at + d], pending[p % length, 1, at : at + d]
+                    old = pending[sequence, p % length]
+                    a, b = old[0, at : at + d], old[1, at : at + d]
                 weigh_token(a, b, own, most, total, x, step == 0)
         for j in range(d):
             x[j] = x[j] / total[j]
         factor = inverse_rms(x, eps, chains)
         for j in range(d):
             x[j] = x[j] * factor * norm[j]
-        rotate_pairs(x, table[r * ratio, 0], table[r * ratio, 1], False)
-        chunk, lane = stored[r // CHUNK].reshape(-1), r % CHUNK
+        rotate_pairs(x, angles[r * ratio, 0], angles[r * ratio, 1], False)
+        page, lane = stored[table[sequence, r // CHUNK]].reshape(-1), r % CHUNK
         place, stride = (lane, CHUNK) if transposed else (lane * d, 1)
         for j in range(d):
             if stored.itemsize == 2:
-                chunk[place + j * stride] = float_to_half(x[j])
+                page[place + j * stride] = float_to_half(x[j])
             else:
-                chunk[place + j * stride] = x[j]
+                page[place + j * stride] = x[j]
 
 
 @njit(cache=True)
-def keep(values, scores, positions, pending, first, last):  # type: ignore[no-untyped-def]
+def keep(values, scores, positions, sequences, pending, first, last):  # type: ignore[no-untyped-def]
     """Store values and scores of the rows [first, last), as far as the ring holds them, when all rows have been made."""
-    rows, length = values.shape[0], pending.shape[0]
-    for t in range(max(first, rows - length), last):
-        own = pending[positions[t] % length]
+    rows, length = values.shape[0], pending.shape[1]
+    for t in range(first, last):
+        # The row of the same run that has the same place in the ring.
+        later, position = t + length, positions[t]
+        if later < rows and sequences[later] == sequences[t] and positions[later] == position + length:
+            continue
+        own = pending[sequences[t], position % length]
         own[0, :] = values[t]
         own[1, :] = scores[t]

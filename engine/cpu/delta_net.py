@@ -13,10 +13,17 @@ Formula, for the token at position p, with x_p the channels (q, k, v) before the
     The state after the chunk is S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
     This is M = e * M;  u = (v - M k) * beta';  M = M + u k^T;  out = M q, token by token, with M written as S and the tokens
     since.
-Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv]; ring
-    float32 [length, C], x of position p in row p % length; states float32 [slots, n_v, d, d], slots >= 2, S of chunk n in
-    slot n % slots; keys float32 [16 slots, n_k, d], deltas float32 [16 slots, n_v, d], decays float32 [16 slots, n_v]: k, u
-    and e of position p in row p % (16 slots); out float32 [rows, n_v d].  d is a multiple of 32.
+Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v]; weight float32 [C, n_conv];
+    sequences, positions int32 [rows]: the sequence of each row, and its position there; out float32 [rows, n_v d].  d is a
+    multiple of 32.  The memory has a part for each sequence: ring float32 [sequences, length, C], x of position p in row p %
+    length; states float32 [sequences, slots, n_v, d, d], slots >= 2, S of chunk n in slot n % slots; keys float32
+    [sequences, 16 slots, n_k, d], deltas float32 [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]:
+    k, u and e of position p in row p % (16 slots).
+Runs: consecutive rows of one sequence at consecutive positions are a run.  It sees what earlier passes have stored for its
+    sequence and its own rows, nothing else.  Rows may be repeated, if the first one stays where it is: copies of the last
+    row of a run may follow it, and a run of at most 16 rows may begin again elsewhere.  Copies store the same bits in the
+    same places.  Nothing that a run reads is overwritten by another that begins at the same position: both read only what
+    precedes it.  So a copy of another row, elsewhere, would be wrong: it reads what the run stores.
 Who owns what: an item of the convolution is a block of 64 channels, of the norms a head of a row, of the rule a value head.
 Reduction order: convolution: one fma per tap from 0, the oldest first.  sum(y^2): the tree of ``engine/cpu/rms_norm.py``.
     G_t = (..(e_0 * e_1) * ..) * e_t and D_it = (..(e_(i+1) * e_(i+2)) * ..) * e_t, rounded at each step.
@@ -45,24 +52,42 @@ FEW = 3
 """Fewer tokens of a chunk than that have their dots computed one after another; more, side by side."""
 
 
+@njit(forceinline=True, error_model="numpy")
+def _follows(positions, sequences, t, n):  # type: ignore[no-untyped-def]
+    """Whether row t is n positions after the row before it, in the same sequence."""
+    return t > 0 and sequences[t] == sequences[t - 1] and positions[t] == positions[t - 1] + n
+
+
+@njit(forceinline=True, error_model="numpy")
+def _overwritten(positions, sequences, t, length):  # type: ignore[no-untyped-def]
+    """Whether the run of row t stores a later row in its place of a ring."""
+    later = t + length
+    return later < positions.size and sequences[later] == sequences[t] and positions[later] == positions[t] + length
+
+
 @njit(cache=True, error_model="numpy")
-def causal_conv(x, positions, weight, ring, y, first, last):  # type: ignore[no-untyped-def]
-    """y = silu of the convolution of x with the earlier rows, which ``ring`` holds; then x is stored there too.  For the
-    blocks [first, last) of 64 channels."""
+def causal_conv(x, positions, sequences, weight, ring, y, first, last):  # type: ignore[no-untyped-def]
+    """y = silu of the convolution of x with the earlier rows of its run and, before them, those that ``ring`` holds; then x
+    is stored there too.  For the blocks [first, last) of 64 channels."""
     rows, channels = x.shape
-    taps, length = weight.shape[1], ring.shape[0]
+    taps, length = weight.shape[1], ring.shape[1]
     begin, end = CHANNELS * first, min(CHANNELS * last, channels)
     w = np.empty(end - begin, np.float32)
+    # The row of which each row is a copy, itself if it is none, and the number of rows of its run before that.
+    own, since = np.empty(rows, np.int32), np.empty(rows, np.int32)
     for t in range(rows):
         y[t, begin:end] = f32(0.0)
+        copied = _follows(positions, sequences, t, 0)
+        own[t] = own[t - 1] if copied else t
+        since[t] = since[t - 1] if copied else since[t - 1] + 1 if _follows(positions, sequences, t, 1) else 0
     for j in range(taps):
         for c in range(end - begin):
             w[c] = weight[begin + c, j]
         back = taps - 1 - j
         for t in range(rows):
-            if t < back and positions[t] < back:
+            if positions[t] < back:
                 continue  # the channels before position 0 are 0
-            row = x[t - back] if t >= back else ring[(positions[t] - back) % length]
+            row = x[own[t] - back] if since[t] >= back else ring[sequences[t], (positions[t] - back) % length]
             given, out = row[begin:end], y[t, begin:end]
             for c in range(end - begin):
                 out[c] = fma(given[c], w[c], out[c])
@@ -70,8 +95,9 @@ def causal_conv(x, positions, weight, ring, y, first, last):  # type: ignore[no-
         out = y[t, begin:end]
         for c in range(out.size):
             out[c] = silu(out[c])
-    for t in range(max(0, rows - length), rows):
-        ring[positions[t] % length, begin:end] = x[t, begin:end]
+    for t in range(rows):
+        if not _overwritten(positions, sequences, t, length):
+            ring[sequences[t], positions[t] % length, begin:end] = x[t, begin:end]
 
 
 @njit(cache=True, error_model="numpy")
@@ -204,7 +230,7 @@ def next_state(state, k, deltas, base, h, left, decay, parts, new):  # type: ign
 
 @njit(cache=True, error_model="numpy")
 def delta_rule(  # type: ignore[no-untyped-def]
-    y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, states, keys, deltas, decays, out, first, last
+    y, n_k, grouped, alpha, beta, beta_at, a, dt, positions, sequences, states, keys, deltas, decays, out, first, last
 ):
     """Run the rule over all rows for the items [first, last): value heads, those of a key head one after another.
 
@@ -212,7 +238,7 @@ def delta_rule(  # type: ignore[no-untyped-def]
     n_v], of which column beta_at + h belongs to head h; a, dt [n_v].  ``keys`` is only read: see ``keep_keys``.
     """
     rows, n_v, d = out.shape
-    share, slots, length = n_v // n_k, states.shape[0], keys.shape[0]
+    share, slots, length = n_v // n_k, states.shape[1], keys.shape[1]
     k, e = np.empty((SPAN, d), np.float32), np.empty(SPAN, np.float32)
     side, sums = np.zeros((d, 2 * SPAN), np.float32), np.empty((DOT_CHAINS // 4, 2 * SPAN), np.float32)
     chains = np.empty((2, DOT_CHAINS), np.float32)
@@ -227,13 +253,24 @@ def delta_rule(  # type: ignore[no-untyped-def]
         q_at, k_at = g * d, (n_k + g) * d
         begin = 0
         while begin < rows:
-            # Tokens [at, end) of chunk n are the rows of the pass from ``begin`` on.
-            n, at = (positions[0] + begin) // SPAN, (positions[0] + begin) % SPAN
-            end = min(SPAN, at + rows - begin)
+            if _follows(positions, sequences, begin, 0):
+                # A copy of the row before it.
+                for r in range(item - g * share, stop - g * share):
+                    h = g * share + r if grouped else g + n_k * r
+                    out[begin, h] = out[begin - 1, h]
+                begin += 1
+                continue
+            # Tokens [at, end) of chunk n are the rows of a run from ``begin`` on.
+            n, at = positions[begin] // SPAN, positions[begin] % SPAN
             base, before = SPAN * n % length, begin - at
+            end = at + 1
+            while end < SPAN and before + end < rows and _follows(positions, sequences, before + end, 1):
+                end += 1
+            own_states, own_keys = states[sequences[begin]], keys[sequences[begin]]
+            own_deltas, own_decays = deltas[sequences[begin]], decays[sequences[begin]]
             wide = end - at >= FEW
             for i in range(at):
-                k[i] = keys[base + i, g]
+                k[i] = own_keys[base + i, g]
             for i in range(at, end):
                 k[i] = y[before + i, k_at : k_at + d]
                 if wide:
@@ -250,11 +287,11 @@ def delta_rule(  # type: ignore[no-untyped-def]
                 h = g * share + r if grouped else g + n_k * r
                 v_at = (2 * n_k + h) * d
                 for i in range(at):
-                    e[i] = decays[base + i, h]
+                    e[i] = own_decays[base + i, h]
                 for i in range(at, end):
                     e[i] = exp(a[h] * softplus(alpha[before + i, h] + dt[h]))
-                    decays[base + i, h] = e[i]
-                state = states[n % slots, h]
+                    own_decays[base + i, h] = e[i]
+                state = own_states[n % slots, h]
                 if n == 0:
                     state[:] = f32(0.0)
                 if wide:
@@ -266,22 +303,24 @@ def delta_rule(  # type: ignore[no-untyped-def]
                 for t in range(at, end):
                     row = before + t
                     v, rate = y[row, v_at : v_at + d], sigmoid(beta[row, beta_at + h])
-                    token(t, of_state, weights, decayed, deltas, base, h, v, rate, x, out[row, h])
+                    token(t, of_state, weights, decayed, own_deltas, base, h, v, rate, x, out[row, h])
                 if end == SPAN:
-                    new = states[(n + 1) % slots, h]
-                    next_state(state, k, deltas, base, h, left, decayed[SPAN - 1], parts, new)
+                    new = own_states[(n + 1) % slots, h]
+                    next_state(state, k, own_deltas, base, h, left, decayed[SPAN - 1], parts, new)
             begin += end - at
         item = stop
 
 
 @njit(cache=True, error_model="numpy")
-def keep_keys(y, n_k, positions, keys, first, last):  # type: ignore[no-untyped-def]
+def keep_keys(y, n_k, positions, sequences, keys, first, last):  # type: ignore[no-untyped-def]
     """Store the keys of the rows [first, last) of y in the list, as far as it holds them, when all heads have read those
     before."""
-    rows, (length, _, d) = y.shape[0], keys.shape
-    for t in range(max(first, rows - length), last):
+    length, d = keys.shape[1], keys.shape[3]
+    for t in range(first, last):
+        if _overwritten(positions, sequences, t, length):
+            continue
         for g in range(n_k):
-            keys[positions[t] % length, g] = y[t, (n_k + g) * d : (n_k + g + 1) * d]
+            keys[sequences[t], positions[t] % length, g] = y[t, (n_k + g) * d : (n_k + g + 1) * d]
 
 
 @njit(cache=True, error_model="numpy")

@@ -2,9 +2,10 @@
 
 Formula: score_r = sum_h (w_h c) relu(q_h . k_r) for the rows r < n = (p + 1) // ratio that position p can see; the top_k rows
     with the largest scores are chosen, the lower row where scores are equal; all of them where there are no more.
-Shapes: q float32 [rows, n_head, d], rotated; w float32 [rows, n_head]; keys [chunks, d, 64], float32 or float16, given as
-    words uint32 [chunks, words]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], in rising order, -1 after the
-    first min(n, top_k).
+Shapes: q float32 [rows, n_head, d], rotated; w float32 [rows, n_head]; keys [pages, d, 64], float32 or float16, given as
+    words uint32 [pages, words]; row r of a sequence is in page table[sequence, r // 64], table int32 [sequences, chunks];
+    positions, sequences int32 [rows]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], numbers of rows of the
+    sequence in rising order, -1 after the first min(n, top_k).
 Who owns what: an item of ``score`` is a row and one of ``PARTS`` parts of its chunks, of ``choose`` a row.
 Reduction order: q . k: one chain, fma from 0 in rising element; scores: fma(w_h * c, relu, score) from 0 in rising head.
     The choice compares integers that are ordered as the scores are, so any algorithm gives the same rows.
@@ -37,7 +38,9 @@ def score(half: bool) -> Any:
     add = add_weighted(half)
 
     @njit(error_model="numpy")
-    def score(q, w, factor, keys, positions, ratio, top_k, scores, first, last):  # type: ignore[no-untyped-def]
+    def score(  # type: ignore[no-untyped-def]
+        q, w, factor, keys, positions, sequences, table, ratio, top_k, scores, first, last
+    ):
         """Nothing is computed for rows that see no more than top_k rows."""
         n_head, d = q.shape[1], q.shape[2]
         # Four heads are multiplied at once, even where fewer are left.
@@ -53,7 +56,7 @@ def score(half: bool) -> Any:
                 out = scores[t, chunk * CHUNK : (chunk + 1) * CHUNK]
                 out[:] = f32(0.0)
                 # In elements: a word has two of float16.
-                key = chunk * keys.shape[1] * (2 if half else 1)
+                key = i64(table[sequences[t], chunk]) * keys.shape[1] * (2 if half else 1)
                 for h in range(0, n_head, ROWS):
                     clear(dots, dots.size)
                     add(queries, h * d, d, i64(ROWS), d, keys, key, lanes, lanes, dots, i64(0), lanes)

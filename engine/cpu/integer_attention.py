@@ -10,16 +10,16 @@ Formula: score_j = sum over blocks of (dq_b * dk_jb) * I_jb, I the integer dot p
     P_j = min(2047, round(w_j * 2**(11 - E))), o = 2**(E - 11) * sum_j P_j v_j; all P_j and o are 0 if no w_j reaches 2**-100.
     The exponent is that of p * d and not of d alone: the largest weight, say of a sink, may belong to tiny values.
 Shapes: integers of queries int16 [rows, n_head, d_k], scales float32 [rows, n_head, blocks]; keys, values as words uint32
-    [n_head_kv, chunks, words] (``engine/cache/types.py``); sinks float32 [n_head], or [0] for none; out float32 [rows,
+    [n_head_kv, pages, words] (``engine/cache/types.py``); positions, sequences int32 [rows]; table int32 [slots, chunks]:
+    chunk c of the sequence in slot s is in page table[s, c]; sinks float32 [n_head], or [0] for none; out float32 [rows,
     n_head, d_v], which has yet to be rotated back (``engine/cpu/integer_cache.py``).
-Who owns what: an item is a pair (head, row), the rows of a head are consecutive; a call owns items [first, last).  Head h
-    reads the keys and values of head h // (n_head / n_head_kv).
+Who owns what: an item is a row and a head, in the order of ``engine/cpu/attention.py``; a call owns items [first, last).
 Reduction order: score = fma(dq_b * dk_b, float32(I_b), score) in rising b, from 0; l = halving tree of p_0 .. p_63; integer
     sums are exact: |I| <= 128 * 1023 * 127 and |sum P v| <= 64 * 2047 * 127 are below 2**24.  i12 has two such sums, of h and
     of l, and float32(16 H + L) rounds once, as fma(16, H, L) does.
     Chunks join in two levels, as in ``engine/cpu/attention.py``.
-Bytes moved: (d_k + d_v) * bits / 8 per visible position, once from memory per call and head of keys that its items share, and
-    once per four items from a cache of the CPU.
+Bytes moved: (d_k + d_v) * bits / 8 per visible position, once from memory per call and run of items that share it, and once
+    per four items from a cache of the CPU.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,16 @@ from numba import njit
 
 from engine.cache.types import BLOCK, CHUNK, GROUP
 from engine.compile.family import family
-from engine.cpu.attention import begin, finish, first_visible, join, join_groups, rows_that_see
+from engine.cpu.attention import (
+    begin,
+    end_of_run,
+    finish,
+    first_visible,
+    join,
+    join_groups,
+    row_and_head,
+    rows_that_see,
+)
 from engine.cpu.fold import fold
 from engine.cpu.integer_products import floats_of_halves, make_scores, make_values, prefetch
 from engine.cpu.lanes import ROWS, hide, row
@@ -134,35 +143,26 @@ _FEW_WORDS = 2048
 
 
 @njit(cache=True, error_model="numpy")
-def prefetched(size, first):  # type: ignore[no-untyped-def]
-    """How the ``first`` rows of a head ask for a later chunk of ``size`` words: the size for :func:`prefetch_third`, and how
-    many words the products look ahead; 0: not so."""
-    if not first:
-        return i64(0), i64(0)
-    return (i64(size), i64(0)) if size <= _FEW_WORDS else (i64(0), i64(size))
-
-
-@njit(cache=True, error_model="numpy")
-def prefetch_third(words, chunk, size, part):  # type: ignore[no-untyped-def]
-    """Prefetch a third of the chunk after the next one, or nothing if size is 0; chunk: the first of the ``size`` words of
-    this chunk.  These runs of requests are made between the steps of a chunk."""
-    prefetch(words, i64(chunk + 2 * size + size * part // 3), i64(size // 3))
+def prefetch_third(words, place, size, part):  # type: ignore[no-untyped-def]
+    """Prefetch a third of a later chunk of ``size`` words from words[place] on, or nothing if size is 0.  These runs of
+    requests are made between the steps of a chunk."""
+    prefetch(words, i64(place + size * part // 3), i64(size // 3))
 
 
 @family
 def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
-    """The kernel ``attend(integers, scales, keys, values, positions, window, sinks, out, first, last)`` for integers of this
-    size in bits and groups of this number of chunks.
+    """The kernel ``attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last)`` for
+    integers of this size in bits and groups of this number of chunks.
 
-    integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; keys, values
-    uint32 [n_head_kv, chunks, words]; positions int32 [rows]; window 0 means all earlier positions.
+    integers int16 [rows, n_head, d_k] and scales float32 [rows, n_head, blocks] are the quantized queries; window 0 means all
+    earlier positions.
     """
     scores, weighted = of_chunk(bits)
 
     @njit(error_model="numpy")
-    def attend(integers, scales, keys, values, positions, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
+    def attend(integers, scales, keys, values, positions, sequences, table, window, sinks, out, first, last):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = integers.shape
-        heads, chunks, k_words = keys.shape
+        heads, n_pages, k_words = keys.shape
         of_head, v_words, d_v = n_head // heads, values.shape[2], out.shape[2]
         k_blocks = scales.shape[2]
         v_blocks = (v_words - CHUNK * d_v * bits // 32) // (CHUNK // 2)
@@ -175,48 +175,57 @@ def attend(bits: int, group: int = GROUP) -> Callable[..., None]:
         w, weights = np.empty(CHUNK, np.float32), np.zeros((ROWS, CHUNK), np.int16)
         tops, factors = np.empty(ROWS, np.float32), np.zeros(ROWS, np.float32)
         sums, inner = np.empty((most, 4), np.float32), np.zeros((most, d_v), np.float32)
-        lanes = np.empty((ROWS, 2), np.int64)
+        lanes, at_positions = np.empty((ROWS, 2), np.int64), np.empty(most, np.int64)
         while first < last:
-            g = first // rows // of_head
-            stop = min(last, (g + 1) * of_head * rows)
-            low, high = positions[0], positions[0]
+            stop, n_items = min(last, end_of_run(first, sequences, of_head)), 0
+            t, h = row_and_head(first, rows, of_head)
+            first_page, slot = h // of_head * n_pages, sequences[t]
+            low, high = first_visible(positions[t], window), i64(positions[t])
             for item in range(first, stop):
-                t, h, at = item % rows, item // rows, item - first
-                low, high = min(low, first_visible(positions[t], window)), max(high, positions[t])
-                queries[at], dq[at] = integers[t, h], scales[t, h]
-            begin(sums, out, first, stop)
+                t, h = row_and_head(item, rows, of_head)
+                low, high = min(low, first_visible(positions[t], window)), max(high, i64(positions[t]))
+                queries[n_items], dq[n_items] = integers[t, h], scales[t, h]
+                at_positions[n_items] = positions[t]
+                n_items += 1
+            begin(sums, out, of_head, first, stop)
             end = high // CHUNK + 1
             for c in range(low // CHUNK, end):
-                key, value = (g * chunks + c % chunks) * k_words, (g * chunks + c % chunks) * v_words
+                page = first_page + table[slot, c]
+                key, value = page * k_words, page * v_words
+                # Chunks of few words ask for the one after the next, others for the next one: 0 words ahead is none.
+                ahead = first_page + table[slot, min(c + 1, end - 1)] - page
+                later = first_page + table[slot, min(c + 2, end - 1)]
                 read_scales(flat_keys, key + k_words, dk)
                 read_scales(flat_values, value + v_words, dv)
-                item = first
-                while item < stop:
-                    n = rows_that_see(c, positions, item, stop, window, lanes)
+                at = 0
+                while at < n_items:
+                    n = rows_that_see(c, at_positions, at, n_items, window, lanes)
                     if n == 0:
-                        item += 1
+                        at += 1
                         continue
                     together = i64(1 if n == 1 else ROWS)
-                    k_size, k_ahead = prefetched(k_words, item == first)
-                    v_size, v_ahead = prefetched(v_words, item == first)
-                    prefetch_third(flat_values, value, v_size, 2)
-                    prefetch_third(flat_keys, key, k_size, 0)
-                    scores(queries, dq, item - first, together, flat_keys, i64(key), k_ahead, dk, p)
-                    prefetch_third(flat_keys, key, k_size, 1)
+                    k_size = k_words if at == 0 and k_words <= _FEW_WORDS and c + 2 < end else 0
+                    v_size = v_words if at == 0 and v_words <= _FEW_WORDS and c + 2 < end else 0
+                    k_ahead = i64(ahead * k_words if at == 0 and k_words > _FEW_WORDS else 0)
+                    v_ahead = i64(ahead * v_words if at == 0 and v_words > _FEW_WORDS else 0)
+                    later_key, later_value = later * k_words, later * v_words
+                    prefetch_third(flat_values, later_value, v_size, 2)
+                    prefetch_third(flat_keys, later_key, k_size, 0)
+                    scores(queries, dq, i64(at), together, flat_keys, i64(key), k_ahead, dk, p)
+                    prefetch_third(flat_keys, later_key, k_size, 1)
                     for r in range(n):
                         tops[r] = weigh(row(p, r), lanes[r, 0], lanes[r, 1])
-                    prefetch_third(flat_keys, key, k_size, 2)
+                    prefetch_third(flat_keys, later_key, k_size, 2)
                     weighted(p, n, flat_values, i64(value), v_ahead, dv, w, weights, factors, o)
-                    prefetch_third(flat_values, value, v_size, 0)
+                    prefetch_third(flat_values, later_value, v_size, 0)
                     for r in range(n):
-                        at, total = item + r - first, fold(row(p, r), CHUNK)
-                        own = row(sums, at)
-                        own[2], own[3] = join(own[2], own[3], tops[r], total, row(o, r), row(inner, at))
-                    prefetch_third(flat_values, value, v_size, 1)
-                    item += n
+                        total, own = fold(row(p, r), CHUNK), row(sums, at + r)
+                        own[2], own[3] = join(own[2], own[3], tops[r], total, row(o, r), row(inner, at + r))
+                    prefetch_third(flat_values, later_value, v_size, 1)
+                    at += n
                 if (c + 1) % group == 0 or c + 1 == end:
-                    join_groups(sums, inner, out, first, stop)
-            finish(sums, sinks, out, first, stop)
+                    join_groups(sums, inner, out, of_head, first, stop)
+            finish(sums, sinks, out, of_head, first, stop)
             first = stop
 
     return attend

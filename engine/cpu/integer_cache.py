@@ -117,22 +117,23 @@ def store(chunk, j, x, bits, block, by_position):  # type: ignore[no-untyped-def
         for k in range(block):
             i, value = b * block + k, i32(q[k])
             at = 4 * (j // 4 * d + i) + j % 4 if by_position else 4 * (i // 4 * CHUNK + j) + i % 4
-            if bits == 8:
-                data[at] = u8(value & 255)
-                continue
-            data[at] = u8((value >> 4) & 255)
+            data[at] = u8((value if bits == 8 else value >> 4) & 255)
+        # A row may occur twice in a pass, so a byte of low bits is made of both its elements before it is stored.
+        half = block // 2
+        for k in range(half if bits == 12 else 0):
             if by_position:
-                half = block // 2
-                at, shift = 4 * (j // 4 * (d // 2) + b * half + k % half) + j % 4, 4 * (k // half)
+                at, one, other = 4 * (j // 4 * (d // 2) + b * half + k) + j % 4, k, k + half
             else:
-                at, shift = 4 * (i // 8 * CHUNK + j) + i % 4, i & 4
-            data[low + at] = u8((i32(data[low + at]) & ~(15 << shift)) | ((value & 15) << shift))
+                one = k // 4 * 8 + k % 4
+                at, other = 4 * ((b * block + one) // 8 * CHUNK + j) + k % 4, one + 4
+            data[low + at] = u8((i32(q[one]) & 15) | ((i32(q[other]) & 15) << 4))
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, bits, block, by_position, ring, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, bits, block, by_position, memory, first, last):  # type: ignore[no-untyped-def]
     """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
-    a ring [n_head_kv, chunks, words]; x is not changed.  An item is a pair of a row and a head, row by row."""
+    the sequences in slots int32 [rows], in ``memory`` uint32 [n_head_kv, pages, words]; table int32 [slots, chunks]; x is not
+    changed.  An item is a pair of a row and a head, row by row."""
     heads = x.shape[1]
     row = np.empty(x.shape[2], np.float32)
     for item in range(first, last):
@@ -140,4 +141,5 @@ def append(x, positions, bits, block, by_position, ring, first, last):  # type: 
         for i in range(row.size):
             row[i] = x[t, h, i]
         rotate(row, block)
-        store(ring[h, positions[t] // CHUNK % ring.shape[1]], positions[t] % CHUNK, row, bits, block, by_position)
+        page = table[sequences[t], positions[t] // CHUNK]
+        store(memory[h, page], positions[t] % CHUNK, row, bits, block, by_position)

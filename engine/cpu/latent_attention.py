@@ -2,9 +2,10 @@
 
 Formula: out_h = sum_j softmax_j(scale * (q_h . c_j + r_h . k_j)) c_j over the positions j <= p, [c_j, k_j] the row of
     position j, c_j of rank elements: the attention of ``engine/cpu/attention.py`` with one head of keys [c, k] and values c.
-Shapes: q float32 [rows, n_head, rank]; r float32 [rows, n_head, n_rope]; ring float32 or uint16 (bits of float16) [chunks,
-    64, width], width = rank + n_rope (``engine/cache/latent.py``); tops float32 [rows, groups, n_head, 2] (maximum, sum),
-    sums float32 [rows, groups, n_head, rank]; out float32 [rows, n_head, rank].
+Shapes: q float32 [rows, n_head, rank]; r float32 [rows, n_head, n_rope]; latents float32 or uint16 (bits of float16)
+    [pages, 64, width], width = rank + n_rope: position j of the sequence in slot s is row j % 64 of page table[s, j // 64]
+    (``engine/cache/latent.py``); positions, sequences (slots) int32 [rows]; table int32 [slots, chunks]; tops float32 [rows,
+    groups, n_head, 2] (maximum, sum), sums float32 [rows, groups, n_head, rank]; out float32 [rows, n_head, rank].
 Who owns what: ``attend_groups``: an item is a row and a group of 8 chunks, for all heads; ``join_parts``: a row and a head.
 Reduction order: that of ``engine/cpu/attention.py``: score_j = one chain of fma over the elements of the row in rising order;
     the halving tree of a chunk's 64 weights; values in rising position; chunks joined within groups, then groups.
@@ -32,13 +33,13 @@ without vectors."""
 
 
 @njit(cache=True, error_model="numpy")
-def append_rows(c, k, positions, ring, first, last):  # type: ignore[no-untyped-def]
-    """Store the rows [c, k], c float32 [rows, rank], k float32 [rows, n_rope], at their positions int32 [rows] of a ring.  An
+def append_rows(c, k, positions, sequences, table, latents, first, last):  # type: ignore[no-untyped-def]
+    """Store the rows [c, k], c float32 [rows, rank], k float32 [rows, n_rope], at their positions of their sequences.  An
     item is a row."""
     rank = c.shape[1]
     for t in range(first, last):
-        row = ring[positions[t] // CHUNK % ring.shape[0], positions[t] % CHUNK]
-        if ring.itemsize == 2:
+        row = latents[table[sequences[t], positions[t] // CHUNK], positions[t] % CHUNK]
+        if latents.itemsize == 2:
             for i in range(rank):
                 row[i] = float_to_half(c[t, i])
             for i in range(k.shape[1]):
@@ -49,11 +50,11 @@ def append_rows(c, k, positions, ring, first, last):  # type: ignore[no-untyped-
 
 
 @njit(cache=True, error_model="numpy")
-def widen(ring, chunk, count, rows):  # type: ignore[no-untyped-def]
-    """rows float32 [64, width]: the first ``count`` rows of a chunk, converted exactly."""
+def widen(latents, page, count, rows):  # type: ignore[no-untyped-def]
+    """rows float32 [64, width]: the first ``count`` rows of a page, converted exactly."""
     for j in range(count):
-        source, target = ring[chunk, j], rows[j]
-        if ring.itemsize == 2:
+        source, target = latents[page, j], rows[j]
+        if latents.itemsize == 2:
             for i in range(target.size):
                 target[i] = half_to_float(source[i])
         else:
@@ -74,16 +75,17 @@ def turn(q, r, scale, turned):  # type: ignore[no-untyped-def]
 
 @family
 def attend_groups(group: int = GROUP) -> Callable[..., None]:
-    """The kernel ``attend_groups(q, r, ring, positions, scale, tops, sums, first, last)`` for groups of so many chunks.
+    """The kernel ``attend_groups(q, r, latents, positions, sequences, table, scale, tops, sums, first, last)`` for groups of
+    so many chunks.
 
-    positions int32 [rows]; item t * groups + g is group g of row t.  Groups that a row does not see are left as they are.
+    Item t * groups + g is group g of row t.  Groups that a row does not see are left as they are.
     """
     add = add_weighted(False)
 
     @njit(error_model="numpy")
-    def attend_groups(q, r, ring, positions, scale, tops, sums, first, last):  # type: ignore[no-untyped-def]
+    def attend_groups(q, r, latents, positions, sequences, table, scale, tops, sums, first, last):  # type: ignore[no-untyped-def]
         _, n_head, rank = q.shape
-        chunks, width, n_groups = ring.shape[0], i64(ring.shape[2]), tops.shape[1]
+        width, n_groups = i64(latents.shape[2]), tops.shape[1]
         lanes, four = i64(-(-n_head // LANES) * LANES), i64(ROWS)
         turned, rows = np.zeros((width, lanes), np.float32), np.zeros((CHUNK, width), np.float32)
         scores, p = np.empty((CHUNK, lanes), np.float32), np.zeros((lanes, CHUNK), np.float32)
@@ -101,7 +103,7 @@ def attend_groups(group: int = GROUP) -> Callable[..., None]:
             sums[t, g, :, :] = f32(0.0)
             for chunk in range(g * group, min((g + 1) * group, (end - 1) // CHUNK + 1)):
                 seen = i64(min(CHUNK, end - chunk * CHUNK))
-                widen(ring, chunk % chunks, seen, rows)
+                widen(latents, table[sequences[t], chunk], seen, rows)
                 clear(scores, scores.size)
                 # Lanes are heads: a row is multiplied by all queries.  Rows behind the last visible one do not count.
                 for j in range(i64(0), seen, four):

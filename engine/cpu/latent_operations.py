@@ -70,7 +70,7 @@ class LatentOperations(PassOperations):
         queries = self.latent_queries(latent, q, q_rope, batch)
         self._tell("query", queries[0])
         self._tell("rotated query", queries[1])
-        o = self._attend_latents(*queries, cache, batch.positions, latent.scale)
+        o = self._attend_latents(*queries, cache, batch, latent.scale)
         pairs = pairs_of_heads(rows, n_head)
         (out,) = self._expert_products(o.reshape(rows * n_head, -1), pairs, latent.v_b)
         return out.reshape(rows, -1)
@@ -85,7 +85,8 @@ class LatentOperations(PassOperations):
     ) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
         k = self._rotate(k_rope.reshape(batch.rows, 1, -1), batch.positions, latent.table, False, False)
-        given = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1), batch.positions, cache.rows
+        rows = self._norm(c, latent.norm, latent.eps, True), k.reshape(batch.rows, -1)
+        given = *rows, batch.positions, self.slots_of(batch), cache.table, cache.rows
         self.do(latent_attention.append_rows, *given, items=batch.rows, ns=1.0 * cache.width)
 
     def latent_queries(
@@ -106,18 +107,18 @@ class LatentOperations(PassOperations):
         return parts[0], parts[1]
 
     def _attend_latents(
-        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], positions: np.ndarray, scale: float
+        self, q: np.ndarray, r: np.ndarray, cache: LatentCache[np.ndarray], batch: Pass[np.ndarray], scale: float
     ) -> np.ndarray:
         """Attend both parts of the queries over the cache: float32 [rows, n_head, rank]."""
         rows, n_head, rank = q.shape
-        at_once, groups = parts(n_head, rank, cache.chunks, max(self.max_rows, STEP_ROWS))
-        out = self.empty(q.shape)
+        at_once, groups = parts(n_head, rank, cache.table.shape[1], max(self.max_rows, STEP_ROWS))
+        out, sequences = self.empty(q.shape), self.slots_of(batch)
         most = self._parts((at_once, groups, n_head, 2)), self._parts((at_once, groups, n_head, rank))
         for first in range(0, rows, at_once):
             part = slice(first, min(first + at_once, rows))
-            count, here = part.stop - first, positions[part]
+            count, here = part.stop - first, batch.positions[part]
             tops, sums = (array[:count] for array in most)
-            given = q[part], r[part], cache.rows, here, f32(scale), tops, sums
+            given = q[part], r[part], cache.rows, here, sequences[part], cache.table, f32(scale), tops, sums
             ns = n_head * GROUP * CHUNK * (cache.width + rank) / 32.0
             self.do(latent_attention.attend_groups(), *given, items=count * groups, ns=ns)
             ended = tops, sums, here, out[part]

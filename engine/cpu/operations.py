@@ -216,8 +216,9 @@ class PassOperations(CompressedOperations):
             q = self.empty((batch.rows, heads.n_head * heads.d_k))
             self.do(glu.ungated, both, q.reshape(-1, heads.d_k), items=both.shape[0], ns=0.1 * heads.d_k)
         queries, k, v = self._prepared(heads, [q, k, v], batch, table)
-        self.append(cache, k, v, batch.positions)
-        out = self.attend(queries, cache, batch.positions, heads.scale, sinks=heads.sinks)
+        slots = self.slots_of(batch)
+        self.append(cache, k, v, batch.positions, slots)
+        out = self.attend(queries, cache, batch.positions, heads.scale, sinks=heads.sinks, sequences=slots)
         if both is not None:
             self.do(glu.sigmoid_gate, out.reshape(-1, heads.d_v), both, items=both.shape[0], ns=1.0 * heads.d_v)
         return out
@@ -233,11 +234,11 @@ class PassOperations(CompressedOperations):
         window: int,
     ) -> np.ndarray:
         """Attend q [rows, n_head * d_k], rotated by the rows' positions unless ``table`` is None, over the cached positions
-        up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
-        Nothing is stored.
+        of the rows' sequences up to ``last`` int32 [rows], at most ``window`` positions back (0: all): float32 [rows,
+        n_head * d_v].  Nothing is stored.
         """
         (queries,) = self._prepared(heads, [q], batch, table)
-        return self.attend(queries, cache, last, heads.scale, window, heads.sinks)
+        return self.attend(queries, cache, last, heads.scale, window, heads.sinks, self.slots_of(batch))
 
     def _prepared(
         self, heads: Heads[np.ndarray], given: list[np.ndarray], batch: Pass[np.ndarray], table: np.ndarray | None
@@ -287,7 +288,7 @@ class PassOperations(CompressedOperations):
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
         k, v = self._prepared(heads, [k, v], batch, table)
-        self.append(cache, k, v, batch.positions)
+        self.append(cache, k, v, batch.positions, self.slots_of(batch))
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, neox: bool) -> np.ndarray:
         """Rotate x [rows, heads, head_dim] by its positions, in place; returns x."""
@@ -315,26 +316,27 @@ class PassOperations(CompressedOperations):
 
         gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
         """
-        rows, positions, d = batch.rows, batch.positions, net.state_size
-        y = self.convolved(net, x, memory, positions)
+        rows, d = batch.rows, net.state_size
+        places = batch.positions, self.slots_of(batch)
+        y = self.convolved(net, x, memory, batch)
         self._tell("convolved", y)
         out = self.empty((rows, net.n_v, d))
         beta_at = 0 if len(gates) == 2 else net.n_v
         lists = memory.states, memory.keys, memory.deltas, memory.decays
-        given = gates[0], gates[-1], beta_at, net.a, net.dt, positions, *lists, out
+        given = gates[0], gates[-1], beta_at, net.a, net.dt, *places, *lists, out
         ns = (rows + 1) * d * d / 32.0
         self.do(delta_net.delta_rule, y, net.n_k, net.grouped, *given, items=net.n_v, ns=ns)
-        self.do(delta_net.keep_keys, y, net.n_k, positions, memory.keys, items=rows, ns=0.1 * net.n_k * d)
+        self.do(delta_net.keep_keys, y, net.n_k, *places, memory.keys, items=rows, ns=0.1 * net.n_k * d)
         return out.reshape(rows, -1)
 
     def convolved(
-        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], positions: np.ndarray
+        self, net: DeltaNet[np.ndarray], x: np.ndarray, memory: RecurrentLayer[np.ndarray], batch: Pass[np.ndarray]
     ) -> np.ndarray:
         """The inputs of the rule made from x: float32 [rows, n_channels], queries and keys, normalized, and values."""
         rows, channels = x.shape
         y = self.empty(x.shape)
         block = delta_net.CHANNELS
-        given = x, positions, net.conv1d, memory.conv, y
+        given = x, batch.positions, self.slots_of(batch), net.conv1d, memory.conv, y
         self.do(delta_net.causal_conv, *given, items=-(-channels // block), ns=3.0 * block * rows)
         d, items = net.state_size, rows * 2 * net.n_k
         self.do(delta_net.l2_norm, y, net.n_k, d, f32(net.eps), f32(1.0 / d**0.5), items=items, ns=20 + 0.5 * d)
@@ -455,15 +457,16 @@ class PassOperations(CompressedOperations):
         return x
 
     def keep_rows(self, ring: np.ndarray, x: np.ndarray, batch: Pass[np.ndarray]) -> None:
-        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
-        self.do(mtp.keep_rows, ring, x, batch.positions, items=x.shape[0], ns=0.1 * x.shape[1])
+        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
+        given = ring, x, batch.positions, self.slots_of(batch)
+        self.do(mtp.keep_rows, *given, items=x.shape[0], ns=0.1 * x.shape[1])
 
     def beside(self, e: np.ndarray, hiddens: np.ndarray, batch: Pass[np.ndarray]) -> np.ndarray:
-        """e [rows, n] and the row of the ring ``hiddens`` [length, m] for the position before, concatenated: float32
-        [rows, n + m]."""
-        rows, n = e.shape[0], e.shape[1] + hiddens.shape[1]
+        """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
+        float32 [rows, n + m]."""
+        rows, n = e.shape[0], e.shape[1] + hiddens.shape[2]
         out = self.empty((rows, n))
-        self.do(mtp.beside, e, hiddens, batch.positions, out, items=rows, ns=0.1 * n)
+        self.do(mtp.beside, e, hiddens, batch.positions, self.slots_of(batch), out, items=rows, ns=0.1 * n)
         return out
 
     def mtp_input(
@@ -475,10 +478,11 @@ class PassOperations(CompressedOperations):
         batch: Pass[np.ndarray],
         eps: float,
     ) -> np.ndarray:
-        """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
+        """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position
+        before (zeros at position 0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [sequences, length, s n],
+        float32 [rows * s, 2 n]."""
         rows, n = e.shape
-        out = self.empty((rows * (hiddens.shape[1] // n), 2 * n))
-        given = e, e_norm, hiddens, h_norm, batch.positions, f32(eps), out
+        out = self.empty((rows * (hiddens.shape[2] // n), 2 * n))
+        given = e, e_norm, hiddens, h_norm, batch.positions, self.slots_of(batch), f32(eps), out
         self.do(mtp.mtp_input, *given, items=rows, ns=0.6 * n)
         return out

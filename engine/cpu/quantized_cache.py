@@ -152,19 +152,23 @@ def store(chunk, j, x, bits, by_position):  # type: ignore[no-untyped-def]
     d = x.size
     q = np.empty(BLOCK, np.int8)
     halves = chunk[n_words(d, bits) :].view(np.uint16)
-    mask = u32((1 << bits) - 1)
+    each, mask = 32 // bits, u32((1 << bits) - 1)
     for b in range(d // BLOCK):
         halves[scale_of(j, b, d, by_position)] = quantize_block(x[b * BLOCK : (b + 1) * BLOCK], bits, q)
-        for i in range(BLOCK):
-            word, shift = place_of(j, b * BLOCK + i, d, bits, by_position)
-            value = u32(i32(q[i]) + (i32(8) if bits == 4 else i32(0))) & mask
-            chunk[word] = (chunk[word] & ~(mask << u32(shift))) | (value << u32(shift))
+        # A row may occur twice in a pass, so a word is made of all its elements before it is stored.
+        for first in range(0, BLOCK, each):
+            whole = u32(0)
+            for i in range(first, first + each):
+                value = u32(i32(q[i]) + (i32(8) if bits == 4 else i32(0))) & mask
+                whole |= value << u32(place_of(j, i, d, bits, by_position)[1])
+            chunk[place_of(j, b * BLOCK + first, d, bits, by_position)[0]] = whole
 
 
 @njit(cache=True, error_model="numpy")
-def append(x, positions, bits, by_position, ring, first, last):  # type: ignore[no-untyped-def]
+def append(x, positions, sequences, table, bits, by_position, memory, first, last):  # type: ignore[no-untyped-def]
     """Rotate keys or values (``by_position``) x float32 [rows, n_head_kv, d] and store them at positions int32 [rows] of
-    a ring [n_head_kv, chunks, words]; x is not changed.  An item is a pair of a row and a head, row by row."""
+    the sequences in slots int32 [rows], in ``memory`` uint32 [n_head_kv, pages, words]; table int32 [slots, chunks]; x is not
+    changed.  An item is a pair of a row and a head, row by row."""
     heads = x.shape[1]
     row = np.empty(x.shape[2], np.float32)
     for item in range(first, last):
@@ -172,7 +176,8 @@ def append(x, positions, bits, by_position, ring, first, last):  # type: ignore[
         for i in range(row.size):
             row[i] = x[t, h, i]
         rotate(row)
-        store(ring[h, positions[t] // CHUNK % ring.shape[1]], positions[t] % CHUNK, row, bits, by_position)
+        page = table[sequences[t], positions[t] // CHUNK]
+        store(memory[h, page], positions[t] % CHUNK, row, bits, by_position)
 
 
 # --- what attention reads --------------------------------------------------------------------------------------

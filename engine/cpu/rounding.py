@@ -6,9 +6,9 @@ Formula: latents and compressed rows: blocks of 64 elements before the rotated t
     Queries and keys of the indexer: H x / sqrt(d), H the Hadamard matrix of order d, a power of two; then blocks of 32 in
     the same way, with max(|x|, 6 * 2**-126) <= 6 s, v of type E2M1.
     (ds4, ``dsv4_fp8_kv_quantize_row_inplace_cpu`` and ``dsv4_indexer_qat_row_inplace_cpu``.)
-Shapes: x, y float32 [rows, heads, d]; stored float32 [chunks, 64, d], or for keys [chunks, d, 64]: compressed row r is in
-    chunk r // 64.
-Who owns what: an item of ``round_heads`` is a head of a row; of ``round_rows`` a block that the pass may complete.
+Shapes: x, y float32 [rows, heads, d]; stored float32 [pages, 64, d], or for keys [pages, d, 64]: compressed row r of a
+    sequence is in page table[sequence, r // 64], table int32 [sequences, chunks]; positions, sequences int32 [rows].
+Who owns what: an item of ``round_heads`` is a head of a row; of ``round_rows`` a row of the pass, which may complete a block.
 Reduction order: log2(d) steps of sums and differences of elements 1, 2, 4, ... apart; the maximum does not depend on any.
 Bytes moved: 8 per element.
 """
@@ -17,6 +17,7 @@ import numpy as np
 from numba import njit
 
 from engine.cache.types import CHUNK
+from engine.cpu.compressor import completed
 from engine.numerics import float_to_half, half_to_float, round_to_bits, scale_exponent
 
 f32 = np.float32
@@ -79,19 +80,18 @@ def round_heads(x, n_rot, four, y, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def round_rows(positions, rows, ratio, n_rot, four, stored, first, last):  # type: ignore[no-untyped-def]
-    """Round the rows of the blocks that a pass of ``rows`` rows completes, of the items [first, last): item k is the k-th
-    block that it touches."""
+def round_rows(positions, sequences, ratio, n_rot, four, table, stored, first, last):  # type: ignore[no-untyped-def]
+    """Round the rows of the blocks that the rows [first, last) of a pass complete."""
     d = stored.shape[1] if four else stored.shape[2]
     x = np.empty(d, np.float32)
-    for item in range(first, last):
-        r = positions[0] // ratio + item
-        if (r + 1) * ratio > positions[0] + rows:
-            break
-        chunk, lane = stored[r // CHUNK].reshape(-1), r % CHUNK
+    for t in range(first, last):
+        r = completed(positions, sequences, ratio, t)
+        if r < 0:
+            continue
+        page, lane = stored[table[sequences[t], r // CHUNK]].reshape(-1), r % CHUNK
         place, stride = (lane, CHUNK) if four else (lane * d, 1)
         for j in range(d):
-            x[j] = chunk[place + j * stride]
+            x[j] = page[place + j * stride]
         round_head(x, n_rot, four)
         for j in range(d):
-            chunk[place + j * stride] = x[j]
+            page[place + j * stride] = x[j]

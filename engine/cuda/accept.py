@@ -1,22 +1,30 @@
 """The end of a step on the GPU: which drafts are kept and where the next step begins; and the start of drafting.
 
-Formula: ``engine/cpu/accept.py``.  A step has processed ``rows`` tokens: tokens[0], which is certain, and the drafts after
-    it, tokens[i] at positions[i] = p + i.  Row i predicts position p + i + 1: found[i], and a list of candidates.  The
-    drafts are checked in order until one is rejected, so a step with n accepted drafts yields n + 1 tokens; the last of
-    them is the certain token of the next step.
-Shapes: found, tokens, positions int32 [16]; history int32 [n_ctx], token by position; step int32 [1], the number of steps
-    that have ended; ring int32 [slots][32], slots a power of two, pinned memory of the host, also seen as ``pairs``
-    uint64: words 1 .. of a slot are a step's tokens, word 0 their number, or :data:`EMPTY` before that.  params: words,
-    the seed (low, high), then the float32 p_accept.  Lists: ids int32 and probabilities float32 [16][256], counts int32
-    [16]; row i of the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
-Who owns what: one block.  Exact acceptance: one warp, lane i owns row i.  Otherwise 256 threads; thread j compares candidate
-    j of every list, and then owns candidate j of the rejected row.
+Formula: ``engine/cpu/accept.py``.  A step has up to 16 rows, those of one or more *entries*, the answers in it: entry e owns
+    rows starts[e] .. starts[e + 1] - 1, its certain token and the drafts after it, tokens[i] at positions p + i.  Row i
+    of them predicts position p + i + 1: found[i], and a list of candidates.  The drafts are checked in order until one is
+    rejected, so an entry with n accepted drafts yields n + 1 tokens; the last of them is its certain token in the next
+    step.  An entry without rows is padding: nothing is written for it.
+Shapes: found, tokens, positions, sequences int32 [16], by row; sequences: the *slot* of a row's answer, the place of what is
+    kept from step to step.  starts int32 [17].  By slot: history int32 [slots, n_ctx], token by position; at int32 [slots],
+    the position of the certain token; step int32 [slots], the number of steps that have ended; params, :data:`PARAMS_WORDS`
+    words each, the seed (low, high), then the float32 p_accept; ring int32 [slots][ring_slots][32], ring_slots a power of
+    two, pinned memory of the host, also seen as ``pairs`` uint64: words 1 .. of a part are a step's tokens, word 0 their
+    number, or :data:`EMPTY` before that.  Lists: ids int32 and probabilities float32 [16][256], counts int32 [16]; row i of
+    the drafts' lists belongs to tokens[i + 1], and a count of 0 says that this draft is certain.
+Who owns what: a block per entry, which writes only the entry's rows and its slot.  Exact acceptance: one warp, lane i owns
+    row i of the entry.  Otherwise 256 threads; thread j compares candidate j of every list, and then owns candidate j of the
+    rejected row.  ``propose``, ``lay_out``: one warp for all.
 Reduction order: none, only maxima and a first index.
-Bytes moved: a few hundred; with lists, 8 x 256 for each.
+Bytes moved: a few hundred per entry; with lists, 8 x 256 for each.
+
+The host writes starts, and the slots of the rows in use, only between launches, so kernels read both early.
 
 The host sees a step when word 0 changes.  A step of one token, the only kind in plain decoding, is a single store of 8 bytes
 and so needs no fence: over a bus, a fence takes as long as everything else.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numba import cuda
@@ -24,6 +32,7 @@ from numba import cuda
 from engine.cpu.accept import ACCEPT_SEED, RESAMPLE_SEED
 from engine.cpu.sample import pack, place_of
 from engine.cuda.intrinsics import (
+    advance,
     bits_float,
     gumbel,
     lane_xor_int,
@@ -43,18 +52,18 @@ u64 = np.uint64
 I = np.int32  # noqa: E741
 
 MOST_ROWS = MOST_DRAFTS + 1
-"""Rows of the largest step."""
+"""Rows of the largest step, and the most entries."""
 MOST_K = 256
 """Entries of the longest list of candidates, and the number of threads that examine one."""
 SLOT = 32
-"""Words of a slot of the ring."""
+"""Words of a step's part of a ring."""
 EMPTY = -(2**31)
-"""Word 0 of a slot that has not been written."""
+"""Word 0 of a part that has not been written."""
 
-SEED, P_ACCEPT = 0, 2
-"""Offsets, in words of 32 bits, of what acceptance reads from the parameters of a sampler."""
+SEED, P_ACCEPT, PARAMS_WORDS = 0, 2, 2060
+"""Offsets, in words of 32 bits, of what acceptance reads from the parameters of a sampler, and their size."""
 
-_STEP = (I32P, i32, i32, I32P, I32P, I32P, I32P, U64P, i32, I32P)
+_STEP = (I32P, I32P, i32, I32P, I32P, I32P, I32P, I32P, I32P, U64P, i32, I32P)
 _LISTS = (I32P, F32P, I32P)
 
 
@@ -86,15 +95,17 @@ def first_refused(stays):  # type: ignore[no-untyped-def]
 
 
 @device
-def end_step(mine, n, p, done, n_ctx, tokens, positions, history, ring, pairs, slots, step):  # type: ignore[no-untyped-def]
-    """Commit a step whose tokens are the ``mine`` of lanes 0 .. n.  One warp calls it, when no thread reads the inputs any
-    more.
+def end_step(  # type: ignore[no-untyped-def]
+    mine, n, own, p, done, n_ctx, tokens, positions, history, at_slot, ring, pairs, ring_slots, step
+):
+    """Commit the step of an entry whose tokens are the ``mine`` of lanes 0 .. n and whose next one has ``own`` rows at most.
+    One warp calls it, when no thread reads the inputs any more.  All pointers are to the entry's own part.
 
     A row that cannot be sampled passes token 0 to whatever runs next, and its reason to the host.  Positions stop at the
     end of the context, so that steps started beyond it stay inside the cache.
     """
     lane = I(cuda.threadIdx.x)
-    slot = I(done & (slots - 1))
+    part = I(done & (ring_slots - 1))
     at = I(p + 1 + lane)
     if lane <= n:
         token = max(mine, I(0))
@@ -103,21 +114,33 @@ def end_step(mine, n, p, done, n_ctx, tokens, positions, history, ring, pairs, s
         if lane == n:
             tokens[0] = token
         if lane > 0:
-            ring[slot * SLOT + 1 + lane] = mine
-    if lane < MOST_ROWS and p + 1 + n < n_ctx:
+            ring[part * SLOT + 1 + lane] = mine
+    if lane < own and p + 1 + n < n_ctx:
         positions[lane] = I(at + n)
     if n > 0:
         cuda.threadfence_system()
         cuda.syncwarp()
     if lane == 0:
-        pairs[slot * (SLOT // 2)] = u64(u32(n + 1)) | (u64(u32(mine)) << u64(32))
+        pairs[part * (SLOT // 2)] = u64(u32(n + 1)) | (u64(u32(mine)) << u64(32))
         step[0] = I(done + 1)
+        if p + 1 + n < n_ctx:
+            at_slot[0] = I(p + 1 + n)
+
+
+@device
+def rows_to_place(rows):  # type: ignore[no-untyped-def]
+    """How many rows of the next step get their positions: those of the entry; if it is alone, all 16, because its next step
+    may have more drafts."""
+    return I(MOST_ROWS) if cuda.gridDim.x == 1 else I(rows)
 
 
 @kernel(*_STEP, I32P, *_LISTS, *_LISTS, threads=MOST_K)
 def accept(mode: str) -> KernelCode:
-    """The end of a step, after ``argmax`` or ``draw``.  Grid: 1 block, of a warp if ``mode`` is "exact" and of
-    :data:`MOST_K` threads otherwise.  Exact acceptance reads no parameters and no lists; p-min reads no draft lists."""
+    """The end of a step, after ``argmax`` or ``draw``.  Grid: a block per entry, of a warp if ``mode`` is "exact" and of
+    :data:`MOST_K` threads otherwise.  Exact acceptance reads no parameters and no lists; p-min reads no draft lists.
+
+    Entry e writes tokens[starts[e]] and the positions of its own rows; the only entry of a launch, those of all 16 rows.
+    """
     return _accept_exact() if mode == "exact" else _accept_listed(mode == "ratio")
 
 
@@ -126,21 +149,60 @@ def _accept_exact() -> DeviceFunction:
 
     @cuda.jit
     def accept(  # type: ignore[no-untyped-def]
-        found, rows, n_ctx, tokens, positions, history, ring, pairs, slots, step, params, ids, p, n_p, other_ids, q, n_q
+        found,
+        starts,
+        n_ctx,
+        tokens,
+        positions,
+        sequences,
+        history,
+        certain,
+        ring,
+        pairs,
+        ring_slots,
+        step,
+        params,
+        ids,
+        p,
+        n_p,
+        other_ids,
+        q,
+        n_q,
     ):
         let_next_begin()
         lane = I(cuda.threadIdx.x)
+        start = starts[cuda.blockIdx.x]
+        rows = I(starts[cuda.blockIdx.x + 1] - start)
+        # An entry without rows may begin at row 16, past the end.
+        slot = sequences[min(start, I(most_drafts))]
         wait_for_inputs()
-        mine = found[min(lane, I(most_drafts))]
-        draft = tokens[min(lane + 1, I(most_drafts))]
-        first = positions[0]
-        done = step[0]
+        if rows <= 0:
+            return
+        mine = found[min(I(start + lane), I(most_drafts))]
+        draft = tokens[min(I(start + lane + 1), I(most_drafts))]
+        first = positions[start]
+        done = step[slot]
         n = I(0)
         if rows > 1:
             n = first_refused(lane < rows - 1 and mine == draft)
         # Every lane has read what some lanes are about to write.
         cuda.syncwarp()
-        end_step(mine, n, first, done, n_ctx, tokens, positions, history, ring, pairs, slots, step)
+        end_step(
+            mine,
+            n,
+            rows_to_place(rows),
+            first,
+            done,
+            n_ctx,
+            advance(tokens, start),
+            advance(positions, start),
+            advance(history, I(slot * n_ctx)),
+            advance(certain, slot),
+            advance(ring, I(slot * ring_slots * SLOT)),
+            advance(pairs, I(slot * ring_slots * (SLOT // 2))),
+            ring_slots,
+            advance(step, slot),
+        )
 
     return accept
 
@@ -151,7 +213,25 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
 
     @cuda.jit
     def accept(  # type: ignore[no-untyped-def]
-        found, rows, n_ctx, tokens, positions, history, ring, pairs, slots, step, params, ids, p, n_p, other_ids, q, n_q
+        found,
+        starts,
+        n_ctx,
+        tokens,
+        positions,
+        sequences,
+        history,
+        certain,
+        ring,
+        pairs,
+        ring_slots,
+        step,
+        params,
+        ids,
+        p,
+        n_p,
+        other_ids,
+        q,
+        n_q,
     ):
         let_next_begin()
         drafts = cuda.shared.array(MOST_ROWS, np.int32)
@@ -167,23 +247,30 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
         other_candidates = cuda.local.array(most_drafts, np.int32)
         thread = I(cuda.threadIdx.x)
         lane = I(thread & 31)
+        start = starts[cuda.blockIdx.x]
+        rows = I(starts[cuda.blockIdx.x + 1] - start)
+        # An entry without rows may begin at row 16, past the end.
+        slot = sequences[min(start, I(most_drafts))]
+        chosen_by = advance(params, I(slot * PARAMS_WORDS))
         wait_for_inputs()
+        if rows <= 0:
+            return
 
         # All loads are issued before the first result is needed; past the last draft, its list is loaded again.
         last = max(I(rows - 2), I(0))
         for i in range(most_drafts):
-            candidates[i] = ids[MOST_K * min(I(i), last) + thread]
+            candidates[i] = ids[MOST_K * (start + min(I(i), last)) + thread]
             if ratio:
-                other_candidates[i] = other_ids[MOST_K * min(I(i), last) + thread]
-        first = positions[0]
-        done = step[0]
-        seed = u64(u32(params[SEED])) | (u64(u32(params[SEED + 1])) << u64(32))
+                other_candidates[i] = other_ids[MOST_K * (start + min(I(i), last)) + thread]
+        first = positions[start]
+        done = step[slot]
+        seed = u64(u32(chosen_by[SEED])) | (u64(u32(chosen_by[SEED + 1])) << u64(32))
         if thread < MOST_ROWS:
-            drafts[thread] = tokens[min(thread + 1, I(most_drafts))]
-            sizes[thread] = n_p[thread]
+            drafts[thread] = tokens[min(I(start + thread + 1), I(most_drafts))]
+            sizes[thread] = n_p[min(I(start + thread), I(most_drafts))]
             places[thread] = I(-1)
             if ratio:
-                other_sizes[thread] = n_q[thread]
+                other_sizes[thread] = n_q[min(I(start + thread), I(most_drafts))]
                 other_places[thread] = I(-1)
         cuda.syncthreads()
         for i in range(most_drafts):
@@ -197,35 +284,36 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
             stays = False
             if lane < rows - 1:
                 x = drafts[lane]
-                drawn = found[lane]
-                p_x = p[MOST_K * lane + places[lane]] if places[lane] >= 0 else f32(0.0)
+                drawn = found[start + lane]
+                list_of = I(MOST_K * (start + lane))
+                p_x = p[list_of + places[lane]] if places[lane] >= 0 else f32(0.0)
                 if ratio:
                     q_x = f32(1.0) if other_sizes[lane] == 0 else f32(0.0)
                     if other_places[lane] >= 0:
-                        q_x = q[MOST_K * lane + other_places[lane]]
+                        q_x = q[list_of + other_places[lane]]
                     u = uniform(seed ^ ACCEPT_SEED, I(first + 1 + lane), x)
                     stays = drawn >= 0 and u * q_x < p_x
                 else:
-                    stays = drawn >= 0 and (x == drawn or p_x >= bits_float(params[P_ACCEPT]))
+                    stays = drawn >= 0 and (x == drawn or p_x >= bits_float(chosen_by[P_ACCEPT]))
             n = first_refused(stays)
             if lane == 0:
                 accepted[0] = n
         cuda.syncthreads()
         n = accepted[0]
-        word = found[n]
+        word = found[start + n]
         if ratio and n < rows - 1 and word >= 0:
             # The draw that replaces the rejected draft.
             size = sizes[n]
             other_size = other_sizes[n]
-            at = I(MOST_K * n + thread)
+            place = I(MOST_K * (start + n) + thread)
             token = I(0)
             share = f32(0.0)
             if thread < size:
-                token = ids[at]
-                share = p[at]
+                token = ids[place]
+                share = p[place]
             if thread < other_size:
-                others[thread] = other_ids[at]
-                q_others[thread] = q[at]
+                others[thread] = other_ids[place]
+                q_others[thread] = q[place]
             cuda.syncthreads()
             other = f32(1.0) if other_size == 0 and token == drafts[n] else f32(0.0)
             i = I(0)
@@ -249,77 +337,165 @@ def _accept_listed(ratio: bool) -> DeviceFunction:
                 word = I(place_of(warp_max(keys[lane] if lane < warps else u64(0))))
         if thread < 32:
             mine = drafts[lane & most_drafts] if lane < n else I(word)
-            end_step(mine, n, first, done, n_ctx, tokens, positions, history, ring, pairs, slots, step)
+            end_step(
+                mine,
+                n,
+                rows_to_place(rows),
+                first,
+                done,
+                n_ctx,
+                advance(tokens, start),
+                advance(positions, start),
+                advance(history, I(slot * n_ctx)),
+                advance(certain, slot),
+                advance(ring, I(slot * ring_slots * SLOT)),
+                advance(pairs, I(slot * ring_slots * (SLOT // 2))),
+                ring_slots,
+                advance(step, slot),
+            )
 
     return accept
 
 
-# --- drafts ----------------------------------------------------------------------------------------------------
+# --- the start of a step ---------------------------------------------------------------------------------------
 
 
-@kernel(I32P, i32, i32, I32P, I32P, I32P, I32P, I32P, threads=32)
-def propose(scripted: bool) -> KernelCode:
-    """The end of a draft model's step: its token becomes its next input and ``out[0]``, a draft in the target's step.
+LAYOUT = 5 * MOST_ROWS + 2
+"""Words of a layout: of each row the slot, its place in its entry, its draft, and whether it is in use; the first row of each
+entry."""
 
-    ``last``: the row that was sampled, whose token is found[0]; ``tokens``, ``positions``: the draft model's; ``script``
-    int32 [n_ctx]: if ``scripted``, the token proposed for a position instead of the model's own, unless negative.
-    Grid: 1 block of a warp, whose first lane does all the work.
+
+def write_layout(layout: np.ndarray, entries: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    """Describe the rows of a step for ``lay_out``: layout int32 [LAYOUT].  entries: the slot of each answer, its number of
+    rows, and its drafts, if the host has found them.
+
+    Rows that no entry uses are copies of the last one in use, so that its results are computed again and change nothing;
+    those of a single entry are the ones that its later steps may use.
     """
+    slots, places, drafts, used = (layout[MOST_ROWS * n : MOST_ROWS * (n + 1)] for n in range(4))
+    starts = layout[4 * MOST_ROWS :]
+    row = 0
+    for entry, (slot, rows, tokens) in enumerate(entries):
+        starts[entry] = row
+        slots[row : row + rows], places[row : row + rows] = slot, np.arange(rows)
+        drafts[row : row + rows] = -1
+        drafts[row + 1 : row + 1 + len(tokens)] = tokens
+        row += rows
+    starts[len(entries) :] = row
+    used[:row], used[row:] = 1, 0
+    slots[row:], drafts[row:] = slots[row - 1], drafts[row - 1]
+    places[row:] = places[row - 1] if len(entries) > 1 else np.arange(row, MOST_ROWS)
+
+
+@kernel(I32P, i32, *[I32P] * 6, threads=32)
+def lay_out() -> KernelCode:
+    """The rows of a step as ``layout`` int32 [LAYOUT], in the host's pinned memory, describes them (``write_layout``):
+    tokens, positions and slots of 16 rows, and the first rows of entries, from at int32 [slots], the position of the certain
+    token of each answer, and history.  Grid: 1 block of a warp, lane r for row r."""
 
     @cuda.jit
-    def propose(found, last, n_ctx, tokens, positions, history, script, out):  # type: ignore[no-untyped-def]
+    def lay_out(layout, n_ctx, at, history, tokens, positions, sequences, starts):  # type: ignore[no-untyped-def]
         let_next_begin()
+        row = I(cuda.threadIdx.x)
         wait_for_inputs()
-        if cuda.threadIdx.x == 0:
-            token = max(found[0], I(0))
-            position = I(positions[last] + 1)
-            if scripted and position < n_ctx and script[position] >= 0:
-                token = script[position]
-            tokens[0] = token
-            positions[0] = position
-            out[0] = token
-            if position < n_ctx:
-                history[position] = token
+        if row <= MOST_ROWS:
+            starts[row] = layout[4 * MOST_ROWS + row]
+        if row < MOST_ROWS:
+            slot, place = layout[row], layout[MOST_ROWS + row]
+            draft, used = layout[2 * MOST_ROWS + row], layout[3 * MOST_ROWS + row]
+            position = I(at[slot] + place)
+            known = advance(history, I(slot * n_ctx))
+            token = draft
+            if place == 0:
+                token = known[position]
+            tokens[row] = max(token, I(0))
+            positions[row] = min(position, I(n_ctx - 1))
+            sequences[row] = slot
+            if used > 0 and draft >= 0 and position < n_ctx:
+                known[position] = draft
 
-    return propose
+    return lay_out
 
 
-@kernel(I32P, I32P, I32P, I32P, I32P, threads=32)
+# --- drafts of a model -----------------------------------------------------------------------------------------
+
+
+@kernel(I32P, I32P, I32P, i32, I32P, I32P, I32P, I32P, I32P, threads=32)
 def begin_draft(rows: int, anchored: bool) -> KernelCode:
-    """The first inputs of a draft model in a step: the last ``rows`` tokens up to the target's certain one, at
-    target_positions[0], which must be at least rows - 1.  If ``anchored``, that position and the one before it are written to
-    anchor int32 [2].  Grid: 1 block of a warp."""
+    """The first inputs of a draft model in a step: for entry e in rows e * rows .. of its tokens, positions and sequences the
+    last ``rows`` tokens up to the target's certain one, whose position must be at least rows - 1.  If ``anchored``, that
+    position and the one before it are written to anchor int32 [2, 16] in column e * rows.  An entry without rows repeats the
+    certain token of the last entry that has some.  Grid: a block per entry, of a warp."""
 
     @cuda.jit
-    def begin_draft(target_positions, history, tokens, positions, anchor):  # type: ignore[no-untyped-def]
+    def begin_draft(  # type: ignore[no-untyped-def]
+        starts, target_positions, target_sequences, n_ctx, history, tokens, positions, sequences, anchor
+    ):
         let_next_begin()
         lane = I(cuda.threadIdx.x)
+        entry = I(cuda.blockIdx.x)
+        start = starts[entry]
+        while entry > 0 and start == starts[entry + 1]:
+            entry = I(entry - 1)
+            start = starts[entry]
+        back = I(rows - 1 - lane) if entry == I(cuda.blockIdx.x) else I(0)
         wait_for_inputs()
+        certain = target_positions[start]
+        slot = target_sequences[start]
         if lane < rows:
-            position = I(target_positions[0] - (rows - 1) + lane)
-            tokens[lane] = history[position]
-            positions[lane] = position
+            row = I(cuda.blockIdx.x * rows + lane)
+            tokens[row] = history[slot * n_ctx + certain - back]
+            positions[row] = I(certain - back)
+            sequences[row] = slot
         if anchored and lane < 2:
-            anchor[lane] = I(target_positions[0] - lane)
+            anchor[MOST_ROWS * lane + cuda.blockIdx.x * rows] = I(certain - lane)
 
     return begin_draft
 
 
-@kernel(I32P, i32, i32, I32P, I32P, I32P, threads=32)
-def place() -> KernelCode:
-    """Copy n drafts that the host has chosen, ``drafts`` int32 [n] in its pinned memory, into the target's step.
-    Grid: 1 block of a warp."""
+@kernel(I32P, i32, i32, i32, i32, I32P, I32P, I32P, I32P, I32P, I32P, I32P, threads=32)
+def propose(scripted: bool) -> KernelCode:
+    """The end of a draft model's step: the token that entry e has found, found[e], becomes its next input, in row e, and its
+    draft number ``draft`` in the target's step, unless that has fewer rows for it: ``out``, the target's tokens.
+
+    ``rows``: rows of an entry in the step that ends, the last of which was sampled; ``tokens``, ``positions``,
+    ``sequences``: the draft model's; ``script`` int32 [slots, n_ctx]: if ``scripted``, the token proposed for a position
+    instead of the model's own, unless negative.
+    Grid: 1 block of a warp, lane e for entry e: one that writes row e may do so only when all have read theirs.
+    """
 
     @cuda.jit
-    def place(drafts, n, n_ctx, tokens, positions, history):  # type: ignore[no-untyped-def]
+    def propose(  # type: ignore[no-untyped-def]
+        found, n_entries, rows, draft, n_ctx, starts, tokens, positions, sequences, history, script, out
+    ):
         let_next_begin()
-        lane = I(cuda.threadIdx.x)
+        entry = I(cuda.threadIdx.x)
+        token = I(0)
+        position = I(0)
+        slot = I(0)
         wait_for_inputs()
-        if lane < n:
-            token = drafts[lane]
-            at = I(positions[0] + 1 + lane)
-            tokens[1 + lane] = token
-            if at < n_ctx:
+        if entry < n_entries:
+            row = I(entry * rows + rows - 1)
+            token = max(found[entry], I(0))
+            position = I(positions[row] + 1)
+            slot = sequences[row]
+        cuda.syncwarp()
+        if entry < n_entries:
+            if position < n_ctx:
+                at = I(slot * n_ctx + position)
+                if scripted and script[at] >= 0:
+                    token = script[at]
                 history[at] = token
+            tokens[entry] = token
+            # Drafts that only other answers have room for may be made past the end of the context.
+            positions[entry] = min(position, I(n_ctx - 1))
+            sequences[entry] = slot
+            place = I(starts[entry] + 1 + draft)
+            if place < starts[entry + 1]:
+                out[place] = token
+                if place + 1 == starts[n_entries]:
+                    # Rows after the last one in use are copies of it.
+                    for row in range(place + 1, MOST_ROWS):
+                        out[row] = token
 
-    return place
+    return propose

@@ -9,6 +9,7 @@ usually feed a matrix product, which reads int8, so one kernel computes and quan
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -40,12 +41,12 @@ from engine.cuda.products.mixture import Mixture
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.memory import Memory
-from engine.cuda.runtime.plans import Plans
+from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
 from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
-from engine.decode.sampler import Sampler, SamplingParams
+from engine.decode.sampler import SamplingParams
 from engine.gguf.pages import touch
 from engine.limits import STEP_ROWS
 from engine.models.activation import Activation
@@ -55,7 +56,6 @@ from engine.models.heads import Heads
 from engine.models.latent import Latent
 from engine.models.weights import Weight
 from engine.ops import AnyOperations, Decoder, DeviceMemory, Forward, Observation, Observer, Progress
-from engine.speculative.params import SpeculationParams
 from engine.speculative.steps import Steps
 
 BATCH_SIZE = 1024
@@ -94,7 +94,12 @@ class Backend(CompressedOperations):
         #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
         self._inputs = self.inputs()
-        self.tokens, self.positions = self._inputs.tokens, self._inputs.positions
+        assert self._inputs.sequences is not None
+        self.tokens, self.positions, self.sequences = (
+            self._inputs.tokens,
+            self._inputs.positions,
+            self._inputs.sequences,
+        )
 
     # --- the device --------------------------------------------------------------------------------------------
 
@@ -191,10 +196,11 @@ class Backend(CompressedOperations):
         self._memory.loaded()
 
     def inputs(self) -> Pass[Tensor]:
-        """Memory for the tokens and positions of passes that run between the steps of an answer, int32 [rows] each.  The
-        steps themselves use ``tokens`` and ``positions``."""
+        """Memory for the tokens, positions and slots of passes that run between the steps of an answer, int32 [rows] each.
+        The steps themselves use ``tokens`` and ``positions``."""
         rows = max(self.max_rows, STEP_ROWS)
-        return Pass(self.zeros((rows,), np.int32), self.zeros((rows,), np.int32))
+        tokens, positions, sequences = (self.zeros((rows,), np.int32) for _ in range(3))
+        return Pass(tokens, positions, sequences)
 
     # --- passes ------------------------------------------------------------------------------------------------
 
@@ -206,29 +212,43 @@ class Backend(CompressedOperations):
         inputs: Pass[Tensor] | None = None,
     ) -> np.ndarray | None:
         """Run ``forward(batch, n_logits)`` and return its result, float32 [n_logits, n_vocab], or None for no logits.  The
-        first call with a number of rows records the pass.
+        first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
+        padded with copies of its last row.
 
-        inputs: the memory for tokens and positions; None: ``tokens`` and ``positions``.
+        inputs: the memory for tokens, positions and slots; None: ``tokens``, ``positions`` and ``sequences``.
         """
-        plan = self.plan(forward, batch.rows, n_logits, inputs)
-        place = inputs or self._inputs
-        self.device.write(place.tokens.address, batch.tokens)
-        self.device.write(place.positions.address, batch.positions)
+        place, rows = inputs or self._inputs, padded(batch.rows) if batch.mixed else batch.rows
+        plan = self.plan(forward, rows, rows if batch.mixed else n_logits, inputs, batch.mixed)
+        assert place.sequences is not None
+        slots = np.zeros(batch.rows, np.int32) if batch.sequences is None else batch.sequences
+        given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
+        for target, numbers in given:
+            self.device.write(target.address, np.pad(numbers, (0, rows - batch.rows), "edge"))
+        if inputs is None and self._steps is not None:
+            self._steps.displace()
         if plan.graph:
             plan.graph.launch()
         else:
             self.start(plan)
-        return None if plan.result is None else self.download(plan.result)
+        return None if plan.result is None else self.download(plan.result[: batch.rows if batch.mixed else n_logits])
 
     def next_rows(self, left: int) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
         rows = min(left, self.max_rows)
         return rows if rows > FEW_ROWS else min(rows, STEP_ROWS)
 
-    def plan(self, forward: Forward[Tensor], rows: int, n_logits: int, inputs: Pass[Tensor] | None = None) -> Plan:
+    def plan(
+        self,
+        forward: Forward[Tensor],
+        rows: int,
+        n_logits: int,
+        inputs: Pass[Tensor] | None = None,
+        mixed: bool = False,
+    ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens and positions, None: ``tokens`` and ``positions``."""
-        return self.plans.plan(forward, inputs or self._inputs, rows, n_logits, self.max_rows)
+        tokens, positions and slots, None: ``tokens``, ``positions`` and ``sequences``; mixed: see
+        :class:`engine.arrays.Pass`."""
+        return self.plans.plan(forward, inputs or self._inputs, rows, n_logits, self.max_rows, mixed)
 
     def jobs(self, model: Decoder[Tensor]) -> list[Job]:
         """A compile job for every kernel that the passes of a model and the choice of tokens use."""
@@ -247,6 +267,11 @@ class Backend(CompressedOperations):
             # A prompt needs the logits of the last row, a step with drafts those of all rows.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
                 plan = self.record(partial(model.compute, self._inputs.part(slice(rows)), n_logits))
+                kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
+        if model.cache.n_sequences > 1:
+            for rows in (STEP_ROWS, 8, 4, 2):
+                batch = replace(self._inputs.part(slice(rows)), mixed=True)
+                plan = self.record(partial(model.compute, batch, rows))
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
@@ -307,12 +332,11 @@ class Backend(CompressedOperations):
         """Whether ``steps`` can choose tokens with these parameters."""
         return sample.supported(params)
 
-    def steps(self, model: Decoder[Tensor], sampler: Sampler, params: SpeculationParams) -> Steps:
-        """Steps of ``model`` whose tokens the device chooses by the rules of ``sampler``, and whose drafts it accepts by
-        ``params``.  Requires that ``can_sample`` is true."""
+    def steps(self, model: Decoder[Tensor]) -> Steps:
+        """Steps of ``model`` whose tokens the device chooses.  Answers may take part for which ``can_sample`` is true."""
         if self._steps is None:
             self._steps = DeviceSteps(self, model)
-        return self._steps.prepare(sampler, params)
+        return self._steps
 
     # --- operations --------------------------------------------------------------------------------------------
 
@@ -386,12 +410,11 @@ class Backend(CompressedOperations):
         ``table``, unless that is None, and q is multiplied by factors of its positions; v may be k.  If heads are gated, q is
         [rows, n_head * 2 * d_k] and the result is multiplied by sigmoid(gates).
         """
-        positions = batch.positions
-        query, new = launches.rotate(self.recorder, heads, q, k, v, cache, positions, table)
+        query, new = launches.rotate(self.recorder, heads, q, k, v, cache, batch, table)
         gate = q if heads.gated else None
         if batch.rows > STEP_ROWS:
-            return launches.attend_wide(self.recorder, heads, query, cache, positions, cache.window, gate)
-        return launches.attend(self.recorder, heads, query, new, cache, positions, cache.window, gate)
+            return launches.attend_wide(self.recorder, heads, query, cache, batch, cache.window, gate)
+        return launches.attend(self.recorder, heads, query, new, cache, batch, cache.window, gate)
 
     def attend_past(
         self,
@@ -407,10 +430,11 @@ class Backend(CompressedOperations):
         up to ``last`` int32 [rows] of each row, at most ``window`` positions back (0: all): float32 [rows, n_head * d_v].
         Nothing is stored.
         """
-        query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch.positions, table)
+        query, _ = launches.rotate(self.recorder, heads, q, None, None, cache, batch, table)
+        seen = replace(batch, positions=last)
         if batch.rows > STEP_ROWS:
-            return launches.attend_wide(self.recorder, heads, query, cache, last, window, None)
-        return launches.attend(self.recorder, heads, query, None, cache, last, window)
+            return launches.attend_wide(self.recorder, heads, query, cache, seen, window, None)
+        return launches.attend(self.recorder, heads, query, None, cache, seen, window)
 
     def remember(
         self,
@@ -423,7 +447,7 @@ class Backend(CompressedOperations):
     ) -> None:
         """Store k [rows, n_head_kv * d_k] and v [rows, n_head_kv * d_v] in the cache at the rows' positions, after the
         biases, normalization and rotation of ``attention``.  v may be k."""
-        launches.rotate(self.recorder, heads, None, k, v, cache, batch.positions, table)
+        launches.rotate(self.recorder, heads, None, k, v, cache, batch, table)
 
     def latent_attention(
         self,
@@ -437,7 +461,7 @@ class Backend(CompressedOperations):
     ) -> Tensor:
         """Store [rms_norm(c), k_rope], c [rows, rank], k_rope [rows, n_rope], at the rows' positions, and attend q [rows,
         n_head * n_nope] and q_rope [rows, n_head * n_rope] over the latents: float32 [rows, n_head * d_v]."""
-        given = q, q_rope, c, k_rope, cache, batch.positions
+        given = q, q_rope, c, k_rope, cache, batch
         return latent_launches.latent_attention(self.recorder, latent, *given)
 
     def remember_latent(
@@ -449,7 +473,7 @@ class Backend(CompressedOperations):
         batch: Pass[Tensor],
     ) -> None:
         """Store [rms_norm(c), k_rope rotated by position] at the rows' positions: c [rows, rank], k_rope [rows, n_rope]."""
-        latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch.positions)
+        latent_launches.rotate(self.recorder, latent, None, c, k_rope, cache, batch)
 
     def delta_net(
         self,
@@ -464,10 +488,12 @@ class Backend(CompressedOperations):
         gates: alpha and beta, each [rows, n_v], or both concatenated, [rows, 2 n_v].
         """
         rows, positions, d, stride = batch.rows, batch.positions, net.state_size, gates[0].shape[1]
-        length, slots = memory.conv.shape[0], memory.states.shape[0]
+        length, slots, sequences = memory.conv.shape[1], memory.states.shape[1], self.recorder.slots_of(batch)
         beta = gates[1] if len(gates) == 2 else gates[0].address + 4 * net.n_v
         out = self.recorder.empty((rows, net.n_v * d))
-        given = (x, gates[0], beta, stride, net.conv1d, net.a, net.dt, positions, net.eps, 1.0 / d**0.5, net.n_k)
+        vectors, numbers = (net.conv1d, net.a, net.dt), (net.eps, 1.0 / d**0.5, net.n_k)
+        given = (x, gates[0], beta, stride, *vectors, positions, sequences, *numbers)
+        grid: tuple[int, ...]
         if rows > STEP_ROWS:
             padded = wide_delta_net.padded(rows)
             y, shares = self.recorder.empty((padded, x.shape[1])), self.recorder.empty((net.n_v, padded, 2))
@@ -479,11 +505,12 @@ class Backend(CompressedOperations):
             self.recorder.launch(
                 wide_delta_net.convolve(d, net.n_conv), grid, 256, arguments, convolved=y, gates=shares
             )
-            arguments = (y, shares, positions, net.n_k, net.n_v, rows, padded, slots, *given_lists, records)
+            arguments = (y, shares, positions, sequences, net.n_k, net.n_v, rows, padded, slots, *given_lists, records)
             grid = wide_delta_net.couple_grid(net.n_k, padded)
             kernel = wide_delta_net.couple(d, net.grouped)
             self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, records=records)
-            arguments = (y, records, positions, net.n_k, rows, padded, slots, memory.states, memory.deltas, out)
+            arguments = (y, records, positions, sequences, net.n_k, rows, padded, slots)
+            arguments = (*arguments, memory.states, memory.deltas, out)
             kernel = wide_delta_net.delta_rule(d, net.grouped)
             grid, threads = delta_net.grid(d, net.n_v), wide_delta_net.RULE_THREADS
             self.recorder.launch(kernel, grid, threads, arguments, result=out)
@@ -493,7 +520,8 @@ class Backend(CompressedOperations):
         lists = memory.keys, memory.deltas, memory.decays
         arguments = (*given, rows, length, slots, memory.conv, memory.states, *lists, out)
         kernel = delta_net.delta_net(d, net.n_conv, matmul.compiled_rows(rows), net.grouped)
-        self.recorder.launch(kernel, delta_net.grid(d, net.n_v), delta_net.THREADS, arguments, result=out)
+        grid = delta_net.grid(d, net.n_v, rows if batch.mixed else 1)
+        self.recorder.launch(kernel, grid, delta_net.THREADS, arguments, result=out)
         return out
 
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor | Deferred:
@@ -526,29 +554,34 @@ class Backend(CompressedOperations):
         return plain(self.recorder, x)
 
     def keep_rows(self, ring: Tensor, x: Tensor | Deferred, batch: Pass[Tensor]) -> None:
-        """ring[positions % length] = x, row by row: ring [length, n], x [rows, n], rows <= length."""
+        """ring[sequences, positions % length] = x, row by row: ring [sequences, length, n], x [rows, n], rows <= length."""
         x, (rows, n) = plain(self.recorder, x), x.shape
-        arguments = (ring, x, ring.shape[0], batch.positions, rows, n)
+        arguments = (ring, x, ring.shape[1], *self._places(batch), rows, n)
         self.recorder.launch(mtp.keep_rows(), (-(-n // 256), rows), 256, arguments)
 
+    def _places(self, batch: Pass[Tensor]) -> tuple[Tensor, Tensor, int]:
+        """Where a kernel finds the rows of a pass in rings: positions, sequences, and whether each row has its own."""
+        return batch.positions, self.recorder.slots_of(batch), int(batch.mixed)
+
     def beside(self, e: Tensor, hiddens: Tensor, batch: Pass[Tensor]) -> Tensor:
-        """e [rows, n] and the row of the ring ``hiddens`` [length, m] for the position before, concatenated: float32
-        [rows, n + m]."""
-        (rows, n), (length, m) = e.shape, hiddens.shape
+        """e [rows, n] and the row of the ring in ``hiddens`` [sequences, length, m] for the position before, concatenated:
+        float32 [rows, n + m]."""
+        (rows, n), (_, length, m) = e.shape, hiddens.shape
         out = self.recorder.empty((rows, n + m))
-        arguments = (e, hiddens, length, batch.positions, n, m, out)
+        arguments = (e, hiddens, length, *self._places(batch), n, m, out)
         self.recorder.launch(mtp.beside(), (-(-(n + m) // 256), rows), 256, arguments, result=out)
         return out
 
     def mtp_input(
         self, e: Tensor, e_norm: Tensor, hiddens: Tensor, h_norm: Tensor, batch: Pass[Tensor], eps: float
     ) -> Tensor:
-        """Normalized e [rows, n] and the normalized row of the ring ``hiddens`` for the position before (zeros at position
-        0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [length, s n], float32 [rows * s, 2 n]."""
-        (rows, n), (length, width) = e.shape, hiddens.shape
+        """Normalized e [rows, n] and the normalized row of the ring in ``hiddens`` [sequences, length, n] for the position
+        before (zeros at position 0), concatenated: float32 [rows, 2 n]; with s streams, hiddens [sequences, length, s n],
+        float32 [rows * s, 2 n]."""
+        (rows, n), (_, length, width) = e.shape, hiddens.shape
         streams = width // n
         out = self.recorder.empty((rows * streams, 2 * n))
-        arguments = (e, e_norm, hiddens, length, h_norm, batch.positions, eps, n, out)
+        arguments = (e, e_norm, hiddens, length, h_norm, *self._places(batch), eps, n, out)
         kernel = mtp.mtp_input(*((streams,) if streams > 1 else ()))
         self.recorder.launch(kernel, (2, rows * streams), 256, arguments, result=out)
         return out

@@ -1,9 +1,10 @@
 """Attention over compressed rows and a window of latents, each of which is the key and the value of all heads.
 
 Formula: ``engine/cpu/compressed_attention.py``.
-Shapes: q, out float32 [rows, n_head, d]; latents, compressed [chunks, 64, d], as words of one float32 or two float16; chosen
-    int32 [rows, top_k]; sinks float32 [n_head]; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows,
-    n_head, slots, d]: the list of a row has the first slots, its window those from ``listed`` on.
+Shapes: q, out float32 [rows, n_head, d]; latents, compressed [pages, 64, d], as words of one float32 or two float16, with
+    tables int32 [sequences, stride] that have the pages of each sequence; sequences int32 [rows]; chosen int32 [rows, top_k];
+    sinks float32 [n_head]; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d]: the
+    list of a row has the first slots, its window those from ``listed`` on.
 Who owns what: a block owns up to 16 heads of a row: in ``attend_compressed`` one chunk after another, in
     ``attend_compressed_chunks`` one chunk, which ``join_compressed`` joins to the others: there a block owns a head of a
     row, a thread four elements.  For scores a lane owns two entries of a chunk, a warp every eighth head; for weighted
@@ -18,11 +19,12 @@ Pseudocode of ``attend_compressed``::
 
     q of the heads times scale to shared memory
     for chunks of 64 of the list, then for chunks of the window:
-        which rows they are, and which lanes [a, b) the row sees
+        which lanes [a, b) the row sees; where these rows are, which was looked up with the last chunk
         for slices of the elements: rows to shared memory; scores += q . rows
         weigh: m, p_j = exp(score_j - m) or HIDDEN, l; and for each head, with the group's maximum M and sum L,
             M' = max(M, m), before = exp(M - M'), here = exp(m - M'), L = fma(L, before, here * l)
         for slices of the elements, the last one first, which is still there: o = sum over j of p_j row_j
+        look the rows of the next chunk up
         inner = fma(inner, before, here * o)
         after the last chunk of a group: the same with the group and all groups before it, in ``result``
     a sink; result / total
@@ -86,19 +88,21 @@ AT_A_TIME = 4
 """Chunks whose results are loaded before they are joined."""
 
 
-@kernel(F32P, i32, I32P, i32, F32P, threads=256)
-def append(half: bool) -> KernelCode:
-    """Store latents x [rows, d] at their positions.  Grid: (ceil(d / 256), rows)."""
+@kernel(F32P, i32, I32P, I32P, I32P, i32, F32P, threads=256)
+def append(half: bool, mixed: bool) -> KernelCode:
+    """Store latents x [rows, d] at their positions; ``mixed``: rows may belong to several sequences.  Grid: (ceil(d / 256),
+    rows)."""
     put = setter(half)
 
     @cuda.jit
-    def append(x, d, positions, chunks, latents):  # type: ignore[no-untyped-def]
+    def append(x, d, positions, sequences, table, stride, latents):  # type: ignore[no-untyped-def]
         let_next_begin()
         t, i = I(cuda.blockIdx.y), I(cuda.blockIdx.x * 256 + cuda.threadIdx.x)
         wait_for_inputs()
         if i < d:
-            p = I(positions[t])
-            place = np.int64(I(p // CHUNK % chunks) * CHUNK + p % CHUNK) * d + i
+            p, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
+            page = I(table[I(sequence * stride) + p // CHUNK])
+            place = np.int64(I(page * CHUNK) + p % CHUNK) * d + i
             put(latents, place, x[np.int64(t) * d + i])
 
     return append
@@ -122,13 +126,23 @@ class Geometry:
 
 
 def geometry(
-    rows: int, n_head: int, d: int, half: bool, window: int, listed: int, multiprocessors: int, shared: int, step: bool
+    rows: int,
+    n_head: int,
+    d: int,
+    half: bool,
+    window: int,
+    listed: int,
+    multiprocessors: int,
+    shared: int,
+    step: bool,
+    mixed: bool,
 ) -> Geometry:
     """Launches for ``rows`` rows whose lists have at most ``listed`` chunks and whose windows have ``window`` positions.
 
-    shared: bytes of shared memory that a block may have; step: whether each chunk has blocks of its own.  Raises DeviceError
-    for sizes that the kernels do not support.
+    shared: bytes of shared memory that a block may have; step: whether each chunk has blocks of its own; mixed: whether rows
+    may belong to several sequences, only in a step.  Raises DeviceError for sizes that the kernels do not support.
     """
+    assert step or not mixed
     if d > MOST:
         raise DeviceError(
             f"attention over compressed rows on a GPU takes at most {MOST} elements, not {d}; use --device cpu."
@@ -140,8 +154,9 @@ def geometry(
     # A block that computes one chunk after another has a multiprocessor for itself if a row has several slices (``_alone``),
     # so it has as few of them as fit.
     of = layout(half, d, 0, n_head, shared, most, True, RESIDENT if step else 1)
-    kernel = attend_compressed_chunks if step else attend_compressed
-    return Geometry(kernel(half, d, of.tasks, of.slices), -(-n_head // of.tasks), slots if step else 0, listed)
+    sizes = half, d, of.tasks, of.slices
+    attend = attend_compressed_chunks(*sizes, mixed) if step else attend_compressed(*sizes)
+    return Geometry(attend, -(-n_head // of.tasks), slots if step else 0, listed)
 
 
 # --- one chunk -------------------------------------------------------------------------------------------------
@@ -258,11 +273,12 @@ def make_chunk(of: Layout) -> tuple[DeviceFunction, DeviceFunction]:
 
 
 @device
-def list_row(chosen, t, top_k, c, count, lane):  # type: ignore[no-untyped-def]
-    """The compressed row that is entry ``lane`` of chunk c of a row's list, which has ``count`` entries there; the last one
-    instead of one that does not exist."""
-    entry = I(c * CHUNK + min(lane, I(count - 1)))
-    return I(chosen[np.int64(t) * top_k + entry]) if top_k > 0 else entry
+def list_place(chosen, t, top_k, c, count, lane, table):  # type: ignore[no-untyped-def]
+    """Where the compressed row is that is entry ``lane`` of chunk c of a row's list of ``count`` entries; the last one
+    instead of one that does not exist.  table: the pages of compressed rows of the row's sequence."""
+    entry = min(I(c * CHUNK + lane), I(count - 1))
+    row = U(chosen[np.int64(t) * top_k + entry]) if top_k > 0 else U(entry)
+    return U(table[row // U(CHUNK)]) * U(CHUNK) + row % U(CHUNK)
 
 
 @device
@@ -272,15 +288,15 @@ def listed_rows(position, ratio, top_k):  # type: ignore[no-untyped-def]
     return min(n, I(top_k)) if top_k > 0 else n
 
 
-def _bytes(half: bool, d: int, tasks: int, slices: int, group: int = GROUP) -> int:
+def _bytes(half: bool, d: int, tasks: int, slices: int, *_: int) -> int:
     return Layout(half, d, 0, tasks, slices, True).bytes
 
 
-def _resident(half: bool, d: int, tasks: int, slices: int, group: int = GROUP) -> int:
+def _resident(half: bool, d: int, tasks: int, slices: int, *_: int) -> int:
     return Layout(half, d, 0, tasks, slices, True).resident
 
 
-def _alone(half: bool, d: int, tasks: int, slices: int, group: int = GROUP) -> int:
+def _alone(half: bool, d: int, tasks: int, slices: int, *_: int) -> int:
     # A slice is copied while a thread keeps the sums of a chunk, of a group and of all groups: these and the words that are
     # on their way need more than half of the registers.
     return 1 if slices > 1 else _resident(half, d, tasks, slices)
@@ -290,17 +306,17 @@ def _alone(half: bool, d: int, tasks: int, slices: int, group: int = GROUP) -> i
 
 
 @kernel(
-    *(F32P, U32P, U32P, I32P, I32P, i32, i32, i32, i32, i32, f32_t, F32P, F32P),
+    *(F32P, U32P, I32P, i32, U32P, I32P, i32, I32P, I32P, I32P, i32, i32, i32, i32, f32_t, F32P, F32P),
     threads=THREADS,
     blocks=_alone,
     shared=_bytes,
 )
 def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = GROUP) -> KernelCode:
-    """Attention of all rows.
+    """Attention of all rows, which belong to one sequence.
 
-    Arguments: q, latents, compressed, chosen, positions, n_head, chunks (of the ring of latents), window, ratio, top_k (0:
-    the list of a row has all compressed rows that it sees), scale, sinks, out.  ``tasks``: heads of a block, a multiple of
-    8; ``slices``: ``Layout``.
+    Arguments: q, latents, table, stride, compressed, compressed_table, compressed_stride, chosen, positions, sequences,
+    n_head, window, ratio, top_k (0: the list of a row has all compressed rows that it sees), scale, sinks, out.  ``tasks``:
+    heads of a block, a multiple of 8; ``slices``: ``Layout``.
     Grid: (ceil(n_head / tasks), rows), blocks of ``THREADS``.
     """
     of = Layout(half, d, 0, tasks, slices, True)
@@ -351,7 +367,23 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
 
     @cuda.jit
     def attend_compressed(  # type: ignore[no-untyped-def]
-        q, latents, compressed, chosen, positions, n_head, chunks, window, ratio, top_k, scale, sinks, out
+        q,
+        latents,
+        table,
+        stride,
+        compressed,
+        compressed_table,
+        compressed_stride,
+        chosen,
+        positions,
+        sequences,
+        n_head,
+        window,
+        ratio,
+        top_k,
+        scale,
+        sinks,
+        out,
     ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
@@ -364,34 +396,45 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
         n = min(I(n_head - first), I(tasks))
         places = advance(shared, I(places_at))
         wait_for_inputs()
-        position = I(positions[t])
+        position, sequence = I(positions[t]), I(sequences[0])
+        pages = advance(table, I(sequence * stride))
+        listed_pages = advance(compressed_table, I(sequence * compressed_stride))
+        count = listed_rows(position, ratio, top_k)
+        of_list, c0 = I(I(count + CHUNK - 1) // CHUNK), I(first_visible(position, window) // CHUNK)
+        c, end = I(0), I(of_list + I(position // CHUNK) - c0 + 1)
+        place = U(0)
+        if thread < CHUNK:
+            if of_list > 0:
+                place = list_place(chosen, t, top_k, c, count, thread, listed_pages)
+            else:
+                place = U(pages[c0]) * U(CHUNK) + U(thread)
         begin(advance(q, np.int64(t) * (n_head * d)), shared, first, n, thread, scale)
         for k in range(n_sums):
             inner[k] = F(0.0)
             result[k] = F(0.0)
         clear(shared, thread, I(2))
         clear(shared, thread, I(4))
-        count = listed_rows(position, ratio, top_k)
-        of_list, c0 = I(I(count + CHUNK - 1) // CHUNK), I(first_visible(position, window) // CHUNK)
-        c, end = I(0), I(of_list + I(position // CHUNK) - c0 + 1)
         while c < end:
             number, a, b = c, I(0), min(I(CHUNK), I(count - c * CHUNK))
             if c >= of_list:
                 number = I(c - of_list + c0)
                 a, b = visible(position, window, number)
             if thread < CHUNK:
-                if c < of_list:
-                    places[thread] = U(list_row(chosen, t, top_k, c, b, thread))
-                else:
-                    places[thread] = U(I(number % chunks) * CHUNK + thread)
+                places[thread] = place
             cuda.syncthreads()
             if c < of_list:
                 one_chunk(compressed, shared, thread, a, b, total)
             else:
                 one_chunk(latents, shared, thread, a, b, total)
+            c = I(c + 1)
+            # Not before the chunk: a register that it needs would be spilled.
+            if thread < CHUNK and c < end:
+                if c < of_list:
+                    place = list_place(chosen, t, top_k, c, count, thread, listed_pages)
+                else:
+                    place = U(pages[I(c - of_list + c0)]) * U(CHUNK) + U(thread)
             join(shared, thread, I(0))
             scaled(shared, I(0), inner, total)
-            c = I(c + 1)
             if (number + 1) % group == 0 or c == of_list or c == end:
                 end_group(shared, thread, inner, result)
             cuda.syncthreads()
@@ -415,17 +458,18 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
 
 
 @kernel(
-    *(F32P, U32P, U32P, I32P, I32P, i32, i32, i32, i32, i32, f32_t, F32P, F32P, i32, i32),
+    *(F32P, U32P, I32P, i32, U32P, I32P, i32, I32P, I32P, I32P, i32, i32, i32, i32, f32_t, F32P, F32P, i32, i32),
     threads=THREADS,
     blocks=_resident,
     shared=_bytes,
 )
-def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int) -> KernelCode:
+def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed: bool) -> KernelCode:
     """Maximum, sum and weighted values of each chunk.
 
-    Arguments: q, latents, compressed, chosen, positions, n_head, chunks (of the ring of latents), window, ratio, top_k (0:
-    the list of a row has all compressed rows that it sees), scale, weights, sums, slots, listed.  ``tasks``: heads of a
-    block, a multiple of 8; ``slices``: ``Layout``.
+    Arguments: q, latents, table, stride, compressed, compressed_table, compressed_stride, chosen, positions, sequences,
+    n_head, window, ratio, top_k (0: the list of a row has all compressed rows that it sees), scale, weights, sums, slots,
+    listed.  ``tasks``: heads of a block, a multiple of 8; ``slices``: ``Layout``; ``mixed``: rows may belong to several
+    sequences.
     Grid: (ceil(n_head / tasks), slots, rows), blocks of ``THREADS``.
     """
     of = Layout(half, d, 0, tasks, slices, True)
@@ -436,11 +480,15 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int) -> Ker
     def attend_compressed_chunks(  # type: ignore[no-untyped-def]
         q,
         latents,
+        table,
+        stride,
         compressed,
+        compressed_table,
+        compressed_stride,
         chosen,
         positions,
+        sequences,
         n_head,
-        chunks,
         window,
         ratio,
         top_k,
@@ -459,18 +507,23 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int) -> Ker
         n = min(I(n_head - first), I(tasks))
         places = advance(shared, I(places_at))
         wait_for_inputs()
-        position = I(positions[t])
-        number, a, b = slot, I(0), min(I(CHUNK), I(listed_rows(position, ratio, top_k) - slot * CHUNK))
+        position, sequence = I(positions[t]), I(sequences[t if mixed else I(0)])
+        count = listed_rows(position, ratio, top_k)
+        number, a, b = slot, I(0), min(I(CHUNK), I(count - slot * CHUNK))
         if slot >= listed:
             number = I(slot - listed + I(first_visible(position, window) // CHUNK))
             a, b = visible(position, window, number)
         if b > 0:
-            begin(advance(q, np.int64(t) * (n_head * d)), shared, first, n, thread, scale)
+            place = U(0)
             if thread < CHUNK:
                 if slot < listed:
-                    places[thread] = U(list_row(chosen, t, top_k, slot, b, thread))
+                    pages = advance(compressed_table, I(sequence * compressed_stride))
+                    place = list_place(chosen, t, top_k, slot, count, thread, pages)
                 else:
-                    places[thread] = U(I(number % chunks) * CHUNK + thread)
+                    place = U(table[I(sequence * stride) + number]) * U(CHUNK) + U(thread)
+            begin(advance(q, np.int64(t) * (n_head * d)), shared, first, n, thread, scale)
+            if thread < CHUNK:
+                places[thread] = place
             cuda.syncthreads()
             if slot < listed:
                 one_chunk(compressed, shared, thread, a, b, total)

@@ -91,8 +91,9 @@ class CompressedOperations:
     def keep_latents(self, x: Tensor, memory: CompressedLayer[Tensor], batch: Pass[Tensor]) -> None:
         """Store latents x [rows, d] at the rows' positions."""
         rows, d = x.shape
-        arguments = (x, d, batch.positions, memory.latents.shape[0], memory.latents)
-        kernel = compressed_attention.append(memory.k_type.bits == 16)
+        of_rows = (batch.positions, self.recorder.slots_of(batch))
+        arguments = (x, d, *of_rows, memory.table, memory.table.shape[1], memory.latents)
+        kernel = compressed_attention.append(memory.k_type.bits == 16, batch.mixed)
         self.recorder.launch(kernel, (-(-d // 256), rows), 256, arguments)
 
     def compress(
@@ -107,13 +108,14 @@ class CompressedOperations:
     ) -> None:
         """Store the compressed rows of all blocks that end in the pass, and what later rows are made of: values, scores
         [rows, overlap * d].  ``transposed``: the rows are keys of an indexer."""
-        (rows, width), d, length = values.shape, law.norm.size, blocks.pending.shape[0]
-        given = (law.ape, law.norm, law.eps, law.ratio, law.overlap, batch.positions, table, 2 * table.shape[2])
-        arguments = (values, scores, rows, *given, blocks.pending, length, blocks.rows)
-        kernel = compressor.compress(d, _is_half(blocks.rows), transposed)
-        self.recorder.launch(kernel, (-(-rows // law.ratio),), 256, arguments)
-        kept = (values, scores, rows, width, batch.positions, length, blocks.pending)
-        self.recorder.launch(compressor.keep(), (-(-width // 256), rows), 256, kept)
+        (rows, width), d, length = values.shape, law.norm.size, blocks.pending.shape[1]
+        of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
+        given = (law.ape, law.norm, law.eps, law.ratio, law.overlap, *of_rows, table, 2 * table.shape[2])
+        arguments = (values, scores, rows, *given, blocks.pending, length, *places, blocks.rows)
+        kernel = compressor.compress(d, _is_half(blocks.rows), transposed, batch.mixed)
+        self.recorder.launch(kernel, (compressor.items(rows, law.ratio, batch.mixed),), 256, arguments)
+        kept = (values, scores, rows, width, *of_rows, length, blocks.pending)
+        self.recorder.launch(compressor.keep(batch.mixed), (-(-width // 256), rows), 256, kept)
 
     def round_latents(self, x: Tensor, n_rot: int) -> Tensor:
         """Latents x [rows, d] as ds4 rounds them: blocks of 64 elements before the last ``n_rot`` to E4M3 by a common power
@@ -137,9 +139,11 @@ class CompressedOperations:
         """Round the compressed rows of all blocks that end in the pass like latents, or like queries if they are
         ``transposed``, in place: blocks.rows float32."""
         d = blocks.rows.shape[1 if transposed else 2]
-        arguments = (batch.positions, batch.rows, ratio, n_rot, blocks.rows)
-        kernel = rounding.round_rows(d, transposed)
-        self.recorder.launch(kernel, (-(-batch.rows // ratio),), rounding.THREADS, arguments)
+        of_rows, places = (batch.positions, self.recorder.slots_of(batch)), (blocks.table, blocks.table.shape[1])
+        arguments = (*of_rows, batch.rows, ratio, n_rot, *places, blocks.rows)
+        kernel = rounding.round_rows(d, transposed, batch.mixed)
+        grid = (compressor.items(batch.rows, ratio, batch.mixed),)
+        self.recorder.launch(kernel, grid, rounding.THREADS, arguments)
 
     def choose_rows(
         self,
@@ -154,14 +158,15 @@ class CompressedOperations:
         """The ``top_k`` compressed rows of each row with the largest sums of weights * factor * relu(q . key) over heads: q
         [rows, n_head * d], rotated, weights [rows, n_head]; int32 [rows, top_k], in rising order, -1 where a row sees
         fewer."""
-        (rows, n_head), chunks = weights.shape, keys.rows.shape[0]
-        d, stride, parts = q.shape[1] // n_head, chunks * CHUNK, min(indexer.PARTS, chunks)
-        scores, chosen = self.recorder.empty((rows, stride)), self.recorder.empty((rows, top_k), np.int32)
+        (rows, n_head), stride = weights.shape, keys.table.shape[1]
+        d, parts = q.shape[1] // n_head, min(indexer.PARTS, stride)
+        scores, chosen = self.recorder.empty((rows, stride * CHUNK)), self.recorder.empty((rows, top_k), np.int32)
         positions = batch.positions
-        arguments = (q, weights, factor, keys.rows, positions, ratio, top_k, parts, stride, scores)
-        kernel = indexer.score(n_head, d, _is_half(keys.rows))
+        places = (positions, self.recorder.slots_of(batch), keys.table, stride)
+        arguments = (q, weights, factor, keys.rows, *places, ratio, top_k, parts, scores)
+        kernel = indexer.score(n_head, d, _is_half(keys.rows), batch.mixed)
         self.recorder.launch(kernel, (parts, rows), 32 * indexer.WARPS, arguments, scores=scores)
-        given = (scores, stride, positions, ratio, top_k, chosen)
+        given = (scores, stride * CHUNK, positions, ratio, top_k, chosen)
         self.recorder.launch(indexer.choose(indexer.THREADS), (rows,), indexer.THREADS, given, result=chosen)
         return chosen
 
@@ -178,16 +183,19 @@ class CompressedOperations:
         """Attend q [rows, n_head * d] over the latents of the window and the compressed rows of blocks that end before or at
         the row's position, or of these the ``chosen`` ones: float32 [rows, n_head * d].  Each latent and row is the key and
         the value of all heads; ``sinks`` [n_head] are further scores; ratio 0: there are no compressed rows."""
-        (rows, n_head), (chunks, _, d) = (q.shape[0], sinks.size), memory.latents.shape
+        rows, n_head, d = q.shape[0], sinks.size, memory.latents.shape[2]
         recorder, device, out = self.recorder, self.recorder.device, self.recorder.empty(q.shape)
-        compressed = memory.compressed.rows if memory.compressed is not None else None
         top_k = chosen.shape[1] if chosen is not None else 0
-        listed = compressed.shape[0] if compressed is not None else 0
+        stride, blocks = memory.table.shape[1], memory.compressed
+        listed = blocks.table.shape[1] if blocks is not None else 0
+        compressed = (blocks.rows, blocks.table, listed) if blocks is not None else (0, 0, 0)
         listed = min(listed, -(-top_k // CHUNK)) if top_k else listed
         sizes = rows, n_head, d, memory.k_type.bits == 16, memory.window, listed
-        shape = compressed_attention.geometry(*sizes, device.multiprocessors, device.shared_memory, rows <= STEP_ROWS)
-        sources, numbers = (memory.latents, compressed or 0, chosen or 0), (memory.window, ratio, top_k)
-        given, threads = (q, *sources, batch.positions, n_head, chunks, *numbers, scale), compressed_attention.THREADS
+        of_device = device.multiprocessors, device.shared_memory
+        shape = compressed_attention.geometry(*sizes, *of_device, rows <= STEP_ROWS, batch.mixed)
+        sources, numbers = (memory.latents, memory.table, stride, *compressed), (memory.window, ratio, top_k)
+        of_rows = (chosen or 0, batch.positions, recorder.slots_of(batch))
+        given, threads = (q, *sources, *of_rows, n_head, *numbers, scale), compressed_attention.THREADS
         if not shape.slots:
             recorder.launch(shape.attend, (shape.parts, rows), threads, (*given, sinks, out), result=out)
             return out

@@ -6,20 +6,26 @@ Formula: that of ``engine/cpu/delta_net.py``: the state S before a chunk of 16 p
     out_tj = G_t * (S_j . q_t) + sum_i (D_it * (k_i . q_t)) * u_ij, i = t included;
     after the chunk, S_jm = G_15 * S_jm + sum_i (D_i,15 * u_ij) * k_im.
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d: q, k, v; alpha, beta float32 [rows, n_v], rows ``stride`` elements
-    apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions int32 [rows], consecutive; ring float32 [length, C],
-    x of position p in row p % length, length >= rows + n_conv - 1; states float32 [slots, n_v, d, d], slots >= 2, the state
-    before chunk n in slot n % slots; keys float32 [16 slots, n_k, d], deltas float32 [16 slots, n_v, d], decays float32
-    [16 slots, n_v]: what position p adds in row p % (16 slots); out float32 [rows, n_v d].  d is a multiple of 32, up to
-    128; rows is at most 16, so that a pass ends at most one chunk.
-Who owns what: a block owns 16 rows of the state of one head.  8 lanes hold one of them, lane l the elements 4 l + 32 m .. +
-    3, and in the same way the key of one of the 16 tokens of the chunk.  What earlier passes have stored is in flight
-    before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a thread
-    per channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a warp
-    each; the dots of its key with those of the tokens by the lanes that hold it.
+    apart; weight float32 [C, n_conv]; a, dt float32 [n_v]; positions, sequences int32 [rows]: the position of each row, and
+    the sequence to which it belongs; out float32 [rows, n_v d].  d is a multiple of 32, up to 128; rows is at most 16, so
+    that a pass ends at most one chunk of a sequence.  The memory has a part for each sequence: ring float32 [sequences,
+    length, C], x of position p in row p % length, length >= rows + n_conv - 1; states float32 [sequences, slots, n_v, d, d],
+    slots >= 2, the state before chunk n in slot n % slots; keys float32 [sequences, 16 slots, n_k, d], deltas float32
+    [sequences, 16 slots, n_v, d], decays float32 [sequences, 16 slots, n_v]: what position p adds in row p % (16 slots).
+Runs: without ``mixed`` all rows are a run: those of sequences[0] at positions[0] and after.  In a mixed pass each row has
+    blocks of its own: those of the first row of a run compute all of it, the others end at once.  Rows may be repeated as
+    in ``engine/cpu/delta_net.py``: copies of the last row of a run directly after it belong to it, and get its result; a
+    copy elsewhere of the first row of a run is a run that computes and stores the same bits.  Both may be computed at the
+    same time, because a run stores at its own positions and in the next chunk, and reads what precedes it.
+Who owns what: a block owns 16 rows of the state of one head, for one run.  8 lanes hold one of them, lane l the elements 4
+    l + 32 m .. + 3, and in the same way the key of one of the 16 tokens of the chunk.  What earlier passes have stored is
+    in flight before ``wait_for_inputs``.  What all rows of a state need of a token, each block computes again: q and k by a
+    thread per channel, their norms by a warp each; v by the lanes of its row, a token each; e and beta' of all tokens by a
+    warp each; the dots of its key with those of the tokens by the lanes that hold it.
 Reduction order: that of ``engine/cpu/delta_net.py``; the sums over tokens are computed in each of the 8 lanes.  Chain c of a
     dot is element c % 4 of lane c // 4.
-Bytes moved: 4 d^2 n_v read, and as many written if the pass ends a chunk; d / 16 times the lists of the chunk read from the
-    L2 cache: 4 n_v d for keys and as many for deltas of each token.
+Bytes moved, for each run: 4 d^2 n_v read, and as many written if it ends a chunk; d / 16 times the lists of the chunk read
+    from the L2 cache: 4 n_v d for keys and as many for deltas of each token.
 """
 
 import math
@@ -151,23 +157,23 @@ def make_absorb(d: int, pitch: int, first: int = 0, n: int = SPAN) -> DeviceFunc
     return absorb_one
 
 
-def grid(d: int, n_v: int) -> tuple[int, int]:
-    """The grid of ``delta_net``."""
-    return d // COLUMNS, n_v
+def grid(d: int, n_v: int, runs: int = 1) -> tuple[int, int, int]:
+    """The grid of ``delta_net``; runs: the number of rows of a mixed pass, each of which may begin a run; otherwise 1."""
+    return d // COLUMNS, n_v, runs
 
 
 @kernel(
-    *(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 6),
+    *(*[F32P] * 3, i32, *[F32P] * 3, I32P, I32P, f32_t, f32_t, *[i32] * 4, *[F32P] * 6),
     threads=THREADS,
     cached=True,
 )
 def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCode:
     """One layer of the gated delta rule for up to ``most`` rows; ``grouped``: neighbouring heads share a key.
 
-    Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, keys,
-    deltas, decays, out.  No kernel of the same chain writes the positions, or what is stored for earlier positions: that is
-    read before ``wait_for_inputs``.
-    Grid: ``grid(d, n_v)``, blocks of ``THREADS``.
+    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, slots, ring,
+    states, keys, deltas, decays, out.  No kernel of the same chain writes the positions, the sequences, or what is stored for
+    earlier positions: that is read before ``wait_for_inputs``.
+    Grid: ``grid(d, n_v)``, or ``grid(d, n_v, rows)`` for a mixed pass, blocks of ``THREADS``.
     """
     back = n_conv - 1
     single = most == 1
@@ -219,8 +225,8 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
 
     @cuda.jit
     def delta_net(  # type: ignore[no-untyped-def]
-        x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, rows, length, slots, ring, states, keys, deltas,
-        decays, out,
+        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, rows, length, slots, ring, states, keys,
+        deltas, decays, out,
     ):  # fmt: skip
         let_next_begin()
         y = pointer(cuda.shared.array(n_y, np.float32, ALIGNED))
@@ -253,23 +259,41 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
         mine = I(thread >> 3)
         first_column = I((cuda.blockIdx.x & 0xFFFF) * COLUMNS)
         column = I(first_column + mine)
-        if single:
-            rows = I(1)
+        # The first row of the run, and its number of rows.
+        begin, n_rows = I(0), I(1) if single else rows
+        place, sequence = positions[0], sequences[0]
         share = I(U(n_v) // U(n_k)) if grouped else I(1)
         group = I(U(head) // U(share) if grouped else U(head) % U(n_k))
         width = I(I(2 * n_k + n_v) * d)
         # One of the heads that share a key stores what they share.
         stores = (U(head) % U(share) == 0 if grouped else head < n_k) and cuda.blockIdx.x == 0
-        place = positions[0]
+        if not single and cuda.gridDim.z > 1:
+            # A mixed pass.
+            begin = I(cuda.blockIdx.z & 0xFFFF)
+            place, sequence = positions[begin], sequences[begin]
+            if begin > 0 and sequences[begin - 1] == sequence:
+                ahead = I(place - positions[begin - 1])
+                if ahead == 0 or ahead == 1:
+                    # The blocks of another row compute this one.
+                    wait_for_inputs()
+                    return
+            end = I(begin + 1)
+            while end < rows and sequences[end] == sequence and positions[end] == place + (end - begin):
+                end = I(end + 1)
+            n_rows = I(end - begin)
         # Where the first row goes.
         ring_row, chunk, at = I(U(place) % U(length)), I(U(place) // U(SPAN)), I(U(place) % U(SPAN))
         slot = I(U(chunk) % U(slots))
 
-        # What earlier passes have written.
-        slot_size = np.int64(I(n_v * (d * d)))
-        states = advance(states, I(head * (d * d) + I(column * d + 4 * own)))
-        keys = advance(keys, I(group * d + 4 * own))
-        deltas, decays = advance(deltas, I(head * d)), advance(decays, head)
+        # What earlier passes have written for the sequence.
+        slot_size, first_slot = np.int64(I(n_v * (d * d))), np.int64(I(sequence * slots))
+        first_token, ring_base = I(I(sequence * slots) * SPAN), I(sequence * length)
+        states = advance(states, slot_size * first_slot + np.int64(I(head * (d * d) + I(column * d + 4 * own))))
+        keys = advance(keys, I(I(first_token * n_k) * d) + I(group * d + 4 * own))
+        deltas, decays = (
+            advance(deltas, I(I(I(first_token * n_v) + head) * d)),
+            advance(decays, I(I(first_token * n_v) + head)),
+        )
         for k in range(n_state):
             state[k], key[k] = F(0.0), F(0.0)
         if chunk > 0:
@@ -311,7 +335,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 for j in range(back):
                     if place >= back - j:
                         row = around(I(ring_row - (back - j)), length)
-                        before[n * back + j] = ring[I(row * width) + channels[n]]
+                        before[n * back + j] = ring[I(I(ring_base + row) * width) + channels[n]]
         value_channel = I(I(2 * n_k + head) * d + column)
         for j in range(n_conv):
             value_taps[j] = weight[I(value_channel * n_conv) + j]
@@ -323,40 +347,40 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     from_row = I(t - (back - j))
                     if from_row < 0 and place + from_row >= 0:
                         row = around(I(ring_row + from_row), length)
-                        value_inputs[k * n_conv + j] = ring[I(row * width) + value_channel]
+                        value_inputs[k * n_conv + j] = ring[I(I(ring_base + row) * width) + value_channel]
         speed, offset = a[head], dt[head]
 
         wait_for_inputs()
-        fetch(x, I(0), rows, width, channels, thread, new)
+        fetch(x, begin, I(begin + n_rows), width, channels, thread, new)
         gate = F(0.0)
-        if warp >= n_warps - 2 and lane < rows:
+        if warp >= n_warps - 2 and lane < n_rows:
             gates = alpha if warp == n_warps - 2 else beta
-            gate = gates[I(lane * stride) + head]
+            gate = gates[I(I(begin + lane) * stride) + head]
         for k in range(n_values):
             t = I(0) if single else I(own + k * LANES)
-            if t < rows:
+            if t < n_rows:
                 for j in range(n_conv):
                     from_row = I(t - (back - j))
                     if from_row >= 0:
-                        value_inputs[k * n_conv + j] = x[I(from_row * width) + value_channel]
+                        value_inputs[k * n_conv + j] = x[I(I(begin + from_row) * width) + value_channel]
         for k in range(n_values):
             t = I(0) if single else I(own + k * LANES)
             total_of_taps = F(0.0)
             for j in range(n_conv):
                 total_of_taps = fma(value_inputs[k * n_conv + j], value_taps[j], total_of_taps)
             values[k] = silu(total_of_taps)
-            if t < rows and (not single or own == 0):
+            if t < n_rows and (not single or own == 0):
                 row = around(I(ring_row + t), length)
-                ring[I(row * width) + value_channel] = value_inputs[k * n_conv + back]
+                ring[I(I(ring_base + row) * width) + value_channel] = value_inputs[k * n_conv + back]
 
         # Queries and keys of all tokens.
         first = I(0)
-        while first < rows:
+        while first < n_rows:
             for n in range(n_channels):
                 i = I(thread + n * THREADS)
                 if exact or i < 2 * d:
                     for b in range(batch):
-                        if single or first + b < rows:
+                        if single or first + b < n_rows:
                             total_of_taps = F(0.0)
                             for j in range(back):
                                 total_of_taps = fma(before[n * back + j], taps[n * n_conv + j], total_of_taps)
@@ -368,18 +392,18 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                                 before[n * back + back - 1] = new[n * batch + b]
                             if stores:
                                 row = around(I(ring_row + first + b), length)
-                                ring[I(row * width) + channels[n]] = new[n * batch + b]
+                                ring[I(I(ring_base + row) * width) + channels[n]] = new[n * batch + b]
             first = I(first + batch)
-            if not single and first < rows:
-                fetch(x, first, rows, width, channels, thread, new)
-        if lane < rows:
+            if not single and first < n_rows:
+                fetch(x, I(begin + first), I(begin + n_rows), width, channels, thread, new)
+        if lane < n_rows:
             if warp == n_warps - 2:
                 new_decays[lane] = exp(speed * softplus(gate + offset))
             if warp == n_warps - 1:
                 rates[lane] = sigmoid(gate)
         cuda.syncthreads()
         task = warp
-        while task < 2 * rows:
+        while task < 2 * n_rows:
             z = advance(y, I(I(task >> 1) * (2 * d)) + I((task & 1) * d + lane))
             for k in range(n_runs):
                 elements[k] = z[32 * k]
@@ -395,9 +419,9 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             for k in range(4):
                 u[i + k] = bits_float(I(words[k]))
         first = I(0)
-        while first < rows:
+        while first < n_rows:
             # Rows first .. end - 1 are tokens of one chunk, from token ``at`` on.
-            end = min(rows, I(first + (SPAN - at)))
+            end = min(n_rows, I(first + (SPAN - at)))
             t = first
             while t < end:
                 token = I(at + (t - first))
@@ -461,7 +485,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 result = fma(own_weights[t], delta, result)
                 if own == 0:
                     deltas[I(I(I(slot * SPAN + token) * n_v) * d) + column] = delta
-                    out[I(I(t * n_v + head) * d) + column] = result
+                    out[I(I(I(begin + t) * n_v + head) * d) + column] = result
                 if thread == 0 and cuda.blockIdx.x == 0:
                     decays[I(I(slot * SPAN + token) * n_v)] = e
                 t = I(t + 1)
@@ -484,6 +508,14 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                     u[i] = F(0.0)
                 at, total = I(0), F(1.0)
             first = end
+        if not single and cuda.gridDim.z > 1 and own == 0:
+            # Copies of the last row; the thread has stored its result itself.
+            last = I(begin + n_rows - 1)
+            result = out[I(I(last * n_v + head) * d) + column]
+            end = I(last + 1)
+            while end < rows and sequences[end] == sequences[last] and positions[end] == positions[last]:
+                out[I(I(end * n_v + head) * d) + column] = result
+                end = I(end + 1)
 
     return delta_net
 

@@ -1,8 +1,9 @@
 """The indexer: which compressed rows a token attends to.
 
 Formula: ``engine/cpu/indexer.py``.
-Shapes: q float32 [rows, n_head, d]; w float32 [rows, n_head]; keys float32 or float16 [chunks, d, 64]; scores float32 [rows,
-    64 chunks]; chosen int32 [rows, top_k].
+Shapes: q float32 [rows, n_head, d]; w float32 [rows, n_head]; keys float32 or float16 [pages, d, 64], with the table int32
+    [sequences, stride], stride the chunks of a context; positions, sequences int32 [rows]; scores float32 [rows, 64 stride];
+    chosen int32 [rows, top_k].
 Who owns what: ``score``: a block of 256 threads owns a row of the pass and every ``PARTS``-th chunk; a lane two compressed
     rows of a chunk, a warp up to eight heads at a time, then a thread the sum over heads of one compressed row; ``choose``: a
     block owns a row of the pass, a thread every 1024th compressed row to count, and a run of them to store.
@@ -69,12 +70,12 @@ def heads_at_once(d: int) -> int:
     raise DeviceError(f"an indexer on a GPU takes keys of at most {most} elements, not {d}; use --device cpu.")
 
 
-@kernel(F32P, F32P, f32_t, U32P, I32P, i32, i32, i32, i32, F32P, threads=32 * WARPS)
-def score(n_head: int, d: int, half: bool) -> KernelCode:
+@kernel(F32P, F32P, f32_t, U32P, I32P, I32P, I32P, i32, i32, i32, i32, F32P, threads=32 * WARPS)
+def score(n_head: int, d: int, half: bool, mixed: bool) -> KernelCode:
     """The scores of all compressed rows that rows see, for rows that see more than top_k.
 
-    Arguments: q, w, factor, keys (as words), positions, ratio, top_k, parts, stride (of a row of scores), scores.
-    Grid: (parts, rows).
+    Arguments: q, w, factor, keys (as words), positions, sequences, table, stride, ratio, top_k, parts, scores.  ``mixed``:
+    rows of the pass may belong to several sequences.  Grid: (parts, rows).
     """
     own = heads_at_once(d)
     together, n_dots, n_query = WARPS * own, 2 * own, WARPS * own * d
@@ -115,7 +116,9 @@ def score(n_head: int, d: int, half: bool) -> KernelCode:
                     dots[2 * k + 1] = fma(of_heads[k], values[2 * e + 1], dots[2 * k + 1])
 
     @cuda.jit
-    def score(q, w, factor, keys, positions, ratio, top_k, parts, stride, scores):  # type: ignore[no-untyped-def]
+    def score(  # type: ignore[no-untyped-def]
+        q, w, factor, keys, positions, sequences, table, stride, ratio, top_k, parts, scores
+    ):
         let_next_begin()
         shared = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         dots = cuda.local.array(n_dots, np.float32)
@@ -127,8 +130,16 @@ def score(n_head: int, d: int, half: bool) -> KernelCode:
         if n <= top_k:
             return
         chunk = I(cuda.blockIdx.x)
+        if chunk * CHUNK >= n:
+            return
+        pages = advance(table, I(I(sequences[t if mixed else I(0)]) * stride))
+        page = I(pages[chunk])
         while chunk * CHUNK < n:
-            own_keys = advance(keys, np.int64(chunk) * (words * d))
+            own_keys = advance(keys, np.int64(page) * (words * d))
+            # The next one is there when it is needed.
+            following = I(chunk + parts)
+            if following * CHUNK < n:
+                page = I(pages[following])
             total = f32(0.0)
             for r in range(rounds):
                 cuda.syncthreads()
@@ -146,8 +157,8 @@ def score(n_head: int, d: int, half: bool) -> KernelCode:
                     for h in range(min(together, I(n_head - r * together))):
                         total = fma(weights[r * together + h] * factor, shared[h * CHUNK + thread], total)
             if thread < CHUNK:
-                scores[np.int64(t) * stride + chunk * CHUNK + thread] = total
-            chunk = I(chunk + parts)
+                scores[np.int64(t) * stride * CHUNK + chunk * CHUNK + thread] = total
+            chunk = following
 
     return score
 

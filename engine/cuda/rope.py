@@ -2,17 +2,19 @@
 
 Formula: x = x + bias; q and k: y = (x * r) * weight, r = 1 / sqrt(sum(x^2) / d_k + eps), then for pair i of a head
     (a, b) -> (a cos - b sin, a sin + b cos), or the rotation first and then the norm; then q times the factor of its
-    position; v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to their positions of the cache.
+    position; v: y = x * r where its heads are normalized.  q goes to a buffer, k and v to their positions of the cache:
+    position p of sequence s is lane p % 64 of page table[s, p // 64].
     Where the cache is quantized, q and k, or v, are then rotated block by block, and q, times the scale of attention, becomes
     int8 (``engine/cuda/quantized_cache.py``).
 Shapes: q float32 [rows, n_head, d_k], or [rows, n_head, 2, d_k] with gates behind the queries of each head; k [rows,
     n_head_kv, d_k], v [rows, n_head_kv, d_v], which may be k; rows q_stride, k_stride, v_stride elements apart; positions
-    int32 [rows]; table float32 [positions, 2, n_rot / 2] (cos, sin), n_rot 0: no rotation; norm weights float32 [d_k], biases
-    float32 [heads, d]; factors float32 [positions]; q_out words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of
-    int8 with q_scales float32 [rows, n_head, d_k / 32], or [rows, n_head, 2, d_k / 4] with a scale for each block
-    (``engine/cuda/integer_cache.py``); keys, values: words (``engine/cache/kv.py``,
-    ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of what is appended, one word per element, for
-    attention that has read the cache earlier; only if keys and values are of the same unquantized type.
+    int32 [rows]; sequences int32 [rows]; table int32 [sequences, stride]; angles float32 [positions, 2, n_rot / 2] (cos,
+    sin), n_rot 0: no rotation; norm weights float32 [d_k], biases float32 [heads, d]; factors float32 [positions]; q_out
+    words [rows, n_head, d_k] of float32, or [rows, n_head, d_k / 4] of int8 with q_scales float32 [rows, n_head, d_k / 32],
+    or [rows, n_head, 2, d_k / 4] with a scale for each block (``engine/cuda/integer_cache.py``); keys, values: words
+    [n_head_kv, pages, ...] (``engine/cache/kv.py``, ``engine/cache/types.py``); new [rows, n_head_kv, d_k + d_v]: the bits of
+    what is appended, one word per element, for attention that has read the cache earlier; only if keys and values are of the
+    same unquantized type.
 Who owns what: a warp is a block and owns one head of one row; lane l owns elements l, l + 32, ... and pairs l, l + 32, ...
 Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i % W == c, one fma(x, x, chain) each in
     rising i, W = 256 or the smallest power of two >= d_k; then the halving tree, its last levels as exchanges between lanes.
@@ -53,7 +55,10 @@ U = np.uint32
 BLOCK = 32
 """Threads of a block."""
 
-_ARGUMENTS = (F32P, F32P, F32P, i32, i32, i32, I32P, F32P, *[F32P] * 6, f32, f32, i32, i32, U32P, F32P, *[U32P] * 3)
+_ARGUMENTS = (
+    *(F32P, F32P, F32P, i32, i32, i32, I32P, I32P, I32P, F32P, *[F32P] * 6),
+    *(f32, f32, i32, i32, i32, i32, U32P, F32P, *[U32P] * 3),
+)
 
 
 def grid(rows: int, n_head: int, n_head_kv: int) -> tuple[int, int]:
@@ -68,24 +73,24 @@ def notes(k_type: CacheType, v_type: CacheType) -> bool:
 
 
 @device
-def put_half(ring, i, x):  # type: ignore[no-untyped-def]
-    """Store x as element i of a ring of float16; returns its bits."""
+def put_half(page, i, x):  # type: ignore[no-untyped-def]
+    """Store x as element i of a page of float16; returns its bits."""
     bits = float_to_half(x)
-    halves(ring)[i] = bits
+    halves(page)[i] = bits
     return U(bits)
 
 
 @device
-def put_float(ring, i, x):  # type: ignore[no-untyped-def]
-    """Store x as element i of a ring of float32; returns its bits."""
+def put_float(page, i, x):  # type: ignore[no-untyped-def]
+    """Store x as element i of a page of float32; returns its bits."""
     bits = U(float_bits(x))
-    ring[i] = bits
+    page[i] = bits
     return bits
 
 
 def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> DeviceFunction:
-    """The device function ``append(x, ring, chunk, j, new)``: store a head of d elements, the lane's in x, at position j of a
-    chunk of keys, or of values (``by_position``); ``noted``: also write their bits, one word each, to new."""
+    """The device function ``append(x, pages, page, j, new)``: store a head of d elements, the lane's in x, in lane j of a
+    page of keys, or of values (``by_position``); ``noted``: also write their bits, one word each, to new."""
     n_x = -(-d // 32)
 
     if kind.whole:
@@ -93,9 +98,9 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
         rotate_head, store_head = make_rotate(d, kind.block(d)), make_integer_store(kind, d, by_position)
 
         @device
-        def append_integers(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
+        def append_integers(x, pages, page, j, new):  # type: ignore[no-untyped-def]
             rotate_head(x)
-            store_head(advance(ring, chunk * n_words), j, x)
+            store_head(advance(pages, page * n_words), j, x)
 
         return append_integers
 
@@ -104,8 +109,8 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
         store = make_store(d, kind.bits, by_position)
 
         @device
-        def append_blocks(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
-            to = advance(ring, chunk * n_words)
+        def append_blocks(x, pages, page, j, new):  # type: ignore[no-untyped-def]
+            to = advance(pages, page * n_words)
             for b in range(n_x):
                 store(to, j, b, rotate(x[b]))
 
@@ -114,9 +119,9 @@ def _make_append(kind: CacheType, d: int, by_position: bool, noted: bool) -> Dev
     put, n_words = put_half if kind.bits == 16 else put_float, kind.integer_words(d)
 
     @device
-    def append(x, ring, chunk, j, new):  # type: ignore[no-untyped-def]
+    def append(x, pages, page, j, new):  # type: ignore[no-untyped-def]
         lane = I(cuda.threadIdx.x & 31)
-        to = advance(ring, chunk * n_words)
+        to = advance(pages, page * n_words)
         for k in range(n_x):
             i = I(lane + 32 * k)
             if i < d:
@@ -148,13 +153,14 @@ def rope(
 
     ``k_type``, ``v_type``: of the cache; ``n_rot``: 0 for no rotation; ``neox``: pairs are (i, i + n_rot / 2), else (2i,
     2i + 1); ``normed``: heads of q and k are normalized, before their rotation or, if ``norm_after``, after it; ``biased``:
-    q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``, so they, the table and the factors
-    are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow the queries of each head;
+    q, k and v have biases; ``early``: no kernel of the same chain writes ``positions``, so they, the table, the angles and
+    the factors are read before ``wait_for_inputs``; ``gated``: gates, which are not changed, follow the queries of each head;
     ``v_normed``: heads of v are normalized, without a weight; ``noted``: what is appended is also written to ``new``, if
     ``notes`` says so; ``scaled``: queries are multiplied by the factors of their positions.
 
-    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, table, q_norm, k_norm, q_bias, k_bias, v_bias, factors, eps,
-    scale, n_head, chunks, q_out, q_scales, new, keys, values; unused pointers are not read.
+    Arguments: q, k, v, q_stride, k_stride, v_stride, positions, sequences, table, angles, q_norm, k_norm, q_bias, k_bias,
+    v_bias, factors, eps, scale, n_head, pages, stride (chunks of a row of the table), mixed (1: rows may belong to several
+    sequences, 0: all belong to that of row 0), q_out, q_scales, new, keys, values; unused pointers are not read.
     Grid: ``grid(rows, n_head, n_head_kv)``, blocks of ``BLOCK`` threads.
     """
     squares = make_squares(d_k)
@@ -170,12 +176,8 @@ def rope(
     v_squares = make_squares(d_v)
 
     @device
-    def ring_place(head, position, chunks):  # type: ignore[no-untyped-def]
-        """The chunk of the cache that holds a position of a head."""
-        return np.int64(I(head * chunks)) + I(U(position >> 6) % U(chunks))
-
-    @device
-    def keep_value(v, bias, head, positions, row, chunks, eps, new, values):  # type: ignore[no-untyped-def]
+    def keep_value(v, bias, head, positions, row, table, pages, eps, new, values):  # type: ignore[no-untyped-def]
+        """table: the pages of the row's sequence."""
         lane = I(cuda.threadIdx.x)
         x = cuda.local.array(n_v, np.float32)
         added = cuda.local.array(n_v, np.float32)
@@ -186,6 +188,7 @@ def rope(
         if not early:
             wait_for_inputs()
         position = positions[row]
+        page = np.int64(I(head * pages + table[position >> 6]))
         if early:
             wait_for_inputs()
         for j in range(n_v):
@@ -198,7 +201,7 @@ def rope(
             r = F(1.0) / F(math.sqrt(F(v_squares(x) / F(d_v) + eps)))
             for j in range(n_v):
                 x[j] = x[j] * r
-        append_value(x, values, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
+        append_value(x, values, page, I(position & (CHUNK - 1)), new)
 
     @device
     def normalize(x, weight, eps):  # type: ignore[no-untyped-def]
@@ -216,7 +219,9 @@ def rope(
         k_stride,
         v_stride,
         positions,
+        sequences,
         table,
+        angles,
         q_norm,
         k_norm,
         q_bias,
@@ -226,7 +231,9 @@ def rope(
         eps,
         scale,
         n_head,
-        chunks,
+        pages,
+        stride,
+        mixed,
         q_out,
         q_scales,
         new,
@@ -239,10 +246,13 @@ def rope(
         head = I(cuda.blockIdx.x)
         n_head_kv = I((cuda.gridDim.x - n_head) >> 1)
         is_q = head < n_head
+        sequences = advance(sequences, I(row * mixed))
         if head >= n_head + n_head_kv:
             head = I(head - n_head - n_head_kv)
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v) + d_k))
-            keep_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, chunks, eps, new, values)
+            # Slots are written only between launches.
+            table = advance(table, I(sequences[0] * stride))
+            keep_value(advance(v, I(row * v_stride)), v_bias, head, positions, row, table, pages, eps, new, values)
             return
         source, bias, norm = advance(q, I(row * q_stride + head * d_k if gated else row * q_stride)), q_bias, q_norm
         if not is_q:
@@ -265,8 +275,11 @@ def rope(
         if not early:
             wait_for_inputs()
         position = positions[row]
+        page = np.int64(0)
+        if not is_q:
+            page = np.int64(I(head * pages + table[I(sequences[0] * stride + (position >> 6))]))
         if pairs > 0:
-            angles = advance(table, np.int64(position) * n_rot)
+            angles = advance(angles, np.int64(position) * n_rot)
             for j in range(n_pairs):
                 cos[j] = F(0.0)
                 sin[j] = F(0.0)
@@ -310,7 +323,7 @@ def rope(
                 x[j] = x[j] * factor
         if not is_q:
             new = advance(new, I(I(row * n_head_kv + head) * (d_k + d_v)))
-            append_key(x, keys, ring_place(head, position, chunks), I(position & (CHUNK - 1)), new)
+            append_key(x, keys, page, I(position & (CHUNK - 1)), new)
         elif by_integers:
             at = I(row * n_head + head)
             rotate_query(x)

@@ -1,9 +1,11 @@
 """Rounding to floats of 8 or 4 bits, as ds4 and DeepSeek's own implementation round what DeepSeek-V4 stores.
 
 Formula: ``engine/cpu/rounding.py``.
-Shapes: x, y float32 [rows, heads, d]; stored float32 [chunks, 64, d], or for keys [chunks, d, 64].
-Who owns what: a block of 128 threads owns a head of a row, or a block of tokens that the pass may complete; a thread every
-    128th element, and in turn every 128th pair and every 128th block of elements that share a scale.
+Shapes: x, y float32 [rows, heads, d]; stored float32 [pages, 64, d], or for keys [pages, d, 64], with the table int32
+    [sequences, stride]; positions, sequences int32 [rows].
+Who owns what: a block of 128 threads owns a head of a row, or a block of tokens that the pass may complete, or in a mixed
+    pass a row that may complete one; a thread every 128th element, and in turn every 128th pair and every 128th block of
+    elements that share a scale.
 Reduction order: that of ``engine/cpu/rounding.py``.
 Bytes moved: 8 per element.
 """
@@ -13,6 +15,7 @@ from numba import cuda
 
 from engine.cache.types import CHUNK
 from engine.cpu.rounding import EIGHT, FOUR
+from engine.cuda.compressor import make_completed
 from engine.cuda.intrinsics import (
     advance,
     float_to_half,
@@ -109,22 +112,24 @@ def round_heads(d: int, four: bool) -> KernelCode:
     return round_heads
 
 
-@kernel(I32P, i32, i32, i32, F32P, threads=THREADS)
-def round_rows(d: int, four: bool) -> KernelCode:
-    """Round the rows of the blocks that a pass completes; keys, if ``four``, are transposed.  Grid: (ceil(rows / ratio),)."""
-    round_head, n_blocks = make_round(d, four), -(-d // 32)
+@kernel(I32P, I32P, i32, i32, i32, I32P, i32, F32P, threads=THREADS)
+def round_rows(d: int, four: bool, mixed: bool) -> KernelCode:
+    """Round the rows of the blocks that a pass completes; keys, if ``four``, are transposed.  ``mixed``: rows of the pass may
+    belong to several sequences.  Grid: (``compressor.items``,)."""
+    round_head, n_blocks, completed = make_round(d, four), -(-d // 32), make_completed(mixed)
 
     @cuda.jit
-    def round_rows(positions, rows, ratio, n_rot, stored):  # type: ignore[no-untyped-def]
+    def round_rows(positions, sequences, rows, ratio, n_rot, table, stride, stored):  # type: ignore[no-untyped-def]
         let_next_begin()
         own = cuda.shared.array(d, np.float32)
         exponents = cuda.shared.array(n_blocks, np.int32)
         wait_for_inputs()
-        start = I(positions[0])
-        r = I(start // ratio + I(cuda.blockIdx.x))
-        if I(r + 1) * ratio > start + rows:
+        item = I(cuda.blockIdx.x)
+        r = completed(positions, sequences, rows, ratio, item)
+        if r < 0:
             return
-        stored = advance(stored, np.int64(r // CHUNK) * (CHUNK * d))
+        sequence = I(sequences[item if mixed else I(0)])
+        stored = advance(stored, np.int64(table[I(sequence * stride) + r // CHUNK]) * (CHUNK * d))
         lane = I(r % CHUNK)
         j = I(cuda.threadIdx.x)
         while j < d:

@@ -3,10 +3,12 @@
 Formula: ``engine/cpu/sample.py``: bias, penalties, then the largest logit, or top-k, top-p, min-p, temperature and noise.
     The order is that of the packed keys there (larger logit, then lower id; NaN above all).  Keys are all different, so which
     k are the largest does not depend on how they are found.
-Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, row r for the token after positions[r]; positions
-    int32 [rows]; history int32 [n_ctx], token by position; params, the words of one :data:`PARAMS`; best uint64
-    [rows][1024]; found int32 [rows], the tokens, or why there is none.  With ``keep``, the candidates from which row r was
-    drawn: ids int32 and probabilities float32 [..][256], counts int32 [..], at row slot + r.
+Shapes: up to 16 rows of logits float32 [n_vocab], one every ``stride``, of one or more answers.  Row r is for the token
+    after positions[r * every] of the answer in slot sequences[r * every], both int32: ``every`` is 1, or the number of rows
+    per answer of a draft model's pass of which only the last is sampled.  By slot: history int32 [slots, n_ctx], token by
+    position; params, one :data:`PARAMS` each.  best uint64 [rows][1024]; found int32 [rows], the tokens, or why there is
+    none.  With ``keep``, the candidates from which row r was drawn: ids int32 and probabilities float32 [16][256], counts
+    int32 [16], in row places[r] + draft, if that is less than places[r + 1].
 Who owns what: ``edit``: a block per row, a thread per biased or recent token.  ``maxima``: the vocabulary is cut into lines
     of 32 logits, line l belongs to group l % 1024, a group to a warp.  ``argmax``, ``draw``: a block per row, a thread per
     group, then per candidate.
@@ -14,7 +16,7 @@ Reduction order: that of ``tree_sum`` and ``reach`` for at most 256 entries: lan
     folded in halves, and running totals are added one by one.
 Bytes moved: 4 n_vocab per row by ``maxima``; ``draw`` reads the groups of about k candidates again.
 
-``engine/cuda/accept.py`` processes the tokens further.
+``engine/cuda/accept.py`` processes the tokens further.  Slots are read early: what writes them has ended when a pass begins.
 
 The k largest keys are in the k groups with the largest maxima: every other group has k maxima above all its keys.  So
 ``draw`` finds a bound that at least k maxima reach, collects what reaches it in their groups, a few more than k, and ranks
@@ -22,6 +24,7 @@ these.  If an unusual order of the logits leaves more than 1024, the bound is ra
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -29,7 +32,7 @@ import numpy as np
 from numba import cuda, njit
 
 from engine.cpu.sample import pack, place_of
-from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, P_ACCEPT, SEED, SLOT, warp_max
+from engine.cuda.accept import EMPTY, MOST_K, MOST_ROWS, P_ACCEPT, PARAMS_WORDS, SEED, SLOT, warp_max
 from engine.cuda.accept import accept as end_of_step
 from engine.cuda.fold import fold32
 from engine.cuda.intrinsics import advance, bits_float, exp, fma, gumbel, let_next_begin, log, wait_for_inputs
@@ -85,7 +88,7 @@ def _word(field: str) -> int:
     return int(PARAMS.fields[field][1]) // 4  # type: ignore[index]
 
 
-assert (_word("seed"), _word("p_accept")) == (SEED, P_ACCEPT)
+assert (_word("seed"), _word("p_accept"), PARAMS.itemsize // 4) == (SEED, P_ACCEPT, PARAMS_WORDS)
 _TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("temperature", "top_p", "log_min_p"))
 _REPEAT, _FREQUENCY, _PRESENCE = map(_word, ("repeat", "frequency", "presence"))
 _TOP_K, _LAST_N, _N_BIAS, _BIAS_IDS, _BIAS = map(_word, ("top_k", "last_n", "n_bias", "bias_ids", "bias"))
@@ -121,23 +124,27 @@ def found_of(key, token):  # type: ignore[no-untyped-def]
 # --- changes of logits -----------------------------------------------------------------------------------------
 
 
-@kernel(F32P, i32, I32P, I32P, i32, I32P, threads=EDIT_THREADS)
+@kernel(F32P, i32, I32P, I32P, i32, I32P, I32P, i32, threads=EDIT_THREADS)
 def edit(threads: int) -> KernelCode:
     """Apply bias and penalties in place; see ``add_bias`` and ``penalize`` of the mirror.  Grid: rows."""
 
     @cuda.jit
-    def edit(rows, stride, params, history, n_ctx, positions):  # type: ignore[no-untyped-def]
+    def edit(rows, stride, all_params, histories, n_ctx, sequences, positions, every):  # type: ignore[no-untyped-def]
         let_next_begin()
         recent = cuda.shared.array(MOST_RECENT, np.int32)
         thread = I(cuda.threadIdx.x)
-        logits = advance(rows, I(I(cuda.blockIdx.x) * stride))
+        row = I(cuda.blockIdx.x)
+        logits = advance(rows, I(row * stride))
+        slot = sequences[row * every]
+        params = advance(all_params, I(slot * PARAMS_WORDS))
+        history = advance(histories, I(slot * n_ctx))
         wait_for_inputs()
         i = thread
         while i < params[_N_BIAS]:
             token = params[_BIAS_IDS + i]
             logits[token] = logits[token] + bits_float(params[_BIAS + i])
             i = I(i + threads)
-        length = min(I(positions[cuda.blockIdx.x] + 1), n_ctx)
+        length = min(I(positions[row * every] + 1), n_ctx)
         n = min(params[_LAST_N], length)
         i = thread
         while i < n:
@@ -268,7 +275,7 @@ def raise_bound(logits, n_vocab, k, most, least, counters):  # type: ignore[no-u
     return bound
 
 
-@kernel(F32P, i32, i32, U64P, I32P, I32P, I32P, i32, I32P, F32P, I32P, threads=GROUPS, blocks=1)
+@kernel(F32P, i32, i32, U64P, I32P, I32P, I32P, i32, I32P, I32P, i32, I32P, F32P, I32P, threads=GROUPS, blocks=1)
 def draw(groups: int, keep: bool) -> KernelCode:
     """Draw a token by top-k, top-p, min-p, temperature and noise.  Grid: rows, of as many threads as there are groups.
 
@@ -282,7 +289,20 @@ def draw(groups: int, keep: bool) -> KernelCode:
 
     @cuda.jit
     def draw(  # type: ignore[no-untyped-def]
-        rows, stride, n_vocab, best, params, positions, found, slot, ids, probabilities, counts
+        rows,
+        stride,
+        n_vocab,
+        best,
+        all_params,
+        sequences,
+        positions,
+        every,
+        found,
+        places,
+        draft,
+        ids,
+        probabilities,
+        counts,
     ):
         let_next_begin()
         keys = cuda.shared.array(groups, np.uint64)
@@ -295,11 +315,12 @@ def draw(groups: int, keep: bool) -> KernelCode:
         lane = I(thread & 31)
         row = I(cuda.blockIdx.x)
         logits = advance(rows, I(row * stride))
+        params = advance(all_params, I(sequences[row * every] * PARAMS_WORDS))
         if thread < 3:
             counters[thread] = I(0)
         wait_for_inputs()
         k = min(min(params[_TOP_K], n_vocab), I(most_k))
-        position = I(positions[row] + 1)
+        position = I(positions[row * every] + 1)
 
         # A bound that at least k of the maxima reach, and not many more.
         mine = best[row * groups + thread]
@@ -409,12 +430,14 @@ def draw(groups: int, keep: bool) -> KernelCode:
             for i in range(per_lane):
                 total = total + weights[32 * i + lane]
             total = fold32(total)
-            at = I(slot + row)
-            if thread < kept:
-                ids[MOST_K * at + thread] = token
-                probabilities[MOST_K * at + thread] = weights[thread] / total
-            if thread == 0:
-                counts[at] = kept if found_of(largest, 0) >= 0 else I(0)
+            at = I(places[row] + draft)
+            # The target's step may have rows for fewer drafts of this answer than are made.
+            if at < places[row + 1]:
+                if thread < kept:
+                    ids[MOST_K * at + thread] = token
+                    probabilities[MOST_K * at + thread] = weights[thread] / total
+                if thread == 0:
+                    counts[at] = kept if found_of(largest, 0) >= 0 else I(0)
 
     return draw
 
@@ -453,16 +476,19 @@ def edits(params: SamplingParams) -> bool:
 
 def pack_params(sampler: Sampler, p_accept: float = 0.0) -> np.ndarray:
     """A sampler's parameters and seed as an array of one :data:`PARAMS`; they must be :func:`supported`.  ``p_accept``: the
-    bound of acceptance by p-min."""
+    bound of acceptance by p-min.
+
+    A greedy choice is packed as a draw of one candidate, so that answers of both kinds can share a launch of ``draw``.
+    """
     p = sampler.params
     packed = np.zeros(1, PARAMS)
     words = packed[0]
     words["seed"], words["p_accept"] = sampler.seed, p_accept
     words["temperature"] = max(p.temperature, host._LEAST_TEMPERATURE)
-    words["top_p"] = p.top_p if p.top_p < 1 else math.inf
-    words["log_min_p"] = log(f32(p.min_p)) if p.min_p > 0 else -math.inf
+    words["top_p"] = p.top_p if p.top_p < 1 and not p.greedy else math.inf
+    words["log_min_p"] = log(f32(p.min_p)) if p.min_p > 0 and not p.greedy else -math.inf
     words["repeat"], words["frequency"], words["presence"] = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
-    words["top_k"] = min(max(p.top_k, 0), MOST_K)
+    words["top_k"] = 1 if p.greedy else min(max(p.top_k, 0), MOST_K)
     words["last_n"] = p.repeat_last_n if p.penalizes else 0
     words["n_bias"] = n = len(p.logit_bias)
     words["bias_ids"][:n] = list(p.logit_bias)
@@ -487,40 +513,62 @@ class Candidates(NamedTuple):
     counts: int
 
 
+NOWHERE = Candidates(0, 0, 0)
+"""No lists."""
+
+
+class Rows(NamedTuple):
+    """Addresses of the rows of a step and of what it reads and prepares; see ``engine/cuda/accept.py``.
+
+    tokens, positions, sequences: int32 [16]; starts: int32 [17], the first row of each entry; history: int32 [slots, n_ctx],
+    which already contains the drafts.
+    """
+
+    tokens: int
+    positions: int
+    sequences: int
+    starts: int
+    history: int
+
+
 class DeviceSampler:
     """The memory of the kernels that choose tokens, and their launches.
 
-    One step: the logits of up to 16 rows become one token per row; the tokens that follow from each other are kept, and the
-    last of them, its position and the tokens in between are stored where the next step reads them.  The host sets ``history``
-    and, with :meth:`begin`, the parameters.
+    One step: the logits of up to 16 rows of one or more answers become one token per row; the tokens that follow from each
+    other are kept, and the last of each answer, its position and the tokens in between are stored where the next step reads
+    them.  Each answer has a slot.  The host sets ``history`` and, with :meth:`begin`, the parameters of a slot.
 
     ``mode`` is a way to accept drafts, one of :data:`engine.speculative.params.MODES`.  A greedy choice has no distribution,
     so every mode is exact then.
     """
 
-    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_slots: int = 64) -> None:
-        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: the most steps in flight at once, a power of two."""
+    def __init__(self, device: Device, n_vocab: int, n_ctx: int, ring_slots: int = 64, n_slots: int = 1) -> None:
+        """device: an ``engine.cuda.runtime.device.Device``; ring_slots: the most steps in flight at once, a power of two;
+        n_slots: the number of answers that may be under way at once."""
         assert ring_slots & (ring_slots - 1) == 0
         self._device = device
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
-        #: int32 [ring_slots][32] written by the device: the results of the steps in turn; see ``engine/cuda/accept.py``.
-        self.ring, self.ring_address = device.pinned((ring_slots, SLOT), np.int32)
+        #: int32 [n_slots][ring_slots][32] written by the device: the results of the steps of each slot in turn; see
+        #: ``engine/cuda/accept.py``.
+        self.ring, self.ring_address = device.pinned((n_slots, ring_slots, SLOT), np.int32)
         self.ring[...] = EMPTY
-        self.params = device.allocate(PARAMS.itemsize, "the sampler's parameters")
+        self.params = device.allocate(PARAMS.itemsize * n_slots, "the samplers' parameters")
         self.best = device.allocate(8 * GROUPS * MOST_ROWS, "the sampler's candidates")
         self.found = device.allocate(4 * MOST_ROWS, "the tokens found")
-        self.step = device.allocate(4, "the number of steps")
-        self.taken = 0
+        self.step = device.allocate(4 * n_slots, "the number of steps")
+        #: The number of results of each slot that have been taken.
+        self.taken = [0] * n_slots
         self._lists: list[Buffer] = []
 
     @property
     def lists(self) -> Candidates:
         """Where candidates are stored, in memory that is allocated on first use."""
         if not self._lists:
-            sizes = (4 * MOST_K * MOST_ROWS, 4 * MOST_K * MOST_ROWS, 4 * MOST_ROWS, 4 * MOST_ROWS)
+            sizes = (4 * MOST_K * MOST_ROWS, 4 * MOST_K * MOST_ROWS, 4 * MOST_ROWS, 4 * MOST_ROWS, 4 * (MOST_ROWS + 1))
             self._lists = [self._device.allocate(n_bytes, "the lists of candidates") for n_bytes in sizes]
             self._device.write(self._lists[3].address, np.zeros(MOST_ROWS, np.int32))
+            self._device.write(self._lists[4].address, np.arange(MOST_ROWS + 1, dtype=np.int32))
         return Candidates(*(memory.address for memory in self._lists[:3]))
 
     @property
@@ -528,27 +576,36 @@ class DeviceSampler:
         """Lists of drafts that are certain."""
         return self.lists._replace(counts=self._lists[3].address)
 
-    def begin(self, sampler: Sampler, mode: str = "exact", p_accept: float = 0.0) -> None:
-        """Make the steps launched from now on choose as this sampler does; their results begin at ring[0]."""
-        if _accepts(mode, sampler.params.greedy) != "exact":
+    def begin(self, sampler: Sampler, mode: str = "exact", p_accept: float = 0.0, slot: int = 0) -> None:
+        """Make the steps of a slot that are launched from now on choose as this sampler does; their results begin at
+        ring[slot, 0]."""
+        mode = _accepts(mode, sampler.params.greedy)
+        if mode != "exact":
             # Now, because a graph may be captured next.
             _ = self.lists
-        self._device.write(self.params.address, pack_params(sampler, p_accept))
-        self._device.write(self.step.address, np.zeros(1, np.int32))
-        self.ring[...] = EMPTY
-        self.taken = 0
+        # A launch that accepts by p-min serves answers with exact acceptance too: no probability reaches their bound.
+        packed = pack_params(sampler, p_accept if mode == "p-min" else math.inf)
+        self._device.write(self.params.address + PARAMS.itemsize * slot, packed)
+        self._device.write(self.step.address + 4 * slot, np.zeros(1, np.int32))
+        self.ring[slot] = EMPTY
+        self.taken[slot] = 0
 
-    def ready(self) -> bool:
-        """Whether the result of the next step has arrived."""
-        return bool(self.ring[self.taken % len(self.ring), 0] != EMPTY)
+    def _next(self, slot: int) -> np.ndarray:
+        """The part of a slot's ring for the next result."""
+        ring = self.ring[slot]
+        return ring[self.taken[slot] % len(ring)]
 
-    def take(self) -> list[int]:
-        """The tokens of the next step, once :meth:`ready`; frees its slot.  Raises what ``Sampler.sample`` raises if one
-        could not be chosen; the tokens before it are lost."""
-        slot = self.ring[self.taken % len(self.ring)]
-        words = slot[1 : 1 + int(slot[0])].tolist()
-        slot[0] = EMPTY
-        self.taken += 1
+    def ready(self, slot: int = 0) -> bool:
+        """Whether the result of the next step of a slot has arrived."""
+        return bool(self._next(slot)[0] != EMPTY)
+
+    def take(self, slot: int = 0) -> list[int]:
+        """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
+        ``Sampler.sample`` raises if one could not be chosen; the tokens before it are lost."""
+        part = self._next(slot)
+        words = part[1 : 1 + int(part[0])].tolist()
+        part[0] = EMPTY
+        self.taken[slot] += 1
         return [token_of(word) for word in words]
 
     @staticmethod
@@ -564,46 +621,100 @@ class DeviceSampler:
         self,
         logits: int,
         stride: int,
-        rows: int,
-        tokens: int,
-        positions: int,
-        history: int,
+        n_rows: int,
+        rows: Rows,
+        at: int,
         greedy: bool,
         with_edit: bool,
         mode: str = "exact",
         draft_lists: Candidates | None = None,
-        accept: bool = True,
-        slot: int = 0,
+        n_entries: int = 1,
     ) -> None:
-        """One step of ``rows`` tokens, the first of them certain, the others drafts.
+        """One step of ``n_rows`` rows and ``n_entries`` entries, each a certain token and its drafts.
 
         logits: address of the first row; the next begins ``stride`` logits later.  Biased and penalized logits overwrite
             the given ones.
-        tokens, positions: addresses of int32 [16]; history: of int32 [n_ctx], which already contains the drafts.
+        at: address of int32 [slots], where the position of the certain token of each answer is kept.
         greedy, with_edit, mode: decide which kernels run, and so need a graph each; everything else is in the parameters.
+            A step that is not greedy or that has edits serves answers without these too.
         draft_lists: the candidates from which the drafts were drawn, those of tokens[i + 1] in row i; None if they are
-        certain. accept: whether drafts are accepted and the step ends; if not, tokens are only found, as for a draft
-            model, and its candidates are stored from row ``slot`` on.
+            certain.
         """
+        mode = _accepts(mode, greedy)
+        kernels = self.kernels(greedy, with_edit, mode)
+        lists = self.lists if mode != "exact" else NOWHERE
+        places = self._lists[4].address if mode != "exact" else 0
+        self._find(kernels[:-1], logits, stride, n_rows, rows, 1, [places, 0, *lists])
+        others = (draft_lists or self.no_lists) if mode == "ratio" else NOWHERE
+        state = [
+            self.found.address,
+            rows.starts,
+            self.n_ctx,
+            rows.tokens,
+            rows.positions,
+            rows.sequences,
+            rows.history,
+            at,
+        ]
+        ring = [self.ring_address, self.ring_address, self.ring.shape[1], self.step.address]
+        threads = 32 if mode == "exact" else MOST_K
+        self._device.launch(kernels[-1], n_entries, threads, [*state, *ring, self.params.address, *lists, *others])
+
+    def launch_draft(
+        self,
+        logits: int,
+        stride: int,
+        rows: Rows,
+        greedy: bool,
+        with_edit: bool,
+        mode: str = "exact",
+        draft: int = 0,
+        n_entries: int = 1,
+        every: int = 1,
+    ) -> None:
+        """Find draft number ``draft`` of each entry, from the logits of a draft model's pass.
+
+        logits: address of the logits of entry 0; those of the next begin ``stride`` logits later.
+        rows: those of the draft model, from the row of entry 0 on, but the ``starts`` of the target.  The row of the next
+            entry comes ``every`` rows later.
+        mode: how the drafts will be accepted; for "ratio", the candidates are stored where acceptance looks for them.
+        """
+        kernels = self.kernels(greedy, with_edit, mode, accept=False)
+        lists = [rows.starts, draft, *self.lists] if _accepts(mode, greedy) == "ratio" else [0, 0, *NOWHERE]
+        self._find(kernels, logits, stride, n_entries, rows, every, lists)
+
+    def _find(
+        self,
+        kernels: Sequence[Specialization],
+        logits: int,
+        stride: int,
+        n_rows: int,
+        rows: Rows,
+        every: int,
+        lists: list[int],
+    ) -> None:
+        """Find a token per row of logits; the last of ``kernels`` is ``argmax`` or ``draw``, which stores to ``lists``."""
         launch, params, found = self._device.launch, self.params.address, self.found.address
-        kernels = self.kernels(greedy, with_edit, mode, accept)
-        if with_edit:
-            launch(kernels.pop(0), rows, EDIT_THREADS, [logits, stride, params, history, self.n_ctx, positions])
-        best, choice = kernels[:2]
-        launch(best, (GROUPS // WARPS, rows), 32 * WARPS, [logits, stride, self.n_vocab, self.best.address])
-        if greedy:
-            launch(choice, rows, GROUPS, [self.best.address, found])
+        *changes, best, choice = kernels
+        for change in changes:
+            given = [params, rows.history, self.n_ctx, rows.sequences, rows.positions, every]
+            launch(change, n_rows, EDIT_THREADS, [logits, stride, *given])
+        launch(best, (GROUPS // WARPS, n_rows), 32 * WARPS, [logits, stride, self.n_vocab, self.best.address])
+        if choice.kernel is argmax:
+            launch(choice, n_rows, GROUPS, [self.best.address, found])
         else:
-            lists = self.lists if choice.constants[1] else Candidates(0, 0, 0)
-            row = [logits, stride, self.n_vocab, self.best.address, params, positions, found]
-            launch(choice, rows, GROUPS, [*row, slot, *lists])
-        if accept:
-            mode = _accepts(mode, greedy)
-            lists = self.lists if mode != "exact" else Candidates(0, 0, 0)
-            others = (draft_lists or self.no_lists) if mode == "ratio" else Candidates(0, 0, 0)
-            state = [found, rows, self.n_ctx, tokens, positions, history]
-            ring = [self.ring_address, self.ring_address, len(self.ring), self.step.address]
-            launch(kernels[2], 1, 32 if mode == "exact" else MOST_K, [*state, *ring, params, *lists, *others])
+            row = [
+                logits,
+                stride,
+                self.n_vocab,
+                self.best.address,
+                params,
+                rows.sequences,
+                rows.positions,
+                every,
+                found,
+            ]
+            launch(choice, n_rows, GROUPS, [*row, *lists])
 
 
 def _accepts(mode: str, greedy: bool) -> str:

@@ -5,10 +5,11 @@ Formula: ``engine/cuda/delta_net.py``.  ``convolve``: y = silu of the convolutio
     ``delta_rule``: u, out and the next state, chunk after chunk.  None writes the ring of inputs, which may be shorter than
     the pass: the last rows are stored there afterwards (``engine/cuda/mtp.py``, ``keep_rows``).
 Shapes: x float32 [rows, C], C = (2 n_k + n_v) d.  The pass begins in a chunk, at token ``at`` of it: row t is token at + t
-    from the beginning of that chunk.  y float32 [padded, C] and gates float32 [n_v, padded, 2], e and beta', are by token;
-    of the tokens before the pass they have k and e, from the lists.  padded is a multiple of 16.  records float32 [n_v,
-    padded / 16, 560]: of each chunk, for each token i and lane l the weights of u_i in the sums of k for the tokens l and l
-    + 8 and in those of q; then G, D_i,15 and beta' [16].  The others as in ``engine/cuda/delta_net.py``.
+    from the beginning of that chunk.  All rows belong to sequences[0], whose part of the memory is used.  y float32
+    [padded, C] and gates float32 [n_v, padded, 2], e and beta', are by token; of the tokens before the pass they have k and
+    e, from the lists. padded is a multiple of 16.  records float32 [n_v, padded / 16, 560]: of each chunk, for each token i
+    and lane l the weights of u_i in the sums of k for the tokens l and l + 8 and in those of q; then G, D_i,15 and beta'
+    [16].  The others as in ``engine/cuda/delta_net.py``.
 Who owns what: ``convolve``: a warp owns 16 rows of d channels, which are the queries, the keys or the values of a head,
     lane l channels l + 32 k; or the gates of 32 heads.  ``couple``: a block owns a chunk and a key head, 8 lanes the key of
     a token, as in ``engine/cuda/delta_net.py``.  ``delta_rule``: a block owns 16 rows of the state of one head, with 8 lanes
@@ -82,12 +83,12 @@ def convolve_grid(n_k: int, n_v: int, rows: int) -> tuple[int, int]:
     return -(-(2 * n_k + n_v + -(-n_v // 32)) // WARPS), -(-rows // SPAN)
 
 
-@kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, f32_t, f32_t, *[i32] * 6, *[F32P] * 5, threads=32 * WARPS)
+@kernel(*[F32P] * 3, i32, *[F32P] * 3, I32P, I32P, f32_t, f32_t, *[i32] * 6, *[F32P] * 5, threads=32 * WARPS)
 def convolve(d: int, n_conv: int) -> KernelCode:
     """Compute everything that the rule needs of each token except the state.
 
-    Arguments: x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, n_v, rows, padded, length, slots, ring,
-    keys, decays, y, gates.  Grid: ``convolve_grid(n_k, n_v, rows)``.
+    Arguments: x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, slots,
+    ring, keys, decays, y, gates.  Grid: ``convolve_grid(n_k, n_v, rows)``.
     """
     back = n_conv - 1
     n_runs = d // 32
@@ -96,8 +97,8 @@ def convolve(d: int, n_conv: int) -> KernelCode:
 
     @cuda.jit
     def convolve(  # type: ignore[no-untyped-def]
-        x, alpha, beta, stride, weight, a, dt, positions, eps, scale, n_k, n_v, rows, padded, length, slots, ring, keys,
-        decays, y, gates,
+        x, alpha, beta, stride, weight, a, dt, positions, sequences, eps, scale, n_k, n_v, rows, padded, length, slots, ring,
+        keys, decays, y, gates,
     ):  # fmt: skip
         let_next_begin()
         taps = cuda.local.array(n_taps, np.float32)
@@ -115,9 +116,11 @@ def convolve(d: int, n_conv: int) -> KernelCode:
                 for j in range(n_conv):
                     taps[k * n_conv + j] = weight[I(I(channel + 32 * k) * n_conv) + j]
         wait_for_inputs()
-        place = positions[0]
+        place, sequence = positions[0], sequences[0]
         # Tokens of the first chunk before the pass, and the rows of the lists that have them.
-        known, base = I(U(place) % U(SPAN)), I(U(U(place) // U(SPAN)) % U(slots) * U(SPAN))
+        known = I(U(place) % U(SPAN))
+        base = I(I(sequence * slots) * SPAN + I(U(U(place) // U(SPAN)) % U(slots) * U(SPAN)))
+        ring = advance(ring, np.int64(I(sequence * length)) * np.int64(width))
         if task >= n_vectors:
             head = I(I(task - n_vectors) * 32 + lane)
             if head < n_v:
@@ -179,12 +182,12 @@ def couple_grid(n_k: int, padded: int) -> tuple[int, int]:
     return padded // SPAN, n_k
 
 
-@kernel(F32P, F32P, I32P, *[i32] * 5, *[F32P] * 3, threads=THREADS)
+@kernel(F32P, F32P, I32P, I32P, *[i32] * 5, *[F32P] * 3, threads=THREADS)
 def couple(d: int, grouped: bool = False) -> KernelCode:
     """Compute how the tokens of each chunk act on each other, and store keys and decays of the pass in the lists.
 
-    Arguments: y, gates, positions, n_k, n_v, rows, padded, slots, keys, decays, records.  ``grouped``: neighbouring heads
-    share a key.  Grid: ``couple_grid(n_k, padded)``.
+    Arguments: y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records.  ``grouped``:
+    neighbouring heads share a key.  Grid: ``couple_grid(n_k, padded)``.
     """
     n_runs = d // 32
     n_state = 4 * n_runs
@@ -193,7 +196,9 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
     dot = make_dot(d)
 
     @cuda.jit
-    def couple(y, gates, positions, n_k, n_v, rows, padded, slots, keys, decays, records):  # type: ignore[no-untyped-def]
+    def couple(  # type: ignore[no-untyped-def]
+        y, gates, positions, sequences, n_k, n_v, rows, padded, slots, keys, decays, records
+    ):
         let_next_begin()
         vectors = pointer(cuda.shared.array(n_shared, np.float32, ALIGNED))
         products = pointer(cuda.shared.array(n_products, np.float32, ALIGNED))
@@ -207,14 +212,14 @@ def couple(d: int, grouped: bool = False) -> KernelCode:
         share = I(U(n_v) // U(n_k))
         width, first = I(I(2 * n_k + n_v) * d), I(chunk * SPAN)
         wait_for_inputs()
-        place = positions[0]
+        place, sequence = positions[0], sequences[0]
         at = I(U(place) % U(SPAN))
         n_tokens = I(at + rows)
         if first >= n_tokens:
             return
         # Tokens of the pass that the lists still hold when it has ended.
         least = max(at, I(n_tokens - slots * SPAN))
-        base = I(U(I(U(place) // U(SPAN)) + chunk) % U(slots) * U(SPAN))
+        base = I(I(sequence * slots) * SPAN + I(U(I(U(place) // U(SPAN)) + chunk) % U(slots) * U(SPAN)))
         for n in range(2 * n_runs):
             i = I(thread + n * THREADS)
             b, piece = I(U(i) // U(pieces)), I(U(i) % U(pieces))
@@ -350,7 +355,7 @@ def _stage(d: int) -> int:
 
 
 @kernel(
-    *(F32P, F32P, I32P, *[i32] * 4, *[F32P] * 3),
+    *(F32P, F32P, I32P, I32P, *[i32] * 4, *[F32P] * 3),
     threads=RULE_THREADS,
     blocks=3,
     shared=lambda d, *_: 8 * _stage(d),
@@ -358,9 +363,9 @@ def _stage(d: int) -> int:
 def delta_rule(d: int, grouped: bool = False) -> KernelCode:
     """Compute deltas and results of each head, chunk by chunk, and its state.
 
-    Arguments: y, records, positions, n_k, rows, padded, slots, states, deltas, out.  ``grouped``: neighbouring heads share a
-    key.  No kernel of the same chain writes the positions, the states or the deltas: they are read before
-    ``wait_for_inputs``.  Grid: ``delta_net.grid(d, n_v)``, blocks of ``RULE_THREADS``.
+    Arguments: y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out.  ``grouped``: neighbouring
+    heads share a key.  No kernel of the same chain writes the positions, the sequences, the states or the deltas: they are
+    read before ``wait_for_inputs``.  Grid: ``delta_net.grid(d, n_v)``, blocks of ``RULE_THREADS``.
     """
     n_runs = d // 32
     n_state = 4 * n_runs
@@ -420,7 +425,9 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
                 copy4(stage, I(weights + 4 * i), record, I(4 * i), I(1))
 
     @cuda.jit
-    def delta_rule(y, records, positions, n_k, rows, padded, slots, states, deltas, out):  # type: ignore[no-untyped-def]
+    def delta_rule(  # type: ignore[no-untyped-def]
+        y, records, positions, sequences, n_k, rows, padded, slots, states, deltas, out
+    ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.float32, ALIGNED))
         state = cuda.local.array(n_rows, np.float32)
@@ -444,12 +451,13 @@ def delta_rule(d: int, grouped: bool = False) -> KernelCode:
         y = advance(y, value)
         records = advance(records, I(I(head * I(U(padded) // U(SPAN))) * RECORD))
         head_column = I(head * d + I(first_column + column))
-        place = positions[0]
+        place, first_slot = positions[0], I(sequences[0] * slots)
         chunk, at = I(U(place) // U(SPAN)), I(U(place) % U(SPAN))
         slot = I(U(chunk) % U(slots))
         slot_size = np.int64(I(n_v * (d * d)))
+        states = advance(states, slot_size * np.int64(first_slot))
         states = advance(states, I(head * (d * d) + I(I(first_column + column) * d + 4 * own)))
-        deltas, out = advance(deltas, head_column), advance(out, head_column)
+        deltas, out = advance(deltas, I(I(I(first_slot * SPAN) * n_v) * d) + head_column), advance(out, head_column)
         for k in range(n_rows):
             state[k] = F(0.0)
         if chunk > 0:

@@ -3,17 +3,17 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from typing import Any, Protocol
 
 import numpy as np
 
+from engine.decode.processors import Ended, Ending
+from engine.decode.request import Request
 from engine.decode.sampler import Sampler, logprobs
 from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
-from engine.locking import in_turn
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
 from engine.text.tokenizer import Tokenizer
@@ -22,48 +22,23 @@ BEGINNING = 40
 """Characters of an answer that its ``repr`` shows."""
 
 
-PROCESSOR = "a logits processor"
-"""What may run on the host while a token is chosen, as an error message calls it."""
-
-
 class AnsweringModel(Protocol):
     """The interface of a loaded model that an answer uses; ``engine.llm.LLM`` implements it."""
 
     tokenizer: Tokenizer
-    lock: "threading.RLock"
     n_ctx: int
     load_seconds: float
     compile_seconds: float
 
-    def prefill(
-        self, ids: Sequence[int], on_prefill: Callable[[int, int], None] | None = None
-    ) -> tuple[np.ndarray, int]:
-        """Make the cache hold exactly ``ids``. Returns the logits after the last one, float32 [n_vocab], and the number
-        of tokens that the cache already held."""
-
-    def decode(
-        self,
-        ids: Sequence[int],
-        sampler: Sampler,
-        count: int,
-        speculation: Speculation | None = None,
-        with_logits: bool = False,
-    ) -> Generator[tuple[int, np.ndarray], None, None]:
-        """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab]."""
-
-    def reserved(self, caller: str) -> AbstractContextManager[None]:
-        """Refuse any use of the model by ``caller``, a function of the user."""
-
-
-class _ClosedWhileReading(Exception):
-    """Ends the reading of the prompt of an answer that was closed."""
+    def tokens(self, request: Request) -> Generator[tuple[int, np.ndarray], None, None]:
+        """The tokens of a request, each with the logits that it was chosen from, float32 [n_vocab] or empty."""
 
 
 class Generation:
     """One answer, from :meth:`LLM.generate`, :meth:`LLM.complete` or :meth:`LLM.chat`.
 
-    Iterate over it to get the text in pieces while it is generated. Each piece is computed when it is requested. The
-    attributes can be read at any time. A finished answer can be copied and pickled.
+    Iterate over it to get the text in pieces while it is generated. Each piece is computed when it is requested, or a little
+    earlier together with other answers. The attributes can be read at any time. A finished answer can be copied and pickled.
 
     Attributes
     ----------
@@ -77,8 +52,7 @@ class Generation:
         "stop" (an end-of-generation token or a stop text) or "length" (``max_tokens`` or the context). None while the
         answer is generated, and if it was closed early.
     seed : int
-        The seed in use, also if it was chosen at random. The same seed gives the same text. (With drafts accepted by
-        "ratio" or "p-min", it does so if nothing else uses the model until the answer has ended.)
+        The seed in use, also if it was chosen at random. The same seed gives the same text.
     logprobs : list of TokenLogprob
         One entry per token of ``ids`` if ``logprobs`` was given, else empty.
     timings : Timings
@@ -114,6 +88,7 @@ class Generation:
         begins_with: str,
         on_prefill: Callable[[int, int], None] | None,
         speculation: Speculation | None,
+        ending: Ending,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -123,7 +98,7 @@ class Generation:
         self.seed = sampler.seed
         self.speculation: Statistics | None = speculation.statistics if speculation is not None else None
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
-        self.lock = llm.lock
+        self._turn = threading.RLock()
         self._llm = llm
         self._sampler = sampler
         self._max_tokens = max_tokens
@@ -134,32 +109,43 @@ class Generation:
         self._on_prefill = on_prefill
         self._speculation = speculation
         self._closing = False
+        self._ending = ending
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
         return self
 
-    @in_turn
     def __next__(self) -> str:
-        if self._running:
-            raise UsageError("a function that an answer has called must not continue it; it may end it with close().")
-        return next(self._pieces)
+        # Not while another thread computes the next piece of this answer.
+        with self._turn:
+            if self._running:
+                raise UsageError(
+                    "a function that an answer has called must not continue it; it may end it with close()."
+                )
+            return next(self._pieces)
 
-    @in_turn
     def close(self) -> None:
         """End the answer early: no further token is computed. Does nothing if the answer has ended.
 
         ``on_prefill`` and logits processors may also call it: the answer then ends when they return, without the token
         that was being chosen.
         """
-        if self._running:
-            self._closing = True
-        else:
-            self._pieces.close()
+        if self._ending.asked():
+            return
+        if not self._turn.acquire(blocking=False):
+            self._closing = True  # another thread computes its next piece
+            return
+        try:
+            if self._running:
+                self._closing = True
+            else:
+                self._pieces.close()
+        finally:
+            self._turn.release()
 
     @property
     def _running(self) -> bool:
-        """Whether a function that this answer has called is running, provided that this thread holds the lock."""
+        """Whether a function that this answer has called is running, provided that this thread has the turn."""
         return getgeneratorstate(self._pieces) == GEN_RUNNING
 
     @property
@@ -181,11 +167,12 @@ class Generation:
                 "an answer in progress cannot be pickled or copied, because it uses its model: "
                 "wait for its end, or send its text or ids."
             )
-        return {name: value for name, value in vars(self).items() if name != "lock" and not name.startswith("_")}
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.lock = threading.RLock()
+        self._turn = threading.RLock()
+        self._ending = Ending()
         self._pieces = _nothing()
         self._pieces.close()
 
@@ -217,65 +204,56 @@ class Generation:
             yield text
 
     def _tokens(self) -> Iterator[int]:
-        """Prefill, then one token after another, until one ends the answer."""
+        """One token after another, until one ends the answer."""
         llm, timings = self._llm, self.timings
         started = time.perf_counter()
+        begun = started
         starts: list[int] = []
 
         def on_prefill(done: int, total: int) -> None:
             # Counted while the prompt is read, because that may be interrupted.
+            nonlocal begun
             starts.append(done)
             timings.cache_n, timings.prompt_n = starts[0], done - starts[0]
-            timings.prompt_s = time.perf_counter() - started
+            begun = time.perf_counter()
+            timings.prompt_s = begun - started
             if self._on_prefill:
                 self._on_prefill(done, total)
             if self._closing:
-                raise _ClosedWhileReading
+                raise Ended
 
+        room = llm.n_ctx - len(self.prompt_ids)
+        request = Request(
+            self.prompt_ids,
+            self._sampler,
+            room if self._max_tokens < 0 else min(room, self._max_tokens),
+            self._speculation,
+            self._top_logprobs > 0,
+            ends=() if self._ignore_eos else llm.tokenizer.eog_ids,
+            allowed=llm.tokenizer.beginning_with(self._begins_with) if self._begins_with else None,
+            on_prefill=on_prefill,
+        )
+        following = llm.tokens(request)
         try:
-            logits, timings.cache_n = llm.prefill(self.prompt_ids, on_prefill)
-        except _ClosedWhileReading:
-            return
-        begun = time.perf_counter()
-        timings.prompt_n = len(self.prompt_ids) - timings.cache_n
-        timings.prompt_s = begun - started
-        history = list(self.prompt_ids)
-        room = llm.n_ctx - len(history)
-        room = room if self._max_tokens < 0 else min(room, self._max_tokens)
-        # It reads the history when its first token is requested.
-        following = llm.decode(history, self._sampler, room - 1, self._speculation, self._top_logprobs > 0)
-        try:
-            for step in range(room):
-                if step == 0:
-                    choices = self._beginning(logits) if self._begins_with else logits
-                    with llm.reserved(PROCESSOR):
-                        token = self._sampler.sample(choices, len(history), history)
-                else:
-                    token, logits = next(following)
+            for token, logits in following:
                 if self._closing:
                     return
                 timings.predicted_n += 1
                 timings.predicted_s = time.perf_counter() - begun
-                if step == 0:
+                if timings.predicted_n == 1:
                     timings.first_token_s = time.perf_counter() - started
-                if token in llm.tokenizer.eog_ids and not self._ignore_eos:
+                if token in request.ends:
                     self.finish_reason = "stop"
                     return
                 self.ids.append(token)
                 if self._top_logprobs:
                     self.logprobs.append(self._logprob(logits, token))
                 yield token
-                history.append(token)
             self.finish_reason = "length"
+        except Ended:
+            return
         finally:
             following.close()
-
-    def _beginning(self, logits: np.ndarray) -> np.ndarray:
-        """The logits with every token excluded whose text does not begin with ``begins_with``."""
-        allowed = self._llm.tokenizer.beginning_with(self._begins_with)
-        kept = np.full_like(logits, -np.inf)
-        kept[allowed] = logits[allowed]
-        return kept
 
     def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
         found = logprobs(logits, [token], self._top_logprobs)

@@ -10,7 +10,7 @@ that the drafts of a step follow (llama.cpp, ``src/models/gemma4-assistant.cpp``
     y = rms_norm(x, output_norm);  h' = y Wpost;  logits = y Whead, for position p + 1
 
 A chain of drafts continues with h' in place of the trunk's h, at the same P.  Drafts have no keys, so the assistant sees
-them only through h'.  It has no cache of its own.  The outputs h are stored in a ring by position, like those of
+them only through h'.  It has no cache of its own.  The outputs h are stored in rings by position, like those of
 ``engine/models/mtp.py``: every pass of the trunk overwrites what drafts stored there.
 """
 
@@ -19,8 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from engine.arrays import Array, Pass
+from engine.cache.sequence import Sequence
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
+from engine.limits import STEP_ROWS
 from engine.models.base import Model
 from engine.models.config import AttentionConfig, ModelConfig
 from engine.models.families.gemma4 import Gemma4Loader
@@ -56,10 +58,10 @@ class Assistant(Gemma4Loader):
         self.check_complete()
         #: Memory for the inputs of its passes.
         self.inputs = ops.inputs()
-        #: int32 [2]: P and P - 1.
-        self.anchor = ops.zeros((2,), np.int32)
-        #: float32 [HIDDEN_ROWS, n_embd_out]: h of position p in row p % HIDDEN_ROWS.
-        self.hidden = target.ops.zeros((HIDDEN_ROWS, c.n_embd_out), np.float32)
+        #: int32 [2, STEP_ROWS]: P and P - 1 of each row.
+        self.anchor = ops.zeros((2, STEP_ROWS), np.int32)
+        #: float32 [sequences, HIDDEN_ROWS, n_embd_out]: h of position p in row p % HIDDEN_ROWS.
+        self.hidden = target.ops.zeros((target.cache.n_sequences, HIDDEN_ROWS, c.n_embd_out), np.float32)
 
     def _memory_of(self, il: int) -> int:
         """The layer of the trunk whose keys and values layer ``il`` reads."""
@@ -96,7 +98,8 @@ class Assistant(Gemma4Loader):
         e = ops.embed(target.token_embd, batch.tokens, target.config.embedding_scale)
         (x,) = ops.matmul(ops.beside(e, self.hidden, batch), self.pre_projection)
         # All drafts of a step have the position of the certain token and see the positions before it.
-        here, last = replace(batch, positions=self.anchor[0:1]), self.anchor[1:2]
+        places, last = (self.anchor[i : i + 1].reshape(STEP_ROWS)[: batch.rows] for i in range(2))
+        here = replace(batch, positions=places)
         for il, layer in enumerate(self.layers):
             memory = target.cache.layers[self._memories[il]]
             window = memory.window - 1 if layer.window else 0
@@ -110,12 +113,14 @@ class Assistant(Gemma4Loader):
 
     def stand(self, position: int) -> None:
         """Set the position of the certain token that the next drafts follow, at least 1."""
-        self.ops.store(self.anchor, 0, np.array([position, position - 1], np.int32))
+        self.ops.store(self.anchor, 0, np.repeat(np.array([[position], [position - 1]], np.int32), STEP_ROWS, 1))
 
-    def forward(self, token: int, position: int) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
+    def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
         self.reserve(position + 1)
-        batch = Pass(np.array([token], np.int32), np.array([position], np.int32))
+        slot = sequence.slot if sequence is not None else 0
+        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, slot))
+        batch = Pass(tokens, positions, slots)
         logits = self.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None
         return logits[0]

@@ -1,6 +1,7 @@
 """The common part of all decoder-only transformers: embedding, layers, output head, cache, and the entry ``forward``."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Any
 
@@ -8,14 +9,18 @@ import numpy as np
 
 from engine.arrays import Array, Pass, Value
 from engine.cache.kv import KVCache, pass_rows
-from engine.cache.recurrent import RecurrentShape, Rows, Snapshot
+from engine.cache.pages import Paging
+from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, of_sequence
 from engine.cache.sequence import Sequence
-from engine.cache.types import Types
+from engine.cache.types import CHUNK, Types
 from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, layer_shapes
 from engine.ops import Drafter, Ops
+
+TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
+"""Sequences, each with the tokens that a pass reads of it."""
 
 
 class Model(Loader):
@@ -26,9 +31,20 @@ class Model(Loader):
     (``engine/models/assistant.py``); None if there is none or it is switched off.
     """
 
-    def __init__(self, config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types, rewind: int) -> None:
-        """types: element types of keys and values; rewind: the number of latest tokens that recurrent layers can roll
-        back."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        gguf: GGUF,
+        ops: Ops,
+        n_ctx: int,
+        types: Types,
+        rewind: int,
+        n_sequences: int = 1,
+        capacity: int = 0,
+    ) -> None:
+        """types: element types of keys and values; rewind: the number of latest tokens that recurrent layers can roll back;
+        n_sequences: the number of sequences that it holds at once; capacity: the positions that they share, 0: n_ctx for
+        each."""
         super().__init__(config, gguf, ops, n_ctx)
         self.rewind = rewind
         self.mtp: Drafter[Array] | None = None
@@ -41,9 +57,10 @@ class Model(Loader):
         max_rows = pass_rows(ops.max_rows, n_ctx)
         others = [hidden_ring(max_rows, rewind)] if config.mtp is not None else []
         shapes = layer_shapes(config, rewind)
-        self.cache = KVCache(shapes, n_ctx, max_rows, types, ops.zeros, others)
+        self.cache = KVCache(shapes, n_ctx, max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
         #: What the cache holds.
-        self.sequence = Sequence(self.cache)
+        self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
+        self.sequence = self.sequences[0]
         #: The number of chunks that recurrent layers keep; 0 without such layers.
         self.slots = max((shape.slots for shape in shapes if isinstance(shape, RecurrentShape)), default=0)
         self.load_rest()
@@ -58,64 +75,95 @@ class Model(Loader):
 
     # --- the forward pass --------------------------------------------------------------------------------------
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def forward(
+        self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence | None = None
+    ) -> np.ndarray:
         """Store ``tokens`` int32 [rows] at ``positions`` int32 [rows] (consecutive, from ``sequence.length``) and
         return the logits of the last ``n_logits`` rows: float32 [n_logits, n_vocab].
 
         One row is a decode step; more are a verify batch or a prompt.  The bits of a row do not depend on their number.
-        Raises ContextError if the positions do not fit into the context.
+        sequence: None: the one in slot 0.  Raises ContextError if the positions do not fit into the context.
         """
-        self.prepare(int(positions[0]), tokens.size)
-        logits = self.ops.run(self.compute, Pass(tokens, positions), n_logits)
-        self.sequence.commit(tokens.tolist())
+        sequence = sequence or self.sequence
+        self.prepare(int(positions[0]), tokens.size, sequence)
+        slots = np.full(tokens.size, sequence.slot, np.int32)
+        logits = self.ops.run(self.compute, Pass(tokens, positions, slots), n_logits)
+        sequence.commit(tokens.tolist())
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
+
+    def forward_many(self, parts: TokenSequences) -> list[np.ndarray]:
+        """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their
+        rows: float32 [tokens, n_vocab] for each.  The bits of a row do not depend on the other sequences."""
+        for sequence, tokens in parts:
+            self.prepare(sequence.length, len(tokens), sequence)
+        given = np.concatenate([np.asarray(tokens, np.int32) for _, tokens in parts])
+        places = [np.arange(sequence.length, sequence.length + len(tokens)) for sequence, tokens in parts]
+        slots = [np.full(len(tokens), sequence.slot) for sequence, tokens in parts]
+        positions, sequences = (np.concatenate(part).astype(np.int32) for part in (places, slots))
+        logits = self.ops.run(self.compute, Pass(given, positions, sequences, True), given.size)
+        assert logits is not None
+        found, first = [], 0
+        for sequence, tokens in parts:
+            sequence.commit(tokens)
+            found.append(logits[first : first + len(tokens)])
+            first += len(tokens)
+        return found
 
     def memory(self, il: int) -> Any:
         """The memory that layer il reads: ``LayerCache``, ``LatentCache``, ``RecurrentLayer`` or ``CompressedLayer``."""
         return self.cache.layers[self.config.memory(il)]
 
-    def prepare(self, first: int, count: int) -> None:
-        """Claim positions [first, first + count) of the sequence and compute their rotation angles."""
-        self.sequence.claim(first, count)
+    def prepare(self, first: int, count: int, sequence: Sequence | None = None) -> None:
+        """Claim positions [first, first + count) of a sequence and compute their rotation angles.  None: the one in slot
+        0."""
+        (sequence or self.sequence).claim(first, count)
+        self.cache.publish()
         self.reserve(first + count)
 
-    def save(self, length: int = 0) -> Snapshot:
-        """A snapshot of what layers keep in rings, after the first ``length`` tokens of the sequence, by default all (at
+    def save(self, length: int = 0, sequence: Sequence | None = None) -> Snapshot:
+        """A snapshot of what layers keep in rings, after the first ``length`` tokens of a sequence, by default all (at
         least one): states of recurrent layers, latents and blocks of layers with compressed rows, outputs for the layer that
-        drafts.  The rings must still hold it."""
-        length, arrays = length or self.sequence.length, []
-        for rows in self.remembered(length):
+        drafts.  The rings must still hold it.  sequence: None: the one in slot 0."""
+        sequence = sequence or self.sequence
+        length, arrays = length or sequence.length, []
+        for rows in self.remembered(length, sequence):
             # Whole, although a ring may divide it: a model with rings of another length can restore it.
             if runs := [self.ops.download(rows.ring[run]) for run in rows.runs()]:
                 arrays.append(np.concatenate(runs))
         return Snapshot(length, arrays)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Continue after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the cache; they are
-        the first of the sequence."""
+    def restore(self, snapshot: Snapshot, sequence: Sequence | None = None) -> None:
+        """Continue a sequence after the tokens of a snapshot, whose keys and values, or compressed rows, must be in the
+        cache; they are its first ones.  sequence: None: the one in slot 0."""
+        sequence = sequence or self.sequence
+        if sequence.length != snapshot.length:
+            sequence.resume(snapshot.length)
+        self.cache.publish()
         arrays = iter(snapshot.arrays)
-        for rows in self.remembered(snapshot.length):
+        for rows in self.remembered(snapshot.length, sequence):
             if rows.first < rows.end:
                 array, at = next(arrays), 0
                 for run in rows.runs():
                     count = run.stop - run.start
                     self.ops.store(rows.ring, run.start, array[at : at + count])
                     at += count
-        self.sequence.resume(snapshot.length)
 
-    def remembered(self, length: int) -> Iterator[Rows[Array]]:
-        """What a pass after ``length`` tokens needs besides keys and values."""
+    def remembered(self, length: int, sequence: Sequence | None = None) -> Iterator[Rows[Array]]:
+        """What a pass after ``length`` tokens of a sequence needs besides keys and values.  None: that in slot 0."""
+        sequence = sequence or self.sequence
+        slot = sequence.slot
         for il, layer in zip(self.config.owners, self.cache.layers, strict=True):
             mixer = self.config.all_layers[il].mixer
             needed: list[Rows[Array]] = []
             if isinstance(mixer, DeltaNetConfig):
-                needed = layer.read(length, mixer.n_conv)
+                needed = layer.read(slot, length, mixer.n_conv)
             elif isinstance(mixer, CompressedConfig):
-                needed = layer.read(length)
+                needed = layer.read(slot, length, sequence.pages(Paging(CHUNK, mixer.window)))
             for rows in needed:
                 yield replace(rows, name=f"{rows.name} of layer {il}")
         if self.mtp is not None:
-            yield Rows("output of the trunk", self.mtp.hidden, max(0, length - 1), length)
+            hidden = of_sequence(self.mtp.hidden, slot)
+            yield Rows("output of the trunk", hidden, max(0, length - 1), length)
 
     def compute(self, batch: Pass[Array], n_logits: int) -> Array | None:
         """Run the operations of a pass on the backend's arrays.  Returns the logits of the last ``n_logits`` rows, float32

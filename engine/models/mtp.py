@@ -9,14 +9,15 @@ For token t at position p, with h the trunk's output (normalized) at position p 
 (llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  A chain of drafts continues with h' in place of the
 trunk's h.
 
-The outputs h, the keys and the values are stored in rings by position.  Every pass of the trunk writes all of them for its
-tokens (:meth:`MTP.follow`), over what drafts stored there.  So drafts need no cleaning up, the cache always holds values
-made from the trunk's own outputs, and a rollback only changes the next position.
+The outputs h are stored in a ring of each sequence, the keys and the values in pages, all by position.  Every pass of the
+trunk writes all of them for its tokens (:meth:`MTP.follow`), over what drafts stored there.  So drafts need no cleaning
+up, the cache always holds values made from the trunk's own outputs, and a rollback only changes the next position.
 """
 
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass
+from engine.cache.sequence import Sequence
 from engine.models.base import Model
 from engine.models.layer import Layer
 from engine.models.needs import hidden_ring
@@ -40,8 +41,9 @@ class MTP:
         self.output_norm = model.output_norm if norm is None else norm
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
-        #: float32 [length, n_embd]: h of position p in row p % length.
-        self.hidden = model.ops.zeros((hidden_ring(model.cache.max_rows, model.rewind).capacity, c.n_embd), np.float32)
+        length = hidden_ring(model.cache.max_rows, model.rewind).capacity
+        #: float32 [sequences, length, n_embd]: h of position p in row p % length.
+        self.hidden = model.ops.zeros((model.cache.n_sequences, length, c.n_embd), np.float32)
 
     @property
     def ops(self) -> Ops:
@@ -92,12 +94,16 @@ class MTP:
         (logits,) = ops.matmul(hidden, self.output)
         return logits
 
-    def forward(self, token: int, position: int) -> np.ndarray:
-        """Logits float32 [n_vocab] for the token after ``token`` at ``position``."""
+    def forward(self, token: int, position: int, sequence: Sequence | None = None) -> np.ndarray:
+        """Logits float32 [n_vocab] for the token after ``token`` at ``position`` of a sequence; None: the one in slot 0."""
         model = self._model
+        sequence = sequence or model.sequence
         model.reserve(position + 1)
-        model.sequence.overwrite(position + 1)
-        batch = Pass(np.array([token], np.int32), np.array([position], np.int32))
+        sequence.reserve(position + 1)
+        sequence.overwrite(position + 1)
+        model.cache.publish()
+        tokens, positions, slots = (np.array([number], np.int32) for number in (token, position, sequence.slot))
+        batch = Pass(tokens, positions, slots)
         logits = model.ops.run(self.compute, batch, 1, self.inputs)
         assert logits is not None
         return logits[0]

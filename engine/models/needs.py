@@ -1,5 +1,7 @@
 """How much memory a model needs: what its layers store, its snapshots, and the intermediate results of a pass."""
 
+from collections.abc import Iterable
+
 from engine.cache.compressed import CompressedShape
 from engine.cache.kv import LayerShape, Ring, Shape, pass_rows
 from engine.cache.latent import LatentShape
@@ -17,13 +19,25 @@ from engine.models.config import (
 from engine.ops import AnyOperations
 
 
-def context_bytes(config: ModelConfig, ops: AnyOperations, types: Types, n_ctx: int, rows: int, rewind: int) -> int:
-    """Bytes that a model needs besides its weights, for a context of ``n_ctx`` positions that is read at most ``rows`` at a
-    time: its caches, the angles of rotations, and what a pass needs."""
+def context_bytes(
+    config: ModelConfig,
+    ops: AnyOperations,
+    types: Types,
+    n_ctx: int,
+    rows: int,
+    rewind: int,
+    n_sequences: int = 1,
+    capacity: int = 0,
+) -> int:
+    """Bytes that a model needs besides its weights, for ``n_sequences`` contexts of ``n_ctx`` positions that share
+    ``capacity`` positions (0: ``n_ctx`` for each) and are read at most ``rows`` at a time: its caches with their
+    tables of pages, the angles of rotations, and what a pass needs."""
     most = pass_rows(rows, n_ctx)
-    cache = sum(shape.n_bytes(n_ctx, most, types) for shape in layer_shapes(config, rewind))
+    sizes = n_ctx, most, types, n_sequences, capacity
+    shapes = layer_shapes(config, rewind)
+    cache = sum(shape.n_bytes(*sizes) for shape in shapes) + table_bytes(shapes, types, n_ctx, n_sequences)
     if config.mtp is not None:
-        cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity
+        cache += 4 * stream_width(config) * hidden_ring(most, rewind).capacity * n_sequences
     return cache + angle_bytes(config, n_ctx) + pass_bytes(config, ops, n_ctx, most)
 
 
@@ -50,6 +64,12 @@ def layer_shapes(config: ModelConfig, rewind: int) -> list[Shape]:
         else:
             shapes.append(LayerShape(m.n_head_kv, m.d_k, m.d_v, m.window))
     return shapes
+
+
+def table_bytes(shapes: Iterable[Shape], types: Types, n_ctx: int, n_sequences: int) -> int:
+    """Bytes of the tables of pages, one for each kind of pages."""
+    kinds = {paging for shape in shapes for paging in shape.page_bytes(types)}
+    return 4 * n_sequences * sum(paging.chunks(n_ctx) for paging in kinds)
 
 
 def hidden_ring(max_rows: int, rewind: int) -> Ring:

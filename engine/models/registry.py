@@ -108,11 +108,22 @@ def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
     return replace(config, mtp=drafting_layer(Metadata(gguf, config.architecture)))
 
 
-def build(config: ModelConfig, gguf: GGUF, ops: Ops, n_ctx: int, types: Types = F16, rewind: int = 1) -> Model:
-    """Build the model of a checked file on a backend, with a cache of ``n_ctx`` positions of these ``types``, whose recurrent
-    layers can roll back ``rewind`` tokens.  Layers that the configuration does not mention are not loaded.  Raises ModelError
-    if the tensors do not match the configuration."""
-    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, n_ctx, types, rewind)
+def build(
+    config: ModelConfig,
+    gguf: GGUF,
+    ops: Ops,
+    n_ctx: int,
+    types: Types = F16,
+    rewind: int = 1,
+    n_sequences: int = 1,
+    capacity: int = 0,
+) -> Model:
+    """Build the model of a checked file on a backend, with a cache of these ``types`` for ``n_sequences`` sequences of
+    ``n_ctx`` positions, which share ``capacity`` positions (0: ``n_ctx`` for each), and whose recurrent layers can roll back
+    ``rewind`` tokens.  Layers that the configuration does not mention are not loaded.  Raises ModelError if the tensors do
+    not match the configuration."""
+    sizes = n_ctx, types, rewind, n_sequences, capacity
+    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
     model.check_complete()
     return model
 

@@ -7,8 +7,9 @@ For token t at position p, with H the streams of the trunk after its last layer,
     Y = layer(X)                                        attention over a window of latents of its own
     logits = rms_norm(joined(Y), shared_head_norm) Whead, for position p + 1; a sum of streams with weights of its own
 
-(llama.cpp, ``src/models/deepseek4.cpp``).  A chain of drafts continues with Y in place of the trunk's H.  The streams and the
-latents are stored in rings by position, and every pass of the trunk writes both for its tokens (``engine/models/mtp.py``).
+(llama.cpp, ``src/models/deepseek4.cpp``).  A chain of drafts continues with Y in place of the trunk's H.  The streams are
+stored in a ring of each sequence, the latents in pages, both by position, and every pass of the trunk writes both for its
+tokens (``engine/models/mtp.py``).
 
 The embedding and Whead are the model's.  Files have two layouts: llama.cpp's has the names of a layer after the model's last,
 ds4's begins with ``mtp.0.`` and has the two halves of Weh as two matrices.
@@ -67,8 +68,8 @@ class StreamsMTP(MTP):
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
         length = hidden_ring(model.cache.max_rows, model.rewind).capacity
-        #: float32 [length, 4 n_embd]: H of position p in row p % length.
-        self.hidden = model.ops.zeros((length, c.streams.count * c.n_embd), np.float32)
+        #: float32 [sequences, length, 4 n_embd]: H of position p in row p % length.
+        self.hidden = model.ops.zeros((model.cache.n_sequences, length, c.streams.count * c.n_embd), np.float32)
 
     @property
     def n_bytes(self) -> int:

@@ -74,8 +74,8 @@ def cache_bytes_per_token(layers: Iterable[Any], first: int, count: int) -> floa
             within = (visible - 1) % SPAN
             states = 1 + float((within == SPAN - 1).mean())
             tokens = 1 + float(within.mean())
-            of_token = sum(float(np.prod(ring.shape[1:])) for ring in (layer.keys, layer.deltas, layer.decays))
-            total += 4 * (states * float(np.prod(layer.states.shape[1:])) + tokens * of_token)
+            of_token = sum(float(np.prod(ring.shape[2:])) for ring in (layer.keys, layer.deltas, layer.decays))
+            total += 4 * (states * float(np.prod(layer.states.shape[2:])) + tokens * of_token)
             continue
         if isinstance(layer, LatentCache):
             total += layer.k_type.row_bytes(layer.width) * float(visible.mean())

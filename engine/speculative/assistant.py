@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from engine.arrays import Array
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.models.assistant import Assistant
 from engine.ops import Ops
@@ -27,12 +28,18 @@ class AssistantDraft(MTPDraft):
         return self._assistant.ops
 
     def propose(
-        self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
+        self,
+        known: Sequence[int],
+        count: int,
+        sampler: Sampler,
+        p_min: float,
+        with_distributions: bool,
+        sequence: TokenSequence | None = None,
     ) -> Proposal:
-        """Up to ``count`` tokens that may follow ``known``, at least two tokens, of which the cache holds all but the
-        last."""
+        """Up to ``count`` tokens that may follow ``known``, at least two tokens, of which the target's ``sequence`` holds all
+        but the last."""
         self._assistant.stand(len(known) - 1)
-        return super().propose(known, count, sampler, p_min, with_distributions)
+        return super().propose(known, count, sampler, p_min, with_distributions, sequence)
 
     def reserve(self, length: int) -> None:
         """Prepare the rotation angles of positions [0, length)."""
@@ -40,5 +47,5 @@ class AssistantDraft(MTPDraft):
 
     @property
     def anchor(self) -> Array:
-        """The memory that holds the position at which drafts are made."""
+        """The memory that holds the positions at which drafts are made."""
         return self._assistant.anchor

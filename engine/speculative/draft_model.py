@@ -24,8 +24,8 @@ CONFIDENCE = 10
 
 
 class DraftModel(Source):
-    """A loaded model as a draft source.  It has its own cache, which follows the answer: accepted tokens are read once,
-    rejected ones are forgotten."""
+    """A loaded model as a draft source.  It has sequences of its own, one for each of the target's, which follow the answers:
+    accepted tokens are read once, rejected ones are forgotten."""
 
     name = "model"
 
@@ -43,6 +43,8 @@ class DraftModel(Source):
         self.script: np.ndarray | None = None
         #: Whether it knows every token of the target.
         self.reads_all = llm.config.n_vocab >= target.config.n_vocab
+        #: The changes of each sequence when it was used last: whether something else has used it since.
+        self._changes: dict[int, int] = {}
 
     @property
     def cost(self) -> float:
@@ -60,9 +62,16 @@ class DraftModel(Source):
         return self.reads_all or not tokens or max(tokens) < self.n_vocab
 
     def propose(
-        self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
+        self,
+        known: Sequence[int],
+        count: int,
+        sampler: Sampler,
+        p_min: float,
+        with_distributions: bool,
+        sequence: TokenSequence | None = None,
     ) -> Proposal:
-        """Up to ``count`` tokens that may follow ``known``, drawn by ``sampler`` (see :meth:`sampler`).
+        """Up to ``count`` tokens that may follow ``known``, drawn by ``sampler`` (see :meth:`sampler`).  sequence: the
+        target's.
 
         p_min: stop at a token that has a lower probability (see :func:`confidence`).
         with_distributions: also return the distribution each was drawn from; ``p_min`` then applies to the likeliest token:
@@ -86,27 +95,29 @@ class DraftModel(Source):
         """A pass."""
         return self.llm.model.compute
 
-    def catch_up(self, known: Sequence[int], owner: object) -> None:
-        """Make the cache hold all of ``known`` but the last one or two tokens; ``owner`` starts passes from now on."""
-        llm = self.llm
-        if not llm.used_by(owner) or len(known) - llm.n_cached > self.reads:
-            llm.read(known[:-1])
-        llm.lend(owner)
+    def catch_up(self, known: Sequence[int], slot: int) -> None:
+        """Make the sequence in ``slot`` hold all of ``known`` but the last one or two tokens."""
+        sequence = self.sequence(slot)
+        if self._changes.get(slot) != sequence.changes or len(known) - sequence.length > self.reads:
+            self.llm.hold(slot, known[:-1])
+            self._changes[slot] = sequence.changes
 
-    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
+    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
         """Record that ``tokens`` followed ``known`` in a step with ``count`` drafts: keep what this model has read of it."""
-        unread = known[self.llm.n_cached :]
-        self.llm.keep([*unread, *tokens[: min(len(tokens), count) - 1]], len(unread) + count - 1)
+        sequence = self.sequence(slot)
+        unread = known[sequence.length :]
+        sequence.claim(sequence.length, len(unread) + count - 1)
+        sequence.commit([*unread, *tokens[: min(len(tokens), count) - 1]])
+        self._changes[slot] = sequence.changes
 
     @property
     def cache(self) -> KVCache:
         """The model's own cache."""
         return self.llm.cache
 
-    @property
-    def sequence(self) -> TokenSequence:
-        """What the model has read."""
-        return self.llm.sequence
+    def sequence(self, slot: int) -> TokenSequence:
+        """What the model has read of the target's sequence in a slot."""
+        return self.llm.model.sequences[slot]
 
 
 def drafted(

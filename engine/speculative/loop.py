@@ -1,20 +1,20 @@
-"""The loop of every answer: plain steps, and steps that verify drafts.
+"""The draft sources of an answer, and what it verifies next.
 
-A step reads the *certain* token, the last one known, together with the drafts for the positions after it, in one pass of the
-target.  Row i of its logits predicts what follows the certain token and i drafts; as long as that is the next draft, the next
-row counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the target's own
-choice, and is read in the next step.  So each step is one pass, and gives at least the token that a plain step would.
+A step of an answer reads the *certain* token, the last one known, together with the drafts for the positions after it, in one
+pass of the target.  Row i of its logits predicts what follows the certain token and i drafts; as long as that is the next
+draft, the next row counts.  The first token that is not the draft, or the one after the last draft, is certain: it is the
+target's own choice, and is read in the next step.  So each step is one pass, and gives at least the token that a plain step
+would.
 
-If nothing is proposed a step is plain, and if a device chooses tokens by itself several plain steps are in flight at once.
+If nothing is proposed a step is plain, and if a device chooses tokens by itself several plain steps are in flight at once
+(``engine/speculative/run.py``).
 """
 
-import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
 from engine.speculative.lookup import PromptLookup
@@ -88,13 +88,16 @@ class Speculation:
         due = self._controllers[self._draft.name].wait
         return min(most, max(due, MEASURED - self._passed if self.adapts else 0, 1))
 
-    def made(self, known: Sequence[int], proposal: Proposal, steps: Steps) -> Proposal:
-        """The drafts of the draft model, or, if ``steps`` makes them on the device, the request to do so."""
+    def made(
+        self, known: Sequence[int], proposal: Proposal, steps: Steps, sequence: TokenSequence | None = None
+    ) -> Proposal:
+        """The drafts of the draft model after ``known``, which the target has in ``sequence``, or, if ``steps`` makes them on
+        the device, the request to do so."""
         assert self._draft is not None
         if self._on_device(steps):
             return Proposal(device_draft=self._draft, count=proposal.count)
         p_min, ratio = self.params.draft_p_min, self.params.accept == "ratio" and not self._sampler.params.greedy
-        made = self._draft.propose(known, proposal.count, self._draft_sampler, p_min, ratio)
+        made = self._draft.propose(known, proposal.count, self._draft_sampler, p_min, ratio, sequence)
         # What was drawn is verified: to drop it because of what it is would not preserve the distribution.
         return made if ratio or len(made) >= self.params.draft_min else NOTHING
 
@@ -128,64 +131,3 @@ class Speculation:
         if drafted:
             self.statistics.verified(source, drafted, accepted, seconds)
         self._controllers[source].verified(drafted, accepted, seconds)
-
-
-def follow(
-    steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None
-) -> Generator[tuple[int, np.ndarray], None, None]:
-    """``count`` tokens that follow ``known``, each with its logits (empty if they stayed on the device).
-
-    steps: ``engine.speculative.steps.HostSteps`` or its GPU counterpart; the cache holds all of ``known`` but the last token.
-    """
-    known = list(known)
-    started: deque[tuple[str, int]] = deque()  # (source, drafts) of the steps in flight
-    turn = steps.begin(known)
-    ended = time.perf_counter()
-    try:
-        while count > 0:
-            while (following := _following(steps, known, count, speculation, started)) is not None:
-                source, proposal = following
-                steps.start(proposal)
-                started.append((source, len(proposal)))
-            source, drafted = started.popleft()
-            step = steps.take()
-            # From result to result: what the reader of the tokens does in between counts for both kinds of steps.
-            begun, ended = ended, time.perf_counter()
-            if speculation is not None and source:
-                speculation.verified(source, drafted, len(step.tokens) - 1, ended - begun)
-            elif speculation is not None:
-                speculation.passed(ended - begun)
-            for i, token in enumerate(step.tokens[:count]):
-                known.append(token)
-                count -= 1
-                yield token, step.row(i)
-    finally:
-        steps.end(turn)
-
-
-def _following(
-    steps: Steps, known: Sequence[int], count: int, speculation: Speculation | None, started: Sequence[tuple[str, int]]
-) -> tuple[str, Proposal] | None:
-    """The (source, drafts) of a step to start now, after those in flight; None if the next result must be awaited first."""
-    if len(started) >= max(steps.ahead, steps.ahead_drafted):
-        return None
-    plain = all(not source for source, _ in started)
-    # The results of the steps in flight are not known, only their largest possible number of tokens.
-    given = sum(1 + drafted for _, drafted in started)
-    # It must be possible to roll all of it back.
-    rewind = steps.rewind if speculation is None else min(steps.rewind, speculation.rewind(steps))
-    free = rewind - given
-    if given >= count or free < 1:
-        return None
-    if speculation is None:
-        return ("", NOTHING) if len(started) < steps.ahead else None
-    room = min(count - given - 1, free - 1, steps.room(len(known) + given))
-    source, proposal = speculation.choose(known, room)
-    if not source:
-        return ("", NOTHING) if plain and len(started) < speculation.ahead(steps.ahead) else None
-    if not started:
-        return source, proposal if proposal.tokens else speculation.made(known, proposal, steps)
-    # A draft model on the same device continues from what is stored there; all other drafts need the tokens before them.
-    if not plain and len(started) < steps.ahead_drafted and speculation.drafts_blindly(steps):
-        return source, speculation.made(known, proposal, steps)
-    return None

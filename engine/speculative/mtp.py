@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.arrays import Array, Pass
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
 from engine.ops import Drafter
 from engine.speculative.draft_model import drafted
@@ -22,7 +23,6 @@ class MTPDraft(Source):
     reads = 1
     reads_all = True
     cache = None
-    sequence = None
 
     def __init__(self, llm: LoadedModel) -> None:
         self.llm = llm
@@ -45,14 +45,24 @@ class MTPDraft(Source):
         return sampler
 
     def propose(
-        self, known: Sequence[int], count: int, sampler: Sampler, p_min: float, with_distributions: bool
+        self,
+        known: Sequence[int],
+        count: int,
+        sampler: Sampler,
+        p_min: float,
+        with_distributions: bool,
+        sequence: TokenSequence | None = None,
     ) -> Proposal:
-        """Up to ``count`` tokens that may follow ``known``, of which the cache holds all but the last; arguments and result
-        are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""
-        return drafted(self._logits, known, count, sampler, p_min, with_distributions, self.script)
+        """Up to ``count`` tokens that may follow ``known``, of which the target's ``sequence`` holds all but the last;
+        arguments and result are those of :meth:`engine.speculative.draft_model.DraftModel.propose`."""
 
-    def _logits(self, history: list[int]) -> np.ndarray:
-        return self._drafter.forward(history[-1], len(history) - 1)
+        def logits(history: list[int]) -> np.ndarray:
+            return self._drafter.forward(history[-1], len(history) - 1, sequence)
+
+        return drafted(logits, known, count, sampler, p_min, with_distributions, self.script)
+
+    def sequence(self, slot: int) -> None:
+        """None: it reads the target's cache."""
 
     # --- passes on the device ------------------------------------------------------------------------------------
 
@@ -61,8 +71,8 @@ class MTPDraft(Source):
         """A pass."""
         return self._drafter.compute
 
-    def catch_up(self, known: Sequence[int], owner: object) -> None:
+    def catch_up(self, known: Sequence[int], slot: int) -> None:
         """Does nothing: the trunk has already stored what is needed."""
 
-    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
+    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
         """Does nothing: the trunk has overwritten it."""

@@ -39,14 +39,13 @@ class DeviceDraft(Protocol):
     def cache(self) -> KVCache | None:
         """Its own cache; None if it reads the target's."""
 
-    @property
-    def sequence(self) -> TokenSequence | None:
-        """What it has read; None if it reads the target's cache."""
+    def sequence(self, slot: int) -> TokenSequence | None:
+        """What it has read of the target's sequence in a slot; None if it reads the target's cache."""
 
     @property
     def anchor(self) -> Any:
-        """An array int32 [2] of ``ops`` for the position of the certain token and the position before it; None if it uses
-        neither."""
+        """An array int32 [2, STEP_ROWS] of ``ops`` for the position of the certain token of each answer in a pass, and the
+        position before it; None if it uses neither."""
 
     @property
     def compute(self) -> Callable[..., Any]:
@@ -58,11 +57,11 @@ class DeviceDraft(Protocol):
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
 
-    def catch_up(self, known: Sequence[int], owner: object) -> None:
-        """Read the tokens that it needs in order to continue after ``known``; ``owner`` starts its passes from now on."""
+    def catch_up(self, known: Sequence[int], slot: int) -> None:
+        """Read the tokens that it needs in order to continue after ``known``, which the target has in ``slot``."""
 
-    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int]) -> None:
-        """Note that a step with ``count`` drafts appended ``tokens`` to ``known``."""
+    def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
+        """Note that a step with ``count`` drafts appended ``tokens`` to ``known``, which the target has in ``slot``."""
 
 
 @dataclass

@@ -8,7 +8,6 @@ import numpy as np
 
 from engine.arrays import Array
 from engine.cache.kv import KVCache
-from engine.cache.sequence import Sequence as TokenSequence
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler
 from engine.models.base import Model
@@ -25,7 +24,6 @@ class LoadedModel(Protocol):
     tokenizer: Tokenizer
     model: Model
     cache: KVCache
-    sequence: TokenSequence
     n_ctx: int
     n_params: int
     n_bytes: int
@@ -60,14 +58,8 @@ class LoadedModel(Protocol):
     def read(self, ids: Sequence[int]) -> None:
         """Make the cache hold exactly ``ids``."""
 
-    def used_by(self, user: object) -> bool:
-        """Whether nothing else has used the model since it was lent to ``user``."""
-
-    def lend(self, user: object) -> None:
-        """Let ``user`` start passes on the device by itself."""
-
-    def keep(self, tokens: Sequence[int], count: int) -> None:
-        """Note that such passes have read ``count`` tokens, and that ``tokens``, the first of them, stay in the cache."""
+    def hold(self, slot: int, ids: Sequence[int]) -> None:
+        """Make the sequence in a slot hold exactly ``ids``."""
 
 
 class Source:
@@ -89,8 +81,8 @@ class Source:
 
     @property
     def anchor(self) -> Array | None:
-        """Memory for the position of the certain token and the position before it, int32 [2]; None for sources that use
-        neither."""
+        """Memory for the position of the certain token of each answer in a pass, and the position before it, int32 [2,
+        STEP_ROWS]; None for sources that use neither."""
         return None
 
     def reserve(self, length: int) -> None:

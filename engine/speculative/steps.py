@@ -1,8 +1,9 @@
-"""Steps of a target whose logits the host reads: always on the CPU, and on a GPU if it cannot choose the tokens itself."""
+"""Steps whose tokens the host chooses: always on the CPU, and on a GPU for answers whose tokens it cannot choose itself."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,21 +20,40 @@ _NO_LOGITS = np.empty(0, np.float32)
 
 @dataclass
 class Step:
-    """The result of one step: the accepted drafts, the token after them, and, if they are on the host, the logits that each
-    was chosen from."""
+    """The result of one step of an answer: the accepted drafts, the token after them, and, if they are on the host, the
+    logits that each was chosen from.  error: why the next token could not be chosen; then there are only the tokens before
+    it."""
 
     tokens: list[int]
     logits: list[np.ndarray] = field(default_factory=list)
+    error: Exception | None = None
 
     def row(self, i: int) -> np.ndarray:
         """The logits of token i; empty if they stayed on the device."""
         return self.logits[i] if self.logits else _NO_LOGITS
 
 
-class Steps(Protocol):
-    """Steps of one model.  Call ``begin``, then ``start`` and ``take`` equally often, then ``end``.
+class Answering(Protocol):
+    """What steps use of an answer; ``engine.speculative.run.Run`` implements it."""
 
-    ``ahead``: the number of plain steps that may be in flight; ``ahead_drafted``: that of steps with drafts.
+    sequence: TokenSequence
+    sampler: Sampler
+    params: SpeculationParams
+    known: list[int]
+
+
+class Ride(NamedTuple):
+    """The part of one answer in a pass: its certain token, and the drafts after it."""
+
+    run: Answering
+    proposal: Proposal
+
+
+class Steps(Protocol):
+    """Steps of the answers of one model.  Call ``begin`` for each answer, then ``start`` and ``take`` equally often, each
+    with any answers, then ``end``.
+
+    ``ahead``: the number of plain steps of an answer that may be in flight; ``ahead_drafted``: that of steps with drafts.
     """
 
     ahead: int
@@ -49,28 +69,32 @@ class Steps(Protocol):
     def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a source computes its drafts as part of a step."""
 
-    def begin(self, known: Sequence[int]) -> object:
-        """Set the tokens so far; the cache holds all but the last.  Returns an object that identifies this answer to
-        ``end``."""
+    def begin(self, run: Answering) -> None:
+        """Let an answer take part; its sequence holds all known tokens but the last."""
 
-    def start(self, proposal: Proposal) -> None:
-        """Start a step that reads the last known token and the drafts."""
+    def start(self, rides: Sequence[Ride]) -> None:
+        """Start a pass that reads the last known token and the drafts of each answer.  Raises NoPages if pages run out; then
+        nothing has been started."""
 
-    def take(self) -> Step:
-        """Wait for the first step whose result has not been taken, and return it."""
+    def take(self) -> list[Step]:
+        """Wait for the first pass whose results have not been taken, and return them, in the order of its answers."""
 
-    def end(self, turn: object = None) -> None:
-        """End the answer: wait for the steps in flight; no further step follows."""
+    def end(self, run: Answering) -> None:
+        """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
 
 
 class Readable(Protocol):
     """The interface of a model that steps use."""
 
     cache: KVCache
-    sequence: TokenSequence
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def forward(
+        self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: TokenSequence | None = None
+    ) -> np.ndarray:
         """Run a pass and return the logits of its last rows, float32 [n_logits, n_vocab]."""
+
+    def forward_many(self, parts: Sequence[tuple[TokenSequence, Sequence[int]]]) -> list[np.ndarray]:
+        """Run a pass of several sequences and return the logits of the rows of each."""
 
 
 class ModelSteps:
@@ -90,66 +114,79 @@ class ModelSteps:
 
 
 class HostSteps(ModelSteps):
-    """Steps of one model whose tokens are chosen on the host.  Call ``begin``, then ``start`` and ``take`` in turn.  The
-    cache holds all known tokens but the last."""
+    """Steps of one model whose tokens are chosen on the host."""
 
     ahead = 1
-    """The number of plain steps that may be in flight: started, with their result not yet taken."""
+    """The number of plain steps of an answer that may be in flight: started, with their result not yet taken."""
     ahead_drafted = 1
     """The number of steps with drafts that may be in flight."""
 
-    def __init__(self, model: Readable, sampler: Sampler, params: SpeculationParams) -> None:
+    def __init__(self, model: Readable) -> None:
         self._model = model
-        self._sampler = sampler
-        self._params = params
-        self._known: list[int] = []
-        self._steps: list[Step] = []
+        self._taken: deque[list[Step]] = deque()
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a source computes its drafts as part of a step."""
         return False
 
-    def begin(self, known: Sequence[int]) -> None:
-        """Set the tokens so far; the cache holds all but the last."""
-        self._known = list(known)
+    def begin(self, run: Answering) -> None:
+        """Let an answer take part: nothing needs to be prepared."""
 
-    def start(self, proposal: Proposal) -> None:
-        """Read the last known token and the drafts, and choose the tokens that follow."""
-        drafts, known = proposal.tokens, self._known
-        first = len(known) - 1
-        tokens = np.array([known[-1], *drafts], np.int32)
+    def start(self, rides: Sequence[Ride]) -> None:
+        """Read the last known token and the drafts of each answer, and choose the tokens that follow."""
+        steps = []
+        for ride, rows in zip(rides, self._read(rides), strict=True):
+            step = self._chosen(ride, rows)
+            kept = len(ride.run.known) + len(step.tokens) - 1
+            ride.run.sequence.truncate(kept)
+            ride.run.sequence.settle()
+            steps.append(step)
+        self._taken.append(steps)
+
+    def _read(self, rides: Sequence[Ride]) -> list[np.ndarray]:
+        """The logits of the rows of each answer, float32 [1 + drafts, n_vocab]."""
+        parts = [(ride.run.sequence, [ride.run.known[-1], *ride.proposal.tokens]) for ride in rides]
+        if len(parts) > 1:
+            return self._model.forward_many(parts)
+        ((sequence, ids),) = parts
+        tokens, first = np.array(ids, np.int32), sequence.length
         positions = np.arange(first, first + tokens.size, dtype=np.int32)
-        if self._params.sequential:
-            rows = [self._model.forward(tokens[i : i + 1], positions[i : i + 1], 1)[0] for i in range(tokens.size)]
-        else:
-            rows = list(self._model.forward(tokens, positions, tokens.size))
-        step = Step([], rows)
+        if not rides[0].run.params.sequential:
+            return [self._model.forward(tokens, positions, tokens.size, sequence)]
+        rows = [self._model.forward(tokens[i : i + 1], positions[i : i + 1], 1, sequence) for i in range(tokens.size)]
+        return [np.concatenate(rows)]
+
+    def _chosen(self, ride: Ride, rows: np.ndarray) -> Step:
+        step, drafts = Step([], list(rows)), ride.proposal.tokens
         for i, logits in enumerate(rows):
-            history = known + drafts[:i]
-            token, kept = self._choose(logits, history, proposal, i)
+            try:
+                token, kept = _choose(ride, logits, ride.run.known + drafts[:i], i)
+            except Exception as error:  # of a logits processor, or because no token can be chosen
+                step.error = error
+                break
             step.tokens.append(token)
             if not kept:
                 break
-        known += step.tokens
-        self._model.sequence.truncate(len(known) - 1)
-        self._steps.append(step)
+        return step
 
-    def _choose(self, logits: np.ndarray, history: list[int], proposal: Proposal, i: int) -> tuple[int, bool]:
-        """The token after ``history``, and whether it is draft i."""
-        drafts, mode, sampler = proposal.tokens, self._params.accept, self._sampler
-        if i == len(drafts) or mode == "exact" or sampler.params.greedy:
-            token = sampler.sample(logits, len(history), history)
-            return token, i < len(drafts) and token == drafts[i]
-        target = distribution(sampler, logits, history)
-        if mode == "p-min":
-            sampled = sampler.sample(logits, len(history), history)
-            return by_p_min(target, drafts[i], sampled, self._params.accept_p_min)
-        draft = proposal.distributions[i] if proposal.distributions is not None else None
-        return by_ratio(target, draft, drafts[i], sampler.seed, len(history))
+    def take(self) -> list[Step]:
+        """The results of the first pass whose results have not been taken."""
+        return self._taken.popleft()
 
-    def take(self) -> Step:
-        """Return the result of the first step whose result has not been taken."""
-        return self._steps.pop(0)
+    def end(self, run: Answering) -> None:
+        """End an answer: none of its steps is in flight."""
 
-    def end(self, turn: object = None) -> None:
-        """End the answer: no further step follows."""
+
+def _choose(ride: Ride, logits: np.ndarray, history: list[int], i: int) -> tuple[int, bool]:
+    """The token after ``history``, and whether it is draft i."""
+    run, proposal = ride.run, ride.proposal
+    drafts, mode, sampler = proposal.tokens, run.params.accept, run.sampler
+    if i == len(drafts) or mode == "exact" or sampler.params.greedy:
+        token = sampler.sample(logits, len(history), history)
+        return token, i < len(drafts) and token == drafts[i]
+    target = distribution(sampler, logits, history)
+    if mode == "p-min":
+        sampled = sampler.sample(logits, len(history), history)
+        return by_p_min(target, drafts[i], sampled, run.params.accept_p_min)
+    draft = proposal.distributions[i] if proposal.distributions is not None else None
+    return by_ratio(target, draft, drafts[i], sampler.seed, len(history))

@@ -13,7 +13,7 @@ from engine.cache.recurrent import RecurrentLayer
 from engine.cuda.accept import MOST_ROWS
 from engine.cuda.backend import Backend
 from engine.cuda.runtime.tensor import Tensor
-from engine.cuda.sample import DeviceSampler, edits
+from engine.cuda.sample import DeviceSampler, Rows, edits
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.limits import STEP_ROWS
 from engine.llm import LLM
@@ -101,26 +101,27 @@ class Comparison:
                 continue
             if isinstance(a, LatentCache):
                 at = np.arange(self.gpu.sequence.length)
-                mine, theirs = rows_at(a.rows, at), rows_at(download(b.rows), at)
+                mine, theirs = rows_at((a.rows, a.table), at), rows_at((download(b.rows), download(b.table)), at)
                 yield Check(f"latents of layer {il}, among the visible positions", mine, theirs)
                 continue
             if isinstance(a, CompressedLayer):
                 yield from self._row_checks(il, a, b)
                 continue
-            rings = (a, replace(b, keys=download(b.keys), values=download(b.values)))
-            arrays = [cached(ring, self.gpu.sequence.length) for ring in rings]
+            layers = (a, replace(b, keys=download(b.keys), values=download(b.values), table=download(b.table)))
+            arrays = [cached(layer, self.gpu.sequence.length) for layer in layers]
             for what, mine, theirs in zip(("keys", "values"), *arrays, strict=True):
                 yield Check(f"{what} of layer {il}, among the visible positions", mine, theirs)
 
     def _row_checks(self, il: int, a: CompressedLayer[np.ndarray], b: CompressedLayer[Tensor]) -> Iterator[Check]:
         """Checks of the compressed rows of layer ``il`` that the next token can see."""
-        n = self.gpu.sequence.length // max(a.ratio, 1)
+        at = np.arange(self.gpu.sequence.length // max(a.ratio, 1))
+        download = self.gpu.model.ops.download
         for what, mine, theirs in (("compressed rows", a.compressed, b.compressed), ("indexer's keys", a.keys, b.keys)):
             if mine is not None and theirs is not None:
-                rows = [mine.rows, self.gpu.model.ops.download(theirs.rows)]
+                paged = [(mine.rows, mine.table), (download(theirs.rows), download(theirs.table))]
                 if what != "compressed rows":
-                    rows = [x.swapaxes(1, 2) for x in rows]
-                seen = [x.reshape(-1, x.shape[2])[:n] for x in rows]
+                    paged = [(rows.swapaxes(1, 2), table) for rows, table in paged]
+                seen = [rows_at(pages, at) for pages in paged]
                 yield Check(f"{what} of layer {il}, among the visible ones", *seen)
 
     def greedy(self, n: int) -> tuple[list[int], np.ndarray]:
@@ -214,10 +215,12 @@ class Comparison:
                 last = len(history) - 1
                 memory = np.zeros(self.gpu.n_ctx, np.int32)
                 memory[: len(history)] = history
-                inputs = [np.full(MOST_ROWS, value, np.int32) for value in (history[-1], last)]
-                held = [ops.upload(array) for array in (row, *inputs, memory)]
-                given, token, position, past = (tensor.address for tensor in held)
-                machine.launch(given, n_vocab, 1, token, position, past, sampler.params.greedy, edits(sampler.params))
+                inputs = [np.full(MOST_ROWS, value, np.int32) for value in (history[-1], last, 0)]
+                starts, at = np.array([0, 1], np.int32), np.array([last], np.int32)
+                held = [ops.upload(array) for array in (row, *inputs, starts, memory, at)]
+                given, *addresses, place = (tensor.address for tensor in held)
+                kind = sampler.params.greedy, edits(sampler.params)
+                machine.launch(given, n_vocab, 1, Rows(*addresses), place, *kind)
                 ops.device.synchronize("the choice of a token")
                 self._tokens("tokens chosen on the GPU", how, [sampler.sample(row, last + 1, history)], machine.take())
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from engine.cache.types import CHUNK
+from engine.cpu.latent_attention import attend_groups
 from engine.limits import STEP_ROWS
-from engine.verify.layout import chunk_parts
 
 f32 = np.float32
 
@@ -15,32 +15,42 @@ Compared = tuple[str, np.ndarray, np.ndarray, np.ndarray | None]
 """What is compared, the CPU's and the GPU's array, and where they must agree (None: everywhere)."""
 
 
-def rows_at(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The rows of some positions of a NumPy ring [chunks, 64, width]: [n, width]."""
-    return rows[positions // CHUNK % rows.shape[0], positions % CHUNK]
+Paged = tuple[Any, Any]
+"""Pages [pages, 64, d], or [pages, d, 64], and the table int32 [sequences, chunks] that says which page holds which chunk;
+what is looked at is that of the sequence in slot 0."""
 
 
-def stored(gpu: Any, rows: np.ndarray, device_rows: Any, positions: np.ndarray) -> Compared:
+def rows_at(paged: Paged, positions: np.ndarray) -> np.ndarray:
+    """The rows of some positions, of NumPy arrays: [n, width]."""
+    pages, table = paged
+    found: np.ndarray = pages[table[0, positions // CHUNK], positions % CHUNK]
+    return found
+
+
+def stored(gpu: Any, paged: Paged, on_device: Paged, positions: np.ndarray) -> Compared:
     """The rows of a pass in both caches."""
-    theirs = np.empty((positions.size, rows.shape[2]), rows.dtype)
+    mine = rows_at(paged, positions)
+    theirs, (pages, table) = np.empty_like(mine), on_device
+    own = gpu.download(table[:1])[0]
     for chunk in np.unique(positions // CHUNK):
-        here, place = positions // CHUNK == chunk, int(chunk) % int(device_rows.shape[0])
-        theirs[here] = gpu.download(device_rows[place : place + 1])[0][positions[here] % CHUNK]
-    mine = rows_at(rows, positions)
+        here, page = positions // CHUNK == chunk, int(own[chunk])
+        theirs[here] = gpu.download(pages[page : page + 1])[0][positions[here] % CHUNK]
     if mine.dtype == np.uint16:
         mine, theirs = mine.view(np.float16), theirs.view(np.float16)
     return "stored row", mine, theirs, None
 
 
 def compressed(
-    gpu: Any, rows: np.ndarray, device_rows: Any, ratio: int, positions: np.ndarray, transposed: bool
+    gpu: Any, paged: Paged, on_device: Paged, ratio: int, positions: np.ndarray, transposed: bool
 ) -> Iterator[Compared]:
-    """The compressed rows that a pass over ``positions`` has completed, in both memories: [chunks, 64, d], or [chunks, d, 64]
-    if they are ``transposed``."""
+    """The compressed rows that a pass over ``positions`` has completed, in both memories, whose pages are [d, 64] if they are
+    ``transposed``."""
+    own = gpu.download(on_device[1][:1])[0]
     for r in range(int(positions[0]) // ratio, (int(positions[-1]) + 1) // ratio):
         chunk, lane = divmod(r, CHUNK)
-        theirs = gpu.download(device_rows[chunk : chunk + 1])[0]
-        mine, theirs = (x[:, lane] if transposed else x[lane] for x in (rows[chunk], theirs))
+        page = int(own[chunk])
+        pages = paged[0][paged[1][0, chunk]], gpu.download(on_device[0][page : page + 1])[0]
+        mine, theirs = (x[:, lane] if transposed else x[lane] for x in pages)
         mine, theirs = np.ascontiguousarray(mine), np.ascontiguousarray(theirs)
         if mine.dtype == np.uint16:
             mine, theirs = mine.view(np.float16), theirs.view(np.float16)
@@ -52,21 +62,21 @@ def of_chunks(
 ) -> Iterator[Compared]:
     """The results of attention for each chunk, before the chunks are joined: ``values`` of the GPU's kernel.
 
-    q, r: both parts of the queries on the CPU, float32 [rows, n_head, ..]; cache: with the CPU's ring in ``rows.cpu``.
+    q, r: both parts of the queries on the CPU, float32 [rows, n_head, ..]; cache: with the CPU's pages in ``rows.cpu`` and
+    their table in ``table.cpu``.
     """
-    (rows, n_head, rank), ring = q.shape, cache.rows.cpu
+    rows, n_head, rank = q.shape
     if rows > STEP_ROWS:
         return  # the rows belong to several launches, each with its own results
-    slots, bits = values["mass"].size // (2 * rows * n_head), cache.k_type.bits
-    mass, sums = np.zeros((rows, n_head, slots, 2), f32), np.zeros((rows, n_head, slots, rank), f32)
-    seen = np.zeros((rows, 1, slots, 1), np.bool_)
-    both = (np.ascontiguousarray(x)[None] for x in (ring.swapaxes(1, 2), ring[..., :rank]))
-    rings = (x.reshape(1, x.shape[1], -1).view(np.uint32) for x in both)
-    query = np.concatenate([q, r], 2)
-    empty = np.zeros((rows, n_head, 0), np.int8), np.zeros((rows, n_head, 0), f32)
-    chunk_parts(bits, bits)(query, *empty, *rings, positions, f32(scale), 0, mass, sums, seen[:, 0, :, 0])
-    # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
-    found = gpu.download(values["mass"]).reshape(mass.shape)
-    yield "largest score and sum", mass + f32(0.0), found + f32(0.0), seen
+    slots = values["mass"].size // (2 * rows * n_head)
+    # Groups of one chunk each.
+    mass, sums = np.zeros((rows, slots, n_head, 2), f32), np.zeros((rows, slots, n_head, rank), f32)
+    where = positions, np.zeros(rows, np.int32), cache.table.cpu
+    attend_groups(1)(q, r, cache.rows.cpu, *where, f32(scale), mass, sums, 0, rows * slots)
+    seen = (np.arange(slots) <= positions[:, None] // CHUNK)[:, None, :, None]
+    # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.  That of a sum of 0 is
+    # lost where the mirror joins the chunk to its empty group.
+    found = gpu.download(values["mass"]).reshape(rows, n_head, slots, 2)
+    yield "largest score and sum", mass.swapaxes(1, 2) + f32(0.0), found + f32(0.0), seen
     parts = gpu.download(values["values"]).reshape(rows, n_head, slots, -1)[..., :rank]
-    yield "weighted values", sums, parts, seen
+    yield "weighted values", sums.swapaxes(1, 2) + f32(0.0), parts + f32(0.0), seen

@@ -1,4 +1,4 @@
-"""Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, rings, weights."""
+"""Conversions of a GPU's data to the layout of the CPU: activations, chunks of attention, pages, rings, weights."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -64,14 +64,14 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
 
     For each chunk that a row sees, counted from the first, it writes the maximum and the sum to mass [rows, n_head, slots,
     2], the weighted values to sums [rows, n_head, slots, d_v], and whether it was seen to seen [rows, slots].  The other
-    arguments are those of ``attend``.
+    arguments are those of ``attend``, but all rows belong to one sequence, whose chunk c is in page pages[c], int32 [chunks].
     """
     query, read_keys, scores, read_values, weighted = readers(k_bits, v_bits)
 
     @njit(error_model="numpy")
-    def parts(q, integers, scales, keys, values, positions, scale, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+    def parts(q, integers, scales, keys, values, positions, pages, scale, window, mass, sums, seen):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = q.shape
-        group, chunks, d_v = n_head // keys.shape[0], keys.shape[1], sums.shape[3]
+        group, d_v = n_head // keys.shape[0], sums.shape[3]
         queries, dq = np.zeros((ROWS, d_k), np.float32), np.zeros((ROWS, scales.shape[2]), np.float32)
         k_scratch, v_scratch = np.empty((d_k, CHUNK), np.float32), np.empty((CHUNK, d_v), np.float32)
         dk, dots = np.empty((d_k // BLOCK, CHUNK), np.float32), np.empty((ROWS, CHUNK), np.float32)
@@ -84,8 +84,8 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
                 seen[t, slot] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
                 for h in range(n_head):
-                    own_keys, key = read_keys(keys, h // group, chunk % chunks, k_scratch, dk)
-                    own_values, value = read_values(values, h // group, chunk % chunks, v_scratch)
+                    own_keys, key = read_keys(keys, h // group, pages[chunk], k_scratch, dk)
+                    own_values, value = read_values(values, h // group, pages[chunk], v_scratch)
                     query(q, integers, scales, scale, t, h, queries, dq, 0)
                     scores(queries, dq, 0, 1, own_keys, key, dk, dots, p)
                     mass[t, h, slot, 0] = weigh(p[0], lanes[0, 0], lanes[0, 1])
@@ -99,13 +99,13 @@ def chunk_parts(k_bits: int, v_bits: int) -> Callable[..., None]:
 @family
 def integer_chunk_parts(bits: int) -> Callable[..., None]:
     """``engine/cpu/integer_attention.py`` for integers of this size in bits, without joining the chunks: ``parts(integers,
-    scales, keys, values, positions, window, mass, sums, seen)``, which writes what ``chunk_parts`` does."""
+    scales, keys, values, positions, pages, window, mass, sums, seen)``, which writes what ``chunk_parts`` does."""
     scores, weighted = of_chunk(bits)
 
     @njit(error_model="numpy")
-    def parts(integers, scales, keys, values, positions, window, mass, sums, seen):  # type: ignore[no-untyped-def]
+    def parts(integers, scales, keys, values, positions, pages, window, mass, sums, seen):  # type: ignore[no-untyped-def]
         rows, n_head, d_k = integers.shape
-        (heads, chunks, k_words), v_words, d_v = keys.shape, values.shape[2], sums.shape[3]
+        (heads, n_pages, k_words), v_words, d_v = keys.shape, values.shape[2], sums.shape[3]
         k_blocks, v_blocks = scales.shape[2], (v_words - CHUNK * d_v * bits // 32) // (CHUNK // 2)
         flat_keys, flat_values = keys.reshape(-1), values.reshape(-1)
         queries, dq = np.zeros((ROWS, d_k), np.int16), np.zeros((ROWS, k_blocks), np.float32)
@@ -120,7 +120,7 @@ def integer_chunk_parts(bits: int) -> Callable[..., None]:
                 seen[t, slot] = True
                 lanes[0, 0], lanes[0, 1] = visible(chunk, positions[t], window)
                 for h in range(n_head):
-                    place = h // (n_head // heads) * chunks + chunk % chunks
+                    place = h // (n_head // heads) * n_pages + pages[chunk]
                     key, value = place * k_words, place * v_words
                     read_scales(flat_keys, key + k_words, dk)
                     read_scales(flat_values, value + v_words, dv)
@@ -171,34 +171,34 @@ def delta_records(y: np.ndarray, gates: np.ndarray, n_k: int, grouped: bool) -> 
     return out
 
 
-def chunk_of(gpu: Any, ring: Any, chunk: int) -> np.ndarray:
-    """The chunk with absolute number ``chunk`` of every head: [n_head_kv, ...]."""
-    n_head_kv, chunks, *inside = ring.shape
-    flat = ring.reshape(n_head_kv * chunks, *inside)
-    at = [h * chunks + chunk % chunks for h in range(n_head_kv)]
+def page_of(gpu: Any, memory: Any, page: int) -> np.ndarray:
+    """A page of every head of keys or values in device memory: [n_head_kv, ...]."""
+    n_head_kv, pages, *inside = memory.shape
+    flat = memory.reshape(n_head_kv * pages, *inside)
+    at = [h * pages + page for h in range(n_head_kv)]
     return np.concatenate([gpu.download(flat[i : i + 1]) for i in at])
 
 
-def by_lane(ring: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
-    """Views [n_head_kv, chunks, 64, ...] of a NumPy ring of keys, or of values (``by_position``), by position: of the
-    elements, or of words and scales if the ring is quantized."""
+def by_lane(memory: np.ndarray, kind: CacheType, by_position: bool) -> list[np.ndarray]:
+    """Views [n_head_kv, pages, 64, ...] of NumPy pages of keys, or of values (``by_position``), by position: of the
+    elements, or of words and scales if they are quantized."""
     if not kind.quantized:
-        return [ring if by_position else ring.swapaxes(2, 3)]
-    (heads, chunks, words), bits = ring.shape, kind.bits
+        return [memory if by_position else memory.swapaxes(2, 3)]
+    (heads, pages, words), bits = memory.shape, kind.bits
     n = words * 2 * bits // (2 * bits + 1)
-    integers, scales = ring[..., :n], ring[..., n:].view(np.uint16)
+    integers, scales = memory[..., :n], memory[..., n:].view(np.uint16)
     if by_position:
-        return [part.reshape(heads, chunks, CHUNK, -1) for part in (integers, scales)]
+        return [part.reshape(heads, pages, CHUNK, -1) for part in (integers, scales)]
     return [
-        integers.reshape(heads, chunks, -1, CHUNK, 4).swapaxes(2, 3),
-        scales.reshape(heads, chunks, -1, CHUNK).swapaxes(2, 3),
+        integers.reshape(heads, pages, -1, CHUNK, 4).swapaxes(2, 3),
+        scales.reshape(heads, pages, -1, CHUNK).swapaxes(2, 3),
     ]
 
 
-def integer_rows(ring: np.ndarray, kind: CacheType, d: int, by_position: bool) -> np.ndarray:
-    """The contents of chunks of integer keys, or values (``by_position``), uint32 words [n, words], by position: uint32 [n,
+def integer_rows(pages: np.ndarray, kind: CacheType, d: int, by_position: bool) -> np.ndarray:
+    """The contents of pages of integer keys, or values (``by_position``), uint32 words [n, words], by position: uint32 [n,
     64, columns], bytes and then scales."""
-    n, data = len(ring), ring.view(np.uint8)
+    n, data = len(pages), pages.view(np.uint8)
     # Runs of bytes: (first, columns).  The low bits of i12 are two elements to a byte.
     runs = [(0, d)] + ([(CHUNK * d, d // 2)] if kind.bits == 12 else [])
     parts: list[np.ndarray] = []
@@ -208,41 +208,36 @@ def integer_rows(ring: np.ndarray, kind: CacheType, d: int, by_position: bool) -
             parts.append(run.reshape(n, CHUNK // 4, columns, 4).swapaxes(2, 3).reshape(n, CHUNK, columns))
         else:
             parts.append(run.reshape(n, columns // 4, CHUNK, 4).swapaxes(1, 2).reshape(n, CHUNK, columns))
-    scales = np.ascontiguousarray(ring[:, kind.integer_words(d) :]).view(np.uint16)
+    scales = np.ascontiguousarray(pages[:, kind.integer_words(d) :]).view(np.uint16)
     parts.append(scales.reshape(n, -1, CHUNK).swapaxes(1, 2))
     return np.concatenate([part.astype(np.uint32) for part in parts], 2)
 
 
 def stored(
-    ring: np.ndarray, kind: CacheType, d: int, by_position: bool, chunks: np.ndarray, lanes: np.ndarray
+    memory: np.ndarray, kind: CacheType, d: int, by_position: bool, pages: np.ndarray, lanes: np.ndarray
 ) -> np.ndarray:
-    """The contents of some places of a NumPy ring of heads of d elements: [places, n_head_kv, d], or words followed by scales
-    if the ring is quantized."""
+    """The contents of some places of NumPy pages of heads of d elements: [places, n_head_kv, d], or words followed by scales
+    if they are quantized."""
     if kind.whole:
-        picked = np.ascontiguousarray(ring[:, chunks].reshape(-1, ring.shape[2]))
-        rows = integer_rows(picked, kind, d, by_position).reshape(len(ring), len(chunks), CHUNK, -1)
-        return np.ascontiguousarray(rows[:, np.arange(len(chunks)), lanes].swapaxes(0, 1))
-    parts = [part[:, chunks, lanes].swapaxes(0, 1) for part in by_lane(ring, kind, by_position)]
+        picked = np.ascontiguousarray(memory[:, pages].reshape(-1, memory.shape[2]))
+        rows = integer_rows(picked, kind, d, by_position).reshape(len(memory), len(pages), CHUNK, -1)
+        return np.ascontiguousarray(rows[:, np.arange(len(pages)), lanes].swapaxes(0, 1))
+    parts = [part[:, pages, lanes].swapaxes(0, 1) for part in by_lane(memory, kind, by_position)]
     flat = [part.reshape(*part.shape[:2], math.prod(part.shape[2:])) for part in parts]
     return np.concatenate([part.astype(np.uint32) for part in flat], 2) if kind.quantized else flat[0]
 
 
-def moved_rings(layer: LayerCache, chunks: int, end: int) -> LayerCache:
-    """The positions before ``end`` of a layer's NumPy rings, copied into rings of ``chunks`` chunks; integers with the rest
-    of their chunks, which nothing sees."""
-    at = np.arange(max(0, end - min(layer.keys.shape[1], chunks) * CHUNK), end)
-    rings = []
-    for ring, kind, by_position in ((layer.keys, layer.k_type, False), (layer.values, layer.v_type, True)):
-        out = np.zeros((ring.shape[0], chunks, *ring.shape[2:]), ring.dtype)
-        if kind.whole:
-            numbers = np.unique(at // CHUNK)[-min(chunks, ring.shape[1]) :]
-            out[:, numbers % chunks] = ring[:, numbers % ring.shape[1]]
-        else:
-            pairs = zip(by_lane(ring, kind, by_position), by_lane(out, kind, by_position), strict=True)
-            for mine, theirs in pairs:
-                theirs[:, at // CHUNK % chunks, at % CHUNK] = mine[:, at // CHUNK % ring.shape[1], at % CHUNK]
-        rings.append(out)
-    return replace(layer, keys=rings[0], values=rings[1], chunks=chunks)
+def moved_pages(layer: LayerCache, pages: np.ndarray, n_pages: int, end: int) -> LayerCache:
+    """The chunks with positions before ``end`` of the sequence in slot 0 of a layer in NumPy arrays, copied into ``n_pages``
+    pages, of which pages[c], int32 [chunks], holds chunk c."""
+    copies = []
+    for memory in (layer.keys, layer.values):
+        out = np.zeros((memory.shape[0], n_pages, *memory.shape[2:]), memory.dtype)
+        # In this order, because a page that a window has passed may hold a later chunk now.
+        for chunk in range(-(-end // CHUNK)):
+            out[:, pages[chunk]] = memory[:, layer.table[0, chunk]]
+        copies.append(out)
+    return replace(layer, keys=copies[0], values=copies[1], table=np.ascontiguousarray(pages[None]))
 
 
 def kept_rows(gpu: Any, cpu: np.ndarray, device: Any, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -269,13 +264,14 @@ def remembered(ops: Any, model: Any, length: int) -> Iterator[tuple[str, np.ndar
 
 
 def cached(layer: LayerCache, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The part of a layer's NumPy rings that a pass after position ``length`` - 1 can see: keys [positions, n_head_kv, d_k]
-    and values [positions, n_head_kv, d_v], or their words if they are quantized.  It does not depend on the ring length."""
+    """What a pass of the sequence in slot 0 after position ``length`` - 1 can see of a layer in NumPy arrays: keys
+    [positions, n_head_kv, d_k] and values [positions, n_head_kv, d_v], or their words if they are quantized.  It does not
+    depend on the pages."""
     first = max(0, length - layer.window) if layer.window else 0
     at = np.arange(first, length)
-    place, lane = at // CHUNK % layer.keys.shape[1], at % CHUNK
-    keys = stored(layer.keys, layer.k_type, layer.d_k, False, place, lane)
-    return keys, stored(layer.values, layer.v_type, layer.d_v, True, place, lane)
+    pages, lanes = layer.table[0, at // CHUNK], at % CHUNK
+    keys = stored(layer.keys, layer.k_type, layer.d_k, False, pages, lanes)
+    return keys, stored(layer.values, layer.v_type, layer.d_v, True, pages, lanes)
 
 
 def rows_of(records: Records, first: int, last: int) -> np.ndarray:

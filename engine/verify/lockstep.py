@@ -18,7 +18,7 @@ import numpy as np
 
 from engine.arrays import Pass
 from engine.cache.kv import KVCache, LayerCache
-from engine.cache.recurrent import SPAN, RecurrentLayer, Rows
+from engine.cache.recurrent import SPAN, RecurrentLayer, Rows, of_sequence
 from engine.cache.types import CHUNK
 from engine.cpu.products.repack import Records
 from engine.cuda.products.quantize import is_wide
@@ -33,14 +33,14 @@ from engine.ops import Observation
 from engine.verify import latents
 from engine.verify.layout import (
     activations,
-    chunk_of,
     chunk_parts,
     delta_gates,
     delta_records,
     integer_chunk_parts,
     kept_rows,
+    moved_pages,
     moved_ring,
-    moved_rings,
+    page_of,
     same_weights,
     stored,
 )
@@ -189,6 +189,11 @@ def take(value: Given, of: Callable[[Pair], Given]) -> Given:
     return value
 
 
+def sides(value: Given) -> tuple[Given, Given]:
+    """``value`` on the CPU and on the GPU."""
+    return take(value, lambda pair: pair.cpu), take(value, lambda pair: pair.gpu)
+
+
 def _cpu_side(pair: Pair) -> Given:
     # Some CPU operations work in place, and a pair must keep its value.
     return pair.cpu.copy() if pair.computed else pair.cpu
@@ -216,6 +221,11 @@ class Attention:
             heads, q, cache, _, last, _, window = args
             return cls(heads, q, cache, last, window, False)
         return None
+
+
+def _paged(cpu: Given, gpu: Given, name: str) -> tuple[tuple[np.ndarray, np.ndarray], tuple[Tensor, Tensor]]:
+    """Pages of pairs, an attribute of ``cpu``, and of the GPU, with the tables of both."""
+    return (getattr(cpu, name).cpu, cpu.table.cpu), (getattr(gpu, name), gpu.table)
 
 
 # --- operations on both ----------------------------------------------------------------------------------------
@@ -471,14 +481,16 @@ class Lockstep:
         mass = np.zeros((rows, heads.n_head, slots, 2), f32)
         sums = np.zeros((rows, heads.n_head, slots, d_v), f32)
         seen = np.zeros((rows, 1, slots, 1), np.bool_)
-        rings = (ring.cpu.reshape(*ring.cpu.shape[:2], -1).view(np.uint32) for ring in (cache.keys, cache.values))
+        both = (memory.cpu for memory in (cache.keys, cache.values))
+        words = (memory.reshape(*memory.shape[:2], -1).view(np.uint32) for memory in both)
+        law = *words, positions, cache.table.cpu[0]
         if cache.k_type.whole:
             query = self._cpu.ops.integer_queries(queries, heads.scale, cache.k_type)
             results = mass, sums, seen[:, 0, :, 0]
-            integer_chunk_parts(cache.k_type.bits)(*query, *rings, positions, attended.window, *results)
+            integer_chunk_parts(cache.k_type.bits)(*query, *law, attended.window, *results)
         else:
             query = self._cpu.ops.int8_queries(queries, heads.scale, cache.k_type)
-            mirror = (*rings, positions, f32(heads.scale), attended.window)
+            mirror = (*law, f32(heads.scale), attended.window)
             chunk_parts(cache.k_type.bits, cache.v_type.bits)(queries, *query, *mirror, mass, sums, seen[:, 0, :, 0])
         found = gpu.download(values["mass"]).reshape(mass.shape)
         # The sign of a largest score of 0 depends on the order of comparisons; no result depends on it.
@@ -492,17 +504,18 @@ class Lockstep:
         self, cache: Given, positions: np.ndarray, device_cache: LayerCache[Tensor], values: dict[str, Tensor]
     ) -> list[Check]:
         """Checks of what a rotation kernel stored in the cache and passes to attention."""
-        gpu, place, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
+        gpu, chunks, lanes = self._gpu.ops, positions // CHUNK, positions % CHUNK
+        pages = gpu.download(device_cache.table[:1])[0]
         appended, checks = [], []
         for what, tensor, mine, kind, d, by_position in (
             ("stored key", device_cache.keys, cache.keys.cpu, cache.k_type, device_cache.d_k, False),
             ("stored value", device_cache.values, cache.values.cpu, cache.v_type, device_cache.d_v, True),
         ):
             theirs = np.empty((mine.shape[0], positions.size, *mine.shape[2:]), mine.dtype)
-            for i in np.unique(place):
-                theirs[:, place == i] = chunk_of(gpu, tensor, int(i))[:, None]
-            both = ((mine, place % mine.shape[1]), (theirs, np.arange(positions.size)))
-            picked = [stored(ring, kind, d, by_position, chunk, lanes) for ring, chunk in both]
+            for chunk in np.unique(chunks):
+                theirs[:, chunks == chunk] = page_of(gpu, tensor, int(pages[chunk]))[:, None]
+            both = ((mine, cache.table.cpu[0, chunks]), (theirs, np.arange(positions.size)))
+            picked = [stored(memory, kind, d, by_position, place, lanes) for memory, place in both]
             appended.append(_bits(picked[0]).astype(np.uint32))
             if kind.bits == 16:
                 picked = [np.ascontiguousarray(a).view(np.float16) for a in picked]
@@ -519,7 +532,7 @@ class Lockstep:
         both parts of the queries, and the rows in the cache; the results of chunks."""
         gpu, latent, cache, positions = self._gpu.ops, args[0], args[-2], args[-1].positions.cpu
         if kernel == "latent_rope":
-            checks = [Check(*latents.stored(gpu, cache.rows.cpu, given[-2].rows, positions))]
+            checks = [Check(*latents.stored(gpu, *_paged(cache, given[-2], "rows"), positions))]
             if "query" in values:
                 query = np.concatenate([inner["query"], inner["rotated query"]], axis=2)
                 checks.append(Check("rotated query", query, gpu.download(values["query"]).reshape(query.shape)))
@@ -538,14 +551,14 @@ class Lockstep:
         gpu = self._gpu.ops
         if name == "keep_latents":
             _, memory, batch = args
-            return [Check(*latents.stored(gpu, memory.latents.cpu, given[1].latents, batch.positions.cpu))]
+            return [Check(*latents.stored(gpu, *_paged(memory, given[1], "latents"), batch.positions.cpu))]
         law, _, _, blocks, batch, _, *transposed = args
         positions = batch.positions.cpu
         if kernel == "compress":
-            sides = blocks.rows.cpu, given[3].rows
-            return [Check(*one) for one in latents.compressed(gpu, *sides, law.ratio, positions, any(transposed))]
-        rings = blocks.pending.cpu, blocks.pending.gpu
-        return [Check("open block", *kept_rows(gpu, *rings, int(positions[0]), positions.size))]
+            paged = _paged(blocks, given[3], "rows")
+            return [Check(*one) for one in latents.compressed(gpu, *paged, law.ratio, positions, any(transposed))]
+        mine, theirs = (of_sequence(pending, 0) for pending in sides(blocks.pending))
+        return [Check("open block", *kept_rows(gpu, mine, theirs, int(positions[0]), positions.size))]
 
     def _convolved(self, args: Sequence[Given], values: dict[str, Tensor], y: np.ndarray) -> list[Check]:
         """Checks of what a delta net computes for all tokens before its state is updated token by token."""
@@ -580,19 +593,22 @@ class Lockstep:
         """Checks of what a kernel of an operation stored in rings by position."""
         positions = args[-1].positions.cpu
         first, end = int(positions[0]), int(positions[0]) + positions.size
+        written: list[tuple[Rows[Any], Rows[Any]]]
         if name == "keep_rows":
-            written = [Rows("row", args[0], first, end)]
+            both = [Rows[Any]("row", of_sequence(ring, 0), first, end) for ring in sides(args[0])]
+            written = [(both[0], both[1])]
         else:
-            inputs, *rest = args[3].written(first, end)
+            of_cpu, of_gpu = (memory.written(0, first, end) for memory in sides(args[3]))
+            inputs, *rest = zip(of_cpu, of_gpu, strict=True)
             state, keys, deltas, decays = rest
             parts = {"couple": [keys, decays], "delta_rule": [state, deltas], "keep_rows": [inputs]}
             written = parts.get(kind, [inputs, *rest])
         return [
             Check(
-                f"kept {rows.name}",
-                *kept_rows(self._gpu.ops, rows.ring.cpu, rows.ring.gpu, rows.first, rows.end - rows.first),
+                f"kept {mine.name}",
+                *kept_rows(self._gpu.ops, mine.ring, theirs.ring, mine.first, mine.end - mine.first),
             )
-            for rows in written
+            for mine, theirs in written
         ]
 
     # --- a second look -----------------------------------------------------------------------------------------
@@ -601,8 +617,10 @@ class Lockstep:
     def _remembered(args: Sequence[Given]) -> list[np.ndarray]:
         """What a delta net reads, in rings of the GPU's lengths, because a long pass overwrites it."""
         net, _, _, memory, batch = args
-        needed = memory.read(int(batch.positions.cpu[0]), net.n_conv)
-        return [moved_ring(rows.ring.cpu, rows.ring.gpu.shape, rows.first, rows.end) for rows in needed]
+        needed = (side.read(0, int(batch.positions.cpu[0]), net.n_conv) for side in sides(memory))
+        return [
+            moved_ring(mine.ring, theirs.ring.shape, mine.first, mine.end) for mine, theirs in zip(*needed, strict=True)
+        ]
 
     def _judge(
         self,
@@ -629,11 +647,12 @@ class Lockstep:
             """The CPU's value in fresh device memory."""
             if isinstance(value, RecurrentLayer):
                 assert before is not None
-                return RecurrentLayer(*map(gpu.upload, before))
+                return RecurrentLayer(*(gpu.upload(ring[None]) for ring in before))
             if isinstance(value, LayerCache):
-                chunks, both = value.keys.gpu.shape[1], {"keys": value.keys.cpu, "values": value.values.cpu}
-                moved = moved_rings(replace(value, **both), chunks, end)
-                return replace(moved, keys=gpu.upload(moved.keys), values=gpu.upload(moved.values))
+                mine, theirs = sides(value)
+                moved = moved_pages(mine, gpu.download(theirs.table[:1])[0], theirs.pages, end)
+                arrays = {name: gpu.upload(getattr(moved, name)) for name in ("keys", "values", "table")}
+                return replace(moved, **arrays)
             if isinstance(value, Pair):
                 if isinstance(value.cpu, (Records, Weight)):
                     return value.gpu

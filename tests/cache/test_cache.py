@@ -1,4 +1,5 @@
-"""The ring: its memory, how far it can be rewound, and that a rewound cache gives the bits of a fresh one."""
+"""Pages: their memory, who holds them, how far tokens can be rolled back, and that a rewound cache gives the bits of a fresh
+one."""
 
 import numpy as np
 import pytest
@@ -7,68 +8,215 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape
+from engine.cache.pages import NoPages, PagePool, Paging, Space
 from engine.cache.sequence import Sequence
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
+from tests.pages import layer_of
 from tests.sequences import store
 from tests.tiers import examples
 
 
-def cache(window: int, n_ctx: int = 1000, max_rows: int = 32) -> KVCache:
-    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros)
+def cache(window: int, n_ctx: int = 1000, max_rows: int = 32, n_sequences: int = 1) -> KVCache:
+    return KVCache([LayerShape(1, 8, 8, window)], n_ctx, max_rows, F32, np.zeros, n_sequences=n_sequences)
 
 
 def test_sliding_layers_hold_only_their_window() -> None:
-    assert LayerShape(1, 8, 8, 0).chunks(32768, 128) == 512
-    assert LayerShape(1, 8, 8, 512).chunks(32768, 128) == 10
-    assert LayerShape(1, 8, 8, 512).chunks(100, 128) == 2
+    full, sliding = LayerShape(1, 8, 8, 0).paging, LayerShape(1, 8, 8, 512).paging
+    assert full.chunks(32768) == full.held(32768, 128) == full.pages(32768, 128, 1) == 512
+    assert sliding.chunks(32768) == 512 and sliding.chunks(100) == sliding.held(100, 128) == 2
+    # Positions of the window, tokens that may be rolled back, and the rows of a pass, from the middle of a page on.
+    assert sliding.held(32768, 128) == sliding.pages(32768, 128, 1) == 12
+    assert sliding.held(32768, 48) == 11 and sliding.pages(32768, 128, 4) >= 4 * 11 + 1
     shape = LayerShape(2, 64, 32, 0)
-    assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2
-    assert sum(a.nbytes for a in (cache(100).layers[0].keys, cache(100).layers[0].values)) == cache(100).n_bytes
+    assert shape.n_bytes(128, 64, F16) == 128 * 2 * (64 + 32) * 2 == shape.n_bytes(128, 64, F16, 5) // 5
+    for memory in (cache(100), cache(100, n_sequences=3)):
+        assert sum(a.nbytes for a in (memory.layers[0].keys, memory.layers[0].values)) == memory.n_bytes
 
 
 def test_keys_and_values_have_their_own_types() -> None:
     types = Types(CACHE_TYPES["q8_0"], CACHE_TYPES["f16"])
-    layer = LayerShape(2, 64, 32, 0).layer(128, 64, types, np.zeros)
+    layer = layer_of(LayerShape(2, 64, 32, 0), 128, 64, types, np.zeros)
     assert (layer.k_type, layer.v_type) == (types.k, types.v)
-    # A chunk of keys: 64 positions of 64 bytes, and a float16 scale for every 32 of them.
+    # A page of keys: 64 positions of 64 bytes, and a float16 scale for every 32 of them.
     assert layer.k_type.integer_words(64) == 64 * 64 // 4
     assert layer.keys.shape == (2, 2, 64 * (64 + 2 * 2) // 4) and layer.values.shape == (2, 2, 64, 32)
 
 
-def test_a_layer_knows_the_sizes_of_its_rings() -> None:
-    layer = LayerShape(2, 64, 32, 0).layer(320, 64, F32, np.zeros)
-    assert layer.keys.shape == (layer.n_head_kv, layer.chunks, layer.d_k, 64) == (2, 5, 64, 64)
-    assert layer.values.shape == (layer.n_head_kv, layer.chunks, 64, layer.d_v) == (2, 5, 64, 32)
+def test_a_layer_knows_the_sizes_of_its_pages() -> None:
+    layer = layer_of(LayerShape(2, 64, 32, 0), 320, 64, F32, np.zeros, n_sequences=2)
+    assert layer.keys.shape == (layer.n_head_kv, layer.pages, layer.d_k, 64) == (2, 10, 64, 64)
+    assert layer.values.shape == (layer.n_head_kv, layer.pages, 64, layer.d_v) == (2, 10, 64, 32)
+    assert sorted(layer.table.ravel()) == list(range(10)) and layer.table.shape == (2, 5)
+
+
+def test_layers_of_one_kind_share_a_table() -> None:
+    shapes = [LayerShape(1, 8, 8), LayerShape(2, 32, 16, 100), LayerShape(4, 16, 8), LayerShape(1, 8, 8, 100)]
+    memory = KVCache(shapes, 640, 32, F32, np.zeros, n_sequences=2)
+    a, b, c, d = memory.layers
+    assert len(memory.pools) == 2 and a.table is c.table and b.table is d.table and a.table is not b.table
+    assert a.pages == c.pages == 20 and b.pages == d.pages
 
 
 def test_positions_follow_one_another() -> None:
-    ring = Sequence(cache(0, n_ctx=40))
-    store(ring, 0, 32)
+    sequence = Sequence(cache(0, n_ctx=40))
+    store(sequence, 0, 32)
     for first, count, message in ((3, 1, "continue at 32"), (32, 33, "at most 32"), (32, 9, "outside the context")):
         with pytest.raises(ContextError, match=message):
-            ring.claim(first, count)
-    assert ring.length == 32
+            sequence.claim(first, count)
+    assert sequence.length == 32
 
 
 def test_rewinding() -> None:
     full, sliding = Sequence(cache(0)), Sequence(cache(100))
-    for ring in (full, sliding):
+    for sequence in (full, sliding):
         for first in range(0, 960, 32):
-            store(ring, first, 32)
+            store(sequence, first, 32)
     full.truncate(1)
     assert full.length == 1
-    capacity = 3 * 64
+    # Of 960 tokens a pass may need positions 960 - 64 - 99 and on, which is in page 12.
+    sliding.reserve(960)
+    (paging,) = cache(100).pools
+    assert list(sliding.pages(paging)) == [12, 13, 14]
     assert sliding.can_truncate(960)
-    assert sliding.can_truncate(960 - capacity + 99)
-    assert not sliding.can_truncate(960 - capacity + 98)
+    assert sliding.can_truncate(12 * 64 + 99)
+    assert not sliding.can_truncate(12 * 64 + 98)
     with pytest.raises(ContextError, match="start again"):
         sliding.truncate(500)
     sliding.truncate(0)
+    assert not sliding.pages(paging)
     store(sliding, 0, 1)
     with pytest.raises(ContextError, match="cannot be cut"):
         sliding.truncate(2)
+
+
+# --- pages -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_gives_each_page_once() -> None:
+    pool = PagePool(5, 3, 2, np.zeros, None)
+    taken = [pool.take() for _ in range(5)]
+    assert taken == [0, 1, 2, 3, 4] and pool.n_free == 0
+    with pytest.raises(NoPages, match="all 5 pages of the cache are in use"):
+        pool.take()
+    pool.give_back(3)
+    assert pool.n_free == 1 and pool.take() == 3
+
+
+def test_changes_of_a_table_are_published_at_once() -> None:
+    """Only the rows of sequences that have changed are written, and only once."""
+    written: list[int] = []
+
+    def write(target: np.ndarray, first: int, rows: np.ndarray) -> None:
+        target[first : first + len(rows)] = rows
+        written.append(first)
+
+    space = Space(256, 16, np.zeros, write, n_sequences=3)
+    pool = space.pool(Paging())
+    assert pool is space.pool(Paging()) and pool.table.dtype == np.int32
+    pool.place(2, 1, 7)
+    pool.place(2, 3, 5)
+    pool.place(0, 0, 9)
+    assert not pool.table.any()
+    space.publish()
+    assert pool.table.tolist() == [[9, 0, 0, 0], [0, 0, 0, 0], [0, 7, 0, 5]] and sorted(written) == [0, 2]
+    space.publish()
+    assert len(written) == 2
+
+
+def test_no_pages() -> None:
+    """A pass for which there are no pages changes no other sequence, and is possible again once there are."""
+    memory = cache(0, n_ctx=256, n_sequences=2)
+    ((paging, pool),) = memory.pools.items()
+    first, second = Sequence(memory, 0), Sequence(memory, 1)
+    store(first, 0, 32)
+    held = [pool.take() for _ in range(pool.n_free)]
+    store(first, 32, 32)
+    before = memory.layers[0].table[0].copy()
+    for sequence in (first, second):
+        with pytest.raises(NoPages):
+            sequence.claim(sequence.length, 1)
+    assert first.length == 64 and second.length == 0 and not second.pages(paging)
+    for page in held:
+        pool.give_back(page)
+    store(second, 0, 32)
+    store(first, 64, 32)
+    assert memory.layers[0].table[0, 0] == before[0] and not set(first.pages(paging).values()) & set(
+        second.pages(paging).values()
+    )
+
+
+def check_pages(memory: KVCache, sequences: list[Sequence]) -> None:
+    """No page is lost or held twice, tables say what sequences hold, and these hold what the next pass reads."""
+    memory.publish()
+    for paging, pool in memory.pools.items():
+        held = [page for sequence in sequences for page in sequence.pages(paging).values()]
+        assert len(held) == len(set(held)) and pool.n_free == pool.n_pages - len(held)
+        for sequence in sequences:
+            own = sequence.pages(paging)
+            assert list(own) == sorted(own) and all(0 <= page < pool.n_pages for page in own.values())
+            assert all(pool.table[sequence.slot, chunk] == page for chunk, page in own.items())
+            low = max(0, sequence.length - paging.window + 1) if paging.window else 0
+            assert set(range(low // paging.span, -(-sequence.length // paging.span))) <= set(own)
+
+
+STEPS = st.tuples(st.integers(0, 2), st.sampled_from("rrrctz"), st.integers(1, 100), st.integers(0, 100))
+
+
+@given(st.lists(STEPS, max_size=60), st.sampled_from([1, 40, 64, 200]), st.booleans())
+@examples(60)
+def test_no_page_is_lost_or_held_twice(steps: list[tuple[int, str, int, int]], window: int, on_device: bool) -> None:
+    """Whatever three sequences read, claim without reading it, roll back, and continue from; and there are always enough."""
+
+    def write(target: np.ndarray, first: int, rows: np.ndarray) -> None:
+        target[first : first + len(rows)] = rows
+
+    shapes = [LayerShape(1, 2, 2), LayerShape(1, 2, 2, window)]
+    memory = KVCache(shapes, 640, 100, F32, np.zeros, write if on_device else None, n_sequences=3)
+    sequences = [Sequence(memory, slot) for slot in range(3)]
+    for slot, action, n, back in steps:
+        sequence = sequences[slot]
+        n = min(n if slot == 0 else n % 16 + 1, 640 - sequence.length)
+        target = max(0, sequence.length - back)
+        if action == "r":
+            sequence.claim(sequence.length, n)
+            check_pages(memory, sequences)
+            # Drafts that were wrong are not kept.
+            sequence.commit([0] * max(0, n - back % 4))
+        elif action == "c":
+            sequence.claim(sequence.length, n)
+        elif action == "t" and sequence.can_truncate(target):
+            sequence.truncate(target)
+        elif action == "z":
+            sequence.resume(target)
+        check_pages(memory, sequences)
+        assert sequence.intact and all(sequence.can_truncate(length) for length in (0, sequence.length))
+    for sequence in sequences:
+        sequence.truncate(0)
+    assert all(pool.n_free == pool.n_pages for pool in memory.pools.values())
+
+
+@given(st.sampled_from([0, 1, 63, 64, 65, 200]), st.integers(1, 130), st.integers(1, 3), st.data())
+@examples(30)
+def test_windows_can_always_be_rolled_back(window: int, max_rows: int, n_sequences: int, data: st.DataObject) -> None:
+    """By as many tokens as the cache says, whatever has been read before them."""
+    memory = cache(window, 900, max_rows, n_sequences)
+    assert memory.rewind == (64 if window else 900)
+    sequences = [Sequence(memory, slot) for slot in range(n_sequences)]
+    for _ in range(12):
+        sequence = data.draw(st.sampled_from(sequences))
+        n = min(data.draw(st.integers(1, max_rows)), 900 - sequence.length)
+        sequence.claim(sequence.length, n if sequence is sequences[0] else min(n, 48))
+        sequence.commit([0] * (n if sequence is sequences[0] else min(n, 48)))
+        assert all(
+            sequence.can_truncate(length)
+            for length in range(max(0, sequence.length - memory.rewind), sequence.length + 1)
+        )
+        check_pages(memory, sequences)
+
+
+# --- models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

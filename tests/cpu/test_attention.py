@@ -1,4 +1,4 @@
-"""Attention over the ring against float64, and the paths whose choice must not affect a bit."""
+"""Attention over pages against float64, and the paths whose choice must not affect a bit."""
 
 from itertools import groupby, pairwise, product
 
@@ -16,6 +16,7 @@ from engine.cpu import attention, quantized_cache
 from engine.models.heads import Heads
 from engine.numerics import exp, fma
 from tests.mirror import Mirror as Backend
+from tests.pages import layer_of
 from tests.sequences import store
 from tests.tiers import examples, few
 
@@ -104,17 +105,17 @@ def test_far_apart_scores_neither_overflow_nor_vanish() -> None:
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_hidden_lanes_never_show(window: int, poison: float) -> None:
-    """Whatever an older answer has stored in the ring, or a later row of the batch."""
+    """Whatever an older answer has stored in the pages, or a later row of the batch."""
     q, k, v = inputs(100, 2, 1, 64, 80)
     ops = Backend()
     outputs = []
     for fill in (0.0, poison):
-        cache = KVCache([LayerShape(1, 64, 80, window)], 200, 100, F32, ops.zeros)
-        cache.layers[0].keys[:] = fill
-        cache.layers[0].values[:] = fill
+        layer = layer_of(LayerShape(1, 64, 80, window), 200, 100, F32, ops.zeros)
+        layer.keys[:] = fill
+        layer.values[:] = fill
         positions = np.arange(100, dtype=np.int32)
-        ops.append(cache.layers[0], k, v, positions)
-        outputs.append(ops.attend(q, cache.layers[0], positions, SCALE).tobytes())
+        ops.append(layer, k, v, positions)
+        outputs.append(ops.attend(q, layer, positions, SCALE).tobytes())
     assert outputs[0] == outputs[1]
     v[70] = poison
     later = run(q, k, v, [100], window, half=False)
@@ -134,7 +135,7 @@ def unset(words: np.ndarray) -> np.ndarray:
 @given(st.data())
 @examples(20, 3)
 def test_ranges_do_not_show(kinds: str, data: st.DataObject) -> None:
-    """Any division of the items, in any order, in every kernel of a pass; positions in any order as well."""
+    """Any division of the items, in any order, in every kernel of a pass; positions and sequences in any order as well."""
     k_type, v_type = (CACHE_TYPES[name] for name in kinds.split())
     rows, group, heads_kv = (data.draw(st.integers(1, n)) for n in (9, 5, 3))
     d_k = data.draw(st.sampled_from([32, 96] if k_type.quantized else [8, 50, 64, 80]))
@@ -144,28 +145,35 @@ def test_ranges_do_not_show(kinds: str, data: st.DataObject) -> None:
     positions = rng.integers(0, n, rows).astype(np.int32)
     if data.draw(st.booleans()):
         positions = np.arange(positions[0], positions[0] + rows, dtype=np.int32)
+    slots = data.draw(st.integers(1, 3))
+    sequences = rng.integers(0, slots, rows).astype(np.int32)
+    if data.draw(st.booleans()):
+        sequences.sort()
     chunks = -(-(n + rows) // CHUNK)
+    pages = slots * chunks + 1
+    table = rng.permutation(pages)[:-1].reshape(slots, chunks).astype(np.int32)
 
     def ranges(items: int) -> list[tuple[int, int]]:
         cuts = data.draw(st.lists(st.integers(0, items), max_size=6))
         return data.draw(st.permutations(list(pairwise(sorted({0, items, *cuts})))))
 
-    every, stored = np.arange(chunks * CHUNK, dtype=np.int32), []
+    every = np.tile(np.arange(chunks * CHUNK, dtype=np.int32), slots)
+    owners, stored = np.repeat(np.arange(slots, dtype=np.int32), chunks * CHUNK), []
     for kind, d, by_position in ((k_type, d_k, False), (v_type, d_v, True)):
         x = rng.standard_normal((every.size, heads_kv, d)).astype(np.float32)
         whole, parts = (
-            unset(np.empty(kind.shape(heads_kv, chunks, *((CHUNK, d) if by_position else (d, CHUNK))), kind.dtype))
+            unset(np.empty(kind.shape(heads_kv, pages, *((CHUNK, d) if by_position else (d, CHUNK))), kind.dtype))
             for _ in range(2)
         )
         items = every.size * heads_kv
-        for ring, divided in ((whole, [(0, items)]), (parts, ranges(items))):
+        for memory, divided in ((whole, [(0, items)]), (parts, ranges(items))):
             for at in divided:
                 if kind.quantized:
-                    quantized_cache.append(x, every, kind.bits, by_position, ring, *at)
+                    quantized_cache.append(x, every, owners, table, kind.bits, by_position, memory, *at)
                 else:
-                    attention.append(x, every, by_position, ring, *at)
+                    attention.append(x, every, owners, table, by_position, memory, *at)
         assert parts.tobytes() == whole.tobytes()
-        stored.append(whole.reshape(heads_kv, chunks, -1).view(np.uint32))
+        stored.append(whole.reshape(heads_kv, pages, -1).view(np.uint32))
     q = rng.standard_normal((rows, heads, d_k)).astype(np.float32)
     d = d_k if k_type.quantized else 0
     queries = [
@@ -182,10 +190,58 @@ def test_ranges_do_not_show(kinds: str, data: st.DataObject) -> None:
     for divided in ([(0, rows * heads)], ranges(rows * heads), singles):
         out = unset(np.empty((rows, heads, d_v), np.float32))
         for at in divided:
-            kernel(q, *queries[0], *stored, positions, np.float32(SCALE), window, sinks, out, *at)
+            given_rows = positions, sequences, table
+            kernel(q, *queries[0], *stored, *given_rows, np.float32(SCALE), window, sinks, out, *at)
         assert np.isfinite(out).all()
         found.add(out.tobytes())
     assert len(found) == 1
+
+
+# --- rows of several sequences ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", few(["f16 f16", "i12 i12", "q8_0 q4_0", "i8 i8", "f32 f16", "q4_0 f32"], 3))
+@pytest.mark.parametrize("window", [0, 70])
+def test_rows_of_several_sequences_are_those_computed_alone(kinds: str, window: int) -> None:
+    """In one pass: rows of three sequences, in other slots and pages, of which one row occurs twice; with what is before them
+    stored in passes of all sequences as well.  What no row owns is unchanged."""
+    rng, d, types = np.random.default_rng(1), 32, Types(*(CACHE_TYPES[name] for name in kinds.split()))
+    shape, heads = LayerShape(2, d, d, window), Heads[np.ndarray](6, 2, d, d, True, SCALE, 1e-6, None, None)
+    # Slot, number of positions before the pass, rows of the pass.
+    parts = [(2, 130, 20), (0, 0, 1), (3, 63, 5)]
+    joint = layer_of(shape, 256, 64, types, np.zeros, n_sequences=4, seed=1)
+    for memory in (joint.keys, joint.values):
+        unset(memory)
+    free = {int(page) for page in joint.table[1]}
+    ops, alone, past, batches = Backend(2), [], [], []
+    for slot, before, rows in parts:
+        n = before + rows
+        q, k, v = (rng.standard_normal((n, heads_of * d)).astype(np.float32) for heads_of in (6, 2, 2))
+        layer, found = layer_of(shape, 256, n, types, np.zeros), []
+        for first in (*range(0, before, 50), before):
+            part = slice(first, min(first + 50, before) if first < before else n)
+            positions = np.arange(first, part.stop, dtype=np.int32)
+            out = ops.attention(heads, q[part], k[part], v[part], layer, Pass(positions, positions), None)
+            found.append((positions, np.full(positions.size, slot, np.int32), q[part], k[part], v[part], out))
+        alone.append(found)
+        last = np.full(rows, n - 1, np.int32)
+        past.append(ops.attend_past(heads, q[before:], layer, Pass(last, last), last, None, 40))
+    # Passes of the sequences that have as many parts left; the last one has all of them, and a row twice.
+    while any(alone):
+        most = max(map(len, alone))
+        batches.append([found.pop(0) for found in alone if len(found) == most])
+    batches[-1].append(batches[-1][1])
+    for batch in batches:
+        positions, slots, q, k, v, expected = (np.concatenate(columns) for columns in zip(*batch, strict=True))
+        mixed = Pass(positions, positions, slots, True)
+        assert ops.attention(heads, q, k, v, joint, mixed, None).tobytes() == expected.tobytes()
+    ends = np.concatenate([np.full(rows, before + rows - 1, np.int32) for _, before, rows in parts])
+    mixed = Pass(ends, ends, slots[: ends.size], True)
+    assert (
+        ops.attend_past(heads, q[: ends.size], joint, mixed, ends, None, 40).tobytes() == np.concatenate(past).tobytes()
+    )
+    for memory in (joint.keys, joint.values):
+        assert (memory.view(np.uint16)[:, sorted(free)] == 0x7FC1).all()
 
 
 # --- sinks -----------------------------------------------------------------------------------------------------
@@ -201,9 +257,8 @@ def with_sinks(
 ) -> np.ndarray:
     """All rows in one pass: [rows, heads, d_v]."""
     ops, n = Backend(1), len(k)
-    layer = LayerShape(k.shape[1], k.shape[2], v.shape[2], window).layer(
-        n, n, Types(CACHE_TYPES[kind], CACHE_TYPES[kind]), ops.zeros
-    )
+    shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], window)
+    layer = layer_of(shape, n, n, Types(CACHE_TYPES[kind], CACHE_TYPES[kind]), ops.zeros)
     positions = np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, positions)
     return ops.attend(q, layer, positions, SCALE, sinks=sinks).reshape(n, q.shape[1], -1)
@@ -299,14 +354,17 @@ def test_chunks_are_joined_in_groups(sink: float | None) -> None:
     q, k, v = inputs(n, 2, 1, 4, 3)
     q, v[..., 0] = np.abs(q), np.float32(-1e-45)
     k[::CHUNK], v[::CHUNK, :, 0] = k[::CHUNK] + 8, 0
-    layer = LayerShape(1, 4, 3).layer(n, n, F32, Backend(1).zeros)
+    layer = layer_of(LayerShape(1, 4, 3), n, n, F32, Backend(1).zeros)
     Backend(1).append(layer, k, v, np.arange(n, dtype=np.int32))
-    given = [ring.reshape(1, layer.chunks, -1).view(np.uint32) for ring in (layer.keys, layer.values)]
+    given = [memory.reshape(1, layer.pages, -1).view(np.uint32) for memory in (layer.keys, layer.values)]
+    slots = np.zeros(4, np.int32)
     last, sinks = np.array([n - 1, 256, 127, 70], np.int32), np.full(0 if sink is None else 2, sink, np.float32)
     none = np.empty((4, 2, 0), np.int8), np.empty((4, 2, 0), np.float32)
     for window in (0, 60, 150, 250):
         out = unset(np.empty((4, 2, 3), np.float32))
-        attention.attend(32, 32, 2)(q[:4], *none, *given, last, np.float32(SCALE), window, sinks, out, 0, 8)
+        attention.attend(32, 32, 2)(
+            q[:4], *none, *given, last, slots, layer.table, np.float32(SCALE), window, sinks, out, 0, 8
+        )
         for t, h in product(range(4), range(2)):
             end, low = int(last[t]) + 1, max(0, int(last[t]) - window + 1) if window else 0
             of_row = q[t, h], k[:end, 0], v[:end, 0], low, sink
@@ -323,7 +381,7 @@ def test_more_than_a_group(half: bool) -> None:
     """Rows at every place of the groups, one by one and all at once."""
     n = (2 * GROUP + 1) * CHUNK + 5
     q, k, v = inputs(n, 2, 1, 8, 8)
-    layer = LayerShape(1, 8, 8).layer(n, n, F16 if half else F32, Backend(1).zeros)
+    layer = layer_of(LayerShape(1, 8, 8), n, n, F16 if half else F32, Backend(1).zeros)
     ops, every = Backend(1), np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, every)
     for window in (0, 5 * CHUNK, GROUP * CHUNK + 1):
@@ -381,12 +439,13 @@ def test_norms_rotations_and_factors_against_float64(norm_after: bool, n_rot: in
         return normalized(rotated(wide), weight) if norm_after else rotated(normalized(wide, weight))
 
     ops = Backend(1)
-    layer, seen = LayerShape(2, d, d).layer(64, rows, F32, ops.zeros), dict[str, np.ndarray]()
+    layer, seen = layer_of(LayerShape(2, d, d), 64, rows, F32, ops.zeros), dict[str, np.ndarray]()
     ops.observe(lambda told: seen.update(told.values))
     ops.attention(heads, q.copy(), k.copy(), v.copy(), layer, Pass(positions, positions), table)
     ops.observe(None)
     expected = prepared(q, q_norm) * factors[positions, None, None].astype(np.float64)
     assert np.allclose(seen["query"], expected, rtol=1e-5, atol=1e-6)
+    assert layer.pages == 1
     keys = layer.keys[:, 0, :, positions]  # [rows, heads, d]
     assert np.allclose(keys, prepared(k, k_norm), rtol=1e-5, atol=1e-6)
     assert np.array_equal(layer.values[:, 0, positions].swapaxes(0, 1), v.reshape(rows, 2, d))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from engine.arrays import Pass
-from engine.cache.compressed import CompressedLayer, CompressedShape
-from engine.cache.kv import KVCache, LayerShape
+from engine.cache.compressed import Blocks, CompressedLayer, CompressedShape
+from engine.cache.kv import LayerShape
 from engine.cache.types import F16, F32, Types
 from engine.cpu import compressed_attention, hyper, indexer
 from engine.cpu.backend import Backend
 from engine.models.compressor import Compressor
+from tests.pages import layer_of
 
 f32 = np.float32
 
@@ -25,8 +26,27 @@ def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(f32)
 
 
-def memory(shape: CompressedShape, n_ctx: int, max_rows: int, types: Types = F32) -> CompressedLayer[np.ndarray]:
-    return KVCache([shape], n_ctx, max_rows, types, np.zeros).layers[0]
+def memory(
+    shape: CompressedShape, n_ctx: int, max_rows: int, types: Types = F32, n_sequences: int = 1, seed: int = 0
+) -> CompressedLayer[np.ndarray]:
+    layer: CompressedLayer[np.ndarray] = layer_of(shape, n_ctx, max_rows, types, np.zeros, None, n_sequences, seed)
+    return layer
+
+
+def mixed(*runs: tuple[int, int, int]) -> Pass[np.ndarray]:
+    """A pass of runs (slot, first position, number of rows); number 0: the row before, once more."""
+    sequences, positions = [], []
+    for slot, first, count in runs:
+        sequences += [slot] * max(1, count)
+        positions += list(range(first, first + max(1, count)))
+    n = len(positions)
+    return Pass(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
+
+
+def rows_in(blocks: Blocks[np.ndarray], slot: int = 0, transposed: bool = False) -> np.ndarray:
+    """The compressed rows of a sequence, [rows, d]."""
+    pages = blocks.rows[blocks.table[slot]]
+    return (pages.swapaxes(1, 2) if transposed else pages).reshape(-1, pages.shape[1 if transposed else 2])
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -103,14 +123,13 @@ def compressed(ratio: int, overlap: int, batches: list[int], types: Types = F32,
         span = slice(first, first + count)
         ops.compress(law, values[span], scores[span], blocks, rows_of(first, count), table, transposed)
         first += count
-    return blocks.rows, (values, scores, law, angles)
+    return rows_in(blocks, 0, transposed), (values, scores, law, angles)
 
 
 @pytest.mark.parametrize(("ratio", "overlap"), [(4, 2), (5, 1), (128, 1)])
 def test_compressed_rows_against_float64(ratio: int, overlap: int) -> None:
     n = 300
-    stored, (values, scores, law, angles) = compressed(ratio, overlap, [130, 1, 1, 68, 100])
-    rows = stored.reshape(-1, D)
+    rows, (values, scores, law, angles) = compressed(ratio, overlap, [130, 1, 1, 68, 100])
     own = scores + np.tile(law.ape, (-(-n // ratio), 1))[:n].astype(np.float64)
     half = (overlap - 1) * D
     for r in range(n // ratio):
@@ -134,7 +153,7 @@ def test_the_division_of_a_text_does_not_show_in_compressed_rows(ratio: int, ove
     for batches in ([150], [3, 5, 140, 2], [20] * 7 + [10], [63, 1, 65, 21]):
         assert compressed(ratio, overlap, batches)[0].tobytes() == expected.tobytes()
     turned, _ = compressed(ratio, overlap, [149, 1], transposed=True)
-    assert turned.swapaxes(1, 2).tobytes() == expected.tobytes()
+    assert turned.tobytes() == expected.tobytes()
     half, _ = compressed(ratio, overlap, [70, 80], F16)
     assert half.tobytes() == expected.astype(np.float16).view(np.uint16).tobytes()
 
@@ -151,9 +170,9 @@ def test_the_rows_with_the_largest_scores_are_chosen(types: Types, top_k: int, n
     # Equal rows have equal scores.
     keys[40:80] = keys[:40]
     assert layer.keys is not None
-    flat = layer.keys.rows.swapaxes(1, 2).reshape(-1, d).copy()
+    flat = rows_in(layer.keys, 0, True).copy()
     flat[: len(keys)] = keys if types is F32 else keys.astype(np.float16).view(np.uint16)
-    layer.keys.rows[:] = flat.reshape(-1, 64, d).swapaxes(1, 2)
+    layer.keys.rows[layer.keys.table[0]] = flat.reshape(-1, 64, d).swapaxes(1, 2)
     positions = np.array([0, 3, 18, 19, 255, 399, 403, 600, 1199], np.int32)
     batch = Pass(np.zeros(9, np.int32), positions)
     q, w = draw(9, n_head * d, seed=2), draw(9, n_head, seed=3)
@@ -188,8 +207,9 @@ def attend(
     layer = memory(CompressedShape(d, window, ratio, 1, 0, top_k, 9), n_ctx, 64, types)
     latents, rows = draw(n_ctx, d, seed=seed), draw(max(1, n_ctx // max(ratio, 1)), d, seed=seed + 1)
     if layer.compressed is not None:
-        flat = layer.compressed.rows.reshape(-1, d)
+        flat = rows_in(layer.compressed).copy()
         flat[: n_ctx // ratio] = rows if types is F32 else rows.astype(np.float16).view(np.uint16)
+        layer.compressed.rows[layer.compressed.table[0]] = flat.reshape(-1, 64, d)
     q, sinks, random = draw(len(positions), n_head * d, seed=seed + 2), draw(n_head, seed=9), np.random.default_rng(1)
     chosen, out = np.zeros((len(positions), top_k), np.int32), []
     for t, p in enumerate(positions):
@@ -228,7 +248,7 @@ def test_without_compressed_rows_it_is_attention(types: Types) -> None:
     n_head, d, window, n = 4, 64, 100, 640
     ops, x, q, sinks = Backend(1), draw(n, d), draw(n, n_head * d, seed=1), draw(n_head, seed=2)
     layer = memory(CompressedShape(d, window, 0, 1, 0, 0, 9), n, 128, types)
-    usual = KVCache([LayerShape(1, d, d, window)], n, 128, types, np.zeros).layers[0]
+    usual = layer_of(LayerShape(1, d, d, window), n, 128, types, np.zeros)
     for first in range(0, n, 128):
         batch, span = rows_of(first, 128), slice(first, first + 128)
         ops.keep_latents(x[span], layer, batch)
@@ -244,6 +264,80 @@ def test_groups_join_in_order() -> None:
     latents, rows, none = draw(7, 64, 64), draw(7, 64, 64), np.zeros((1, 0), np.int32)
     out = [np.empty((1, 16, 64), f32) for _ in range(2)]
     for group, result in zip((2, 8), out, strict=True):
-        given = q, latents, rows, none, positions, 300, 1, f32(0.125), sinks, result
+        table, slots = np.arange(7, dtype=np.int32)[None], np.zeros(1, np.int32)
+        given = q, latents, table, rows, table, none, positions, slots, 300, 1, f32(0.125), sinks, result
         compressed_attention.attend(group)(*given, 0, 1)
     assert np.abs(out[0] - out[1]).max() < 1e-6 and out[0].tobytes() != out[1].tobytes()
+
+
+# --- several sequences -----------------------------------------------------------------------------------------
+
+SEQUENCES = ((0, 250, 70), (2, 57, 5), (1, 62, 5))
+"""Runs of a pass: the slot, the first position, the number of rows.  One begins where another one ends."""
+
+
+@pytest.mark.parametrize("types", [F32, F16])
+def test_rows_of_several_sequences_are_computed_as_alone(types: Types) -> None:
+    """Latents, compressed rows, keys, open blocks, choices and attention: the second pass of three sequences, one of which is
+    longer than the ring of its open block, equals theirs in memories of their own."""
+    ratio, overlap, n_head, top_k, d_key, n_ctx = 4, 2, 3, 3, 16, 400
+    shape = CompressedShape(D, 40, ratio, overlap, d_key, top_k, 9)
+    together, width, ops = memory(shape, n_ctx, 128, types, 3, seed=1), overlap * D, Backend(2)
+    laws = [Compressor(ratio, overlap, draw(ratio, overlap * d, seed=3), draw(d, seed=4), 1e-6) for d in (D, d_key)]
+    table, sinks = draw(n_ctx, 2, 4, seed=5), draw(n_head, seed=6)
+    assert shape.pending(128) < max(count for _, _, count in SEQUENCES)
+
+    def run(layer: Any, batch: Pass[np.ndarray], given: np.ndarray) -> np.ndarray:
+        parts = np.split(given, np.cumsum([width, width, 2 * d_key, 2 * d_key, D, n_head * D, n_head * d_key]), 1)
+        a, b, c, e, x, q, queries, weights = (np.ascontiguousarray(part) for part in parts)
+        ops.keep_latents(x, layer, batch)
+        ops.compress(laws[0], a, b, layer.compressed, batch, table)
+        ops.compress(laws[1], c, e, layer.keys, batch, table, True)
+        chosen = ops.choose_rows(queries, weights, 0.25, ratio, top_k, layer.keys, batch)
+        return np.hstack([ops.attend_compressed(q, layer, batch, 0.2, sinks, ratio, chosen), chosen.astype(f32)])
+
+    n = 2 * width + 4 * d_key + D + n_head * D + n_head * d_key + n_head
+    expected, alone = [], []
+    for slot, first, count in SEQUENCES:
+        layer, given = memory(shape, n_ctx, 128, types), draw(first + count, n, seed=10 + slot)
+        if first:
+            run(layer, rows_of(0, first), given[:first])
+            run(together, mixed((slot, 0, first)), given[:first])
+        expected.append(run(layer, rows_of(first, count), given[first:]))
+        alone.append((slot, layer, given[first:]))
+    found = run(together, mixed(*SEQUENCES), np.concatenate([given for _, _, given in alone]))
+    assert found.tobytes() == np.concatenate(expected).tobytes()
+    for (slot, layer, _), (_, first, count) in zip(alone, SEQUENCES, strict=True):
+        for own, every in ((layer.compressed, together.compressed), (layer.keys, together.keys)):
+            assert own is not None and every is not None
+            turned = own is layer.keys
+            assert rows_in(every, slot, turned).tobytes() == rows_in(own, 0, turned).tobytes()
+            assert every.pending[slot].tobytes() == own.pending[0].tobytes()
+        latents = (x.latents[x.table[s]].reshape(-1, D) for x, s in ((together, slot), (layer, 0)))
+        one, other = (x[max(0, first + count - 40) : first + count] for x in latents)
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_copies_of_the_last_row_change_nothing(count: int) -> None:
+    """The last row completes a block whose other tokens are in the pass, in the open block, or in both."""
+    ratio, d, end = 4, 32, 80
+    shape = CompressedShape(d, 32, ratio, 2, d, 2, 9)
+    law, table = Compressor(ratio, 2, draw(ratio, 2 * d, seed=3), draw(d, seed=4), 1e-6), draw(end, 2, 4, seed=5)
+    layers, ops = [memory(shape, end, 16, F32, 2) for _ in range(2)], Backend(2)
+    runs = (0, 20, 3), (1, end - count, count)
+    for layer, batch in zip(layers, (mixed(*runs), mixed(*runs, *[(1, end - 1, 0)] * 3)), strict=True):
+        random = np.random.default_rng(0)
+        for blocks in (layer.compressed, layer.keys):
+            assert blocks is not None
+            blocks.pending[:] = random.standard_normal(blocks.pending.shape)
+        rows = np.minimum(np.arange(batch.rows), 2 + count)
+        values, scores = draw(8, 2 * d, seed=1)[rows], draw(8, 2 * d, seed=2)[rows]
+        for blocks, turned in ((layer.compressed, False), (layer.keys, True)):
+            assert blocks is not None
+            ops.compress(law, values, scores, blocks, batch, table, turned)
+            ops.round_rows(blocks, ratio, 8, batch, turned)
+    for name in ("compressed", "keys"):
+        one, other = (getattr(layer, name) for layer in layers)
+        assert one.rows.any() and one.rows.tobytes() == other.rows.tobytes()
+        assert one.pending.tobytes() == other.pending.tobytes()

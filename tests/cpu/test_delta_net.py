@@ -16,6 +16,7 @@ from engine.cpu import delta_net
 from engine.models.delta_net import DeltaNet
 from engine.verify.layout import delta_gates
 from tests.mirror import Mirror as Backend
+from tests.pages import layer_of
 from tests.tiers import examples
 
 F = np.float32
@@ -61,16 +62,22 @@ def inputs(net: DeltaNet, n: int, seed: int = 1) -> Inputs:
     return Inputs(*(rng.standard_normal((n, size)).astype(F) for size in sizes))
 
 
-def empty_memory(net: DeltaNet, rewind: int, rows: int = 64) -> RecurrentLayer:
+def empty_memory(net: DeltaNet, rewind: int, rows: int = 64, n_sequences: int = 1) -> RecurrentLayer:
     """What an earlier answer may have stored, which a new one must not read.  rows: the most rows of a pass."""
     shape = RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
-    return shape.layer(0, rows, F32, lambda size, dtype: np.full(size, np.nan, dtype))
+    layer: RecurrentLayer = layer_of(
+        shape, 0, rows, F32, lambda size, dtype: np.full(size, np.nan, dtype), n_sequences=n_sequences
+    )
+    return layer
 
 
-def run(net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2) -> np.ndarray:
+def run(
+    net: DeltaNet, tokens: Inputs, memory: RecurrentLayer, first: int = 0, threads: int = 2, slot: int = 0
+) -> np.ndarray:
     """One pass over the tokens from position ``first`` on."""
     positions = np.arange(first, first + len(tokens.x), dtype=np.int32)
-    return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, Pass(positions, positions))
+    batch = Pass(positions, positions, np.full(len(tokens.x), slot, np.int32) if slot else None)
+    return Backend(threads).delta_net(net, tokens.x, [tokens.alpha, tokens.beta], memory, batch)
 
 
 def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLayer]:
@@ -84,7 +91,7 @@ def one_by_one(net: DeltaNet, tokens: Inputs) -> tuple[np.ndarray, RecurrentLaye
 
 def needed(net: DeltaNet, memory: RecurrentLayer, position: int) -> list[bytes]:
     """What a pass at ``position`` reads, in the order of positions."""
-    return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.read(position, net.n_conv)]
+    return [b"".join(rows.ring[run].tobytes() for run in rows.runs()) for rows in memory.read(0, position, net.n_conv)]
 
 
 def rounded_once(a: Any, b: Any, c: Any) -> np.ndarray:
@@ -192,16 +199,16 @@ def test_the_law(shape: tuple[Any, ...]) -> None:
     memory, ends = empty_memory(net, 64), [0, 1, 2, 9, 16, 20, 37, 38, 53]
     out = np.concatenate([run(net, tokens[a:b], memory, a) for a, b in pairwise(ends)])
     positions = np.arange(53, dtype=np.int32)
-    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), positions))
+    q, k, v = by_head(net, Backend().convolved(net, tokens.x, empty_memory(net, 64), Pass(positions, positions)))
     e, rate = delta_gates(tokens.alpha, tokens.beta, net.a, net.dt).T
     law = Law(q, k, v, e, rate)
     assert out.tobytes() == law.out.tobytes()
-    assert memory.deltas[:53].tobytes() == law.u.tobytes() and memory.decays[:53].tobytes() == e.tobytes()
+    assert memory.deltas[0, :53].tobytes() == law.u.tobytes() and memory.decays[0, :53].tobytes() == e.tobytes()
     first_heads = [g * (net.n_v // net.n_k) if net.grouped else g for g in range(net.n_k)]
-    assert memory.keys[:53].tobytes() == k[:, first_heads].tobytes()
+    assert memory.keys[0, :53].tobytes() == k[:, first_heads].tobytes()
     assert len(law.states) == 4
     for n in range(1, 4):
-        assert memory.states[n].tobytes() == law.states[n].tobytes()
+        assert memory.states[0, n].tobytes() == law.states[n].tobytes()
 
 
 @pytest.mark.parametrize("shape", [*NETS, (2, 6, 32, 4, True)])
@@ -214,7 +221,7 @@ def test_against_float64(shape: tuple[Any, ...]) -> None:
     expected, states = reference(net, tokens)
     error = np.abs(actual.reshape(expected.shape) - expected).max() / expected.std()
     assert error < BOUND
-    assert np.abs(memory.states[1:7] - states[15:96:16]).max() / states.std() < BOUND
+    assert np.abs(memory.states[0, 1:7] - states[15:96:16]).max() / states.std() < BOUND
 
 
 @given(
@@ -258,6 +265,60 @@ def test_tokens_are_taken_back_by_position_alone(steps: list[tuple[int, int]], r
     assert run(net, tokens[at : at + 1], memory, at).tobytes() == expected[at].tobytes()
 
 
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(2, 0, 1), (0, 15, 1), (1, 37, 1)],
+        [(1, 14, 4), (0, 0, 5), (2, 31, 1)],  # one ends a chunk in its middle, one at its end
+        [(0, 7, 60), (2, 0, 41), (1, 64, 50)],  # more chunks than there are slots, more rows than the ring has
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 6, 32, 4), (2, 4, 64, 1, True)])
+def test_rows_of_several_sequences(shape: tuple[Any, ...], runs: list[tuple[int, int, int]]) -> None:
+    """One pass over runs (slot, position, rows) is a pass over each of them: results, and all that is stored in all slots."""
+    net = random_net(*shape)
+    texts = [inputs(net, 128, seed) for seed in range(3)]
+    memory = empty_memory(net, 16, n_sequences=3)
+    for slot, first, _ in runs:
+        if first:
+            run(net, texts[slot][:first], memory, slot=slot)
+    alone = RecurrentLayer(*(array.copy() for array in vars(memory).values()))
+    parts = [texts[slot][first : first + rows] for slot, first, rows in runs]
+    expected = [run(net, part, alone, first, 1, slot) for part, (slot, first, _) in zip(parts, runs, strict=True)]
+    out = together(net, parts, runs, memory)
+    assert out.tobytes() == np.concatenate(expected).tobytes() and np.isfinite(out).all()
+    for name, array in vars(memory).items():
+        assert array.tobytes() == vars(alone)[name].tobytes(), name
+
+
+def together(
+    net: DeltaNet, parts: list[Inputs], runs: list[tuple[int, int, int]], memory: RecurrentLayer
+) -> np.ndarray:
+    """One mixed pass over the inputs of runs (slot, position, rows)."""
+    x, alpha, beta = (np.concatenate(arrays) for arrays in zip(*(vars(part).values() for part in parts), strict=True))
+    positions = np.concatenate([np.arange(first, first + rows, dtype=np.int32) for _, first, rows in runs])
+    sequences = np.concatenate([np.full(rows, slot, np.int32) for slot, _, rows in runs])
+    return Backend(2).delta_net(net, x, [alpha, beta], memory, Pass(positions, positions, sequences, True))
+
+
+def test_repeated_rows() -> None:
+    """Copies of the last row of a run after it, and of a first row elsewhere, change nothing: also where a chunk ends."""
+    net = random_net(2, 6, 32, 4)
+    texts = [inputs(net, 40, seed) for seed in range(2)]
+    memory = empty_memory(net, 16, n_sequences=2)
+    runs = [(0, 13, 3), (1, 14, 5)]
+    for slot, first, _ in runs:
+        if first:
+            run(net, texts[slot][:first], memory, slot=slot)
+    again = RecurrentLayer(*(array.copy() for array in vars(memory).values()))
+    expected = together(net, [texts[slot][first : first + rows] for slot, first, rows in runs], runs, memory)
+    padded = [(0, 13, 3), (0, 15, 1), (0, 15, 1), (1, 14, 5), (0, 13, 1), (1, 14, 1)]
+    out = together(net, [texts[slot][first : first + rows] for slot, first, rows in padded], padded, again)
+    assert out.tobytes() == expected[[0, 1, 2, 2, 2, 3, 4, 5, 6, 7, 0, 3]].tobytes()
+    for name, array in vars(again).items():
+        assert array.tobytes() == vars(memory)[name].tobytes(), name
+
+
 @pytest.mark.parametrize("first", [0, 13])
 def test_a_token_says_nothing_about_those_before_it(first: int) -> None:
     net = random_net(2, 4, 32, 4)
@@ -281,15 +342,15 @@ def test_what_is_written_is_read(d: int) -> None:
     k, v = (rng.standard_normal(d).astype(F) for _ in range(2))
     k /= np.sqrt((k**2).sum())
     memory = empty_memory(DeltaNet(1, 1, d, 1, EPS, *[np.empty(0)] * 4), 1)
-    state = memory.states[1, 0] = rng.standard_normal((d, d))
+    state = memory.states[0, 1, 0] = rng.standard_normal((d, d))
     for position, beta, expected in ((16, 99.0, v), (17, -99.0, v)):
         y, gate = np.concatenate([k, k, v if position == 16 else 5 * v])[None], np.full((1, 1), beta, F)
-        out, positions = np.empty((1, 1, d), F), np.array([position], np.int32)
+        out, places = np.empty((1, 1, d), F), (np.array([position], np.int32), np.zeros(1, np.int32))
         lists = memory.states, memory.keys, memory.deltas, memory.decays
-        delta_net.delta_rule(y, 1, False, gate, gate, 0, np.zeros(1, F), np.zeros(1, F), positions, *lists, out, 0, 1)
-        delta_net.keep_keys(y, 1, positions, memory.keys, 0, 1)
+        delta_net.delta_rule(y, 1, False, gate, gate, 0, np.zeros(1, F), np.zeros(1, F), *places, *lists, out, 0, 1)
+        delta_net.keep_keys(y, 1, *places, memory.keys, 0, 1)
         assert np.abs(out - expected).max() < 2e-5
-        change = memory.deltas[position, 0][:, None] * k
+        change = memory.deltas[0, position, 0][:, None] * k
     assert not change.any() and not np.isnan(state).any()
 
 

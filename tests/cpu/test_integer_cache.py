@@ -28,6 +28,7 @@ from engine.synthetic.model import make_model
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
 from tests.cpu.test_quantized_cache import hadamard
 from tests.mirror import Mirror as Backend
+from tests.pages import chunks_of, layer_of
 from tests.sequences import store
 from tests.test_numerics import round_to_float32
 from tests.tiers import examples, few
@@ -51,7 +52,7 @@ def rotated(x: np.ndarray, block: int) -> np.ndarray:
 
 @dataclass
 class Stored:
-    """The contents of a ring, read as ``engine/cache/types.py`` describes them: integers [heads, positions, d] and the scale
+    """The contents of pages, read as ``engine/cache/types.py`` describes them: integers [heads, positions, d] and the scale
     of each, float64."""
 
     integers: np.ndarray
@@ -244,20 +245,22 @@ def test_queries_have_wider_integers(x: list[np.ndarray]) -> None:
 @both
 @pytest.mark.parametrize("d", [32, 96, 128, 256])
 def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
-    """All positions of a ring that has wrapped around, keys and values, whatever the batches."""
+    """All positions of pages that are used again, keys and values, whatever the batches."""
     kind, ops, heads = CACHE_TYPES[name], Backend(2), 3
-    layer = new(heads, d, d, name, 1000, window=65).layers[0]
-    size = layer.chunks * CHUNK
+    layer = new(heads, d, d, name, 1000, window=65)
+    size = layer.pages * CHUNK
+    assert size == 320
     rng = np.random.default_rng(d)
     k, v = (rng.standard_normal((size + 100, heads, d)).astype(F) for _ in range(2))
     first = 0
-    for n in (1, 2, 62, 64, 128, 1, 63, 35):
+    for n in (1, 2, 62, 64, 128, 1, 63, 35, 64):
         ops.append(layer, k[first : first + n], v[first : first + n], np.arange(first, first + n, dtype=np.int32))
         first += n
     assert first == len(k) and layer.keys.nbytes == heads * size * kind.row_bytes(d)
-    where = np.arange(100, 100 + size) % size
-    for x, ring, by_position in ((k, layer.keys, False), (v, layer.values, True)):
-        found = stored(ring, kind, d, by_position)
+    every = np.arange(100, 100 + size)
+    where = layer.table[0, every // CHUNK] * CHUNK + every % CHUNK
+    for x, memory, by_position in ((k, layer.keys, False), (v, layer.values, True)):
+        found = stored(memory, kind, d, by_position)
         error = rotated(found.values, kind.block(d))[:, where].swapaxes(0, 1) - x[100:]
         assert np.sqrt(np.mean(error**2)) < 0.3 * found.scales.max()
 
@@ -389,7 +392,15 @@ def test_weights_are_those_of_the_law(seed: int, size: float, first: int, last: 
 # --- attention -------------------------------------------------------------------------------------------------
 
 
-def new(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> KVCache:
+def new(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> LayerCache:
+    """The memory of a layer, with pages for every chunk that a pass may need."""
+    kind = CACHE_TYPES[name]
+    layer: LayerCache = layer_of(LayerShape(heads, d_k, d_v, window), n_ctx, rows, Types(kind, kind), np.zeros)
+    return layer
+
+
+def cache_of(heads: int, d_k: int, d_v: int, name: str, n_ctx: int, window: int = 0, rows: int = 128) -> KVCache:
+    """A cache of one layer, whose pages a sequence takes."""
     kind = CACHE_TYPES[name]
     return KVCache([LayerShape(heads, d_k, d_v, window)], n_ctx, rows, Types(kind, kind), np.zeros)
 
@@ -398,7 +409,7 @@ def run(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, batches: list[int], window: int, name: str, threads: int = 2
 ) -> tuple[np.ndarray, LayerCache]:
     """Attention batch by batch, and its cache."""
-    cache = new(k.shape[1], k.shape[2], v.shape[2], name, len(k), window, max(batches))
+    cache = cache_of(k.shape[1], k.shape[2], v.shape[2], name, len(k), window, max(batches))
     return in_batches(Backend(threads), cache, q, k, v, batches), cache.layers[0]
 
 
@@ -410,7 +421,8 @@ def attend(kernel: Callable[..., None], q: np.ndarray, layer: LayerCache, last: 
     given = q.reshape(items, d), F(SCALE), block, integers.reshape(items, d), scales.reshape(items, -1)
     integer_cache.quantize_queries(*given, 0, items)
     out = np.empty((*q.shape[:2], layer.d_v), F)
-    kernel(integers, scales, layer.keys, layer.values, last, layer.window, sinks, out, 0, items)
+    rows = last, np.zeros_like(last), layer.table
+    kernel(integers, scales, layer.keys, layer.values, *rows, layer.window, sinks, out, 0, items)
     return out, integers, scales
 
 
@@ -422,12 +434,15 @@ def test_attention_replayed(name: str, d_k: int, d_v: int, window: int, sink: fl
     """Bit for bit, in groups of two chunks: rows in the middle of groups, windows that begin in the middle of one."""
     q, k, v = inputs(330, 2, 1, d_k, d_v, seed=d_k)
     kind, last = CACHE_TYPES[name], np.array([329, 256, 127, 70], np.int32)
-    layer = new(1, d_k, d_v, name, 400, window=0).layers[0]
+    layer = new(1, d_k, d_v, name, 400, window=0)
     Backend(1).append(layer, k, v, np.arange(330, dtype=np.int32))
     layer.window = window
     sinks = NO_SINKS if sink is None else np.array([sink, sink + 1], F)
     out, integers, scales = attend(integer_attention.attend(kind.bits, 2), q[:4], layer, last, sinks)
-    keys, values = stored(layer.keys, kind, d_k, False), stored(layer.values, kind, d_v, True)
+    keys, values = (
+        stored(chunks_of(memory, layer), kind, d, by_position)
+        for memory, d, by_position in ((layer.keys, d_k, False), (layer.values, d_v, True))
+    )
     for t, h in product(range(4), range(2)):
         first = max(0, int(last[t]) - window + 1) if window else 0
         seen = first, int(last[t]) + 1
@@ -443,11 +458,11 @@ def test_attention_against_float64(name: str, heads: int, kv_heads: int, d_k: in
     kind = CACHE_TYPES[name]
     for window in (0, 40, 600):
         actual, layer = run(q, k, v, [130, 1, 569], window, name)
-        layer = new(kv_heads, d_k, d_v, name, 700).layers[0]
+        layer = new(kv_heads, d_k, d_v, name, 700)
         Backend(1).append(layer, k, v, np.arange(700, dtype=np.int32))
         keys, values = (
-            rotated(stored(ring, kind, d, by_position).values, kind.block(d)).swapaxes(0, 1)[:700]
-            for ring, d, by_position in ((layer.keys, d_k, False), (layer.values, d_v, True))
+            rotated(stored(chunks_of(memory, layer), kind, d, by_position).values, kind.block(d)).swapaxes(0, 1)[:700]
+            for memory, d, by_position in ((layer.keys, d_k, False), (layer.values, d_v, True))
         )
         _, integers, scales = attend(
             integer_attention.attend(kind.bits), q, layer, np.arange(700, dtype=np.int32), NO_SINKS
@@ -485,7 +500,7 @@ def test_a_position_that_attracts_weight_and_has_tiny_values(d: int, sink: float
         v[0] *= F(0.01)
     expected, errors = reference(q, k, v, 0, SCALE, 0), {}
     for name in ("q8_0", *NAMES):
-        found = in_batches(Backend(2), new(1, d, d, name, n, rows=n), q, k, v, [n])
+        found = in_batches(Backend(2), cache_of(1, d, d, name, n, rows=n), q, k, v, [n])
         errors[name] = np.sqrt(np.mean((found - expected)[n // 2 :] ** 2))
     assert errors["i8"] < 1.5 * errors["q8_0"]
     assert errors["i12"] < errors["q8_0"] / 3
@@ -507,7 +522,7 @@ def test_more_than_a_group(name: str) -> None:
     """Rows at every place of the groups of 8 chunks, one by one and all at once."""
     n = (2 * GROUP + 1) * CHUNK + 5
     q, k, v = inputs(n, 2, 1, 32, 32)
-    layer = new(1, 32, 32, name, n).layers[0]
+    layer = new(1, 32, 32, name, n)
     ops, every = Backend(1), np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, every)
     for window in (0, 5 * CHUNK, GROUP * CHUNK + 1):
@@ -520,12 +535,12 @@ def test_more_than_a_group(name: str) -> None:
 @both
 @pytest.mark.parametrize("window", [0, 20])
 def test_hidden_lanes_never_show(name: str, window: int) -> None:
-    """Whatever an older answer has stored in the ring, or a later row of the batch."""
+    """Whatever an older answer has stored in the pages, or a later row of the batch."""
     q, k, v = inputs(100, 2, 1, 64, 96)
     ops, positions, outputs = Backend(), np.arange(100, dtype=np.int32), []
     # As scales these are a NaN, infinity, and large numbers.
     for fill in (0, 0xFFFFFFFF, 0x7C007C00, 0x7BFF7BFF):
-        layer = new(1, 64, 96, name, 200, window).layers[0]
+        layer = new(1, 64, 96, name, 200, window)
         layer.keys[:], layer.values[:] = fill, fill
         ops.append(layer, k, v, positions)
         outputs.append(ops.attend(q, layer, positions, SCALE).tobytes())
@@ -548,23 +563,23 @@ def test_zeros(name: str) -> None:
 
 @both
 @pytest.mark.parametrize("window", [32, 64])
-def test_a_ring_that_goes_round_while_drafts_are_verified(name: str, window: int) -> None:
-    """Batches of 1 to 16 rows, any number of which are right and one is kept: the bits of a ring that holds everything.
+def test_pages_that_are_used_again_while_drafts_are_verified(name: str, window: int) -> None:
+    """Batches of 1 to 16 rows, any number of which are right and one is kept: the bits of pages that hold everything.
 
     The first rows of a batch are the true continuation, and the others are not.
     """
-    ring, n = 2 * CHUNK, 4 * CHUNK
+    n = 7 * CHUNK
     q, k, v = inputs(n + 64, 2, 1, 32, 32)
     wrong_k, wrong_v = inputs(n + 64, 2, 1, 32, 32, seed=1)[1:]
     ops, every = Backend(1), np.arange(n + 64, dtype=np.int32)
-    whole = new(1, 32, 32, name, n + 64).layers[0]
+    whole = new(1, 32, 32, name, n + 64)
     ops.append(whole, k, v, every)
     expected = ops.attend(q, whole, every, SCALE, window)
     for rows in (1, 5, 16):
-        cache = new(1, 32, 32, name, 10 * n, window, max(16, rows))
+        cache = cache_of(1, 32, 32, name, 10 * n, window, max(16, rows))
         sequence = Sequence(cache)
         layer = cache.layers[0]
-        assert layer.chunks * CHUNK == ring
+        assert layer.pages < n // CHUNK
         for first in range(n):
             right = 1 + first % rows
             positions = np.arange(first, first + rows, dtype=np.int32)

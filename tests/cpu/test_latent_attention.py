@@ -1,63 +1,109 @@
 """Latent attention is attention with one head of keys whose values are the beginning of the keys: bit for bit."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from engine.cache.types import CHUNK
+from engine.cache.latent import LatentCache, LatentShape
+from engine.cache.types import CHUNK, Types, cache_type
 from engine.cpu import attention, latent_attention
 from tests.cpu.blocks import run
+from tests.pages import layer_of
 
 F = np.float32
+Cache = LatentCache[np.ndarray]
 
 
-def stored(cache_type: str, rank: int, n_rope: int, count: int, chunks: int, seed: int) -> np.ndarray:
-    """A ring of ``count`` positions, garbage behind them."""
-    rng = np.random.default_rng(seed)
-    c, k = (rng.standard_normal((count, n)).astype(F) for n in (rank, n_rope))
-    ring = np.full((chunks, CHUNK, rank + n_rope), np.nan, F)
-    if cache_type == "f16":
-        ring = ring.astype(np.float16).view(np.uint16)
-    run(latent_attention.append_rows, c, k, np.arange(count, dtype=np.int32), ring, items=count)
-    return ring
+def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """What has never been written is NaN."""
+    array: np.ndarray = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint16)[:] = 0x7E01 if dtype == np.uint16 else 0x7FC1
+    return array
 
 
-@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+def stored(kind: str, rank: int, n_rope: int, counts: list[int], seed: int) -> Cache:
+    """Sequences of so many positions, garbage behind them."""
+    rng, of = np.random.default_rng(seed), cache_type(kind)
+    shape, n_ctx = LatentShape(rank + n_rope), max(counts) + CHUNK
+    cache: Cache = layer_of(shape, n_ctx, 1, Types(of, of), unset, n_sequences=len(counts), seed=seed)
+    for slot, count in enumerate(counts):
+        c, k = (rng.standard_normal((count, n)).astype(F) for n in (rank, n_rope))
+        places = np.arange(count, dtype=np.int32), np.full(count, slot, np.int32), cache.table
+        run(latent_attention.append_rows, c, k, *places, cache.rows, items=count)
+    return cache
+
+
+def attended(cache: Cache, q: np.ndarray, rank: int, at: np.ndarray, sequences: np.ndarray, group: int) -> np.ndarray:
+    """Attention of queries [rows, n_head, width] over the cache: [rows, n_head, rank]."""
+    rows, n_head, width = q.shape
+    scale, groups = F(width**-0.5), -(-cache.table.shape[1] // group)
+    tops = np.full((rows, groups, n_head, 2), np.nan, F)
+    sums, out = np.full((rows, groups, n_head, rank), np.nan, F), np.full((rows, n_head, rank), np.nan, F)
+    parts = np.ascontiguousarray(q[..., :rank]), np.ascontiguousarray(q[..., rank:])
+    given = *parts, cache.rows, at, sequences, cache.table, scale, tops, sums
+    run(latent_attention.attend_groups(group), *given, items=rows * groups)
+    run(latent_attention.join_parts(group), tops, sums, at, out, items=rows * n_head)
+    return out
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize(
     ("n_head", "rank", "n_rope", "positions"),
     [(3, 40, 8, [0, 62, 63, 64, 200]), (16, 64, 16, [600, 601]), (20, 96, 32, [511]), (1, 16, 2, [130, 5])],
 )
-def test_law(cache_type: str, n_head: int, rank: int, n_rope: int, positions: list[int]) -> None:
+def test_law(kind: str, n_head: int, rank: int, n_rope: int, positions: list[int]) -> None:
     """Also positions before and after borders of chunks and groups, and rows in no order."""
     group = 2
     rng = np.random.default_rng(n_head)
     at, rows, width = np.array(positions, np.int32), len(positions), rank + n_rope
-    chunks = max(positions) // CHUNK + 2
-    ring = stored(cache_type, rank, n_rope, max(positions) + 1, chunks, rank)
+    cache = stored(kind, rank, n_rope, [3, max(positions) + 1], rank)
+    sequences = np.ones(rows, np.int32)
     q = 3 * rng.standard_normal((rows, n_head, width)).astype(F)
-    scale, groups = F(width**-0.5), -(-chunks // group)
-    tops = np.full((rows, groups, n_head, 2), np.nan, F)
-    sums, out = np.full((rows, groups, n_head, rank), np.nan, F), np.full((rows, n_head, rank), np.nan, F)
-    parts = np.ascontiguousarray(q[..., :rank]), np.ascontiguousarray(q[..., rank:])
-    run(latent_attention.attend_groups(group), *parts, ring, at, scale, tops, sums, items=rows * groups)
-    run(latent_attention.join_parts(group), tops, sums, at, out, items=rows * n_head)
-    bits = 16 if cache_type == "f16" else 32
-    keys, values = ring.swapaxes(1, 2), ring[..., :rank]
-    rings = (np.ascontiguousarray(x).reshape(1, chunks, -1).view(np.uint32) for x in (keys, values))
+    out = attended(cache, q, rank, at, sequences, group)
+    bits = 16 if kind == "f16" else 32
+    keys, values = cache.rows.swapaxes(1, 2), cache.rows[..., :rank]
+    pages = (np.ascontiguousarray(x).reshape(1, cache.pages, -1).view(np.uint32) for x in (keys, values))
     empty = np.zeros((rows, n_head, 0), np.int8), np.zeros((rows, n_head, 0), F)
     expected = np.empty_like(out)
-    given = q, *empty, *rings, at, scale, 0, np.zeros(0, F), expected
+    given = q, *empty, *pages, at, sequences, cache.table, F(width**-0.5), 0, np.zeros(0, F), expected
     run(attention.attend(bits, bits, group), *given, items=rows * n_head)
     assert out.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("cache_type", ["f32", "f16"])
-def test_what_is_stored(cache_type: str) -> None:
-    """The row of a position, whose place repeats where the ring ends; no other row changes."""
-    rng = np.random.default_rng(1)
-    c, k = rng.standard_normal((2, 24)).astype(F), rng.standard_normal((2, 8)).astype(F)
-    ring = np.zeros((2, CHUNK, 32), F if cache_type == "f32" else np.uint16)
-    run(latent_attention.append_rows, c, k, np.array([70, 129], np.int32), ring, items=2)
-    found = ring if cache_type == "f32" else ring.view(np.float16)
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_rows_of_several_sequences(kind: str) -> None:
+    """Each row has the bits that it has alone, whatever the slot and the pages of its sequence are; a row may occur twice."""
+    n_head, rank, n_rope, counts = 3, 24, 8, [131, 66, 400]
+    sequences, at = np.array([2, 2, 0, 1, 2], np.int32), np.array([398, 399, 130, 65, 398], np.int32)
+    cache = stored(kind, rank, n_rope, counts, 1)
+    q = np.random.default_rng(2).standard_normal((5, n_head, rank + n_rope)).astype(F)
+    q[4] = q[0]
+    out = attended(cache, q, rank, at, sequences, 2)
+    assert out[4].tobytes() == out[0].tobytes()
+    for t, slot in enumerate(sequences):
+        # Its sequence as the only one, with pages in the order of chunks.
+        alone = LatentCache(
+            cache.rows[cache.table[slot]],
+            np.arange(cache.table.shape[1], dtype=np.int32)[None],
+            cache.k_type,
+            cache.v_type,
+            cache.width,
+        )
+        own = attended(alone, q[t : t + 1], rank, at[t : t + 1], np.zeros(1, np.int32), 2)
+        assert out[t : t + 1].tobytes() == own.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_what_is_stored(kind: str) -> None:
+    """The row of a position is in the page of its chunk, of its sequence; no other row changes."""
+    rng, of = np.random.default_rng(1), cache_type(kind)
+    c, k = rng.standard_normal((3, 24)).astype(F), rng.standard_normal((3, 8)).astype(F)
+    cache: Cache = layer_of(LatentShape(32), 3 * CHUNK, 1, Types(of, of), np.zeros, n_sequences=2)
+    at, sequences = np.array([70, 129, 129], np.int32), np.array([1, 1, 0], np.int32)
+    run(latent_attention.append_rows, c, k, at, sequences, cache.table, cache.rows, items=3)
+    found = cache.rows if kind == "f32" else cache.rows.view(np.float16)
     expected = np.concatenate([c, k], 1).astype(found.dtype)
-    assert np.array_equal(found[1, 6], expected[0]) and np.array_equal(found[0, 1], expected[1])
-    assert np.count_nonzero(found.any(2)) == 2
+    for t, (slot, chunk, lane) in enumerate([(1, 1, 6), (1, 2, 1), (0, 2, 1)]):
+        assert np.array_equal(found[cache.table[slot, chunk], lane], expected[t])
+    assert np.count_nonzero(found.any(2)) == 3

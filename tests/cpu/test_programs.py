@@ -17,6 +17,7 @@ from engine.cpu.runtime.pool import ALIGNMENT, Pool
 from engine.cpu.runtime.program import Operation, Program
 from engine.models.heads import Heads
 from engine.synthetic.model import make_model
+from tests.pages import layer_of
 
 MODELS = {"tiny-qwen35moe": ("Q4_K_M", "f16"), "tiny-gemma4-moe": ("Q4_0", "q8_0")}
 """Delta nets, experts, windows, per-layer sizes; their formats and cache types."""
@@ -73,7 +74,7 @@ def test_a_program_is_its_operations_in_any_order_of_a_stage(llm: engine.LLM, ro
     expected = np.asarray(llm.model.compute(Pass(tokens, positions), rows))
     assert np.isfinite(expected).all()
     assert logits() == expected.tobytes()
-    plan = ops._plans.kept[llm.model.compute, rows, rows]
+    plan = ops._plans.kept[llm.model.compute, rows, rows, False]
     found = stages(plan.program)
     assert len(found) < len(plan.program)
     reverse_stages(plan.program)
@@ -98,7 +99,7 @@ def test_queries_keys_and_values_of_one_size(biased: bool) -> None:
     batch, results = Pass(positions, positions), []
     for how in ("called", "recorded", "reversed"):
         ops = Backend(1)
-        layer = LayerShape(heads, d, d).layer(64, rows, F32, np.zeros)
+        layer = layer_of(LayerShape(heads, d, d), 64, rows, F32, np.zeros)
         if how == "called":
             results.append(ops.attention(given, q, k, v, layer, batch, table).tobytes())
             continue

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numba import njit
 
 from engine.cache.kv import KVCache, LayerCache, LayerShape
+from engine.cache.pages import SPARE
 from engine.cache.sequence import Sequence
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP, CacheType, Types
 from engine.cpu import quantized_cache
@@ -21,6 +22,7 @@ from engine.cpu.lanes import ROWS
 from engine.numerics import fma
 from tests.cpu.test_attention import SCALE, in_batches, inputs, reference
 from tests.mirror import Mirror as Backend
+from tests.pages import chunks_of, layer_of
 from tests.sequences import store
 from tests.test_numerics import round_to_float32
 from tests.tiers import examples
@@ -52,7 +54,7 @@ def rotated(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Stored:
-    """The contents of a ring, read as ``engine/cache/types.py`` describes them: integers [heads, positions, d] and a scale
+    """The contents of pages, read as ``engine/cache/types.py`` describes them: integers [heads, positions, d] and a scale
     for each block, float64 [heads, positions, d / 32]."""
 
     integers: np.ndarray
@@ -96,7 +98,17 @@ def put(x: np.ndarray, kind: CacheType, by_position: bool) -> Stored:
 
 def new(
     heads: int, d_k: int, d_v: int, kinds: tuple[str, str], n_ctx: int, window: int = 0, rows: int = 128
+) -> LayerCache:
+    """The memory of a layer, with pages for every chunk that a pass may need."""
+    shape, types = LayerShape(heads, d_k, d_v, window), Types(*(CACHE_TYPES[kind] for kind in kinds))
+    layer: LayerCache = layer_of(shape, n_ctx, rows, types, np.zeros)
+    return layer
+
+
+def cache_of(
+    heads: int, d_k: int, d_v: int, kinds: tuple[str, str], n_ctx: int, window: int = 0, rows: int = 128
 ) -> KVCache:
+    """A cache of one layer, whose pages a sequence takes."""
     shape = LayerShape(heads, d_k, d_v, window)
     return KVCache([shape], n_ctx, rows, Types(*(CACHE_TYPES[kind] for kind in kinds)), np.zeros)
 
@@ -104,14 +116,15 @@ def new(
 def contents(layer: LayerCache) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values as they were before they were rotated: float64 [positions, heads, d]."""
     found = []
-    for kind, ring, d, by_position in (
+    for kind, memory, d, by_position in (
         (layer.k_type, layer.keys, layer.d_k, False),
         (layer.v_type, layer.values, layer.d_v, True),
     ):
+        chunks = chunks_of(memory, layer)
         if kind.quantized:
-            x = rotated(stored(ring, kind, d, by_position).values)
+            x = rotated(stored(chunks, kind, d, by_position).values)
         else:
-            x = (ring.view(np.float16) if kind.bits == 16 else ring).astype(np.float64)
+            x = (chunks.view(np.float16) if kind.bits == 16 else chunks).astype(np.float64)
             x = (x if by_position else x.swapaxes(2, 3)).reshape(layer.n_head_kv, -1, d)
         found.append(x.swapaxes(0, 1))
     return found[0], found[1]
@@ -252,24 +265,24 @@ def test_queries_are_quantized_as_keys_are_with_a_wider_scale(x: list[np.ndarray
 @pytest.mark.parametrize("d", [32, 96, 128, 512])
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
-    """All positions of a ring that has wrapped around, keys and values, whatever the batches."""
+    """All positions of pages that are used again, keys and values, whatever the batches."""
     kind, ops, heads = CACHE_TYPES[name], Backend(1), 3
-    cache = new(heads, d, d, (name, name), 1000, window=65)
-    layer = cache.layers[0]
-    size = layer.chunks * CHUNK
-    assert size == 256
+    layer = new(heads, d, d, (name, name), 1000, window=65)
+    size = layer.pages * CHUNK
+    assert size == 320
     rng = np.random.default_rng(d)
     k, v = (rng.standard_normal((size + 100, heads, d)).astype(np.float32) for _ in range(2))
     first = 0
-    for n in (1, 2, 62, 64, 128, 1, 63, 35):
+    for n in (1, 2, 62, 64, 128, 1, 63, 35, 64):
         ops.append(layer, k[first : first + n], v[first : first + n], np.arange(first, first + n, dtype=np.int32))
         first += n
     assert first == len(k)
     assert layer.keys.nbytes == heads * size * kind.row_bytes(d)
-    # Position p is stored where p modulo the ring says.
-    where = np.arange(100, 100 + size) % size
-    for x, ring, by_position in ((k, layer.keys, False), (v, layer.values, True)):
-        found = stored(ring, kind, d, by_position)
+    # Position p is stored where the table says.
+    every = np.arange(100, 100 + size)
+    where = layer.table[0, every // CHUNK] * CHUNK + every % CHUNK
+    for x, memory, by_position in ((k, layer.keys, False), (v, layer.values, True)):
+        found = stored(memory, kind, d, by_position)
         values = rotated(found.values)[:, where].swapaxes(0, 1)
         step = np.abs(found.scales).max()
         # The error of a block is a vector of at most 32 half steps (one step for the few at an end); rotation keeps its
@@ -279,13 +292,13 @@ def test_what_is_stored_at_a_position_comes_back(name: str, d: int) -> None:
         # The same with the functions that attention reads them with.
         floats, keys = np.empty((CHUNK, d), np.float32), np.empty((d, CHUNK), np.float32)
         scales = np.empty((d // BLOCK, CHUNK), np.float32)
-        for h, c in product(range(heads), range(layer.chunks)):
+        for h, c in product(range(heads), range(layer.pages)):
             span = slice(c * CHUNK, (c + 1) * CHUNK)
             if by_position:
-                quantized_cache.unpack_values(ring[h, c], kind.bits, floats)
+                quantized_cache.unpack_values(memory[h, c], kind.bits, floats)
                 assert np.array_equal(floats, found.values[h, span])
             else:
-                quantized_cache.unpack_keys(ring[h, c], kind.bits, scales, keys)
+                quantized_cache.unpack_keys(memory[h, c], kind.bits, scales, keys)
                 assert np.array_equal(keys.T, found.integers[h, span])
                 assert np.array_equal(scales.T, found.scales[h, span])
 
@@ -367,7 +380,7 @@ def run(
 ) -> tuple[np.ndarray, LayerCache]:
     """Attention batch by batch with a cache of two types, and that cache."""
     ops = Backend(threads)
-    cache = new(k.shape[1], k.shape[2], v.shape[2], kinds, len(k), window, max(batches))
+    cache = cache_of(k.shape[1], k.shape[2], v.shape[2], kinds, len(k), window, max(batches))
     return in_batches(ops, cache, q, k, v, batches), cache.layers[0]
 
 
@@ -388,7 +401,7 @@ def as_scored(q: np.ndarray, kind: str) -> np.ndarray:
 def test_attention_against_float64(kinds: tuple[str, str], heads: int, kv_heads: int, d_k: int, d_v: int) -> None:
     q, k, v = inputs(150, heads, kv_heads, d_k, d_v)
     for window in (0, 40):
-        # A ring that still holds all of it.
+        # Pages that still hold all of it.
         actual, layer = run(q, k, v, [130, 1, 19], window, kinds)
         keys, values = contents(layer)
         expected = reference(as_scored(q, kinds[0]), keys[:150], values[:150], 0, SCALE, window)
@@ -424,14 +437,14 @@ def test_batches_and_threads_do_not_show(kinds: tuple[str, str], batches: list[i
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 @pytest.mark.parametrize("window", [0, 20])
 def test_hidden_lanes_never_show(kinds: tuple[str, str], window: int) -> None:
-    """Whatever an older answer has stored in the ring, or a later row of the batch."""
+    """Whatever an older answer has stored in the pages, or a later row of the batch."""
     q, k, v = inputs(100, 2, 1, 64, 96)
     ops, positions, outputs = Backend(), np.arange(100, dtype=np.int32), []
     # In float16 these are a NaN, infinity, and large numbers.
     for fill in (0, 0xFFFFFFFF, 0x7C007C00, 0x7BFF7BFF):
-        layer = new(1, 64, 96, kinds, 200, window).layers[0]
-        for ring in (layer.keys, layer.values):
-            ring.view(np.uint32)[:] = fill
+        layer = new(1, 64, 96, kinds, 200, window)
+        for memory in (layer.keys, layer.values):
+            memory.view(np.uint32)[:] = fill
         ops.append(layer, k, v, positions)
         outputs.append(ops.attend(q, layer, positions, SCALE).tobytes())
     assert len(set(outputs)) == 1
@@ -445,7 +458,7 @@ def test_more_than_a_group(kinds: tuple[str, str]) -> None:
     """Rows at several places of the groups, one by one and all at once, against float64."""
     n = (2 * GROUP + 1) * CHUNK + 5
     q, k, v = inputs(n, 2, 1, 32, 32)
-    layer = new(1, 32, 32, kinds, n).layers[0]
+    layer = new(1, 32, 32, kinds, n)
     ops, every = Backend(1), np.arange(n, dtype=np.int32)
     ops.append(layer, k, v, every)
     keys, values = contents(layer)
@@ -474,30 +487,30 @@ def test_queries_alone_see_what_they_are_told_to(kinds: tuple[str, str]) -> None
             assert alone.tobytes() == found[t : t + 1].tobytes()
 
 
-# --- rings that wrap around while drafts are verified ----------------------------------------------------------
+# --- pages that are used again while drafts are verified -------------------------------------------------------
 
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("kinds", [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "q4_0")], ids="-".join)
 @pytest.mark.parametrize("window", [32, 64])
-def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tuple[str, str]) -> None:
-    """At every offset of the ring, a batch of 1 to 16 rows, or one that fills it, any number of which are right and one is
-    kept: the bits of a ring that holds everything.
+def test_pages_that_are_used_again_while_drafts_are_verified(window: int, kinds: tuple[str, str]) -> None:
+    """At every offset of a page, a batch of 1 to 16 rows, or of 64, any number of which are right and one is kept: the bits
+    of pages that hold everything.
 
     The first rows of a batch are the true continuation, and the others are not.
     """
-    ring, n = 2 * CHUNK, 4 * CHUNK
+    n = 7 * CHUNK
     q, k, v = inputs(n + 64, 2, 1, 32, 32)
     wrong_k, wrong_v = inputs(n + 64, 2, 1, 32, 32, seed=1)[1:]
     ops, seen = Backend(1), set()
-    whole, every = new(1, 32, 32, kinds, n + 64).layers[0], np.arange(n + 64, dtype=np.int32)
+    whole, every = new(1, 32, 32, kinds, n + 64), np.arange(n + 64, dtype=np.int32)
     ops.append(whole, k, v, every)
     expected = ops.attend(q, whole, every, SCALE, window)
-    for rows in (*range(1, 17), 64):
-        cache = new(1, 32, 32, kinds, 10 * n, window, max(16, rows))
+    for rows in (1, 2, 5, 11, 16, 64):
+        cache = cache_of(1, 32, 32, kinds, 10 * n, window, max(16, rows))
         sequence = Sequence(cache)
         layer = cache.layers[0]
-        assert layer.chunks * CHUNK == ring and cache.rewind >= rows
+        assert layer.pages < n // CHUNK - 1 and cache.rewind >= rows
         for first in range(n):
             # Each position is the first of a batch; in turn, 1 to all of the rows are right.
             right = 1 + first % rows
@@ -511,29 +524,29 @@ def test_a_ring_that_goes_round_while_drafts_are_verified(window: int, kinds: tu
             out = ops.attend(q[span], layer, positions, SCALE)
             assert out[:right].tobytes() == expected[first : first + right].tobytes(), (rows, first)
             sequence.truncate(first + 1)
-            if first >= ring:
-                seen.add((rows, first % ring))
-    assert len(seen) == 17 * ring
+            if first >= layer.pages * CHUNK:
+                seen.add((rows, first % CHUNK))
+    assert len(seen) == 6 * CHUNK
 
 
-def test_the_ring_holds_its_window_and_the_largest_batch() -> None:
-    """One more position that could be rolled back would be one too many."""
+def test_a_window_and_the_tokens_that_can_be_rolled_back_are_held() -> None:
+    """And no more of them: one page more would never be needed."""
     for window, rows in product((1, 31, 32, 64, 65, 512), (1, 16, 64, 128)):
-        cache = new(1, 32, 32, ("q8_0", "q4_0"), 10000, window, rows)
-        sequence = Sequence(cache)
-        capacity = cache.layers[0].chunks * CHUNK
-        assert capacity >= window + max(rows, 64) and capacity - CHUNK < window + max(rows, 64)
-        for first in range(0, 2 * capacity, rows):
-            store(sequence, first, rows)
-        assert sequence.can_truncate(sequence.length - cache.rewind)
-        assert not sequence.can_truncate(sequence.length - cache.rewind - 1)
-        # What a pass at the earlier position sees has not been overwritten: it is less than a ring behind.
-        assert cache.rewind + window - 1 == capacity
+        cache = cache_of(1, 32, 32, ("q8_0", "q4_0"), 10000, window, rows)
+        sequence, most = Sequence(cache), 0
+        (paging,) = cache.pools
+        for first in range(0, 20 * CHUNK, rows):
+            sequence.claim(first, rows)
+            most = max(most, len(sequence.pages(paging)))
+            sequence.commit([0] * rows)
+            assert all(sequence.can_truncate(max(0, sequence.length - back)) for back in (0, 1, cache.rewind))
+        assert cache.rewind == SPARE
+        assert cache.layers[0].pages - 1 <= most <= cache.layers[0].pages, (window, rows)
 
 
 @pytest.mark.parametrize("window", [32, 64, 500])
-def test_where_the_ring_holds_the_whole_context_all_of_it_can_be_taken_back(window: int) -> None:
-    cache = new(1, 32, 32, ("q8_0", "q8_0"), 64, window, 64)
+def test_where_the_pages_hold_the_whole_context_all_of_it_can_be_taken_back(window: int) -> None:
+    cache = cache_of(1, 32, 32, ("q8_0", "q8_0"), 64, window, 64)
     sequence = Sequence(cache)
     store(sequence, 0, 64)
     assert cache.rewind == 64

@@ -15,6 +15,7 @@ from engine.cache.types import F32
 from engine.cpu.backend import Backend
 from engine.cpu.rounding import EIGHT, FOUR
 from engine.numerics import round_to_bits, scale_exponent
+from tests.pages import layer_of
 
 f32 = np.float32
 
@@ -134,16 +135,28 @@ def test_queries(d: int) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_only_the_rows_that_a_pass_completes(transposed: bool) -> None:
+    """Of one sequence, and of two at once; a copy of the last row of a pass rounds nothing again."""
     ops, ratio, d, n_rot = Backend(1), 4, 64, 8
-    layer = CompressedShape(d, 32, ratio, 2, d, 8, 5).layer(400, 32, F32, np.zeros)
+    layer = layer_of(CompressedShape(d, 32, ratio, 2, d, 8, 5), 400, 32, F32, np.zeros, None, 2)
     blocks = layer.keys if transposed else layer.compressed
     assert blocks is not None
     blocks.rows[:] = np.random.default_rng(1).standard_normal(blocks.rows.shape)
-    rows = (blocks.rows.swapaxes(1, 2) if transposed else blocks.rows).reshape(-1, d).copy()
+
+    def stored() -> np.ndarray:
+        """The rows of one sequence, then those of the other."""
+        pages = blocks.rows[blocks.table]
+        return (pages.swapaxes(2, 3) if transposed else pages).reshape(-1, d).copy()
+
+    rows, of_one = stored(), 64 * blocks.table.shape[1]
     whole = ops.round_queries(rows, 1) if transposed else ops.round_latents(rows, n_rot)
     for first, count, ended in ((0, 3, []), (3, 1, [0]), (254, 9, [63, 64]), (263, 1, [65]), (300, 32, range(75, 83))):
         positions = np.arange(first, first + count, dtype=np.int32)
         ops.round_rows(blocks, ratio, n_rot, Pass(np.zeros(count, np.int32), positions), transposed)
         rows[list(ended)] = whole[list(ended)]
-        found = (blocks.rows.swapaxes(1, 2) if transposed else blocks.rows).reshape(-1, d)
-        assert found.tobytes() == rows.tobytes()
+        assert stored().tobytes() == rows.tobytes()
+    positions = np.array([203, *range(6, 16), 15, 15], np.int32)
+    sequences = np.array([0] + [1] * 12, np.int32)
+    ops.round_rows(blocks, ratio, n_rot, Pass(np.zeros(13, np.int32), positions, sequences, True), transposed)
+    ended = [50, of_one + 1, of_one + 2, of_one + 3]
+    rows[ended] = whole[ended]
+    assert stored().tobytes() == rows.tobytes()

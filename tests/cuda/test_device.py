@@ -41,6 +41,7 @@ from engine.verify.tally import Tally
 from tests.activations import EVERY_ACTIVATION
 from tests.conftest import REPOSITORY, shared_model
 from tests.mirror import Mirror
+from tests.pages import layer_of
 from tests.speculative.test_drafted_answers import PENALIZED, PROMPTS, TEMPERATURES
 from tests.tiers import together
 
@@ -352,7 +353,7 @@ CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_
     ("layer", "cache_type"), together("attention", [(layer, cache_type) for layer in LAYERS for cache_type in CACHES])
 )
 def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 positions, so that a window's ring has wrapped, in passes that begin and end anywhere in a chunk."""
+    """300 positions, so that a window's pages have been used again, in passes that begin and end anywhere in a chunk."""
     counts = (16, 1, 3, 7, 2) if kind in ("steps", "alone") else (40, 1, 100, 17, 64)
     if kind == "alone":
         # All chunks of a head in one block: each warp takes its own.
@@ -408,11 +409,11 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
     angles = rng.uniform(-np.pi, np.pi, (n_ctx, (given["n_rot"] or d) // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F) if given["rotated"] else None
     shape = LayerShape(n_head_kv, d, d, given["window"])
-    mine = shape.layer(n_ctx, max(counts), types, np.zeros)
+    mine = layer_of(shape, n_ctx, max(counts), types, np.zeros)
     # Lanes that have never been written are NaN: they must have no effect.
     poison = {np.float32: F(np.nan), np.uint16: np.uint16(0x7E00), np.uint32: np.uint32(0x7E007E00)}
-    poisoned = (gpu.upload(np.full_like(ring, poison[ring.dtype.type])) for ring in (mine.keys, mine.values))
-    theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)))
+    poisoned = (gpu.upload(np.full_like(memory, poison[memory.dtype.type])) for memory in (mine.keys, mine.values))
+    theirs = replace(mine, **dict(zip(("keys", "values"), poisoned, strict=True)), table=gpu.upload(mine.table))
     gtable = None if table is None else gpu.upload(table)
     if before:
         k, v, positions = (
@@ -452,6 +453,51 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         same(found, expected, what)
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("cache_type", CACHES)
+@pytest.mark.parametrize(("n_head", "n_head_kv", "window"), [(4, 2, 0), (16, 1, 0), (9, 3, 100)])
+def test_rows_of_several_sequences(
+    gpu: Any, cpu: Any, cache_type: str, d: int, n_head: int, n_head_kv: int, window: int
+) -> None:
+    """Mixed passes: sequences of one row and of several, in chunks that the pass begins, and a row that occurs twice."""
+    types = Types(*(CACHE_TYPES[name] for name in (cache_type.split("/") * 2)[:2]))
+    n_ctx, rng = 700, np.random.default_rng(d)
+    heads = Heads[Any](n_head, n_head_kv, d, d, True, d**-0.5, EPS)
+    table = rng.standard_normal((n_ctx, 2, d // 2)).astype(F)
+    shape, angles = LayerShape(n_head_kv, d, d, window), gpu.upload(table)
+    mine = layer_of(shape, n_ctx, 16, types, np.zeros, None, 4, seed=1)
+    theirs = layer_of(shape, n_ctx, 16, types, gpu.zeros, gpu.store, 4, seed=2)
+    lengths = {3: 126, 0: 5, 2: 600, 1: 63}
+
+    def made(slots: list[int], positions: list[int]) -> tuple[Pass[Any], Pass[Any], list[np.ndarray]]:
+        tokens, at, of = (np.array(x, np.int32) for x in (positions, positions, slots))
+        x = [rng.standard_normal((len(slots), heads * d)).astype(F) for heads in (n_head, n_head_kv, n_head_kv)]
+        on_device = Pass(gpu.upload(tokens), gpu.upload(at), gpu.upload(of), True)
+        return Pass(tokens, at, of, True), on_device, x
+
+    for slot, first in [(slot, first) for slot, n in lengths.items() for first in range(0, n, 16)]:
+        positions = [*range(first, min(first + 16, lengths[slot]))]
+        own, batch, (_, k, v) = made([slot] * len(positions), positions)
+        arrays = [gpu.upload(a) for a in (k, v)]
+        gpu.start(gpu.record(partial(gpu.remember, heads, *arrays, theirs, batch, angles)))
+        cpu.remember(heads, k.copy(), v.copy(), mine, own, table)
+    for counts in ({3: 4, 0: 1, 2: 3, 1: 2}, {2: 1, 1: 1}, {0: 9, 3: 6}):
+        slots = [slot for slot, n in counts.items() for _ in range(n)]
+        positions = [lengths[slot] + i for slot, n in counts.items() for i in range(n)]
+        own, batch, given = made([*slots, slots[0]], [*positions, positions[0]])
+        for x in given:
+            x[-1] = x[0]
+        arrays = [gpu.upload(x) for x in given]
+        found = computed(gpu, plain, gpu, "attention", heads, *arrays, theirs, batch, angles, twice=True)[0]
+        expected = cpu.attention(heads, *(x.copy() for x in given), mine, own, table)
+        same(found, expected, f"{cache_type}, {counts}: ")
+        inputs = heads, arrays[0], theirs, batch, batch.positions, angles, window
+        expected = cpu.attend_past(heads, given[0].copy(), mine, own, own.positions, table, window)
+        same(computed(gpu, plain, gpu, "attend_past", *inputs)[0], expected, f"{cache_type}, {counts}, of the past: ")
+        for slot, n in counts.items():
+            lengths[slot] += n
+
+
 # --- sampling --------------------------------------------------------------------------------------------------
 
 SAMPLERS = [
@@ -470,7 +516,7 @@ SAMPLERS = [
 @pytest.mark.parametrize("ties", [False, True])
 def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
     """20 tokens of each sampler, each chosen with the ones before it."""
-    from engine.cuda.sample import DeviceSampler, edits
+    from engine.cuda.sample import DeviceSampler, Rows, edits
 
     n_ctx, rng = 64, np.random.default_rng(n_vocab)
     machine = DeviceSampler(gpu.device, n_vocab, n_ctx)
@@ -479,22 +525,23 @@ def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
         history = [3, 200, 3]
         memory = np.zeros(n_ctx, np.int32)
         memory[:3] = history
-        tokens, positions = (gpu.upload(np.full(16, value, np.int32)) for value in (3, 2))
-        past = gpu.upload(memory)
+        tokens, positions, slots = (gpu.upload(np.full(16, value, np.int32)) for value in (3, 2, 0))
+        past, starts = gpu.upload(memory), gpu.upload(np.array([0, 1], np.int32))
+        at = gpu.upload(np.array([2], np.int32))
         machine.begin(sampler)
         for _ in range(20):
             logits = (rng.standard_normal(n_vocab) * 4).astype(F)
             if ties:
                 logits = np.round(logits)
             row = gpu.upload(logits)
-            state = tokens.address, positions.address, past.address
-            machine.launch(row.address, n_vocab, 1, *state, params.greedy, edits(params))
+            rows = Rows(*(array.address for array in (tokens, positions, slots, starts, past)))
+            machine.launch(row.address, n_vocab, 1, rows, at.address, params.greedy, edits(params))
             gpu.device.synchronize()
             expected = sampler.sample(logits, len(history), history)
             history.append(expected)
             assert machine.take() == [expected], params
             assert gpu.download(tokens)[0] == expected
-            assert gpu.download(positions)[0] == len(history) - 1
+            assert gpu.download(positions)[0] == gpu.download(at)[0] == len(history) - 1
         assert gpu.download(past)[: len(history)].tolist() == history
 
 

@@ -191,15 +191,15 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         ("xielu",),
     ],
     "add": [(), (True,)],
-    "append": [(True,), (False,)],
+    "append": [(True, False), (False, True)],
     "argmax": [(sample.GROUPS,)],
     "attend_chunks": [geometry.attend.constants for geometry in _ATTENTION],
     "attend_compressed": [
-        compressed_attention.geometry(2048, *sizes, 128, 8, 132, shared, False).attend.constants
+        compressed_attention.geometry(2048, *sizes, 128, 8, 132, shared, False, False).attend.constants
         for sizes, shared in _COMPRESSED
     ],
     "attend_compressed_chunks": [
-        compressed_attention.geometry(rows, *sizes, 128, 8, 132, shared, True).attend.constants
+        compressed_attention.geometry(rows, *sizes, 128, 8, 132, shared, True, rows > 1).attend.constants
         for rows, (sizes, shared) in zip((1, 16), _COMPRESSED[:2], strict=True)
     ],
     "attend_in_place": [
@@ -251,7 +251,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
         (256, 512, True, False),
         (32, 512, True, False),
     ],
-    "compress": [(512, True, False), (128, True, True), (48, False, False)],
+    "compress": [(512, True, False, False), (128, True, True, True), (48, False, False, False)],
     "convolve": [(128, 4), (96, 3), (32, 1)],
     "couple": [(128,), (96,), (32, True)],
     "delta_net": [(128, 4, 1), (128, 4, 8), (128, 4, 16), (96, 3, 16), (32, 4, 8), (64, 1, 1), (128, 4, 8, True)],
@@ -279,9 +279,10 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "join": [(8, True, True), (8, False, True), (8, False, False), (8, True, True, False)],
     "join_compressed": [(512,)],
     "join_chunks": [(128, True), (64, False), (512, True)],
-    "keep": [()],
+    "keep": [(False,), (True,)],
     "keep_rows": [()],
     "latent_rope": [(True, 512, 64, False, True), (False, 512, 64, True, False), (True, 40, 6, True, True)],
+    "lay_out": [()],
     "list_heads": [()],
     "matmul_experts": [
         (("Q4_K", "Q4_K"), 1, 8, True, False, 256),
@@ -336,7 +337,6 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [(), (4,)],
     "per_layer_inputs": [(256,), (96,)],
-    "place": [()],
     "propose": [(False,), (True,)],
     "quantize": [
         (256, "swiglu"),
@@ -363,11 +363,11 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "rms_norm_router": [(256, 2048), (256, 4096), (32, 96), (256, 2816)],
     "rope": _ROPE,
     "round_heads": [(512, False), (128, True), (96, False)],
-    "round_rows": [(512, False), (128, True)],
+    "round_rows": [(512, False, False), (128, True, True)],
     "rotate_tail": [(512, True, False), (512, False, True), (128, False, False)],
     "route": [(256, 8), (1024, 16), (10, 3), (128, 8, True), *((n, 8, n == 160, law) for n, law in _ROUTINGS)],
     "scale": [()],
-    "score": [(64, 128, True), (7, 48, False)],
+    "score": [(64, 128, True, False), (7, 48, False, True)],
     "softcap": [()],
     "sort_pairs": [()],
     "stream_weights": [()],

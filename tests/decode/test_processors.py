@@ -252,6 +252,30 @@ def test_a_processor_may_close_its_answer(llm: engine.LLM, at: int, params: dict
     assert llm.complete(PROMPT, **given).ids == whole.ids
 
 
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_processor_does_concerns_its_own_answer(closes: bool) -> None:
+    """Also if the thread of another answer computes the token that is being chosen."""
+    with engine.load(n_ctx=128, parallel=2) as llm:
+        given: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+        whole, other = (llm.complete(prompt, **given) for prompt in (PROMPT, "x = "))
+
+        def end(ids: Sequence[int], logits: np.ndarray) -> None:
+            if len(ids) == len(whole.prompt_ids) + 4:
+                if not closes:
+                    raise ZeroDivisionError("mine")
+                answer.close()
+
+        answer = llm.generate(PROMPT, logits_processors=[end], **given)
+        next(answer)
+        assert llm.complete("x = ", **given).ids == other.ids  # it goes on with both
+        if closes:
+            list(answer)
+        else:
+            with pytest.raises(ZeroDivisionError, match="mine"):
+                list(answer)
+        assert answer.ids == whole.ids[:4] and answer.done and answer.finish_reason is None
+
+
 def test_closing_an_answer_while_its_prompt_is_read() -> None:
     with engine.load(n_ctx=128, batch_size=16) as llm:
         calls: list[int] = []

@@ -312,7 +312,7 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
     for n in (1, 2, 32, 33, 130):
         llm.reset()
         logits = llm.logits(ids[:n])[-1]
-        h = np.array(llm.model.mtp.hidden[(n - 1) % HIDDEN_ROWS], np.float64)
+        h = np.array(llm.model.mtp.hidden[0, (n - 1) % HIDDEN_ROWS], np.float64)
         # It is what the head reads.
         z = table @ h
         assert np.abs(30 * np.tanh(z / 30) - logits).max() < 1e-4
@@ -333,10 +333,9 @@ def test_logits_against_float64(tiny: dict[str, Path], name: str, kinds: tuple[s
 
 
 def unrolled(layer: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of positions 0 to n - 1; for those no longer in the ring, arbitrary ones."""
+    """Keys and values of positions 0 to n - 1; for those that the window has passed, arbitrary ones."""
     keys, values = contents(layer)
-    where = np.arange(n) % len(keys)
-    return keys[where], values[where]
+    return keys[:n], values[:n]
 
 
 # --- targets ---------------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
     made: list[tuple[int, int, int]] = []
     forward = llm.model.forward
 
-    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *sequence: Any) -> np.ndarray:
         made.append((int(positions[0]), tokens.size, n_logits))
-        rows: np.ndarray = forward(tokens, positions, n_logits)
+        rows: np.ndarray = forward(tokens, positions, n_logits, *sequence)
         return rows
 
     monkeypatch.setattr(llm.model, "forward", noted)
@@ -133,7 +133,8 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
     llm = engine.load(path, **options)
     assert llm.batch_size == 128
     c = llm.config
-    fixed = llm.n_bytes + llm.cache_bytes + angle_bytes(c, n_ctx)
+    tables = sum(pool.table.nbytes for pool in llm.cache.pools.values())
+    fixed = llm.n_bytes + llm.cache_bytes + tables + angle_bytes(c, n_ctx)
     for rows, expected in ((128, 128), (100, 64), (17, 16), (16, 16)):
         monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
         llm = engine.load(path, **options)

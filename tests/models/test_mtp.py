@@ -107,10 +107,10 @@ def test_what_a_pass_leaves_for_drafts_does_not_depend_on_drafts(llm: engine.LLM
         n = len(ids) + COUNT
         model: Any = llm.model
         hidden = model.mtp.hidden
-        keys = layer.keys.swapaxes(2, 3).reshape(layer.keys.shape[0], -1, layer.keys.shape[2])[:, :n]
-        values = layer.values.reshape(layer.values.shape[0], -1, layer.values.shape[3])[:, :n]
-        rows = [p % hidden.shape[0] for p in range(n - 8, n)]
-        answers[name] = (keys.tobytes(), values.tobytes(), hidden[rows].tobytes())
+        keys, values = layer.keys[:, layer.table[0]].swapaxes(2, 3), layer.values[:, layer.table[0]]
+        keys, values = (x.reshape(x.shape[0], -1, x.shape[3])[:, :n] for x in (keys, values))
+        rows = [p % hidden.shape[1] for p in range(n - 8, n)]
+        answers[name] = (keys.tobytes(), values.tobytes(), hidden[0, rows].tobytes())
     assert answers["plain"] == answers["drafted"]
 
 

@@ -1,5 +1,6 @@
 """States of recurrent layers: rolling tokens back, snapshots, and conversations that are resumed."""
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape, Ring
-from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, Snapshots
-from engine.cache.sequence import Sequence
-from engine.cache.types import F16, F32
+from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, States, of_sequence
+from engine.cache.sequence import Sequence, keys_of
+from engine.cache.types import CHUNK, F16, F32
 from engine.cli.conversation import Conversation
 from engine.errors import ContextError
 from engine.synthetic.model import make_model
@@ -30,9 +31,22 @@ def test_memory_does_not_grow_with_the_context() -> None:
     assert SHAPE.slots == 3
     sizes = [array.nbytes for array in vars(layer).values()]
     assert sum(sizes) == SHAPE.n_bytes(640, 16, F16) == SHAPE.n_bytes(64000, 16, F32)
-    assert layer.states.shape == (3, 3, 32, 32) and 3 * SHAPE.slot_bytes == sum(sizes[1:])
-    assert layer.keys.shape == (48, 2, 32) and layer.deltas.shape == (48, 3, 32) and layer.decays.shape == (48, 3)
-    assert layer.conv.shape == (20 + 3, 10)
+    assert layer.states.shape == (1, 3, 3, 32, 32) and 3 * SHAPE.slot_bytes == sum(sizes[1:])
+    assert layer.keys.shape == (1, 48, 2, 32) and layer.deltas.shape == (1, 48, 3, 32)
+    assert layer.decays.shape == (1, 48, 3) and layer.conv.shape == (1, 20 + 3, 10)
+
+
+def test_each_sequence_has_rings_of_its_own() -> None:
+    cache = KVCache([SHAPE], 640, 16, F32, np.zeros, n_sequences=3)
+    layer = cache.layers[0]
+    assert sum(array.nbytes for array in vars(layer).values()) == cache.n_bytes == 3 * SHAPE.n_bytes(640, 16, F32)
+    for slot in range(3):
+        for rows in (*layer.read(slot, 20, 4), *layer.written(slot, 20, 36)):
+            for run in rows.runs():
+                rows.ring[run] += 1 + slot
+    for array in vars(layer).values():
+        one, two, three = (of_sequence(array, slot) for slot in range(3))
+        assert one.any() and np.array_equal(2 * one, two) and np.array_equal(3 * one, three)
 
 
 @pytest.mark.parametrize(("rewind", "slots"), [(1, 2), (11, 2), (16, 2), (17, 3), (32, 3), (33, 4)])
@@ -66,7 +80,7 @@ def test_memory_does_not_grow_with_the_batch() -> None:
 
 
 def test_how_far_tokens_can_be_taken_back() -> None:
-    cache = KVCache([replace(SHAPE, rewind=5), LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, [Ring(1, 17)])
+    cache = KVCache([replace(SHAPE, rewind=5), LayerShape(1, 8, 8)], 640, 16, F32, np.zeros, others=[Ring(1, 17)])
     sequence = Sequence(cache)
     assert cache.rewind == 16
     for first in range(0, 48, 16):
@@ -94,18 +108,37 @@ def test_entries_of_a_ring(first: int) -> None:
         assert found == [i % 5 for i in range(first, end)] and len(list(rows.runs())) <= 2
 
 
+def test_entries_in_pages() -> None:
+    """Page by page, wherever each is."""
+    memory, pages = np.arange(5 * 64), {2: 4, 3: 0, 4: 1}
+    for first, end in ((128, 320), (150, 150), (191, 193), (200, 256), (255, 257)):
+        found = [int(i) for run in Rows("", memory, first, end, pages).runs() for i in memory[run]]
+        assert found == [pages[i // 64] * 64 + i % 64 for i in range(first, end)]
+
+
 def test_snapshots_keep_to_their_budget() -> None:
-    kept = Snapshots(100)
-    for length in (3, 5, 9, 20):
-        kept.add(Snapshot(length, [np.zeros(8, np.float32)]))
-    assert kept.lengths == [3, 9, 20] and kept.n_bytes == 96
-    for length, expected in ((2, None), (3, 3), (8, 3), (9, 9), (100, 20)):
-        best = kept.best(length)
-        assert (best and best.length) == expected
-    kept.forget(10)
-    assert kept.lengths == [3, 9]
-    kept.add(Snapshot(11, [np.zeros(100, np.float32)]))
-    assert kept.lengths == []
+    """The one that has not been wanted for the longest time goes; what is found is that of the very text."""
+    texts = [[*range(64)], [*range(64), *range(64)], [*range(1, 65)], [*range(1, 65), *range(64)]]
+    keys = [keys_of(text, b"")[-1] for text in texts]
+    kept, snapshots = States(100), [Snapshot(len(text), [np.zeros(8, np.float32)]) for text in texts]
+    for key, snapshot in zip(keys[:3], snapshots, strict=False):
+        assert key not in kept
+        kept.add(key, snapshot)
+    assert [key in kept for key in keys] == [True, True, True, False] and len(kept) == 3 and kept.n_bytes == 96
+    assert kept.get(keys[0]) is snapshots[0]
+    kept.add(keys[3], snapshots[3])
+    assert [key in kept for key in keys] == [True, False, True, True] and kept.n_bytes == 96
+    assert [kept.get(keys[i]) for i in (3, 2, 0)] == [snapshots[i] for i in (3, 2, 0)]
+    # Another one of the same text replaces the first.
+    again = Snapshot(128, [np.ones(8, np.float32)])
+    kept.add(keys[3], again)
+    assert len(kept) == 3 and kept.get(keys[3]) is again
+    # One that is larger than the budget leaves nothing.
+    kept.add(keys[1], Snapshot(128, [np.zeros(100, np.float32)]))
+    assert len(kept) == kept.n_bytes == 0 and not any(key in kept for key in keys)
+    kept.add(keys[0], snapshots[0])
+    kept.clear()
+    assert len(kept) == 0 and keys[0] not in kept
 
 
 @pytest.fixture(scope="module", params=["tiny-qwen35", "tiny-qwen35moe"])
@@ -159,49 +192,56 @@ def test_a_snapshot_is_the_state(llm: engine.LLM) -> None:
         assert again == following
 
 
+def borders(llm: engine.LLM, ids: SequenceOf[int]) -> list[int]:
+    """The numbers of first tokens of a text after which a snapshot is kept."""
+    return [CHUNK * n for n, key in enumerate(keys_of(ids, llm.cache.key), 1) if key in llm.states]
+
+
 def test_prompts_that_share_a_beginning(llm: engine.LLM) -> None:
-    """Whatever was read before, logits are those of a fresh start, and no more is read again than necessary."""
+    """Whatever was read before, logits are those of a fresh start, and no more is read again than from the page border before
+    the end of a message."""
     (end, *_) = llm.tokenizer.eog_ids
-    random = np.random.default_rng(2)
-    words = random.integers(3, 200, 100).tolist()
-    first = [*words[:20], end, *words[20:50], end, *words[50:60]]
+    words = np.random.default_rng(2).integers(3, 200, 200).tolist()
+    first = [*words[:69], end, *words[69:139], end, *words[139:169]]
     llm.reset()
     llm.prefill(first)
-    assert llm.snapshots.lengths == [21, 52, len(first) - 1]
+    assert borders(llm, first) == [64, 128] and len(llm.states) == 2
     for prompt, kept in (
         (first, len(first) - 1),  # the same again
-        (first + words[60:90], len(first)),
-        ([*first[:52], *words[:30]], 52),  # from the end of a message
-        ([*first[:40], *words[:30]], 21),
-        ([*first[:10], *words[:30]], 0),
+        (first + words[169:199], len(first)),
+        ([*first[:141], *words[:30]], 128),  # from the end of a message
+        (first[:70], 64),
+        ([*first[:70], *words[:30]], 64),
+        ([*first[:40], *words[:30]], 0),
     ):
-        logits, held = llm.prefill(prompt)
-        assert held == kept
-        fresh = llm.logits(prompt)[-1]
-        assert fresh.tobytes() == logits.tobytes()
         llm.reset()
         llm.prefill(first)
-        if kept in (21, 52):
-            assert llm.reread is None
+        logits, held = llm.prefill(prompt)
+        assert held == kept and llm.reread is None
+        fresh = llm.logits(prompt)[-1]
+        assert fresh.tobytes() == logits.tobytes()
 
 
 def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """If it is more than the part of a page: here no state of the 70 common tokens was kept."""
     llm.reset()
-    llm.prefill(list(range(5, 60)))
+    llm.prefill(list(range(5, 105)))
+    assert borders(llm, range(5, 105)) == [64]
+    llm.states.clear()
     with caplog.at_level("INFO", logger="engine.reading"):
-        llm.prefill([*range(5, 30), 70, *range(31, 60)])
+        llm.prefill([*range(5, 75), 120, *range(76, 105)])
     assert llm.reread is not None and llm.reread in caplog.text
-    was, now = (repr(llm.tokenizer.decode([i])) for i in (30, 70))
-    assert "25 tokens are read again" in llm.reread and f"token 25 is {now} and was {was}" in llm.reread
-    llm.prefill([*range(5, 30), 70, *range(31, 60), 3])
+    was, now = (repr(llm.tokenizer.decode([i])) for i in (75, 120))
+    assert "70 tokens are read again" in llm.reread and f"token 70 is {now} and was {was}" in llm.reread
+    llm.prefill([*range(5, 75), 120, *range(76, 105), 3])
     assert llm.reread is None
 
 
 def test_no_snapshots_when_nobody_wants_them(tmp_path: Path) -> None:
     path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0")
     llm = engine.load(path, n_ctx=128, n_threads=1, snapshot_bytes=0)
-    llm.prefill(list(range(40)))
-    assert llm.snapshots.lengths == []
+    llm.prefill(list(range(100)))
+    assert len(llm.states) == 0
     with pytest.raises(engine.errors.UsageError, match="snapshot_bytes"):
         engine.load(path, snapshot_bytes=-1)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.cache.types import CHUNK
 from engine.decode.sampler import Sampler
 from engine.speculative.mtp import MTPDraft
 from engine.speculative.params import SpeculationParams
@@ -221,14 +222,19 @@ def test_conversations_are_taken_up_again(pair: tuple[engine.LLM, engine.LLM], t
     ask([*whole[: third + 13], *other], 30)
     ask([*whole[: second + 13], *other], 30)
     assert llm.reread is None
-    # All of it again, and another message after the first one, which is beyond all rings.
+    # All of it again, and another message after the first one, which is beyond all rings: from the last whole page.
     ask([*prompts[3], *other], fourth + 30 - second - 13)
-    ask([*prompts[0][:-1], *other], 30)
+    ask([*prompts[0][:-1], *other], 30 + (first - 1) % CHUNK)
     assert llm.reread is None
-    # In the middle of an answer: from the nearest end of a message.
-    ask([*prompts[3], *other], fourth + 30 - first + 1)
-    ask([*whole[: first + 5], *other], 36)
-    assert llm.reread is not None and llm.reread.startswith("6 tokens are read again")
+    # All of it again, from the last whole page of it; in the middle of an answer, too.
+    ask([*prompts[3], *other], 30 + fourth % CHUNK)
+    ask([*whole[: first + 5], *other], 30 + (first + 5) % CHUNK)
+    assert llm.reread is None
+    # In the middle of a long message there is no state at a whole page.
+    message = words[140:390]
+    ask([*message, end, words[0]], 252)
+    ask([*message[:70], *other], 100)
+    assert llm.reread is not None and llm.reread.startswith("70 tokens are read again")
     # A saved conversation.
     llm.reset()
     saved = llm.load_state(tmp_path / "state")

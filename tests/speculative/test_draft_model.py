@@ -227,9 +227,9 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
     read: list[int] = []
     forward = source.llm.model.forward
 
-    def noting(tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> Any:
+    def noting(tokens: np.ndarray, *given: Any) -> Any:
         read.extend(tokens.tolist())
-        return forward(tokens, positions, n_logits)
+        return forward(tokens, *given)
 
     monkeypatch.setattr(source.llm.model, "forward", noting)
     greedy = sampler(300, temperature=0.0)
@@ -247,7 +247,7 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
     known += [more[0], 78]
     drafts = propose(known)
     assert read == [78, *drafts[:2]]  # the rejected ones are forgotten
-    assert source.llm.n_cached == source.llm.sequence.length == len(known) + 2
+    assert source.llm.n_cached == source.llm.model.sequence.length == len(known) + 2
 
 
 def test_to_the_end_of_the_context(make: Make) -> None:

@@ -13,8 +13,9 @@ import pytest
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative import steps as steps_module
 from engine.speculative.draft_model import DraftModel
-from engine.speculative.loop import Speculation, follow
+from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
+from engine.speculative.run import Run, follow
 from engine.speculative.steps import HostSteps
 from tests.tiers import amount
 
@@ -38,11 +39,19 @@ class Chain:
         self.tokens: list[int] = []
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
 
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def settle(self) -> None:
+        """Nobody shares its tokens."""
+
     def truncate(self, length: int) -> None:
         assert 0 <= length <= len(self.tokens)
         del self.tokens[length:]
 
-    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int) -> np.ndarray:
+    def forward(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: "Chain") -> np.ndarray:
+        assert sequence is self
         assert positions.tolist() == list(range(len(self.tokens), len(self.tokens) + tokens.size))
         self.tokens += tokens.tolist()
         history = self.tokens
@@ -119,7 +128,7 @@ def answers(
         sampler.seed = seed
         model.tokens = list(PROMPT[:-1])
         drafts = Speculation(speculation, sampler, source, 10.0)
-        stream = follow(HostSteps(model, sampler, speculation), PROMPT, TOKENS, drafts)
+        stream = follow(HostSteps(model), Run(model, sampler, PROMPT, TOKENS, drafts))
         found[tuple(token for token, _ in stream)] += 1
         kept += drafts.statistics.accepted
     return found, kept
@@ -221,7 +230,7 @@ def test_p_min_keeps_what_has_that_probability(bound: float) -> None:
         model: Any = Chain(TARGET)
         model.tokens = list(PROMPT[:-1])
         speculation = Speculation(params, sampler, draft_model(DRAFTS["bad"]), 10.0)
-        found = [token for token, _ in follow(HostSteps(model, sampler, params), PROMPT, 2, speculation)]
+        found = [token for token, _ in follow(HostSteps(model), Run(model, sampler, PROMPT, 2, speculation))]
         draft = sampler.sample(DRAFTS["bad"][PROMPT[-2], PROMPT[-1]], 2, PROMPT)
         ids, logits = sampler.candidates(TARGET[PROMPT[-2], PROMPT[-1]], PROMPT)
         p = dict(zip(ids.tolist(), softmax(logits, 1.0).tolist(), strict=True)).get(draft, 0.0)

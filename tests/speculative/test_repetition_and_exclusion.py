@@ -11,8 +11,9 @@ import pytest
 import engine
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.speculative.acceptance import distribution
-from engine.speculative.loop import Speculation, follow
+from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
+from engine.speculative.run import Run, follow
 from engine.speculative.steps import HostSteps
 from tests.speculative.test_ratio import (
     DRAFTS,
@@ -149,7 +150,7 @@ def test_p_min_judges_what_is_left(bound: float) -> None:
         model: Any = Chain(TARGET)
         model.tokens = list(PROMPT[:-1])
         speculation = Speculation(params, sampler, draft_model(DRAFTS["bad"]), 10.0)
-        found = [token for token, _ in follow(HostSteps(model, sampler, params), PROMPT, 2, speculation)]
+        found = [token for token, _ in follow(HostSteps(model), Run(model, sampler, PROMPT, 2, speculation))]
         draft = sampler.sample(DRAFTS["bad"][PROMPT[-2], PROMPT[-1]], 2, PROMPT)
         plain = sampler.sample(row, 2, PROMPT)
         ids, logits = sampler.candidates(row, PROMPT, position=2)

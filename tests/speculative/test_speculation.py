@@ -14,12 +14,13 @@ import engine
 from engine.cache.kv import CHUNK, KVCache
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import UsageError
-from engine.limits import MOST_DRAFTS
+from engine.limits import MOST_DRAFTS, STEP_ROWS
 from engine.models.base import Model
-from engine.speculative.loop import NOTHING, Speculation, follow
+from engine.speculative.loop import NOTHING, Speculation
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
-from engine.speculative.steps import HostSteps, Step
+from engine.speculative.run import Run, follow
+from engine.speculative.steps import HostSteps, Ride, Step
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from tests.tiers import few
@@ -47,8 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_model(folder / f"{name}.gguf", shape, "Q8_0") for name, shape in SHAPES.items()}
 
 
-def load(file: Path, n_ctx: int, draft: Path | None = None) -> engine.LLM:
-    return engine.load(file, device="cpu", n_ctx=n_ctx, n_threads=1, draft_model=draft)
+def load(file: Path, n_ctx: int, draft: Path | None = None, batch_size: int = 0) -> engine.LLM:
+    return engine.load(file, device="cpu", n_ctx=n_ctx, n_threads=1, draft_model=draft, batch_size=batch_size)
 
 
 def contents(cache: KVCache, length: int) -> list[np.ndarray]:
@@ -56,8 +57,8 @@ def contents(cache: KVCache, length: int) -> list[np.ndarray]:
     found = []
     for layer in cache.layers:
         positions = np.arange(max(0, length - layer.window + 1) if layer.window else 0, length)
-        chunks, lanes = positions // CHUNK % layer.keys.shape[1], positions % CHUNK
-        found += [layer.keys[:, chunks, :, lanes], layer.values[:, chunks, lanes]]
+        pages, lanes = layer.table[0, positions // CHUNK], positions % CHUNK
+        found += [layer.keys[:, pages, :, lanes], layer.values[:, pages, lanes]]
     return found
 
 
@@ -99,6 +100,7 @@ class Script:
         self._known = known
         self._random = random
         self._right = random.choice([0.0, 0.5, 0.8, 0.95, 1.0])
+        self.adapts = True
         self.drafts: list[int] = []
         self.kept = 0
 
@@ -110,7 +112,7 @@ class Script:
             return "model", Proposal(count=max(count, 1))
         return ("lookup", self._proposal(n, count)) if count else ("", NOTHING)
 
-    def made(self, known: Sequence[int], proposal: Proposal, steps: Any) -> Proposal:
+    def made(self, known: Sequence[int], proposal: Proposal, steps: Any, sequence: Any) -> Proposal:
         """A draft model may propose fewer tokens than requested, or none."""
         return self._proposal(len(known), int(self._random.integers(0, proposal.count + 1)))
 
@@ -142,23 +144,25 @@ class Watched(HostSteps):
     """Steps that are compared with the reference one by one."""
 
     def __init__(self, model: Any, known: Reference, script: Script, n: int) -> None:
-        super().__init__(model, known.sampler, script.params)
+        super().__init__(model)
         self._reference, self._script, self.n = known, script, n
 
-    def start(self, proposal: Proposal) -> None:
-        super().start(proposal)
+    def start(self, rides: Sequence[Ride]) -> None:
+        super().start(rides)
+        ((_, proposal),) = rides
         drafts, expected = proposal.tokens, self._reference.tokens[self.n :]
         self._script.drafts = drafts
         self._script.kept = next((i for i, draft in enumerate(drafts) if draft != expected[i]), len(drafts))
 
-    def take(self) -> Step:
-        step = super().take()
+    def take(self) -> list[Step]:
+        (step,) = super().take()
         # All that could be kept, and one more.
         assert step.tokens == self._reference.tokens[self.n : self.n + self._script.kept + 1]
         self.n += len(step.tokens)
-        assert self._model.sequence.length == self.n - 1
-        assert_same(contents(self._model.cache, self.n - 1), self._reference.caches[self.n - 1])
-        return step
+        model: Any = self._model
+        assert model.sequence.length == self.n - 1
+        assert_same(contents(model.cache, self.n - 1), self._reference.caches[self.n - 1])
+        return [step]
 
 
 @pytest.fixture(scope="module")
@@ -171,12 +175,21 @@ def qwen3(files: dict[str, Path]) -> tuple[engine.LLM, list[Reference]]:
 
 def fill(model: Model, known: Reference, length: int) -> None:
     """Bring a model's cache to the reference's state at ``length``, with garbage at all later positions."""
+    sequence, cache = model.sequence, model.cache
+    sequence.truncate(0)
+    for pool in cache.pools.values():
+        pool.clear()
+    for first in range(0, length, cache.max_rows):
+        tokens = known.tokens[first : min(first + cache.max_rows, length)]
+        sequence.claim(first, len(tokens))
+        sequence.commit(tokens)
+    cache.publish()
     for i, layer in enumerate(model.cache.layers):
         layer.keys.view(np.uint8)[:] = layer.values.view(np.uint8)[:] = 0x31
         positions = np.arange(length)
-        layer.keys[:, positions // CHUNK, :, positions % CHUNK] = known.caches[length][2 * i]
-        layer.values[:, positions // CHUNK, positions % CHUNK] = known.caches[length][2 * i + 1]
-    model.sequence.tokens[:] = known.tokens[:length]
+        pages, lanes = layer.table[0, positions // CHUNK], positions % CHUNK
+        layer.keys[:, pages, :, lanes] = known.caches[length][2 * i]
+        layer.values[:, pages, lanes] = known.caches[length][2 * i + 1]
 
 
 @pytest.mark.parametrize("part", few(range(PARTS)))
@@ -191,7 +204,8 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
         stop = int(random.integers(0, count + 1)) if random.random() < 0.5 else count
         fill(llm.model, known, n - 1)
         script = Script(known, random, sequential=seed // PARTS % 32 == 0)
-        stream = follow(Watched(llm.model, known, script, n), known.tokens[:n], count, script)  # type: ignore[arg-type]
+        run = Run(llm.sequence, known.sampler, known.tokens[:n], count, script)  # type: ignore[arg-type]
+        stream = follow(Watched(llm.model, known, script, n), run)
         found = []
         for at, (token, logits) in zip(range(n, n + stop), stream, strict=False):
             assert token == known.tokens[at]
@@ -212,8 +226,8 @@ def test_scripts_of_right_and_wrong_drafts(qwen3: tuple[engine.LLM, list[Referen
 def test_the_cache_ends_where_the_reader_does(
     files: dict[str, Path], architecture: str, scripts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through LLM.decode, one answer after another on the same cache, which for gemma3 wraps around."""
-    llm = load(files[architecture], N_CTX[architecture])
+    """Through LLM.decode, one answer after another on the same cache, in which gemma3 uses pages again and again."""
+    llm = load(files[architecture], N_CTX[architecture], batch_size=STEP_ROWS)
     random = np.random.default_rng(1)
     prompt = random.integers(0, 289, 5).tolist()
     references = [reference(llm.model, prompt, options) for options in OPTIONS]
@@ -226,7 +240,7 @@ def test_the_cache_ends_where_the_reader_does(
         stop = int(random.integers(1, count + 1))
         script: Any = Script(known, random)
         watched = Watched(llm.model, known, script, n)
-        monkeypatch.setattr("engine.context.HostSteps", lambda model, sampler, params, watched=watched: watched)
+        monkeypatch.setattr(llm.scheduler, "_host", watched)
         stream = llm.decode(known.tokens[:n], known.sampler, count, script, bool(seed % 2))
         for at in range(n, n + stop):
             token, logits = next(stream)
@@ -489,9 +503,9 @@ def test_a_draft_model_that_is_never_sure_is_left_alone(
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.6, "seed": 2}])
 def test_a_window_that_wraps_around(files: dict[str, Path], options: dict[str, Any]) -> None:
     n_ctx = 400
-    llm, plain = (load(files["gemma3"], n_ctx) for _ in range(2))
+    llm, plain = (load(files["gemma3"], n_ctx, batch_size=STEP_ROWS) for _ in range(2))
     assert {layer.window for layer in llm.cache.layers} == {0, 20}
-    assert max(layer.keys.shape[1] for layer in llm.cache.layers if layer.window) * CHUNK < n_ctx / 2
+    assert max(layer.pages for layer in llm.cache.layers if layer.window) * CHUNK < n_ctx / 2
     options = REPEATS | {"max_tokens": -1} | options
     expected = plain.complete(PROMPT, **options)
     found = llm.complete(PROMPT, speculation=SpeculationParams(lookup=True, draft_max=15), **options)
@@ -500,7 +514,7 @@ def test_a_window_that_wraps_around(files: dict[str, Path], options: dict[str, A
     assert found.speculation.accepted > 100
     assert not options["temperature"] or found.speculation.accepted < found.speculation.drafted
     assert_same(contents(llm.cache, n_ctx - 1), contents(plain.cache, n_ctx - 1))
-    # A prompt that begins like the last answer cannot use what the ring no longer holds.
+    # A prompt that begins like the last answer cannot use what the pages no longer hold.
     for kept in (391, 370, 120):
         again = (PROMPT + found.ids)[:kept] + [5]
         plain.reset()

@@ -14,6 +14,7 @@ from engine.errors import DeviceError
 from engine.gguf.quants import FORMATS
 from engine.models.weights import Weight
 from engine.verify import passes
+from tests.pages import layer_of
 from tests.tiers import few
 
 Capture = pytest.CaptureFixture[str]
@@ -173,15 +174,15 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
         rng.normal(size=(n, heads, d)).astype(np.float32) for n, heads in ((rows, n_head), (133, n_kv), (133, n_kv))
     )
     for window in (0, 69):
-        cache = LayerShape(n_kv, d, d).layer(192, 1, Types(*map(cache_type, types.split())), ops.zeros)
+        cache = layer_of(LayerShape(n_kv, d, d), 192, 1, Types(*map(cache_type, types.split())), ops.zeros)
         ops.append(cache, k, v, np.arange(133, dtype=np.int32))
         whole = ops.attend(q, cache, positions, 0.5, window).reshape(rows, n_head, d)
         mass = np.zeros((rows, n_head, 3, 2), np.float32)
         sums = np.zeros((rows, n_head, 3, d), np.float32)
         seen = np.zeros((rows, 3), np.bool_)
         integers, scales = ops.int8_queries(q, 0.5, cache.k_type)
-        rings = (ring.reshape(n_kv, 3, -1).view(np.uint32) for ring in (cache.keys, cache.values))
-        given = (*rings, positions, np.float32(0.5), window)
+        words = (memory.reshape(n_kv, 3, -1).view(np.uint32) for memory in (cache.keys, cache.values))
+        given = (*words, positions, cache.table[0], np.float32(0.5), window)
         layout.chunk_parts(cache.k_type.bits, cache.v_type.bits)(q, integers, scales, *given, mass, sums, seen)
         assert seen.sum(1).tolist() == ([3, 3, 3] if window == 0 else [3, 3, 2])
         m, part, values_of = (np.where(seen[:, None, :], a, 0).astype(float) for a in (mass[..., 0], mass[..., 1], 1))
@@ -193,10 +194,10 @@ def test_parts_of_chunks_join_to_the_whole(layout: Any, types: str) -> None:
         assert np.abs(joined - whole).max() < 1e-6
 
 
-@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q8_0")])
+@pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("q4_0", "q8_0"), ("i12", "i12")])
 @pytest.mark.parametrize("window", [0, 5, 100])
-def test_rings_of_different_lengths(layout: Any, window: int, types: tuple[str, str]) -> None:
-    """The visible positions are the same whatever the ring's length, and whichever ring they are copied to."""
+def test_pages_of_two_memories(layout: Any, window: int, types: tuple[str, str]) -> None:
+    """The visible positions are the same whatever the pages and their number, and whichever pages they are copied to."""
     from engine.cache.kv import LayerShape
     from engine.cache.types import Types, cache_type
     from engine.cpu.backend import Backend
@@ -205,19 +206,21 @@ def test_rings_of_different_lengths(layout: Any, window: int, types: tuple[str, 
     length, shape = 400, LayerShape(2, 32, 64, window)
     k, v = (rng.normal(size=(length, 2, d)).astype(np.float32) for d in (32, 64))
     layers = []
-    for max_rows in (16, 128):
-        layer = shape.layer(512, max_rows, Types(*map(cache_type, types)), ops.zeros)
+    for seed, max_rows in enumerate((16, 128)):
+        layer = layer_of(shape, 512, max_rows, Types(*map(cache_type, types)), ops.zeros, seed=seed)
         for first in range(0, length, max_rows):
             at = np.arange(first, min(first + max_rows, length), dtype=np.int32)
             ops.append(layer, k[at], v[at], at)
         layers.append(layer)
     small, large = layers
-    assert (small.chunks < large.chunks) == (window > 0)
+    assert (small.pages < large.pages) == (window > 0)
     expected = layout.cached(small, length)
     if types == ("f32", "f32"):
         first = length - window if window else 0
         assert all(a.tobytes() == b[first:].tobytes() for a, b in zip(expected, (k, v), strict=True))
-    for layer in (large, layout.moved_rings(large, small.chunks, length)):
+    moved = layout.moved_pages(large, small.table[0], small.pages, length)
+    assert moved.keys.shape == small.keys.shape and moved.values.shape == small.values.shape
+    for layer in (large, moved):
         for mine, theirs in zip(layout.cached(layer, length), expected, strict=True):
             assert mine.tobytes() == theirs.tobytes() and mine.size
 

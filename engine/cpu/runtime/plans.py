@@ -13,16 +13,22 @@ from engine.ops import Forward
 WIDE_PLANS = 4
 """The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
 
-Key = tuple[Forward[np.ndarray], int, int]
-"""A pass, its number of rows, and its number of rows with logits."""
+Key = tuple[Forward[np.ndarray], int, int, bool]
+"""A pass, its number of rows, its number of rows with logits, and whether rows may belong to several sequences."""
 
 
 @dataclass
 class Plan:
-    """A recorded pass: its tokens and positions are written to ``inputs`` before the program is run."""
+    """A recorded pass: its tokens, positions and sequences are written to ``inputs`` before the program is run."""
 
     inputs: Pass[np.ndarray]
     program: Program
+
+    def fill(self, batch: Pass[np.ndarray]) -> None:
+        """Let it read these rows."""
+        self.inputs.tokens[:], self.inputs.positions[:] = batch.tokens, batch.positions
+        assert self.inputs.sequences is not None
+        self.inputs.sequences[:] = 0 if batch.sequences is None else batch.sequences
 
 
 class Plans:
@@ -37,22 +43,23 @@ class Plans:
         self.latest: dict[Key, Plan] = {}
         self._recorder = recorder
 
-    def record(self, forward: Forward[np.ndarray], rows: int, n_logits: int) -> Plan:
+    def record(self, forward: Forward[np.ndarray], rows: int, n_logits: int, mixed: bool = False) -> Plan:
         """A pass over ``rows`` tokens that returns the logits of the last ``n_logits``, not yet compiled."""
-        inputs = Pass(np.zeros(rows, np.int32), np.zeros(rows, np.int32))
+        tokens, positions, sequences = (np.zeros(rows, np.int32) for _ in range(3))
+        inputs = Pass(tokens, positions, sequences, mixed)
         return Plan(inputs, self._recorder.record(lambda: forward(inputs, n_logits)))
 
     def forget(self, rows: range) -> None:
         """Record passes of these numbers of rows anew when they are run again."""
         self.kept = {key: plan for key, plan in self.kept.items() if key[1] not in rows}
 
-    def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int) -> Plan:
+    def plan(self, forward: Forward[np.ndarray], rows: int, n_logits: int, most: int, mixed: bool = False) -> Plan:
         """The pass over ``rows`` tokens that returns the logits of the last ``n_logits``; most: the number of rows of the
-        largest pass."""
-        key, passing = (forward, rows, n_logits), STEP_ROWS < rows < most
+        largest pass; mixed: see :class:`engine.arrays.Pass`."""
+        key, passing = (forward, rows, n_logits, mixed), STEP_ROWS < rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
-            plan = self.record(forward, rows, n_logits)
+            plan = self.record(forward, rows, n_logits, mixed)
             plan.program.finish()
         if passing and len(self.latest) >= WIDE_PLANS:
             del self.latest[next(iter(self.latest))]

@@ -3,15 +3,17 @@
 Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: lo <= j <= p, lo = max(0, p - window + 1)
     (``engine/cpu/attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py``
     joins them.
-Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16; new [rows, n_head_kv, d_k + d_v], what the rows append, one word per element; float32 weights
+Shapes: q float32 [rows, n_head, d_k]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], as words of one
+    float32 or two float16; sequences int32 [rows], table int32 [sequences, stride]: position j of sequence s is lane j % 64
+    of page table[s, j // 64]; new [rows, n_head_kv, d_k + d_v], what the rows append, one word per element; float32 weights
     [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots, d_pad], d_pad = d_v rounded up to 32; slot 0 of a
     row is the first chunk that it sees.
 Who owns what: a block owns every ``splits``-th chunk of a KV head and up to ``tasks`` of the (row, head) pairs that read it.
-    No grid depends on a position.
+    In a mixed pass, whose rows may belong to several sequences, these are pairs of one row.  No grid depends on a position.
 Reduction order: that of the mirror.  Within a chunk a thread owns a score, or two elements of the weighted sum, and a warp
     the halving tree of 64.
-Bytes moved: (d_k + d_v) * element size per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
+Bytes moved: (d_k + d_v) * element size per visible position and KV head, in a mixed pass for each row, and 4 per chunk for
+    its page; 8 + 4 d_pad per (row, head, chunk) out.
 """
 
 from dataclasses import dataclass
@@ -104,13 +106,15 @@ class Geometry:
         return combine_quantize(unit, self.d_v, *kinds, self.join is not None)
 
 
-def slots(capacity: int, window: int) -> int:
-    """The most chunks that one row sees, in a layer with room for ``capacity`` positions, the whole context or a ring.
+def slots(n_ctx: int, window: int) -> int:
+    """The most chunks that one row of a context of ``n_ctx`` positions sees; a window may begin inside a chunk."""
+    chunks = -(-n_ctx // CHUNK)
+    return min(chunks, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
 
-    A window no longer than a ring of n chunks may begin inside a chunk, and then touches n + 1.
-    """
-    chunks = -(-capacity // CHUNK)
-    return min(chunks + 1, (window + CHUNK - 2) // CHUNK + 1) if window else chunks
+
+def parts_of(rows: int, group: int, tasks: int, mixed: bool) -> int:
+    """The number of blocks that share the (row, head) pairs of a KV head; in a mixed pass a block has pairs of one row."""
+    return rows * -(-group // tasks) if mixed else -(-rows * group // tasks)
 
 
 def scratch(rows: int, n_head: int, d_v: int, n_slots: int) -> tuple[int, int]:
@@ -139,13 +143,15 @@ def geometry(
     past: bool = False,
     sinks: bool = False,
     together: int = GROUP,
+    mixed: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
     ``early``: no kernel of the same chain writes the positions, nor what earlier passes have appended, so both are read
     before ``wait_for_inputs``.  ``tasks``: (row, head) pairs per block, 0 to choose a good number.  ``gated``: the result is
     multiplied by the sigmoid of a gate.  ``past``: nothing is appended, and another kernel of the chain may have written the
-    contents of the cache.  ``sinks``: heads have them.  ``together``: chunks of a group.
+    contents of the cache.  ``sinks``: heads have them.  ``together``: chunks of a group.  ``mixed``: rows may belong to
+    several sequences; each is then computed as if it were the only one.
     Raises DeviceError for heads that the kernels do not support.
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
@@ -155,14 +161,15 @@ def geometry(
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
     group = n_head // n_head_kv
-    tasks = tasks or _tasks(rows * group, d_k, d_v, half)
+    single = mixed or rows == 1
+    tasks = tasks or _tasks(group if single else rows * group, d_k, d_v, half)
     shared_by = min(4, max(1, tasks // 2))
     threads = 128 if half and max(d_k, d_v) <= 128 and tasks <= 8 else 256
-    parts = -(-rows * group // tasks)
+    parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once, two per multiprocessor: the next kernel cannot begin before all have begun.
     splits = min(n_slots, max(1, 2 * multiprocessors // (n_head_kv * parts)))
     return Geometry(
-        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, rows == 1, early and not past),
+        attend_chunks(half, d_k, d_v, group, tasks, shared_by, threads, single, early and not past),
         # Blocks begin in this order, x first: those of the first chunks, which exist at any position, before the others.
         (n_head_kv, parts, splits),
         threads,
@@ -385,20 +392,23 @@ def _make_amend(d_k: int, d_v: int, threads: int, n: int) -> DeviceFunction:
     return amend
 
 
-@kernel(F32P, U32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=256, blocks=2)
+@kernel(*(F32P, U32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, i32, i32, f32), threads=256, blocks=2)
 def attend_chunks(
     half: bool, d_k: int, d_v: int, group: int, tasks: int, shared_by: int, threads: int, single: bool, early: bool
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
-    Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, weights, sums, rows, chunks (of the ring), slots,
-    window, scale.  ``single``: there is one row.
+    Arguments: q, new (``engine/cuda/rope.py``), keys, values, positions, sequences, table, weights, sums, rows, pages,
+    stride (chunks of a row of the table), slots, window, scale.
+    ``single``: a block has pairs of one row, whatever the sequences of the others; else all rows belong to that of row 0.
     Where shared memory holds keys and values at the same time, a block loads its first chunk before ``wait_for_inputs``, and
-    writes what the rows append to it afterwards.
+    writes what the rows append to it afterwards; if other rows than that of the block may append to it, it waits first.
     ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``shared_by``: the number of them that a
     thread serves with each key or value it has loaded; ``early``: see ``geometry``.
-    Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``threads``.
+    Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
+    blocks of ``threads``.
     """
+    parts = -(-group // tasks)
     n_sets = tasks // shared_by
     n_warps = threads // 32
     element = 1 if half else 2
@@ -503,7 +513,7 @@ def attend_chunks(
 
     @cuda.jit
     def attend_chunks(  # type: ignore[no-untyped-def]
-        q, new, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
+        q, new, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()
         key_tile = pointer(cuda.shared.array(key_tile_words, np.uint32, ALIGNED))
@@ -526,41 +536,55 @@ def attend_chunks(
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
         n_head = I(cuda.gridDim.x * group)
         head0 = I(head_kv * group)
-        task0 = I((cuda.blockIdx.y * tasks) & 0xFFFF)
-        n = min(I(rows * group - task0), I(tasks))
+        row, part = I(0), I(cuda.blockIdx.y & 0xFFFF)
+        if single:
+            row, part = I(U(part) // U(parts)), I(U(part) % U(parts))
+            head0 = I(head0 + row * n_head)
+        task0 = I(part * tasks)
+        n = min(I((group if single else rows * group) - task0), I(tasks))
         if not early:
             wait_for_inputs()
-        place = positions[min(I(thread & 31), I(rows - 1))]
+        place = positions[row if single else min(I(thread & 31), I(rows - 1))]
+        table = advance(table, I(sequences[row] * stride))
         lowest, highest = place, place
         if not single:
             for k in range(5):
                 lowest = min(lowest, lane_xor_int(lowest, I(1 << k)))
                 highest = max(highest, lane_xor_int(highest, I(1 << k)))
-        ring = np.int64(I(head_kv * chunks))
+        of_head = I(head_kv * pages)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
         last_chunk = I(highest >> 6)
+        # The first chunk to which a row of the sequence may append; rows of one sequence are consecutive.
+        fresh = I((lowest - rows + 1 if single else lowest) >> 6)
+        at = np.int64(0)
+        if chunk <= last_chunk:
+            at = np.int64(I(of_head + table[chunk]))
         if single:
             places[0] = place
         elif thread < 32:
             places[thread] = place
+        if single and early and apart and rows > 1 and chunk >= fresh:
+            # Only what the row itself appends is added later.
+            wait_for_inputs()
         # Chunks before the first new position hold earlier passes; new positions in the others are added later.
-        if chunk <= last_chunk and (apart or not early or chunk < lowest >> 6):
-            fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+        if chunk <= last_chunk and (apart or not early or chunk < fresh):
+            fetch(keys, values, at, thread, key, value)
             if apart:
                 store_keys(key_tile, thread, key)
                 store_values(value_tile, thread, value)
                 cuda.syncthreads()
         if early:
             wait_for_inputs()
-            if not apart and chunk <= last_chunk and chunk >= lowest >> 6:
-                fetch(keys, values, ring + I(U(chunk) % U(chunks)), thread, key, value)
+            if not apart and chunk <= last_chunk and chunk >= fresh:
+                fetch(keys, values, at, thread, key, value)
         if chunk <= last_chunk:
             for k in range(scaled_rounds):
                 i = I(thread + k * threads)
                 t, d = min(I(i // d_k), I(n - 1)), I(i % d_k)
                 loaded[k] = q[I(head_of(I(task0 + t), n_head, head0) * d_k) + d]
             if apart and early and chunk >= lowest >> 6:
-                appended, width = advance(new, I(head_kv * (d_k + d_v))), I(cuda.gridDim.x * (d_k + d_v))
+                width = I(cuda.gridDim.x * (d_k + d_v))
+                appended = advance(new, I(row * width + head_kv * (d_k + d_v)))
                 if single:
                     amend(appended, key_tile, value_tile, places, chunk, rows, width, thread)
                 else:
@@ -575,7 +599,11 @@ def attend_chunks(
                 if scaled_exact or i < n_scaled:
                     scaled[I(t // shared_by * d_k + d) * shared_by + t % shared_by] = loaded[k] * scale
         while chunk <= last_chunk:
-            at = ring + I(U(chunk) % U(chunks))
+            after = I(chunk + cuda.gridDim.z)
+            next_at = at
+            if after <= last_chunk:
+                # Read early: what is there depends on it.
+                next_at = np.int64(I(of_head + table[after]))
             chunk_keys, chunk_values = key_tile, value_tile
             if staged and not apart:
                 store_keys(key_tile, thread, key)
@@ -587,9 +615,8 @@ def attend_chunks(
             cuda.syncthreads()
             if staged and not apart:
                 store_values(value_tile, thread, value)
-            after = I(chunk + cuda.gridDim.z)
             if after <= last_chunk:
-                fetch(keys, values, ring + I(U(after) % U(chunks)), thread, key, value)
+                fetch(keys, values, next_at, thread, key, value)
             weigh(scores, places, tops, masses, thread, n, task0, window, chunk)
             cuda.syncthreads()
             weighted_sum(chunk_values, scores, places, sums, thread, n, task0, head0, n_head, slots, window, chunk)
@@ -599,6 +626,6 @@ def attend_chunks(
                 if apart:
                     store_keys(key_tile, thread, key)
                     store_values(value_tile, thread, value)
-            chunk = after
+            chunk, at = after, next_at
 
     return attend_chunks

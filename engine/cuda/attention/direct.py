@@ -4,22 +4,23 @@ Formula, order: ``engine/cpu/attention.py`` and, where keys or values are quanti
     file computes the part of each chunk, and ``engine/cuda/attention/combine.py`` joins them;
     ``engine/cuda/attention/attend.py`` serves the other caches.
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled,
-    and float32 [rows, n_head, d_k / 32]; keys and values by type (``engine/cache/types.py``); weights, sums, slots as in
-    ``engine/cuda/attention/attend.py``.
+    and float32 [rows, n_head, d_k / 32]; keys and values [n_head_kv, pages, ...] by type (``engine/cache/types.py``);
+    sequences, table, weights, sums, slots as in ``engine/cuda/attention/attend.py``.
 Who owns what: a block of four warps owns every ``splits``-th chunk of a KV head and up to eight of the (row, head) pairs that
-    read it.  Where keys are quantized, a warp processes a chunk alone (``engine/cuda/attention/warp_chunk.py``), but
-    all four share the last one if it would be the only one.  In a shared chunk, for scores of quantized keys a warp
-    owns 16 positions, which a tensor core multiplies by all pairs; for others a thread owns two positions, a warp up to
-    two pairs.  For weighted values a thread owns four elements, of one or more pairs.
+    read it, in a mixed pass pairs of one row.  Where keys are quantized, a warp processes a chunk alone
+    (``engine/cuda/attention/warp_chunk.py``), but all four share the last one if it would be the only one.  In a shared
+    chunk, for scores of quantized keys a warp owns 16 positions, which a tensor core multiplies by all pairs; for others a
+    thread owns two positions, a warp up to two pairs.  For weighted values a thread owns four elements, of one or more pairs.
 Reduction order: that of the mirror; integers are exact in any order.
-Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, 8 + 4 d_pad per (row, head, chunk) out.
+Bytes moved: as ``CacheType.row_bytes`` says per visible position and KV head, in a mixed pass for each row, and 4 per chunk
+    for its page; 8 + 4 d_pad per (row, head, chunk) out.
 """
 
 import numpy as np
 from numba import cuda
 
 from engine.cache.types import BLOCK, CACHE_TYPES, CHUNK, GROUP
-from engine.cuda.attention.attend import MAX_ROWS, Geometry, _make_copies
+from engine.cuda.attention.attend import MAX_ROWS, Geometry, _make_copies, parts_of
 from engine.cuda.attention.combine import COMBINE_THREADS, PART, combine, padded
 from engine.cuda.attention.join import first_visible
 from engine.cuda.attention.scores import PAIRS, make_float_run, make_own_keys, make_quantized_scores
@@ -76,12 +77,13 @@ def geometry(
     gated: bool = False,
     sinks: bool = False,
     together: int = GROUP,
+    mixed: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of these types.
 
     ``early``: no kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``tasks``:
     (row, head) pairs per block, 0 to choose a good number; ``gated``: the result is multiplied by the sigmoid of a gate;
-    ``sinks``: heads have them; ``together``: chunks of a group.
+    ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may belong to several sequences.
     Raises DeviceError for heads that the kernel does not support.
     """
     types = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
@@ -94,16 +96,14 @@ def geometry(
             )
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
-    group = n_head // n_head_kv
-    tasks = tasks or min(PAIRS, 1 << (rows * group - 1).bit_length())
-    parts = -(-rows * group // tasks)
+    group, single = n_head // n_head_kv, mixed or rows == 1
+    tasks = tasks or min(PAIRS, 1 << ((group if single else rows * group) - 1).bit_length())
+    parts = parts_of(rows, group, tasks, mixed)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
     splits = min(n_slots, max(1, BLOCKS * multiprocessors // (n_head_kv * parts)))
     rotated = BLOCK if types[1].quantized else 0
     return Geometry(
-        attend_in_place(
-            k_type, v_type, d_k, d_v, group, tasks, rows == 1, early, types[0].quantized and n_slots > splits
-        ),
+        attend_in_place(k_type, v_type, d_k, d_v, group, tasks, single, early, types[0].quantized and n_slots > splits),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
         (n_head_kv, parts, splits),
         THREADS,
@@ -123,18 +123,26 @@ def geometry(
 # --- the kernel ------------------------------------------------------------------------------------------------
 
 
-@kernel(U32P, F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32, threads=THREADS, blocks=BLOCKS)
+@kernel(
+    *(U32P, F32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, i32, i32, f32),
+    threads=THREADS,
+    blocks=BLOCKS,
+)
 def attend_in_place(
     k_type: str, v_type: str, d_k: int, d_v: int, group: int, tasks: int, single: bool, early: bool, apart: bool
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk.
 
     Arguments: q (float32 as words, or words), q_scales (not read unless keys are quantized), keys, values, positions,
-    weights, sums, rows, chunks (of the ring), slots, window, scale (not used where keys are quantized).
-    ``single``: there is one row; ``group``: query heads per KV head; ``tasks``: (row, head) pairs per block; ``early``: see
-    ``geometry``; ``apart``: a warp processes a chunk alone where a block has several; keys are quantized.
-    Grid: (n_head_kv, ceil(rows * group / tasks), splits), blocks of ``THREADS``.
+    sequences, table, weights, sums, rows, pages, stride (chunks of a row of the table), slots, window, scale (not used where
+    keys are quantized).
+    ``single``: a block has pairs of one row, else all rows belong to the sequence of row 0; ``group``: query heads per KV
+    head; ``tasks``: (row, head) pairs per block; ``early``: see ``geometry``; ``apart``: a warp processes a chunk alone
+    where a block has several; keys are quantized.
+    Grid: (n_head_kv, ceil(rows * group / tasks), splits), or (n_head_kv, rows * ceil(group / tasks), splits) if ``single``;
+    blocks of ``THREADS``.
     """
+    parts = -(-group // tasks)
     of_keys, of_values = CACHE_TYPES[k_type], CACHE_TYPES[v_type]
     quantized, half = of_keys.quantized, of_keys.bits == 16
     key_words, value_words = of_keys.chunk_words(d_k), of_values.chunk_words(d_v)
@@ -291,7 +299,7 @@ def attend_in_place(
 
     @cuda.jit
     def attend_in_place(  # type: ignore[no-untyped-def]
-        q, q_scales, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
+        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()
         query = pointer(cuda.shared.array(n_query, np.uint32, ALIGNED))
@@ -319,36 +327,45 @@ def attend_in_place(
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
         n_head = I(cuda.gridDim.x * group)
         head0 = I(head_kv * group)
-        task0 = I((cuda.blockIdx.y * tasks) & 0xFFFF)
-        n = min(I(rows * group - task0), I(tasks))
+        row, part = I(0), I(cuda.blockIdx.y & 0xFFFF)
+        if single:
+            row, part = I(U(part) // U(parts)), I(U(part) % U(parts))
+            head0 = I(head0 + row * n_head)
+        task0 = I(part * tasks)
+        n = min(I((group if single else rows * group) - task0), I(tasks))
         # The thread's part of the weighted values.
         own, column = I(thread // columns), I(thread % columns)
         t0, shift = I(own * shared_by), I(4 * (column & 1))
         owner = t0 < n and own < sets
         if not early:
             wait_for_inputs()
-        place = positions[min(I(thread & 31), I(rows - 1))]
+        place = positions[row if single else min(I(thread & 31), I(rows - 1))]
+        table = advance(table, I(sequences[row] * stride))
         # This tells the compiler that the values are the same in all lanes, and so are the branches that depend on them.
         highest = lanes_max(place)
         lowest = highest if single else I(-lanes_max(I(-place)))
-        ring = I(head_kv * chunks)
+        of_head = I(head_kv * pages)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z)
         last_chunk = I(highest >> 6)
         if single:
             places[0] = highest
         elif thread < 32:
             places[thread] = place
-        at = I(ring + I(U(chunk) % U(chunks)))
         splits = I(cuda.gridDim.z)
         warp, lane = lanes_max(I(thread >> 5)), I(thread & 31)
         # Warps of blocks that have fewer chunks than warps are spread over the schedulers.
         turn = I((warp + cuda.blockIdx.x + cuda.blockIdx.z + (cuda.blockIdx.z >> 2)) & (WARPS - 1))
+        # The page of the block's first chunk, and that of the warp's.
+        at = I(of_head + table[chunk]) if chunk <= last_chunk else I(0)
+        first = I(chunk + turn * splits) if apart else chunk
+        own_at = at
+        if apart and first <= last_chunk:
+            own_at = I(of_head + table[first])
         if early:
             # Into the L2 cache: whatever is written there meanwhile is seen.
             if lane == 0 if apart else thread == 0:
-                first = I(chunk + turn * splits) if apart else chunk
-                prefetch_keys(keys, ring, first, last_chunk, chunks)
-                prefetch_values(values, ring, first, last_chunk, chunks)
+                prefetch_keys(keys, own_at, first <= last_chunk)
+                prefetch_values(values, own_at, first <= last_chunk)
             wait_for_inputs()
         if apart and I(chunk + splits) <= last_chunk:
             fetch_query(q, q_scales, thread, n, task0, head0, n_head, loaded, loaded_scales)
@@ -358,22 +375,26 @@ def attend_in_place(
             while I(chunk + splits) <= last_chunk:
                 mine = I(chunk + turn * splits)
                 if mine <= last_chunk:
-                    at = I(ring + I(U(mine) % U(chunks)))
+                    following, next_at = I(mine + WARPS * splits), own_at
+                    if following <= last_chunk:
+                        # Read early: what is there depends on it.
+                        next_at = I(of_head + table[following])
                     if lane == 0:
-                        prefetch_values(values, ring, mine, last_chunk, chunks)
-                    of_keys_at = advance(keys, np.int64(at) * key_words)
+                        prefetch_values(values, own_at, True)
+                    of_keys_at = advance(keys, np.int64(own_at) * key_words)
                     take_scores(of_keys_at, query, query_scales, own_scores, lane)
                     if lane == 0:
                         # Not earlier: what many warps have prefetched would evict itself from the L2 cache.
-                        prefetch_keys(keys, ring, I(mine + WARPS * splits), last_chunk, chunks)
-                    of_values_at = advance(values, np.int64(at) * value_words)
+                        prefetch_keys(keys, next_at, following <= last_chunk)
+                    of_values_at = advance(values, np.int64(own_at) * value_words)
+                    own_at = next_at
                     take_values(
                         of_values_at, own_scores, own_limits, places, weights, sums, lane, n, task0, head0, n_head, slots,
                         window, mine,
                     )  # fmt: skip
                 chunk = I(chunk + WARPS * splits)
-            at = I(ring + I(U(chunk) % U(chunks)))
             if chunk <= last_chunk:
+                at = I(of_head + table[chunk])
                 fetch_keys(advance(keys, np.int64(at) * key_words), thread, key, key_scales)
         elif chunk <= last_chunk:
             fetch_query(q, q_scales, thread, n, task0, head0, n_head, loaded, loaded_scales)
@@ -383,8 +404,10 @@ def attend_in_place(
             chunk_values = advance(values, np.int64(at) * value_words)
             value = advance(chunk_values, I(column * row_words // columns))
             value_scales = advance(halves(advance(chunk_values, value_integers)), I(column >> 3))
-            after = I(chunk + splits)
-            at_after = I(ring + I(U(after) % U(chunks)))
+            after, at_after = I(chunk + splits), at
+            if not apart and after <= last_chunk:
+                # Read early: what is there depends on it.
+                at_after = I(of_head + table[after])
             cuda.syncthreads()
             begin, end, inner_begin, inner_end = bounds(places, t0, n, task0, window, chunk, firsts, lasts)
             middle = I((inner_begin + STEP - 1) & ~(STEP - 1))
@@ -394,8 +417,8 @@ def attend_in_place(
                     advance(value, I(middle * row_words)), advance(value_scales, I(middle * row_scales)), words, scales
                 )
             if not apart and thread == 0:
-                prefetch_keys(keys, ring, after, last_chunk, chunks)
-                prefetch_values(values, ring, after, last_chunk, chunks)
+                prefetch_keys(keys, at_after, after <= last_chunk)
+                prefetch_values(values, at_after, after <= last_chunk)
             score(advance(keys, np.int64(at) * key_words), thread, key, key_scales, query, query_scales, tiles, scores)
             cuda.syncthreads()
             weigh(scores, places, tops, masses, thread, n, task0, window, chunk)

@@ -3,21 +3,22 @@
 Formula: ``engine/cpu/integer_attention.py``; this file computes the part of each chunk, and
     ``engine/cuda/attention/combine.py`` joins them.
 Shapes: q words [rows, n_head, 2, d_k / 4] (``engine/cuda/integer_cache.py``), their scales float32 [rows, n_head, blocks];
-    keys and values uint32 [n_head_kv, chunks, words] (``engine/cache/types.py``); weights, sums, slots as in
+    keys and values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); sequences, table, weights, sums, slots as in
     ``engine/cuda/attention/attend.py``.
-Who owns what: a block owns every ``splits``-th chunk of a KV head and up to 16 of the (row, head) pairs that read it; a warp
-    processes a chunk alone (``engine/cuda/attention/integer_chunk.py``).
+Who owns what: a block owns every ``splits``-th chunk of a KV head and up to 16 of the (row, head) pairs that read it, in a
+    mixed pass pairs of one row; a warp processes a chunk alone (``engine/cuda/attention/integer_chunk.py``).
 Reduction order: that of the mirror; integers are exact in any order.
-Bytes moved: (d_k + d_v) * bits / 8 per visible position and KV head, once from memory to the shared memory of the warp: its
-    next keys are copied while it processes values, and its next values while it processes keys.  Where shared memory is too
-    small for a chunk per warp, from the L2 cache, into which chunks are prefetched.  8 + 4 d_pad per (row, head, chunk) out.
+Bytes moved: (d_k + d_v) * bits / 8 per visible position and KV head, in a mixed pass for each row, once from memory to the
+    shared memory of the warp: its next keys are copied while it processes values, and its next values while it processes
+    keys.  Where shared memory is too small for a chunk per warp, from the L2 cache, into which chunks are prefetched.  4 per
+    chunk for its page, 8 + 4 d_pad per (row, head, chunk) out.
 """
 
 import numpy as np
 from numba import cuda
 
 from engine.cache.types import CACHE_TYPES, CHUNK, GROUP
-from engine.cuda.attention.attend import MAX_ROWS, Geometry
+from engine.cuda.attention.attend import MAX_ROWS, Geometry, parts_of
 from engine.cuda.attention.combine import combine, padded, threads_of
 from engine.cuda.attention.integer_chunk import (
     PAIRS,
@@ -77,17 +78,19 @@ def geometry(
     gated: bool = False,
     sinks: bool = False,
     together: int = GROUP,
+    mixed: bool = False,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of this type.
 
     ``shared``: bytes of shared memory that a block may have, 0 if copies to it cannot overlap with work; ``early``: no
     kernel of the same chain writes the positions, so they are read before ``wait_for_inputs``; ``gated``: the result is
-    multiplied by the sigmoid of a gate; ``sinks``: heads have them; ``together``: chunks of a group.
+    multiplied by the sigmoid of a gate; ``sinks``: heads have them; ``together``: chunks of a group; ``mixed``: rows may
+    belong to several sequences.
     """
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
     group, block = n_head // n_head_kv, CACHE_TYPES[name].block(d_v)
-    parts = -(-rows * group // PAIRS)
+    parts = parts_of(rows, group, PAIRS, mixed)
     warps, resident = warps_of(name, d_k, d_v, shared)
     staged = warps > 0
     if not staged:
@@ -131,7 +134,7 @@ def warps_of(name: str, d_k: int, d_v: int, shared: int) -> tuple[int, int]:
 
 
 @kernel(
-    *(U32P, F32P, U32P, U32P, I32P, F32P, F32P, i32, i32, i32, i32, f32),
+    *(U32P, F32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, i32, i32, f32),
     threads=lambda *constants: 32 * constants[5],
     blocks=lambda *constants: constants[6],
     shared=_bytes,
@@ -141,11 +144,12 @@ def attend_integer_chunks(
 ) -> KernelCode:
     """The maximum, the sum and the weighted values of each visible chunk of a cache of i8 or i12 (``name``).
 
-    Arguments: q, q_scales, keys, values, positions, weights, sums, rows, chunks (of the ring), slots, window, scale (not
-    used: queries have it).
+    Arguments: q, q_scales, keys, values, positions, sequences, table, weights, sums, rows (that all belong to the sequence of
+    the first of them: those of the pass, or 1 if it is mixed), pages, stride (chunks of a row of the table), slots, window,
+    scale (not used: queries have it).
     ``group``: query heads per KV head; ``early``: see ``geometry``; ``warps``: of a block, of which ``resident`` fit on a
     multiprocessor; ``staged``: each has a chunk in shared memory.
-    Grid: (n_head_kv, ceil(rows * group / 16), splits), blocks of 32 * ``warps`` threads.
+    Grid: (n_head_kv, ceil(rows * group / 16) * (rows of the pass / rows), splits), blocks of 32 * ``warps`` threads.
     """
     of, tile = CACHE_TYPES[name], Tile(CACHE_TYPES[name], d_k, d_v, d_v, warps)
     key_words, value_words = of.chunk_words(d_k), of.chunk_words(d_v)
@@ -171,19 +175,17 @@ def attend_integer_chunks(
     prefetch_keys, prefetch_values = make_prefetch(key_words, value_words)
 
     @device
-    def copy_keys(stage, keys, ring, chunk, last_chunk, chunks, lane):  # type: ignore[no-untyped-def]
-        """Start copying the keys of a chunk to the warp's stage, if it exists; always the next group of copies."""
-        if chunk <= last_chunk:
-            at = np.int64(I(ring + I(U(chunk) % U(chunks))))
-            fetch_keys(stage, advance(keys, at * key_words), lane)
+    def copy_keys(stage, keys, page, seen, lane):  # type: ignore[no-untyped-def]
+        """Start copying the keys of a page to the warp's stage, if ``seen``; always the next group of copies."""
+        if seen:
+            fetch_keys(stage, advance(keys, np.int64(page) * key_words), lane)
         copies_commit()
 
     @device
-    def copy_values(stage, values, ring, chunk, last_chunk, chunks, lane):  # type: ignore[no-untyped-def]
+    def copy_values(stage, values, page, seen, lane):  # type: ignore[no-untyped-def]
         """The same for its values."""
-        if chunk <= last_chunk:
-            at = np.int64(I(ring + I(U(chunk) % U(chunks))))
-            fetch_values(stage, advance(values, at * value_words), I(0), lane)
+        if seen:
+            fetch_values(stage, advance(values, np.int64(page) * value_words), I(0), lane)
         copies_commit()
 
     @device
@@ -223,7 +225,7 @@ def attend_integer_chunks(
 
     @cuda.jit
     def attend_integer_chunks(  # type: ignore[no-untyped-def]
-        q, q_scales, keys, values, positions, weights, sums, rows, chunks, slots, window, scale
+        q, q_scales, keys, values, positions, sequences, table, weights, sums, rows, pages, stride, slots, window, scale
     ):
         let_next_begin()
         query = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
@@ -234,9 +236,14 @@ def attend_integer_chunks(
         # This tells the compiler that the values are the same in all lanes, and so are the branches that depend on them.
         warp, lane = lanes_max(I(thread >> 5)), I(thread & 31)
         head_kv = I(cuda.blockIdx.x & 0xFFFF)
-        n_head, head0 = I(cuda.gridDim.x * group), I(head_kv * group)
-        task0 = I((cuda.blockIdx.y * PAIRS) & 0xFFFF)
         last_task = I(rows * group - 1)
+        # In a mixed pass, the number of a row; else 0.
+        part, parts = I(cuda.blockIdx.y & 0xFFFF), I(U(last_task + PAIRS) // U(PAIRS))
+        first_row = I(U(part) // U(parts))
+        n_head = I(cuda.gridDim.x * group)
+        head0 = I(head_kv * group + first_row * n_head)
+        task0 = I(I(part - first_row * parts) * PAIRS)
+        positions, sequences = advance(positions, first_row), advance(sequences, first_row)
         both = I(task0 + 8) <= last_task  # whether the second half of the pairs exists
         task, other_task = I(task0 + (lane >> 2)), I(task0 + (lane >> 2) + 8)
         row = I(U(min(last_task, task)) // U(group))
@@ -246,46 +253,57 @@ def attend_integer_chunks(
         if not early:
             wait_for_inputs()
         position, other_position = positions[row], positions[other_row]
+        table = advance(table, I(sequences[0] * stride))
         highest = lanes_max(max(position, other_position))
         lowest = I(-lanes_max(I(-min(position, other_position))))
-        ring, splits = I(head_kv * chunks), I(cuda.gridDim.z)
+        of_head, splits = I(head_kv * pages), I(cuda.gridDim.z)
         # Warps of blocks that have fewer chunks than warps are spread over the schedulers.
         turn = I(U(warp + cuda.blockIdx.x + cuda.blockIdx.z + (cuda.blockIdx.z >> 2)) % U(warps))
         last_chunk = I(highest >> 6)
         chunk = I((first_visible(lowest, window) >> 6) + cuda.blockIdx.z + turn * splits)
+        at, next_at = I(0), I(0)
+        if chunk <= last_chunk:
+            at = I(of_head + table[chunk])
+        if staged and I(chunk + warps * splits) <= last_chunk:
+            next_at = I(of_head + table[I(chunk + warps * splits)])
         if early:
             if lane == 0:
                 # Into the L2 cache: whatever is written there meanwhile is seen.
-                prefetch_keys(keys, ring, chunk, last_chunk, chunks)
-                prefetch_values(values, ring, chunk, last_chunk, chunks)
+                prefetch_keys(keys, at, chunk <= last_chunk)
+                prefetch_values(values, at, chunk <= last_chunk)
             wait_for_inputs()
         stage = advance(query, I(stages_at + warp * stage_words))
         if staged:
-            copy_keys(stage, keys, ring, chunk, last_chunk, chunks, lane)
-            copy_values(stage, values, ring, chunk, last_chunk, chunks, lane)
+            copy_keys(stage, keys, at, chunk <= last_chunk, lane)
+            copy_values(stage, values, at, chunk <= last_chunk, lane)
+            # From here on the page of the chunk that is copied next.
+            at = next_at
             if lane == 0:
-                prefetch_keys(keys, ring, I(chunk + warps * splits), last_chunk, chunks)
-                prefetch_values(values, ring, I(chunk + warps * splits), last_chunk, chunks)
+                prefetch_keys(keys, at, I(chunk + warps * splits) <= last_chunk)
+                prefetch_values(values, at, I(chunk + warps * splits) <= last_chunk)
         place(q, q_scales, task0, last_task, head0, n_head, lane, warp, query, dq)
         cuda.syncthreads()
         while chunk <= last_chunk:
             after = I(chunk + warps * splits)
+            following = I(after + warps * splits) if staged else after
+            if following <= last_chunk:
+                # Read early: what is there depends on it.
+                next_at = I(of_head + table[following])
             if staged:
                 own_keys, own_values = stage, advance(stage, values_at)
                 copies_wait_but_one()
                 cuda.syncwarp()
             else:
-                at = np.int64(I(ring + I(U(chunk) % U(chunks))))
-                own_keys, own_values = advance(keys, at * key_words), advance(values, at * value_words)
+                own_keys = advance(keys, np.int64(at) * key_words)
+                own_values = advance(values, np.int64(at) * value_words)
             scores(query, dq, own_keys, advance(own_keys, low_keys), advance(own_keys, key_scales), lane, s)
             if staged:
                 cuda.syncwarp()
-                copy_keys(stage, keys, ring, after, last_chunk, chunks, lane)
+                copy_keys(stage, keys, at, after <= last_chunk, lane)
             if lane == 0:
                 # Not earlier: what many warps have prefetched would evict itself from the L2 cache.
-                following = I(after + warps * splits) if staged else after
-                prefetch_keys(keys, ring, following, last_chunk, chunks)
-                prefetch_values(values, ring, following, last_chunk, chunks)
+                prefetch_keys(keys, next_at, following <= last_chunk)
+                prefetch_values(values, next_at, following <= last_chunk)
             first, last = visible(position, window, chunk)
             other_first, other_last = visible(other_position, window, chunk)
             slot = I(I(head * slots) + I(chunk - (first_visible(position, window) >> 6)))
@@ -304,7 +322,7 @@ def attend_integer_chunks(
             write_blocks(0, own_values, s, lane, both, advance(sums, 4 * (lane & 3)), to, other_to)
             if staged:
                 cuda.syncwarp()
-                copy_values(stage, values, ring, after, last_chunk, chunks, lane)
-            chunk = after
+                copy_values(stage, values, at, after <= last_chunk, lane)
+            chunk, at = after, next_at
 
     return attend_integer_chunks

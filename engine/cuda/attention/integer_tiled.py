@@ -9,9 +9,10 @@
 
 Formula: ``engine/cpu/integer_attention.py``; gates as in ``engine/cpu/glu.py``.
 Shapes: q words [rows, n_head, 2, d_k / 4] (``engine/cuda/integer_cache.py``), their scales float32 [rows, n_head, blocks];
-    keys, values uint32 [n_head_kv, chunks, words] (``engine/cache/types.py``); gate float32 [rows, n_head, 2, d_v], only
-    [:, :, 1] is read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows,
-    n_head, d_v].
+    keys, values uint32 [n_head_kv, pages, words] (``engine/cache/types.py``); gate float32 [rows, n_head, 2, d_v], only
+    [:, :, 1] is read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence
+    s = sequences[0]; table int32 [sequences, stride]: position j is lane j % 64 of page table[s, j // 64]; out float32
+    [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head, a part of the dimensions of its values, and all chunks
     that they see; a warp owns 16 pairs, or two warps own 16, each the scores of half of the positions and half of the
     dimensions.  The longest tiles begin first.  No grid depends on a position.
@@ -97,7 +98,7 @@ def _blocks(name: str, d_k: int, d_v: int, group: int, part: int, warps: int, *_
 
 
 @kernel(
-    *(U32P, F32P, U32P, U32P, I32P, F32P, F32P, F32P, i32, i32, i32),
+    *(U32P, F32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, F32P, i32, i32, i32, i32),
     threads=lambda *constants: 32 * constants[5],
     blocks=_blocks,
     shared=_bytes,
@@ -116,8 +117,8 @@ def attend_integers(
 ) -> KernelCode:
     """Attention of the rows of a pass over a cache of i8 or i12 (``name``).
 
-    Arguments: q, q_scales, keys, values, positions, gate (not read unless ``gated``), sink (not read unless ``sinks``: heads
-    have them), out, rows, chunks (of the ring), window.
+    Arguments: q, q_scales, keys, values, positions, sequences, table, gate (not read unless ``gated``), sink (not read unless
+    ``sinks``: heads have them), out, rows, pages, stride (chunks of a row of the table), window.
     ``group``: query heads per KV head; ``part``: dimensions of values of a warp, a divisor of d_v; ``shared_by``: warps that
     share 16 pairs, 1 or 2; ``joined``: chunks that are joined with one another before they are joined with others.
     Grid: (n_head_kv, ceil(rows * group / (16 * warps / shared_by)), d_v / (part * shared_by)), blocks of 32 * ``warps``
@@ -146,11 +147,10 @@ def attend_integers(
     rotate = make_rotate(strips, block)
 
     @device
-    def fetch(stage, keys, values, head_at, chunk, chunks, first, thread):  # type: ignore[no-untyped-def]
-        """Start copying a chunk of the ring that begins at ``head_at``."""
-        at = np.int64(I(head_at + I(U(chunk) % U(chunks))))
-        fetch_keys(stage, advance(keys, at * key_words), thread)
-        fetch_values(stage, advance(values, at * value_words), first, thread)
+    def fetch(stage, keys, values, page, first, thread):  # type: ignore[no-untyped-def]
+        """Start copying a page."""
+        fetch_keys(stage, advance(keys, np.int64(page) * key_words), thread)
+        fetch_values(stage, advance(values, np.int64(page) * value_words), first, thread)
         copies_commit()
 
     @device
@@ -298,7 +298,9 @@ def attend_integers(
             write_strips(0, r, element, gate, np.int64(head) * d_v + (of_head + d_v), advance(out, of_head))
 
     @cuda.jit
-    def attend_integers(q, q_scales, keys, values, positions, gate, sink, out, rows, chunks, window):  # type: ignore[no-untyped-def]
+    def attend_integers(  # type: ignore[no-untyped-def]
+        q, q_scales, keys, values, positions, sequences, table, gate, sink, out, rows, pages, stride, window
+    ):
         let_next_begin()
         memory = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         numbers = pointer(cuda.shared.array(0, np.float32, ALIGNED))
@@ -326,8 +328,9 @@ def attend_integers(
         highest = positions[I(U(min(last_task, I(task0 + pairs - 1))) // U(group))]
         own_lowest = positions[I(U(min(last_task, own_task)) // U(group))]
         own_highest = positions[I(U(min(last_task, I(own_task + PAIRS - 1))) // U(group))]
-        ring = I(head_kv * chunks)
+        of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
+        next_at = I(of_head + table[chunk])
         own_first, own_last = I(first_visible(own_lowest, window) >> 6), I(own_highest >> 6)
         inside = I(
             (first_visible(own_highest, window) + CHUNK - 1) >> 6
@@ -339,7 +342,9 @@ def attend_integers(
         for r in range(2):
             top[r], mass[r], tops[r], masses[r] = F(-np.inf), F(0.0), F(-np.inf), F(0.0)
         clear(0, element)
-        fetch(memory, keys, values, ring, chunk, chunks, first, thread)
+        fetch(memory, keys, values, next_at, first, thread)
+        if chunk < last_chunk:
+            next_at = I(of_head + table[I(chunk + 1)])
         query = advance(memory, I(queries_at + tile_of_warp * of_warp))
         dq = advance(numbers, I(scales_at + tile_of_warp * k_scales))
         board = advance(numbers, I(scores_at + tile_of_warp * (PAIRS * CHUNK)))
@@ -352,7 +357,10 @@ def attend_integers(
             stage = advance(memory, here)
             here = I(stage_words - here)
             if chunk < last_chunk:
-                fetch(advance(memory, here), keys, values, ring, I(chunk + 1), chunks, first, thread)
+                fetch(advance(memory, here), keys, values, next_at, first, thread)
+                if chunk + 1 < last_chunk:
+                    # Read early: what is there depends on it.
+                    next_at = I(of_head + table[I(chunk + 2)])
             seen = chunk >= own_first and chunk <= own_last
             if seen:
                 at = I(half * (16 * own_strips))

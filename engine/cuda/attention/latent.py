@@ -3,11 +3,13 @@
 Formula: out_h = sum_j softmax_j(scale * q_h . [c_j, k_j]) c_j over the positions j <= p
     (``engine/cpu/latent_attention.py``); this file computes the part of each chunk, and ``engine/cuda/attention/combine.py``
     joins them.
-Shapes: q float32 [rows, n_head, width]; ring [chunks, 64, width], width = rank + n_rope, as words of one float32 or two
-    float16; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head,
-    slots, d_pad], d_pad = rank rounded up to 32; slot = chunk.
-Who owns what: a block owns every ``splits``-th chunk for up to 32 of the (row, head) pairs, usually all heads of a row.  For
-    scores a lane owns two positions, a warp every eighth pair; for weighted values a thread owns two elements of all pairs.
+Shapes: q float32 [rows, n_head, width]; latents [pages, 64, width], width = rank + n_rope, as words of one float32 or two
+    float16; positions, sequences int32 [rows]; table int32 [sequences, stride]: position j of a sequence is row j % 64 of
+    page table[sequence, j // 64]; float32 weights [rows, n_head, slots, 2] (maximum, sum) and sums [rows, n_head, slots,
+    d_pad], d_pad = rank rounded up to 32; slot = chunk.
+Who owns what: a block owns every ``splits``-th chunk for up to 32 of the (row, head) pairs, usually all heads of a row.  All
+    rows that a block has pairs of belong to one sequence: in a mixed pass it has pairs of one row.  For scores a lane owns
+    two positions, a warp every eighth pair; for weighted values a thread owns two elements of all pairs.
 Reduction order: that of the mirror: one chain per score and per element of a weighted sum, the halving tree of 64.
 Bytes moved: width * element size per visible position and block that owns pairs of its row, and some of it again if shared
     memory holds only a slice of the elements at a time; 8 + 4 d_pad per (row, head, chunk) out.
@@ -66,27 +68,31 @@ def geometry(
     multiprocessors: int,
     shared: int,
     early: bool,
+    mixed: bool = False,
     slices: int = 0,
     together: int = GROUP,
 ) -> Geometry:
     """Launches for ``rows`` rows that each see up to ``n_slots`` chunks of a cache of float16 (``half``) or float32.
 
     ``shared``: bytes of shared memory that a block may have; ``early``: no kernel of the same chain writes the positions, so
-    they are read before ``wait_for_inputs``; ``slices``: of a row, 0 to choose a good number; ``together``: chunks of a
-    group.  Raises DeviceError for sizes that the kernel does not support.
+    they and the first page are read before ``wait_for_inputs``; ``mixed``: rows may belong to several sequences, and each is
+    computed by the kernel of a single row; ``slices``: of a row, 0 to choose a good number; ``together``: chunks of a group.
+    Raises DeviceError for sizes that the kernel does not support.
     """
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")
-    of = layout(half, rank, n_rope, rows * n_head, shared)
+    alone = rows if mixed else 1
+    own_rows = rows // alone
+    of = layout(half, rank, n_rope, own_rows * n_head, shared)
     if slices:
         of = replace(of, slices=slices)
-    parts = -(-rows * n_head // of.tasks)
+    parts = -(-own_rows * n_head // of.tasks)
     # No more blocks than are resident at once: the next kernel cannot begin before all have begun.
-    splits = min(n_slots, max(1, of.resident * multiprocessors // parts))
+    splits = min(n_slots, max(1, of.resident * multiprocessors // (parts * alone)))
     return Geometry(
-        attend_latents(half, rank, n_rope, n_head, of.tasks, of.slices, rows == 1, early),
+        attend_latents(half, rank, n_rope, n_head, of.tasks, of.slices, own_rows == 1, early),
         # Blocks begin in this order, x first: those that read the same chunk are neighbours.
-        (parts, splits, 1),
+        (parts, splits, alone),
         THREADS,
         combine(rank, early, False, 0, False, together),
         (n_head, rows, padded(rank) // PART),
@@ -108,7 +114,7 @@ def _resident(half: bool, rank: int, n_rope: int, n_head: int, tasks: int, slice
 
 
 @kernel(
-    *(F32P, U32P, I32P, F32P, F32P, i32, i32, i32, f32),
+    *(F32P, U32P, I32P, I32P, I32P, F32P, F32P, i32, i32, i32, f32),
     threads=THREADS,
     blocks=_resident,
     shared=_bytes,
@@ -118,16 +124,17 @@ def attend_latents(
 ) -> KernelCode:
     """Maximum, sum and weighted values of each visible chunk.
 
-    Arguments: q, ring, positions, weights, sums, rows, chunks (of the ring), slots, scale.  ``tasks``: (row, head) pairs
-    of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: there is one row; ``early``: see ``geometry``.
-    Grid: (ceil(rows * n_head / tasks), splits), blocks of ``THREADS``.
+    Arguments: q, latents, positions, sequences, table, weights, sums, rows, stride (chunks of a row of the table), slots,
+    scale.  ``tasks``: (row, head) pairs of a block, a multiple of 8; ``slices``: ``Layout``; ``single``: a block has pairs of
+    one row, rows is 1; ``early``: see ``geometry``.
+    Grid: (ceil(rows * n_head / tasks), splits, 1), blocks of ``THREADS``; if ``single``, for each row of the pass.
     """
     of = Layout(half, rank, n_rope, tasks, slices)
     width, pitch, apart = of.width, of.pitch, of.apart
     queries_at, scores_at, weights_at, places_at = of.queries, of.scores, of.weights, of.places
     per = 2 if half else 1
     slice_words, slice_width, row_words = of.words, of.words * per, width // per
-    chunk_words = CHUNK * row_words
+    page_words = CHUNK * row_words
     own_tasks, n_scores, summed, n_sums = tasks // WARPS, 2 * (tasks // WARPS), of.summed, 2 * of.summed
     vectors = width // 4
     n_query, query_rounds = tasks * vectors, -(-tasks * vectors // THREADS)
@@ -212,7 +219,9 @@ def attend_latents(
                         at[1] = total[2 * t + 1]
 
     @cuda.jit
-    def attend_latents(q, ring, positions, weights, sums, rows, chunks, slots, scale):  # type: ignore[no-untyped-def]
+    def attend_latents(  # type: ignore[no-untyped-def]
+        q, latents, positions, sequences, table, weights, sums, rows, stride, slots, scale
+    ):
         let_next_begin()
         shared = pointer(cuda.shared.array(0, np.uint32, ALIGNED))
         if single:
@@ -225,9 +234,17 @@ def attend_latents(
         warp, lane = I(thread >> 5), I(thread & 31)
         task0 = I((cuda.blockIdx.x * tasks) & 0xFFFF)
         n = min(I(rows * n_head - task0), I(tasks))
+        if single:
+            own_row = I(cuda.blockIdx.z)
+            first_task = np.int64(own_row) * n_head
+            q = advance(q, first_task * width)
+            weights, sums = advance(weights, first_task * slots * 2), advance(sums, first_task * slots * d_pad)
+            positions, sequences = advance(positions, own_row), advance(sequences, own_row)
         if not early:
             wait_for_inputs()
         place = positions[min(lane, I(rows - 1))]
+        # All rows of the block belong to the sequence of its first one.
+        table = advance(table, I(sequences[0] * stride))
         lowest, highest = place, place
         if single:
             places[0] = place
@@ -237,13 +254,15 @@ def attend_latents(
                 highest = max(highest, lane_xor_int(highest, I(1 << k)))
             if thread < 32:
                 places[thread] = U(place)
+        chunk, last_chunk = I(cuda.blockIdx.y), I(highest >> 6)
+        page = table[min(chunk, last_chunk)]
         if early:
             wait_for_inputs()
-        chunk, last_chunk = I(cuda.blockIdx.y), I(highest >> 6)
         if chunk <= last_chunk:
             place_queries(q, shared, task0, n, thread, scale)
         while chunk <= last_chunk:
-            here = advance(ring, np.int64(I(U(chunk) % U(chunks))) * chunk_words)
+            here = advance(latents, np.int64(page) * page_words)
+            page = table[min(I(chunk + cuda.gridDim.y), last_chunk)]
             for t in range(n_scores):
                 total[t] = F(0.0)
             s = I(0)

@@ -1,5 +1,6 @@
 """The launches of latent attention: products of the queries, rotation and storing, chunks, products of the results."""
 
+from engine.arrays import Pass
 from engine.cache.latent import LatentCache
 from engine.cuda import latent as rows_of_positions
 from engine.cuda.attention import attend as attention
@@ -20,19 +21,20 @@ def rotate(
     c: Tensor,
     k_rope: Tensor,
     cache: LatentCache[Tensor],
-    positions: Tensor,
+    batch: Pass[Tensor],
 ) -> Tensor | None:
     """Record the rotation of the second part of the queries, if there are any, and the storing of the rows.  Returns both
     parts of the queries, float32 [rows, n_head, width], times the factors of their positions."""
-    rows, scaled = positions.size, queries is not None and latent.query_scales is not None
+    rows, scaled = batch.rows, queries is not None and latent.query_scales is not None
     n_head = latent.n_head if queries is not None else 0
     out = recorder.empty((rows, n_head, cache.width)) if n_head else None
     half = cache.k_type.bits == 16
     kernel = rows_of_positions.latent_rope(half, latent.rank, latent.n_rope, scaled, rows <= STEP_ROWS)
     q, r = queries or (0, 0)
     arguments = (
-        *(q, r, c, k_rope, positions, latent.table, latent.norm, latent.query_scales or 0),
-        *(latent.eps, n_head, cache.chunks, out or 0, cache.rows),
+        *(q, r, c, k_rope, batch.positions, recorder.slots_of(batch), cache.table),
+        *(latent.table, latent.norm, latent.query_scales or 0, latent.eps, n_head),
+        *(cache.table.shape[1], int(batch.mixed), out or 0, cache.rows),
     )
     written = {"query": out} if out is not None else {}
     recorder.launch(kernel, (n_head + 1, rows), rows_of_positions.BLOCK, arguments, **written)
@@ -45,14 +47,18 @@ def attend(
     query: Tensor,
     cache: LatentCache[Tensor],
     positions: Tensor,
+    sequences: Tensor,
+    mixed: bool,
 ) -> Attended:
-    """Record attention of queries over the cache up to ``positions``, of at most as many rows as a step has.  The chunks of
-    the result [rows, n_head * rank] are joined when it is used."""
-    rows, slots, device = positions.size, cache.chunks, recorder.device
+    """Record attention of queries over the cache up to ``positions``, of at most as many rows as a step has; unless they are
+    ``mixed``, all belong to sequence sequences[0].  The chunks of the result [rows, n_head * rank] are joined when it is
+    used."""
+    rows, slots, device = positions.size, cache.table.shape[1], recorder.device
     sizes = rows, latent.n_head, latent.rank, latent.n_rope, cache.k_type.bits == 16, slots
-    shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True)
+    shape = chunks_of_latents.geometry(*sizes, device.multiprocessors, device.shared_memory, True, mixed)
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, latent.n_head, latent.rank, slots))
-    given = (query, cache.rows, positions, mass, values, rows, cache.chunks, slots, latent.scale)
+    own_rows = 1 if mixed else rows
+    given = (query, cache.rows, positions, sequences, cache.table, mass, values, own_rows, slots, slots, latent.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, given, mass=mass, values=values)
     return Attended(mass, values, positions, None, None, shape, slots, 0, latent.n_head * latent.rank)
 
@@ -63,8 +69,9 @@ def attend_wide(
     query: Tensor,
     cache: LatentCache[Tensor],
     positions: Tensor,
+    sequences: Tensor,
 ) -> Tensor:
-    """Record attention of more rows than a step has: float32 [rows, n_head * rank]."""
+    """Record attention of more rows than a step has, all of sequence sequences[0]: float32 [rows, n_head * rank]."""
     rows, n_head, kind, device = positions.size, latent.n_head, cache.k_type.name, recorder.device
     out, width, rank = recorder.empty((rows, n_head * latent.rank)), cache.width, latent.rank
     shared = device.shared_memory
@@ -73,13 +80,15 @@ def attend_wide(
     ):
         sizes = rows, n_head, 1, width, rank, kind, kind
         kernel, grid, block = tiled.geometry(*sizes, False, shared, latent=True)
-        places = query, 0, cache.rows, cache.rows, positions, 0, 0, out
-        recorder.launch(kernel, grid, block, (*places, rows, cache.chunks, 0, latent.scale), result=out)
+        places = query, 0, cache.rows, cache.rows, positions, sequences, cache.table, 0, 0, out
+        sizes_of = rows, cache.pages, cache.table.shape[1]
+        recorder.launch(kernel, grid, block, (*places, *sizes_of, 0, latent.scale), result=out)
         return out
     # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
     for start in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
         part = slice(start, start + STEP_ROWS)
-        attend(recorder, latent, query[part], cache, positions[part]).write(recorder, out[part])
+        # Without a name, which would keep the memory of its chunks while the next group takes as much again.
+        attend(recorder, latent, query[part], cache, positions[part], sequences, False).write(recorder, out[part])
     return out
 
 
@@ -91,13 +100,13 @@ def latent_attention(
     c: Tensor,
     k_rope: Tensor,
     cache: LatentCache[Tensor],
-    positions: Tensor,
+    batch: Pass[Tensor],
 ) -> Tensor:
     """Record latent attention and the products of its heads: float32 [rows, n_head * d_v]."""
-    rows = positions.size
+    rows = batch.rows
     products = HeadProducts(recorder, rows, latent.n_head)
-    query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, positions)
+    query = rotate(recorder, latent, (products.multiply(q, latent.k_b), q_rope), c, k_rope, cache, batch)
     assert query is not None
-    over = attend if rows <= STEP_ROWS else attend_wide
-    attended = over(recorder, latent, query, cache, positions)
+    given = recorder, latent, query, cache, batch.positions, recorder.slots_of(batch)
+    attended = attend(*given, batch.mixed) if rows <= STEP_ROWS else attend_wide(*given)
     return products.multiply(attended, latent.v_b).reshape(rows, latent.n_head * latent.d_v)

@@ -1,7 +1,10 @@
 """The launches of attention: rotation and storing, then chunks, or all rows of a prompt in one launch."""
 
+from dataclasses import replace
+
 import numpy as np
 
+from engine.arrays import Pass
 from engine.cache.kv import CHUNK, LayerCache
 from engine.cpu.integer_cache import LOG2_E
 from engine.cuda import rope
@@ -23,16 +26,16 @@ def rotate(
     k: Tensor | None,
     v: Tensor | None,
     cache: LayerCache[Tensor],
-    positions: Tensor,
-    table: Tensor | None,
+    batch: Pass[Tensor],
+    angles: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Record the rotation of queries and keys, unless ``table`` is None, and the storing of keys and values, if there are
+    """Record the rotation of queries and keys, unless ``angles`` is None, and the storing of keys and values, if there are
     any, in the cache, with what comes before and after rotation.
 
     Returns the rotated queries (with scales if they are int8), and the stored keys and values as words if attention reads
     these, else None.
     """
-    rows, d_k, d_v, kinds = positions.size, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
+    rows, d_k, d_v, kinds = batch.rows, cache.d_k, cache.d_v, (cache.k_type, cache.v_type)
     n_head, n_head_kv = heads.n_head if q else 0, heads.n_head_kv if k else 0
     query: tuple[Tensor, ...]
     if kinds[0].whole:
@@ -47,13 +50,14 @@ def rotate(
     biased, normed = heads.biases is not None, heads.q_norm is not None
     scaled = q is not None and heads.query_scales is not None
     how = heads.neox, normed, biased, True, heads.gated, heads.v_normed, rows <= STEP_ROWS, heads.norm_after, scaled
-    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * table.shape[2] if table else 0, *how)
+    kernel = rope.rope(*(kind.name for kind in kinds), d_k, d_v, 2 * angles.shape[2] if angles else 0, *how)
     scale = heads.scale * LOG2_E if kinds[0].whole else heads.scale
     given: tuple[Argument, ...] = (
         *(q or 0, k or 0, v or 0),
         *(heads.n_head * d_k * (2 if heads.gated else 1), heads.n_head_kv * d_k, heads.n_head_kv * d_v),
-        *(positions, table or 0, heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0))),
-        *(heads.query_scales or 0, heads.eps, scale, n_head, cache.keys.shape[1]),
+        *(batch.positions, recorder.slots_of(batch), cache.table, angles or 0),
+        *(heads.q_norm or 0, heads.k_norm or 0, *(heads.biases or (0, 0, 0)), heads.query_scales or 0),
+        *(heads.eps, scale, n_head, cache.pages, cache.table.shape[1], int(batch.mixed)),
         *(query[0], query[-1], new or 0, cache.keys, cache.values),
     )
     written = dict(zip(("query", "query_scales"), query, strict=False)) if n_head else {}
@@ -69,16 +73,17 @@ def attend(
     query: tuple[Tensor, ...],
     new: Tensor | None,
     cache: LayerCache[Tensor],
-    positions: Tensor,
+    batch: Pass[Tensor],
     window: int,
     gate: Tensor | None = None,
 ) -> Attended:
-    """Record attention of the queries that ``rotate`` returned, over the cache up to ``positions``.  The chunks of the result
-    are joined when it is used."""
-    rows, chunks, k, v = positions.size, cache.keys.shape[1], cache.k_type, cache.v_type
-    slots = attention.slots(chunks * CHUNK, window)
+    """Record attention of the queries that ``rotate`` returned, over the sequences of the rows up to ``batch.positions``.
+    The chunks of the result are joined when it is used."""
+    rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
+    stride = cache.table.shape[1]
+    slots = attention.slots(stride * CHUNK, window)
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v
-    options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None}
+    options = {"early": True, "gated": heads.gated, "sinks": heads.sinks is not None, "mixed": batch.mixed}
     multiprocessors = recorder.device.multiprocessors
     given: tuple[Argument, ...]
     if k.whole:
@@ -93,8 +98,10 @@ def attend(
         shape = direct_attention.geometry(*sizes, k.name, v.name, slots, multiprocessors, **options)
         given = query if k.quantized else (query[0], 0)
     mass, values = (recorder.empty((n,)) for n in attention.scratch(rows, heads.n_head, cache.d_v, slots))
-    read = (*given, cache.keys, cache.values, positions)
-    seen = (*read, mass, values, rows, chunks, slots, window, heads.scale)
+    # Blocks of the kernel of integers have pairs of so many rows of one sequence.
+    of_sequence = 1 if k.whole and batch.mixed else rows
+    read = (*given, cache.keys, cache.values, positions, recorder.slots_of(batch), cache.table)
+    seen = (*read, mass, values, of_sequence, cache.pages, stride, slots, window, heads.scale)
     recorder.launch(shape.attend, shape.attend_grid, shape.attend_block, seen, mass=mass, values=values)
     return Attended(mass, values, positions, gate, heads.sinks, shape, slots, window, heads.n_head * cache.d_v)
 
@@ -104,33 +111,35 @@ def attend_wide(
     heads: Heads[Tensor],
     query: tuple[Tensor, ...],
     cache: LayerCache[Tensor],
-    positions: Tensor,
+    batch: Pass[Tensor],
     window: int,
     gate: Tensor | None,
 ) -> Tensor:
-    """Record attention of more rows than a step has; their keys and values are in the cache: float32 [rows, n_head * d_v]."""
-    rows, k, v = positions.size, cache.k_type, cache.v_type
+    """Record attention of more rows than a step has, all of one sequence; their keys and values are in the cache: float32
+    [rows, n_head * d_v]."""
+    assert not batch.mixed, f"a pass of several sequences has at most {STEP_ROWS} rows"
+    rows, positions, k, v = batch.rows, batch.positions, cache.k_type, cache.v_type
     sizes = rows, heads.n_head, heads.n_head_kv, cache.d_k, cache.d_v, k.name
     out, device = recorder.empty((rows, heads.n_head * cache.d_v)), recorder.device
+    read = cache.keys, cache.values, positions, recorder.slots_of(batch), cache.table, gate or 0, heads.sinks or 0, out
+    numbers = rows, cache.pages, cache.table.shape[1], window
     tiled, shared = tiled_attention.takes(k, v, cache.d_k, cache.d_v), device.shared_memory
     if k.whole:
         tile = integer_tile.tile_of(k, cache.d_k, cache.d_v, shared)
         if tile and tile.fills(rows, heads.n_head, heads.n_head_kv, device.multiprocessors):
             kinds = heads.n_head, heads.n_head_kv, tile, heads.gated, heads.sinks is not None
             of_integers, blocks, threads = integer_tiled.geometry(rows, *kinds)
-            read = *query, cache.keys, cache.values, positions, gate or 0, heads.sinks or 0
-            recorder.launch(of_integers, blocks, threads, (*read, out, rows, cache.keys.shape[1], window), result=out)
+            recorder.launch(of_integers, blocks, threads, (*query, *read, *numbers), result=out)
             return out
     elif tiled and tiled_attention.fills(*sizes, device.multiprocessors, shared):
         kernel, grid, block = tiled_attention.geometry(*sizes, v.name, heads.gated, shared, heads.sinks is not None)
         given: tuple[Argument, ...] = query if k.quantized else (query[0], 0)
-        places = *given, cache.keys, cache.values, positions, gate or 0, heads.sinks or 0, out
-        arguments = (*places, rows, cache.keys.shape[1], window, heads.scale)
-        recorder.launch(kernel, grid, block, arguments, result=out)
+        recorder.launch(kernel, grid, block, (*given, *read, *numbers, heads.scale), result=out)
         return out
     # As many rows as a step at a time.  The last group overlaps the one before it, so that all use the same kernel.
     for first in (*range(0, rows - STEP_ROWS, STEP_ROWS), rows - STEP_ROWS):
         part = slice(first, first + STEP_ROWS)
-        of_part = tuple(x[part] for x in query), None, cache, positions[part], window, gate[part] if gate else None
+        own = replace(batch, positions=positions[part])
+        of_part = tuple(x[part] for x in query), None, cache, own, window, gate[part] if gate else None
         attend(recorder, heads, *of_part).write(recorder, out[part])
     return out

@@ -6,10 +6,12 @@ Formula: out = sum_j softmax_j(scale q . k_j) v_j over the visible positions j: 
     (``engine/cpu/quantized_cache.py``), times sigmoid(gate) where heads are gated (``engine/cpu/attention.py``,
     ``engine/cpu/glu.py``).
 Shapes: q float32 [rows, n_head, d_k], or where keys are quantized words [rows, n_head, d_k / 4] of int8, already scaled, and
-    float32 [rows, n_head, d_k / 32]; keys [n_head_kv, chunks, d_k, 64], values [n_head_kv, chunks, 64, d_v], as words of one
-    float32 or two float16, or as ``engine/cache/types.py`` says, or both rows of latents, [chunks, 64, d_k], whose first d_v
+    float32 [rows, n_head, d_k / 32]; keys [n_head_kv, pages, d_k, 64], values [n_head_kv, pages, 64, d_v], as words of one
+    float32 or two float16, or as ``engine/cache/types.py`` says, or both rows of latents, [pages, 64, d_k], whose first d_v
     elements are values (``engine/cache/latent.py``); gate float32 [rows, n_head, 2, d_v], only [:, :, 1] is
-    read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before; out float32 [rows, n_head, d_v].
+    read; sink float32 [n_head]; positions int32 [rows], none smaller than the one before, all of the sequence
+    s = sequences[0]; table int32 [sequences, stride]: position j is lane j % 64 of page table[s, j // 64]; out float32
+    [rows, n_head, d_v].
 Who owns what: a block owns a tile of (row, head) pairs of a KV head and all chunks that they see, several chunks at a time.
     For scores a warp owns 16 or 32 pairs of one chunk, a thread 4 or 8 of them and 8 positions; for the weighted sum a thread
     owns 8 pairs and 4 or 8 elements: those of the current group of chunks in registers, those of the groups so far in shared
@@ -150,7 +152,7 @@ def _bytes(
 
 
 @kernel(
-    *(U32P, F32P, U32P, U32P, I32P, F32P, F32P, F32P, i32, i32, i32, f32),
+    *(U32P, F32P, U32P, U32P, I32P, I32P, I32P, F32P, F32P, F32P, i32, i32, i32, i32, f32),
     threads=lambda *constants: constants[7],
     shared=_bytes,
 )
@@ -171,9 +173,9 @@ def attend_tiles(
 ) -> KernelCode:
     """Attention of the rows of a pass, or of queries over the results of earlier passes.
 
-    Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, gate (not read unless
-    ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, chunks (of the ring), window, scale (not used
-    where keys are quantized).
+    Arguments: q (as words), q_scales (not read unless keys are quantized), keys, values, positions, sequences, table, gate
+    (not read unless ``gated``), sink (not read unless ``sinks``: heads have them), out, rows, pages, stride (chunks of a row
+    of the table), window, scale (not used where keys are quantized).
     ``group``: query heads per KV head; ``pairs``, ``own``, ``threads``, ``kept``: of a ``Tile``; d_k: a multiple of 16, d_v:
     of 8, and each of 32 where quantized; ``together``: chunks of a group, a power of two; ``latent``: keys and values are the
     same rows of latents, float32 or float16, and there is one KV head.
@@ -277,22 +279,29 @@ def attend_tiles(
                     key[4 * k + e] = vector[e]
 
     @device
-    def begin_scores(q, keys, starts, ring, chunk, last_chunk, chunks, thread, query, key):  # type: ignore[no-untyped-def]
-        """Find the thread's keys of the chunks from ``chunk`` on, and start loading the first slice."""
+    def find_pages(table, of_head, chunk, chunk_of, last_chunk, thread, lies):  # type: ignore[no-untyped-def]
+        """Look up where the thread's keys of the chunks from ``chunk`` on are, as far as these exist."""
+        for k in range(key_rounds):
+            own = I(chunk + (chunk_of if quantized else I(thread + k * threads) // of_chunk))
+            if own <= last_chunk:
+                lies[k] = I(of_head + table[own])
+
+    @device
+    def begin_scores(q, keys, starts, lies, chunk, last_chunk, thread, query, key):  # type: ignore[no-untyped-def]
+        """Find the thread's keys in the pages at ``lies``, and start loading the first slice."""
         for k in range(key_rounds):
             i = I(thread + k * threads)
-            lies = I(ring + I(U(chunk + i // of_chunk) % U(chunks)))
-            starts[k] = np.int64(lies) * key_words + i % of_chunk * 4
+            starts[k] = np.int64(lies[k]) * key_words + i % of_chunk * 4
             if latent:
                 # A vector is a part of a row; neighbouring threads have neighbouring rows.
                 v = I(i % of_chunk)
-                starts[k] = np.int64(lies) * key_words + I(I(v % CHUNK) * row_words + 4 * I(v // CHUNK))
+                starts[k] = np.int64(lies[k]) * key_words + I(I(v % CHUNK) * row_words + 4 * I(v // CHUNK))
         fetch_scores(q, keys, starts, I(0), chunk, last_chunk, thread, query, key)
 
     @device
-    def begin_keys(keys, ring, chunk, last_chunk, chunks, lane, key, key_scales):  # type: ignore[no-untyped-def]
-        """Find the quantized keys of a chunk, and start loading the first block into registers."""
-        own = advance(keys, np.int64(I(ring + I(U(chunk) % U(chunks)))) * key_words)
+    def begin_keys(keys, lies, chunk, last_chunk, lane, key, key_scales):  # type: ignore[no-untyped-def]
+        """Find the quantized keys of a chunk in the page at ``lies``, and start loading the first block into registers."""
+        own = advance(keys, np.int64(lies) * key_words)
         if chunk <= last_chunk:
             fetch_keys(own, lane, key, key_scales)
         return own
@@ -382,7 +391,9 @@ def attend_tiles(
         return top
 
     @cuda.jit
-    def attend_tiles(q, q_scales, keys, values, at, gate, sink, out, rows, chunks, window, scale):  # type: ignore[no-untyped-def]
+    def attend_tiles(  # type: ignore[no-untyped-def]
+        q, q_scales, keys, values, at, sequences, table, gate, sink, out, rows, pages, stride, window, scale
+    ):
         let_next_begin()
         memory = pointer(cuda.shared.array(0, np.float32, ALIGNED))
         places = pointer(cuda.shared.array(pairs, np.int32, ALIGNED))
@@ -392,6 +403,7 @@ def attend_tiles(
         value = cuda.local.array(n_value, np.uint32)
         value_scales = cuda.local.array(n_value_scales, np.uint16)
         starts = cuda.local.array(key_rounds, np.int64)
+        lies = cuda.local.array(key_rounds, np.int32)
         s = cuda.local.array(n_scores, np.float32)
         sums = cuda.local.array(n_sums, np.float32)
         o = cuda.local.array(n_elements, np.float32)
@@ -423,24 +435,28 @@ def attend_tiles(
         quad = I((pair >> 2) ^ ((lane & 4) if quantized else ((along & 3) << 1)))
         n_across = pairs // 32
         sum_pair, column = I(warp % n_across * 32), I((warp // n_across * 8 + along) * 4)
-        ring = I(head_kv * chunks)
+        of_head, table = I(head_kv * pages), advance(table, I(sequences[0] * stride))
         chunk, last_chunk = I(first_visible(lowest, window) >> 6), I(highest >> 6)
         inside = I((first_visible(highest, window) + CHUNK - 1) >> 6)  # the first chunk that no row sees only in part
+        for k in range(key_rounds):
+            lies[k] = I(0)
+        find_pages(table, of_head, chunk, chunk_of, last_chunk, thread, lies)
+        page = I(of_head + table[chunk])  # of the values that are loaded next
         # Of the groups so far, and of the chunks so far of the current one.
         top, maximum, mass = F(-np.inf), F(-np.inf), F(0.0)
         here = I(0)
         groups, task = advance(memory, I(groups_at + 4 * thread)), I(task0 + I(sum_pair + 4 * across))
         clear_groups(0, element, groups, out, task, last_task, head0, n_head, column)
         if quantized:
-            own_keys = begin_keys(keys, ring, I(chunk + chunk_of), last_chunk, chunks, lane, key, key_scales)
+            own_keys = begin_keys(keys, lies[0], I(chunk + chunk_of), last_chunk, lane, key, key_scales)
             place_query(q, q_scales, task0, last_task, head0, n_head, thread, advance(memory, queries_at))
             cuda.syncthreads()
         else:
-            begin_scores(own_q, keys, starts, ring, chunk, last_chunk, chunks, thread, query, key)
+            begin_scores(own_q, keys, starts, lies, chunk, last_chunk, thread, query, key)
         while chunk <= last_chunk:
             own_chunk = I(chunk + chunk_of)
             whole = own_chunk >= inside and I(own_chunk * CHUNK + CHUNK - 1) <= lowest
-            chunk_values = advance(values, np.int64(I(ring + I(U(chunk) % U(chunks)))) * value_words)
+            chunk_values = advance(values, np.int64(page) * value_words)
             for k in range(n_scores):
                 s[k] = F(0.0)
             if quantized:
@@ -479,8 +495,12 @@ def attend_tiles(
                     mark(0, s, own_places, first, window, own_chunk)
                 keep_weights(s, memory, I(weights_at + I(I(chunk_of * CHUNK + first) * pairs)), quad)
             after = I(chunk + at_once)
+            # Pages are looked up early: what is there depends on them.
+            find_pages(table, of_head, after, chunk_of, last_chunk, thread, lies)
             for c in range(at_once):
                 current = I(chunk + c)
+                if current < last_chunk:
+                    page = I(of_head + table[I(current + 1)])
                 if current <= last_chunk:
                     whole = current >= inside and I(current * CHUNK + CHUNK - 1) <= lowest
                     closes = I(current + 1) & (together - 1) == 0 or current == last_chunk
@@ -505,15 +525,14 @@ def attend_tiles(
                         if step < value_slices:
                             fetch_values(chunk_values, step, thread, value, value_scales)
                         elif c + 1 < at_once and current < last_chunk:
-                            lies = I(ring + I(U(current + 1) % U(chunks)))
-                            chunk_values = advance(values, np.int64(lies) * value_words)
+                            chunk_values = advance(values, np.int64(page) * value_words)
                             fetch_values(chunk_values, I(0), thread, value, value_scales)
                         elif after <= last_chunk:
                             if quantized:
                                 following = I(after + chunk_of)
-                                own_keys = begin_keys(keys, ring, following, last_chunk, chunks, lane, key, key_scales)
+                                own_keys = begin_keys(keys, lies[0], following, last_chunk, lane, key, key_scales)
                             else:
-                                begin_scores(own_q, keys, starts, ring, after, last_chunk, chunks, thread, query, key)
+                                begin_scores(own_q, keys, starts, lies, after, last_chunk, thread, query, key)
                         weight = I(weights_at + I(c * CHUNK + (step - 1) * positions) * pairs)
                         a = advance(memory, I(weight + sum_pair))
                         b = advance(to, column)

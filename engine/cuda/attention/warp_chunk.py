@@ -27,16 +27,16 @@ U = np.uint32
 
 
 def make_prefetch(key_words: int, value_words: int) -> tuple[DeviceFunction, DeviceFunction]:
-    """(prefetch_keys, prefetch_values): prefetch a chunk of so many words into the L2 cache, if it exists; what is written
-    there meanwhile is seen.  Called with (keys or values, ring, chunk, last_chunk, chunks) by one lane."""
+    """(prefetch_keys, prefetch_values): prefetch a page of so many words into the L2 cache, if ``seen``; what is written
+    there meanwhile is seen.  Called with (keys or values, page, seen) by one lane."""
 
     def make(words: int) -> DeviceFunction:
         @device
-        def prefetch_chunk(of, ring, chunk, last_chunk, chunks):  # type: ignore[no-untyped-def]
-            if chunk <= last_chunk:
-                prefetch(of, np.int64(I(ring + I(U(chunk) % U(chunks)))) * words, 4 * words)
+        def prefetch_page(of, page, seen):  # type: ignore[no-untyped-def]
+            if seen:
+                prefetch(of, np.int64(page) * words, 4 * words)
 
-        return prefetch_chunk
+        return prefetch_page
 
     return make(key_words), make(value_words)
 

@@ -1,6 +1,7 @@
 """Recorded passes: which ones are kept, and which ones are captured as graphs."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.arrays import Pass
 from engine.cuda.runtime.device import Device, shared_percent
@@ -12,8 +13,14 @@ from engine.ops import Forward
 WIDE_PLANS = 4
 """The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
 
-Key = tuple[Forward[Tensor], int, int, int]
-"""A pass, its number of rows, its number of rows with logits, and the address of its tokens."""
+Key = tuple[Forward[Tensor], int, int, int, bool]
+"""A pass, its number of rows, its number of rows with logits, the address of its tokens, and whether it is mixed."""
+
+
+def padded(rows: int) -> int:
+    """The number of rows of the pass that reads ``rows`` rows of several sequences: a power of two, so that few graphs serve
+    all of them."""
+    return 1 << (rows - 1).bit_length()
 
 
 def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
@@ -42,18 +49,21 @@ class Plans:
         self._device = device
         self._recorder = recorder
 
-    def plan(self, forward: Forward[Tensor], place: Pass[Tensor], rows: int, n_logits: int, most: int) -> Plan:
+    def plan(
+        self, forward: Forward[Tensor], place: Pass[Tensor], rows: int, n_logits: int, most: int, mixed: bool = False
+    ) -> Plan:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
-        number of rows of the largest pass.
+        number of rows of the largest pass; mixed: see :class:`engine.arrays.Pass`.
 
         A pass with at most as many rows as a step, or with the most rows, is captured and kept.  Of the others only the
         latest are kept, and captured when they are requested again: a prompt of a new length starts its kernels one by one,
         and the first of them run while the others are started.
         """
-        key, passing = (forward, rows, n_logits, place.tokens.address), STEP_ROWS < rows < most
+        key, passing = (forward, rows, n_logits, place.tokens.address, mixed), STEP_ROWS < rows < most
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
-            plan = self._recorder.record(lambda: forward(place.part(slice(rows)), n_logits))
+            batch = replace(place.part(slice(rows)), mixed=mixed)
+            plan = self._recorder.record(lambda: forward(batch, n_logits))
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
             if not passing:
                 self.capture(plan)

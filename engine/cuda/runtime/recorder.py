@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from engine.arrays import Pass
 from engine.cuda.products import quantize
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device
@@ -46,6 +47,19 @@ class Recorder:
         self._pool = Pool(device)
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
+        #: The slots of rows that all belong to the sequence in slot 0, each array for more rows than the one before, which
+        #: recorded launches may read.
+        self._first_slots: list[Tensor] = []
+
+    def slots_of(self, batch: Pass[Tensor]) -> Tensor:
+        """The slot of the sequence of each row, int32 [rows]."""
+        if batch.sequences is not None:
+            return batch.sequences
+        if not self._first_slots or self._first_slots[-1].size < batch.rows:
+            buffer = self.device.allocate(4 * batch.rows, "the rows of a pass")
+            self.device.clear(buffer.address, buffer.n_bytes)
+            self._first_slots.append(Tensor(buffer.address, (batch.rows,), np.dtype(np.int32), buffer))
+        return self._first_slots[-1][: batch.rows]
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Call ``forward`` and return its launches and its result."""

@@ -1,15 +1,19 @@
 """Steps on the device: a captured graph of a pass and of the choice of its tokens, launched repeatedly.
 
-A graph reads its tokens and positions from device memory and writes the next ones there, so a plain step needs no data from
-the host, which only launches steps ahead of time and reads tokens as they arrive.  A step with drafts is also one graph: its
-first kernel copies drafts that the host has found; drafts of a model on the same device are computed by its first kernels,
-passes of that model that pass their tokens to one another and to the target.
+A graph reads its rows (token, position, slot) from device memory and writes the next ones there, so a plain step needs no
+data from the host, which only launches steps ahead of time and reads tokens as they arrive.  Where the rows change, because
+other answers take part or because the host has found drafts, one small kernel lays them out before the graph begins.  Drafts
+of a model on the same device are computed by the first kernels of a graph, passes of that model that pass their tokens to one
+another and to the target.
+
+A pass of one answer has kernels of its own for each number of rows.  Passes of several answers are *mixed*
+(``engine/arrays.py``), and padded to a few numbers of rows.
 """
 
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,19 +22,22 @@ from engine.arrays import Pass
 from engine.cuda import accept, sample
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device, Graph
+from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
-from engine.errors import DeviceError
+from engine.errors import DeviceError, EngineError
 from engine.ops import AnyOperations, Decoder, Forward
-from engine.speculative.params import SpeculationParams
-from engine.speculative.proposal import DeviceDraft, Proposal
-from engine.speculative.steps import ModelSteps, Step
+from engine.speculative.proposal import DeviceDraft
+from engine.speculative.steps import Answering, ModelSteps, Ride, Step
 
 AHEAD = 4
 """The number of plain steps that are launched before the token of the first one is read."""
 
 AHEAD_DRAFTED = 2
 """The number of steps with drafts computed on the device that are launched before the first result is read."""
+
+LAYOUTS = 16
+"""Descriptions of rows in pinned memory: more than passes can be in flight."""
 
 POLL_SECONDS = 5e-5
 """The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
@@ -42,14 +49,26 @@ class GraphOperations(Protocol):
     device: Device
     tokens: Tensor
     positions: Tensor
+    sequences: Tensor
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Tensor:
         """A zeroed array that outlives the pass."""
 
-    def inputs(self) -> Pass[Tensor]:
-        """Memory for the tokens and positions of passes, in addition to ``tokens`` and ``positions``."""
+    def upload(self, array: np.ndarray) -> Tensor:
+        """A copy of an array in the GPU's memory."""
 
-    def plan(self, forward: Forward[Tensor], rows: int, n_logits: int, inputs: Pass[Tensor] | None = None) -> Plan:
+    def inputs(self) -> Pass[Tensor]:
+        """Memory for the tokens, positions and slots of passes, in addition to ``tokens``, ``positions`` and
+        ``sequences``."""
+
+    def plan(
+        self,
+        forward: Forward[Tensor],
+        rows: int,
+        n_logits: int,
+        inputs: Pass[Tensor] | None = None,
+        mixed: bool = False,
+    ) -> Plan:
         """A recorded pass."""
 
     def start(self, plan: Plan) -> None:
@@ -59,9 +78,27 @@ class GraphOperations(Protocol):
         """Whether the other backend uses the same device object, and so the same memory and queue."""
 
 
+class Kind(NamedTuple):
+    """What a graph depends on besides its rows: whether all tokens are the likeliest ones, whether logits are changed, and
+    how drafts are accepted."""
+
+    greedy: bool
+    with_edit: bool
+    mode: str
+
+
+def kind_of(rides: Sequence[Ride]) -> Kind:
+    """The kind of a step in which these answers take part.  Only drafts of a single one may be accepted otherwise than
+    exactly."""
+    params = [ride.run.sampler.params for ride in rides]
+    greedy = all(p.greedy for p in params)
+    mode = "exact" if greedy or len(rides) > 1 else rides[0].run.params.accept
+    return Kind(greedy, any(sample.edits(p) for p in params), mode)
+
+
 class DeviceSteps(ModelSteps):
-    """Steps of one model on one GPU.  Call ``begin``, then ``start`` and ``take`` in turn.  Several steps may be started
-    before the first is taken, unless one of them has drafts from the host."""
+    """Steps of one model on one GPU.  Several passes may be started before the results of the first are taken, unless one of
+    them has drafts from the host."""
 
     ahead = AHEAD
     ahead_drafted = AHEAD_DRAFTED
@@ -72,173 +109,204 @@ class DeviceSteps(ModelSteps):
         self._ops = ops
         self._device = ops.device
         self._model = model
-        self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, model.cache.n_ctx)
-        self._history = ops.zeros((model.cache.n_ctx,), np.int32)
-        self._host_drafts, self._host_drafts_address = ops.device.pinned((accept.MOST_ROWS,), np.int32)
+        n, self._n_ctx = model.cache.n_sequences, model.cache.n_ctx
+        self._chooser = sample.DeviceSampler(ops.device, model.config.n_vocab, self._n_ctx, n_slots=n)
+        #: The tokens of each answer by position, and the position of its certain one.
+        self._history = ops.zeros((n, self._n_ctx), np.int32)
+        self._at = ops.zeros((n,), np.int32)
+        #: The first rows of entries: of the pass laid out last, and, in row n of a table, of one entry of n rows.
+        self._starts = ops.zeros((accept.MOST_ROWS + 1,), np.int32)
+        self._alone = ops.upload(
+            np.array([[0] + accept.MOST_ROWS * [n] for n in range(accept.MOST_ROWS + 1)], np.int32)
+        )
+        self._layouts, self._layouts_address = ops.device.pinned((LAYOUTS, accept.LAYOUT), np.int32)
+        self._n_layouts = 0
+        #: The entries whose rows the next step finds in place: pairs of a slot and a number of rows, 0 for any.
+        self._placed: list[tuple[int, int]] = []
         self._graphs: dict[tuple[Hashable, ...], Graph] = {}
         self._drafting: DeviceDrafts | None = None
-        self._known: list[int] = []
-        self._started: deque[Proposal] = deque()
-        self._turn = object()
-
-    def prepare(self, sampler: Sampler, params: SpeculationParams) -> "DeviceSteps":
-        """Choose further tokens by the rules of ``sampler``, and accept drafts by ``params``."""
-        self._sampler = sampler
-        self._params = params
-        return self
-
-    @property
-    def _kind(self) -> tuple[bool, bool, str]:
-        """What a graph depends on besides its rows: whether it is greedy, whether logits are changed, and how drafts are
-        accepted."""
-        p = self._sampler.params
-        return p.greedy, sample.edits(p), "exact" if p.greedy else self._params.accept
+        self._flights: deque[Sequence[Ride]] = deque()
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a source computes its drafts as part of a step."""
         return self._ops.shares_memory_with(draft.ops)
 
-    def begin(self, known: Sequence[int]) -> object:
-        """Set the tokens so far; the cache holds all but the last.  Returns an object that identifies this answer to
-        ``end``."""
-        self._known = list(known)
-        self._started.clear()
-        self._turn = object()
-        first, write = len(known) - 1, self._device.write
-        write(self._ops.tokens.address, np.array([known[-1]], np.int32))
-        write(self._ops.positions.address, np.arange(first, first + accept.MOST_ROWS, dtype=np.int32))
-        write(self._history.address, np.asarray(known, np.int32))
-        self._chooser.begin(self._sampler, self._params.accept, self._params.accept_p_min)
-        if self._drafting is not None:
-            self._drafting.begin(self._sampler)
-        return self._turn
+    def displace(self) -> None:
+        """Note that another pass has used the memory of the rows."""
+        self._placed = []
 
-    def start(self, proposal: Proposal) -> None:
-        """Launch a step that reads the last known token and the drafts."""
-        # Its start depends on the results of the steps in flight; this is the latest possible end.
-        end = len(self._known) + self._under_way() + len(proposal)
-        self._model.reserve(end)
-        if proposal.device_draft is not None:
-            graph = self._draft_graph(proposal.device_draft, proposal.count, end)
-        elif proposal.tokens:
-            self._host_drafts[: len(proposal)] = proposal.tokens
-            graph = self._graph(1 + len(proposal))
-        else:
-            graph = self._graph(1)
-        self._started.append(proposal)
+    def begin(self, run: Answering) -> None:
+        """Let an answer take part; its sequence holds all known tokens but the last."""
+        slot, write = run.sequence.slot, self._device.write
+        write(self._history[slot : slot + 1].address, np.asarray(run.known, np.int32))
+        write(self._at[slot : slot + 1].address, np.array([len(run.known) - 1], np.int32))
+        self._chooser.begin(run.sampler, run.params.accept, run.params.accept_p_min, slot)
+        if self._drafting is not None:
+            self._drafting.begin(run.sampler, slot)
+        self._placed = []
+
+    def start(self, rides: Sequence[Ride]) -> None:
+        """Launch a pass that reads the last known token and the drafts of each answer."""
+        draft = next((r.proposal.device_draft for r in rides if r.proposal.device_draft is not None), None)
+        if draft is not None:
+            self._follow(draft, rides)
+        most = max(proposal.count for _, proposal in rides)
+        for run, proposal in rides:
+            # Its start depends on the results of the steps in flight; this is the latest possible end.  Drafts made here are
+            # as many for each answer.
+            end = min(len(run.known) + self._under_way(run) + max(most, len(proposal)), self._n_ctx)
+            run.sequence.reserve(end)
+            self._model.reserve(end)
+            own = draft.sequence(run.sequence.slot) if draft is not None else None
+            if draft is not None and own is not None and draft.cache is not None:
+                own.reserve(end)
+                draft.cache.publish()
+            if draft is not None:
+                draft.reserve(end)
+        self._model.cache.publish()
+        graph = self._graph(rides, draft)
+        self._place(rides)
+        self._flights.append(rides)
         graph.launch()
 
-    def _under_way(self) -> int:
-        """The most tokens that the steps in flight can generate."""
-        return sum(1 + len(proposal) for proposal in self._started)
+    def _under_way(self, run: Answering) -> int:
+        """The most tokens that the steps in flight can give to an answer."""
+        return sum(1 + len(ride.proposal) for rides in self._flights for ride in rides if ride.run is run)
 
-    def take(self) -> Step:
-        """Wait for the first step whose result has not been taken, and return the result."""
-        proposal = self._started.popleft()
+    def _place(self, rides: Sequence[Ride]) -> None:
+        """Lay the rows of a pass out, unless they are in place."""
+        entries = [(ride.run.sequence.slot, 1 + len(ride.proposal)) for ride in rides]
+        used = sum(rows for _, rows in entries)
+        on_host = any(ride.proposal.tokens for ride in rides)
+        # A single entry finds all of its possible rows in place.
+        wanted = entries if len(rides) > 1 else [(entries[0][0], 0)]
+        if wanted == self._placed and not on_host and (len(rides) == 1 or used == padded(used)):
+            return
+        layout = self._layouts[self._n_layouts % LAYOUTS]
+        address = self._layouts_address + 4 * accept.LAYOUT * (self._n_layouts % LAYOUTS)
+        self._n_layouts += 1
+        accept.write_layout(
+            layout, [(slot, rows, r.proposal.tokens) for (slot, rows), r in zip(entries, rides, strict=True)]
+        )
+        ops = self._ops
+        arrays = self._at, self._history, ops.tokens, ops.positions, ops.sequences, self._starts
+        self._device.launch(accept.lay_out(), 1, 32, [address, self._n_ctx, *(array.address for array in arrays)])
+        self._placed = wanted
+
+    def take(self) -> list[Step]:
+        """Wait for the first pass whose results have not been taken, and return them."""
+        rides = self._flights[0]
+        steps = [self._taken(ride) for ride in rides]
+        self._flights.popleft()
+        return steps
+
+    def _taken(self, ride: Ride) -> Step:
+        run, proposal = ride
+        sequence, slot = run.sequence, run.sequence.slot
         # Without further steps in flight the device would be idle while the host sleeps.
-        pause = POLL_SECONDS if self._started else 0
-        while not self._chooser.ready():
+        pause = POLL_SECONDS if len(self._flights) > 1 else 0
+        while not self._chooser.ready(slot):
             # is_idle raises DeviceError if a kernel has failed.
-            if self._device.is_idle() and not self._chooser.ready():
+            if self._device.is_idle() and not self._chooser.ready(slot):
                 raise DeviceError(
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
                 )
             time.sleep(pause)
-        tokens = self._chooser.take()
-        first = len(self._known) - 1
-        self._model.sequence.claim(first, 1 + len(proposal))
-        if proposal.device_draft is not None and self._drafting is not None:
-            self._drafting.draft.keep(self._known, proposal.count, tokens)
-        self._known += tokens
-        self._model.sequence.commit(self._known[first:-1])
-        return Step(tokens)
+        step = Step([])
+        try:
+            step.tokens = self._chooser.take(slot)
+        except EngineError as error:
+            step.error = error
+        sequence.claim(sequence.length, 1 + len(proposal))
+        if proposal.device_draft is not None and step.tokens:
+            proposal.device_draft.keep(run.known, proposal.count, step.tokens, slot)
+        if step.tokens:
+            sequence.commit([run.known[-1], *step.tokens[:-1]])
+            sequence.settle()
+        return step
 
-    def end(self, turn: object = None) -> None:
-        """End the answer: wait for the steps in flight; no further step follows.  Does nothing if another answer has begun
-        since."""
-        if turn is not None and turn is not self._turn:
+    def end(self, run: Answering) -> None:
+        """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
+        under_way = self._under_way(run)
+        if not under_way:
             return
         self._device.synchronize()
-        end = len(self._known) - 1 + self._under_way()
-        drafts = self._drafting.draft.sequence if self._drafting is not None else None
-        for sequence in (self._model.sequence, drafts):
-            # Unless something else has begun to use it meanwhile.
-            if sequence is not None and sequence.length in (len(self._known) - 1, len(self._known) - 2):
-                sequence.overwrite(end)
-        self._started.clear()
+        drafts = self._drafting.draft.sequence(run.sequence.slot) if self._drafting is not None else None
+        for sequence in (run.sequence, drafts):
+            if sequence is not None:
+                sequence.overwrite(len(run.known) - 1 + under_way)
+        kept = ([ride for ride in rides if ride.run is not run] for rides in self._flights)
+        self._flights = deque(rides for rides in kept if rides)
 
     # --- graphs ------------------------------------------------------------------------------------------------
 
-    def _graph(self, rows: int) -> Graph:
-        """The graph of a step with ``rows`` - 1 drafts from the host."""
-        key = (rows, self._kind)
-        if key not in self._graphs:
-            device, ops = self._device, self._ops
-            ops.plan(self._model.compute, rows, rows)
-            place = accept.place()
-            self._load([place] if rows > 1 else [])
-            with device.capture() as graph:
-                if rows > 1:
-                    n_ctx, state = self._model.cache.n_ctx, (ops.tokens, ops.positions, self._history)
-                    drafts = (self._host_drafts_address, rows - 1, n_ctx)
-                    device.launch(place, 1, 32, [*drafts, *(array.address for array in state)])
-                self._verify(rows, None)
-            self._graphs[key] = graph
-        return self._graphs[key]
-
-    def _draft_graph(self, draft: DeviceDraft, count: int, end: int) -> Graph:
-        """The graph of a step that ends before position ``end`` and begins with the computation of ``count`` drafts."""
+    def _follow(self, draft: DeviceDraft, rides: Sequence[Ride]) -> None:
+        """Let a source on this device draft for these answers."""
         if self._drafting is None or self._drafting.draft is not draft:
-            self._drafting = DeviceDrafts(draft, self._ops.tokens, self._ops.positions, self._history)
-            self._drafting.begin(self._sampler)
-            self._graphs = {key: graph for key, graph in self._graphs.items() if len(key) == 2}
-        drafting = self._drafting
-        if not self._started:
-            drafting.catch_up(self._known)
-        draft.reserve(end)
-        key = (count, self._kind, drafting.scripted)
+            self._drafting = DeviceDrafts(draft, self._model.cache.n_sequences)
+            for ride in rides:
+                self._drafting.begin(ride.run.sampler, ride.run.sequence.slot)
+            self._graphs = {key: graph for key, graph in self._graphs.items() if not key[-1]}
+        for ride in rides:
+            if not self._drafting.began[ride.run.sequence.slot]:
+                self._drafting.begin(ride.run.sampler, ride.run.sequence.slot)
+            if not self._under_way(ride.run):
+                draft.catch_up(ride.run.known, ride.run.sequence.slot)
+
+    def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graph:
+        """The graph of a step of these answers."""
+        kind, n = kind_of(rides), len(rides)
+        used = sum(1 + len(ride.proposal) for ride in rides)
+        rows = used if n == 1 else padded(used)
+        count = max(len(ride.proposal) for ride in rides) if draft is not None else 0
+        entries = 1 if n == 1 else rows
+        drafting = (count, 1 if n == 1 else padded(n), self._drafting.scripted) if self._drafting and count else ()
+        key = (rows, entries, kind, drafting)
         if key not in self._graphs:
-            self._ops.plan(self._model.compute, count + 1, count + 1)
-            kind = self._kind
-            self._load(drafting.kernels(count, *kind))
+            mixed = n > 1
+            self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            kernels: list[Specialization] = [accept.lay_out()]
+            if drafting and self._drafting:
+                kernels += self._drafting.kernels(count, drafting[1], kind)
+            for kernel in [*kernels, *self._chooser.kernels(*kind)]:
+                self._device.load(kernel)  # before a capture begins
+            place = self._rows(rows, mixed)
             with self._device.capture() as graph:
-                drafting.launch(count, *kind)
-                self._verify(count + 1, drafting.lists(kind[2]))
+                lists = None
+                if drafting and self._drafting:
+                    self._drafting.launch(count, drafting[1], place, kind)
+                    lists = self._drafting.lists(kind.mode)
+                plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
+                assert plan.result is not None
+                self._ops.start(plan)
+                logits, stride = plan.result.address, plan.result.shape[-1]
+                self._chooser.launch(
+                    logits, stride, rows, place, self._at.address, *kind, draft_lists=lists, n_entries=entries
+                )
             self._graphs[key] = graph
         return self._graphs[key]
 
-    def _load(self, kernels: Sequence[Specialization]) -> None:
-        """Compile the kernels before a capture begins."""
-        for kernel in [*kernels, *self._chooser.kernels(*self._kind)]:
-            self._device.load(kernel)
-
-    def _verify(self, rows: int, draft_lists: sample.Candidates | None) -> None:
-        """Launch a pass and the choice of its tokens, inside a capture."""
-        ops = self._ops
-        plan = ops.plan(self._model.compute, rows, rows)
-        assert plan.result is not None
-        ops.start(plan)
-        logits, stride = plan.result.address, plan.result.shape[-1]
-        state = (ops.tokens.address, ops.positions.address, self._history.address)
-        self._chooser.launch(logits, stride, rows, *state, *self._kind, draft_lists=draft_lists)
+    def _rows(self, rows: int, mixed: bool) -> sample.Rows:
+        """The rows of a step."""
+        ops, starts = self._ops, self._starts if mixed else self._alone[rows : rows + 1]
+        arrays = ops.tokens, ops.positions, ops.sequences, starts, self._history
+        return sample.Rows(*(array.address for array in arrays))
 
 
 class DeviceDrafts:
     """Passes of a draft model, or of the target's own layer, whose tokens become the drafts of the target's step without
     passing through the host."""
 
-    def __init__(self, draft: DeviceDraft, target_tokens: Tensor, target_positions: Tensor, history: Tensor) -> None:
+    def __init__(self, draft: DeviceDraft, n_slots: int) -> None:
         self.draft = draft
         self._ops: GraphOperations = draft.ops
         self._device = self._ops.device
-        self._target_tokens = target_tokens
-        self._target_positions = target_positions
-        self._history = history
         self._n_ctx = draft.n_ctx
         self._inputs = self._ops.inputs()
-        self._tokens, self._positions = self._inputs.tokens, self._inputs.positions
-        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx)
-        self._script = self._ops.zeros((self._n_ctx,), np.int32)
+        self._chooser = sample.DeviceSampler(self._device, draft.n_vocab, self._n_ctx, n_slots=n_slots)
+        self._script = self._ops.zeros((n_slots, self._n_ctx), np.int32)
+        #: Whether the answer in a slot has drafts drawn by its rules.
+        self.began = [False] * n_slots
 
     @property
     def scripted(self) -> bool:
@@ -249,54 +317,57 @@ class DeviceDrafts:
     def _anchored(self) -> bool:
         return self.draft.anchor is not None
 
-    def begin(self, sampler: Sampler) -> None:
+    def begin(self, sampler: Sampler, slot: int) -> None:
         """Draw the drafts of a new answer by the rules of ``sampler``."""
-        self._owner = object()
-        self._chooser.begin(self.draft.sampler(sampler), "ratio")
+        self._chooser.begin(self.draft.sampler(sampler), "ratio", 0.0, slot)
         if self.draft.script is not None:
-            self._device.write(self._script.address, self.draft.script)
+            self._device.write(self._script[slot : slot + 1].address, self.draft.script)
+        self.began[slot] = True
 
-    def catch_up(self, known: Sequence[int]) -> None:
-        """Let the draft source read what it needs in order to continue after ``known``."""
-        self.draft.catch_up(known, self._owner)
-
-    def _plan(self, rows: int) -> Plan:
-        return self._ops.plan(self.draft.compute, rows, 1, self._inputs)
+    def _plan(self, reads: int, n_entries: int) -> Plan:
+        """A pass that reads ``reads`` tokens of each of some answers."""
+        rows = reads * n_entries
+        n_logits = rows if n_entries > 1 else 1
+        return self._ops.plan(self.draft.compute, rows, n_logits, self._inputs, n_entries > 1)
 
     def lists(self, mode: str) -> sample.Candidates | None:
         """The distributions that the drafts were drawn from, if acceptance uses them."""
         return self._chooser.lists if mode == "ratio" else None
 
-    def kernels(self, count: int, greedy: bool, with_edit: bool, mode: str) -> list[Specialization]:
+    def kernels(self, count: int, n_entries: int, kind: Kind) -> list[Specialization]:
         """Record the passes of ``launch``, and return the other kernels that it needs."""
-        for rows in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
-            self._plan(rows)
-        choice = self._chooser.kernels(greedy, with_edit, mode, accept=False)
+        for reads in {self.draft.reads, 1} if count > 1 else {self.draft.reads}:
+            self._plan(reads, n_entries)
+        choice = self._chooser.kernels(*kind, accept=False)
         return [accept.begin_draft(self.draft.reads, self._anchored), accept.propose(self.scripted), *choice]
 
-    def launch(self, count: int, greedy: bool, with_edit: bool, mode: str) -> None:
-        """Launch the computation of ``count`` drafts, inside a capture."""
-        device, ops, n_ctx = self._device, self._ops, self._n_ctx
-        tokens, positions, history = self._tokens.address, self._positions.address, self._history.address
+    def launch(self, count: int, n_entries: int, target: sample.Rows, kind: Kind) -> None:
+        """Launch the computation of ``count`` drafts for each entry of the step of the rows ``target``, inside a capture."""
+        device, ops, n_ctx, inputs, history = self._device, self._ops, self._n_ctx, self._inputs, target.history
+        assert inputs.sequences is not None
+        mine = [array.address for array in (inputs.tokens, inputs.positions, inputs.sequences)]
         anchor = self.draft.anchor.address if self._anchored else 0
-        start = [self._target_positions.address, history, tokens, positions, anchor]
-        device.launch(accept.begin_draft(self.draft.reads, self._anchored), 1, 32, start)
+        start = [target.starts, target.positions, target.sequences, n_ctx, history, *mine, anchor]
+        device.launch(accept.begin_draft(self.draft.reads, self._anchored), n_entries, 32, start)
         for i in range(count):
-            rows = self.draft.reads if i == 0 else 1
-            plan = self._plan(rows)
+            reads = self.draft.reads if i == 0 else 1
+            plan = self._plan(reads, n_entries)
             assert plan.result is not None
             # Kernels of a pass may read positions before the previous kernel ends, but here it has just written them.
             device.finish()
             ops.start(plan)
-            row = (plan.result.address, plan.result.shape[-1], 1, tokens, positions + 4 * (rows - 1), history)
-            self._chooser.launch(*row, greedy, with_edit, mode, accept=False, slot=i)
-            script, out = self._script.address, self._target_tokens.address + 4 * (1 + i)
-            found = self._chooser.found.address
-            arguments = [found, rows - 1, n_ctx, tokens, positions, history, script, out]
-            device.launch(accept.propose(self.scripted), 1, 32, arguments)
+            tokens, positions, sequences = (address + 4 * (reads - 1) for address in mine)
+            sampled = sample.Rows(tokens, positions, sequences, target.starts, history)
+            n_vocab, every = plan.result.shape[-1], reads if n_entries > 1 else 1
+            logits = plan.result.address + 4 * n_vocab * (every - 1)
+            self._chooser.launch_draft(
+                logits, every * n_vocab, sampled, *kind, draft=i, n_entries=n_entries, every=reads
+            )
+            arguments = [n_entries, reads, i, n_ctx, target.starts, *mine, history, self._script.address, target.tokens]
+            device.launch(accept.propose(self.scripted), 1, 32, [self._chooser.found.address, *arguments])
 
 
 def drafting_kernels() -> list[Specialization]:
     """The kernels that steps with drafts launch, besides passes and the choice of tokens."""
     first = (accept.begin_draft(*of) for of in ((1, False), (1, True), (2, False)))
-    return [accept.place(), *first, accept.propose(False)]
+    return [accept.lay_out(), *first, accept.propose(False)]

@@ -74,6 +74,11 @@ class Step:
                 break
         return tokens
 
+    def lists(self, mode: str) -> list[Any]:
+        """The kernel's arguments."""
+        lists: list[Any] = [self.target.ids, self.target.p, self.target.n] if mode != "exact" else [None] * 3
+        return lists + ([self.source.ids, self.source.p, self.source.n] if mode == "ratio" else [None] * 3)
+
     def run(self, mode: str, done: int = 0) -> list[int]:
         """The tokens of the step, by the kernel; everything that it writes is checked."""
         rows = len(self.found)
@@ -82,13 +87,12 @@ class Step:
         tokens = np.full(MOST_ROWS, 3, np.int32)
         tokens[1:rows] = self.drafts
         positions = self.at + np.arange(MOST_ROWS, dtype=np.int32)
-        history = np.full(N_CTX, -99, np.int32)
+        history, certain = np.full(N_CTX, -99, np.int32), np.array([self.at], np.int32)
         ring, step = np.full((SLOTS, SLOT), EMPTY, np.int32), np.array([done], np.int32)
         params = sample.pack_params(Sampler(SamplingParams(seed=self.seed), N_VOCAB), self.p_accept)
-        lists: list[Any] = [self.target.ids, self.target.p, self.target.n] if mode != "exact" else [None] * 3
-        lists += [self.source.ids, self.source.p, self.source.n] if mode == "ratio" else [None] * 3
-        state = [found, rows, N_CTX, tokens, positions, history, ring, ring, SLOTS, step, params]
-        run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *lists], seed=done)
+        starts, slots = np.array([0, rows], np.int32), np.zeros(MOST_ROWS, np.int32)
+        state = [found, starts, N_CTX, tokens, positions, slots, history, certain, ring, ring, SLOTS, step, params]
+        run(accept.accept(mode), 1, 32 if mode == "exact" else MOST_K, [*state, *self.lists(mode)], seed=done)
 
         slot = ring[done % SLOTS]
         count = int(slot[0])
@@ -103,6 +107,7 @@ class Step:
         assert np.array_equal(history, expected)
         moved = self.at + count if self.at + count < N_CTX else self.at
         assert np.array_equal(positions, moved + np.arange(MOST_ROWS))
+        assert certain[0] == moved
         return words
 
     def check(self, mode: str, done: int = 0) -> list[int]:
@@ -272,6 +277,152 @@ def test_p_min_at_its_bound() -> None:
     assert step.check("p-min") == [5]
 
 
+# --- several answers ---------------------------------------------------------------------------------------------
+
+
+def together(mode: str, steps: list[Step], slots: list[int], n_slots: int, entries: int) -> None:
+    """Run steps as the entries of one launch, the answer of entry e in slot slots[e], and compare everything that it writes
+    with each step alone (:meth:`Step.expected`).  Rows and entries that are not used are padding."""
+    starts = np.cumsum([0] + [len(step.found) for step in steps] + [0] * (entries - len(steps))).astype(np.int32)
+    used = starts[-1]
+    found, tokens, positions = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
+    sequences = np.full(MOST_ROWS, -99, np.int32)
+    target, source = Lists(), Lists()
+    params, done = np.zeros(n_slots, sample.PARAMS), np.arange(3, 3 + n_slots, dtype=np.int32)
+    for step, slot, start in zip(steps, slots, starts, strict=False):
+        n = len(step.found)
+        part = slice(start, start + n)
+        found[part], tokens[part], positions[part] = step.found, [7, *step.drafts], step.at + np.arange(n)
+        sequences[part] = slot
+        params[slot] = sample.pack_params(Sampler(SamplingParams(seed=step.seed), N_VOCAB), step.p_accept)[0]
+        for mine, its in ((target, step.target), (source, step.source)):
+            mine.ids[part], mine.p[part], mine.n[part] = its.ids[:n], its.p[:n], its.n[:n]
+    history, ring = np.full((n_slots, N_CTX), -99, np.int32), np.full((n_slots, SLOTS, SLOT), EMPTY, np.int32)
+    certain = np.full(n_slots, -99, np.int32)
+    certain[slots] = [step.at for step in steps]
+    after = [array.copy() for array in (tokens, positions, history, ring, done, certain)]
+    for step, slot, start in zip(steps, slots, starts, strict=False):
+        words = step.expected(mode)
+        n, end = len(words), step.at + 1 + len(words)
+        after[0][start] = max(words[-1], 0)
+        after[1][start : start + len(step.found)] += n
+        after[2][slot, step.at + 1 : end] = [max(word, 0) for word in words]
+        after[3][slot, done[slot] % SLOTS, : 1 + n] = [n, *words]
+        after[4][slot] += 1
+        after[5][slot] += n
+    state = [found, starts, N_CTX, tokens, positions, sequences, history, certain, ring, ring, SLOTS, done, params]
+    lists = Step([], [], target=target, source=source).lists(mode)
+    run(accept.accept(mode), entries, 32 if mode == "exact" else MOST_K, [*state, *lists], seed=int(used))
+    for array, expected in zip((tokens, positions, history, ring, done, certain), after, strict=True):
+        assert np.array_equal(array, expected)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (3, 1, 5), (1,) * 16, (4, 5, 1, 6), (2,)])
+def test_exact_of_several_answers(sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(len(sizes))
+    steps = []
+    for rows in sizes:
+        found = rng.integers(0, N_VOCAB, rows).tolist()
+        drafts = [token + int(rng.random() < 0.3) for token in found[:-1]]
+        steps.append(Step(found, drafts, at=int(rng.integers(20))))
+    steps[-1].found[0] = sample.NAN
+    slots = rng.permutation(len(sizes) + 2)[: len(sizes)].tolist()
+    together("exact", steps, slots, len(sizes) + 2, min(MOST_ROWS, len(sizes) + 2))
+
+
+@pytest.mark.parametrize("mode", ["ratio", "p-min"])
+def test_lists_of_several_answers(mode: str) -> None:
+    """Each has its own seed, bound and lists."""
+    rng, steps = np.random.default_rng(8), []
+    for entry, rows in enumerate((3, 1, 4)):
+        step = Step([0] * rows, [0] * (rows - 1), at=3 * entry, seed=entry, p_accept=0.04 * entry)
+        for i in range(rows):
+            ids, p = candidates(rng, 30, spread=8)
+            step.target.set(i, ids, p)
+            step.found[i] = int(rng.choice(ids))
+            order = rng.permutation(30)
+            step.source.set(i, ids[order], p[order[::-1]])
+            if i < rows - 1:
+                step.drafts[i] = int(rng.choice(ids[:4]))
+        steps.append(step)
+    steps[2].source.n[0] = 0
+    together(mode, steps, [1, 3, 0], 4, 4)
+
+
+# --- the rows of a step ------------------------------------------------------------------------------------------
+
+Entry = tuple[int, int, list[int]]
+"""The slot of an answer, its number of rows, and its drafts from the host."""
+
+
+def lay_out(entries: list[Entry], at: list[int], history: np.ndarray) -> list[tuple[int, int, int]]:
+    """(token, position, slot) of 16 rows, by the kernel, of answers whose certain tokens are at positions ``at``, by slot.
+    The drafts are checked in ``history``, which also changes, and the first rows of entries."""
+    layout = np.full(accept.LAYOUT, 999, np.int32)
+    accept.write_layout(layout, entries)
+    tokens, positions, sequences, starts = (np.full(MOST_ROWS + 1, -99, np.int32) for _ in range(4))
+    expected, certain = history.copy(), np.array(at, np.int32)
+    for slot, _, drafts in entries:
+        end = min(at[slot] + 1 + len(drafts), N_CTX)
+        expected[slot, at[slot] + 1 : end] = drafts[: end - at[slot] - 1]
+    run(
+        accept.lay_out(),
+        1,
+        32,
+        [layout, N_CTX, certain, history, tokens, positions, sequences, starts],
+        seed=len(entries),
+    )
+    assert np.array_equal(history, expected) and certain.tolist() == at
+    assert starts.tolist() == np.cumsum([0, *(n for _, n, _ in entries), *[0] * (MOST_ROWS - len(entries))]).tolist()
+    assert tokens[-1] == positions[-1] == sequences[-1] == -99
+    return list(zip(*(array[:-1].tolist() for array in (tokens, positions, sequences)), strict=True))
+
+
+def histories(n_slots: int = 4) -> np.ndarray:
+    """The token at position i of slot s is 100 s + i + 1."""
+    return np.array([100 * slot + 1 + np.arange(N_CTX) for slot in range(n_slots)], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("n", "rows", "at"),
+    [(0, 1, 3), (1, 2, 3), (15, 16, 3), (5, 6, N_CTX - 3), (0, 4, 3), (0, 16, N_CTX - 1), (0, 1, 0)],
+)
+def test_lay_out(n: int, rows: int, at: int) -> None:
+    """An answer with drafts of the host or rows for those of a model: all 16 rows get their positions, which stop at the end
+    of the context, as drafts do."""
+    drafts = list(range(950, 950 + n))
+    found = lay_out([(2, rows, drafts)], [7, 7, at, 7], histories())
+    tokens = [201 + at, *drafts, *[drafts[-1] if drafts else 0] * (MOST_ROWS - 1 - n)]
+    assert found == [(token, min(at + i, N_CTX - 1), 2) for i, token in enumerate(tokens)]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(1, 3, [950, 951]), (0, 1, []), (3, 2, [952])],
+        [(3, 1, []), (1, 1, [])],
+        [(2, 4, []), (0, 1, []), (1, 3, [960, 961])],
+        [(1, 7, list(range(950, 956))), (2, 9, list(range(960, 968)))],
+        [(0, 3, [950, 951]), (2, 2, [0]), (3, 6, list(range(960, 965)))],
+    ],
+)
+def test_lay_out_for_several_answers(entries: list[Entry]) -> None:
+    """With drafts of the host, without, or with rows for those of a model; the other rows are copies
+    of the last one."""
+    at, expected = [5, 8, 0, N_CTX - 3], []
+    for slot, n, drafts in entries:
+        tokens = [100 * slot + 1 + at[slot], *drafts, *[0] * (n - 1 - len(drafts))]
+        expected += [(token, min(at[slot] + i, N_CTX - 1), slot) for i, token in enumerate(tokens)]
+    expected += [expected[-1]] * (MOST_ROWS - len(expected))
+    assert lay_out(entries, at, histories()) == expected
+
+
+def test_lay_out_for_sixteen_answers() -> None:
+    at, slots = list(range(MOST_ROWS)), np.random.default_rng(1).permutation(MOST_ROWS).tolist()
+    found = lay_out([(slot, 1, []) for slot in slots], at, histories(MOST_ROWS))
+    assert found == [(101 * slot + 1, slot, slot) for slot in slots]
+
+
 # --- drafts ----------------------------------------------------------------------------------------------------
 
 
@@ -288,38 +439,72 @@ def test_propose(last: int) -> None:
     ]:
         tokens, positions = np.array([1, 2], np.int32), np.array([at - last, at - last + 1], np.int32)
         history, target = np.full(N_CTX, -99, np.int32), np.arange(MOST_ROWS, dtype=np.int32)
-        script = np.full(N_CTX, -1, np.int32)
+        script, slots, starts = np.full(N_CTX, -1, np.int32), np.zeros(2, np.int32), np.array([0, 4], np.int32)
         script[8] = 33
-        found_ = np.array([found, 99], np.int32)
-        out = target[3:]
-        arguments = [found_, last, N_CTX, tokens, positions, history, script if scripted else None, out]
-        run(accept.propose(scripted), 1, 32, arguments)
-        assert (tokens[0], positions[0], target[3]) == (token, at + 1, token)
+        state = [N_CTX, starts, tokens, positions, slots, history, script if scripted else None, target]
+        run(accept.propose(scripted), 1, 32, [np.array([found, 99], np.int32), 1, 1 + last, 2, *state])
+        # Rows after the last one in use are copies of it; positions stop at the end of the context.
+        assert (tokens[0], positions[0]) == (token, min(at + 1, N_CTX - 1))
+        assert target.tolist() == [0, 1, 2, *[token] * (MOST_ROWS - 3)]
         assert (history != -99).nonzero()[0].tolist() == ([at + 1] if at + 1 < N_CTX else [])
         assert history[at + 1 :][:1].tolist() == ([token] if at + 1 < N_CTX else [])
-        assert np.delete(target, 3).tolist() == np.delete(np.arange(MOST_ROWS), 3).tolist()
+
+
+@pytest.mark.parametrize(("rows", "draft"), [(1, 1), (2, 1), (2, 0)])
+def test_propose_for_several_answers(rows: int, draft: int) -> None:
+    """A draft of each that has a place for it, and copies in the rows after the last one in use; the fourth entry is padding,
+    and repeats the third."""
+    slots, at = np.array([2, 0, 3, 3], np.int32), np.array([5, 9, 7, 7], np.int32)
+    tokens, positions, sequences = (np.full(8, -99, np.int32) for _ in range(3))
+    for row in range(rows):
+        positions[row : 4 * rows : rows], sequences[row : 4 * rows : rows] = at - (rows - 1) + row, slots
+    history, target = np.full((4, N_CTX), -99, np.int32), np.full(MOST_ROWS, -99, np.int32)
+    script = np.full((4, N_CTX), -1, np.int32)
+    script[0, 10] = 66
+    script[2, 10] = 67
+    found, starts = np.array([51, 52, 53, 53], np.int32), np.array([0, 3, 8, 10, 10], np.int32)
+    expected, past = target.copy(), history.copy()
+    past[2, 6], past[0, 10] = 51, 66
+    expected[[1 + draft, 4 + draft]] = 51, 66
+    if draft == 0:
+        expected[9:] = 53
+    past[3, 8] = 53
+    state = [N_CTX, starts, tokens, positions, sequences, history, script, target]
+    run(accept.propose(True), 1, 32, [found, 4, rows, draft, *state], seed=rows)
+    assert np.array_equal(history, past) and np.array_equal(target, expected)
+    assert tokens[:4].tolist() == [51, 66, 53, 53] and (tokens[4:] == -99).all()
+    assert np.array_equal(positions[:4], at + 1) and np.array_equal(sequences[:4], slots)
 
 
 @pytest.mark.parametrize(("rows", "at"), [(1, 0), (1, 9), (2, 1), (2, 9), (16, 20)])
 def test_begin_draft(rows: int, at: int) -> None:
     history = np.arange(100, 100 + N_CTX, dtype=np.int32)
-    tokens, positions = np.full(MOST_ROWS, -99, np.int32), np.full(MOST_ROWS, -99, np.int32)
+    tokens, positions, sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
     target_positions = np.arange(at, at + MOST_ROWS, dtype=np.int32)
-    anchor = np.full(2, -99, np.int32)
-    arguments = [target_positions, history, tokens, positions, anchor]
-    run(accept.begin_draft(rows, rows == 1), 1, 32, arguments)
-    assert anchor.tolist() == ([at, at - 1] if rows == 1 else [-99, -99])
+    anchor, slots = np.full((2, MOST_ROWS), -99, np.int32), np.zeros(MOST_ROWS, np.int32)
+    given = [np.array([0, 4], np.int32), target_positions, slots, N_CTX, history]
+    run(accept.begin_draft(rows, rows == 1), 1, 32, [*given, tokens, positions, sequences, anchor])
+    assert anchor[:, 0].tolist() == ([at, at - 1] if rows == 1 else [-99, -99]) and (anchor[:, 1:] == -99).all()
     expected = list(range(at - rows + 1, at + 1))
     assert positions.tolist() == expected + [-99] * (MOST_ROWS - rows)
+    assert sequences.tolist() == [0] * rows + [-99] * (MOST_ROWS - rows)
     assert tokens[:rows].tolist() == history[expected].tolist() and (tokens[rows:] == -99).all()
 
 
-@pytest.mark.parametrize(("n", "at"), [(0, 3), (1, 3), (15, 3), (5, N_CTX - 3)])
-def test_place(n: int, at: int) -> None:
-    drafts = np.arange(50, 50 + n, dtype=np.int32)
-    tokens, history = np.full(MOST_ROWS, -99, np.int32), np.full(N_CTX, -99, np.int32)
-    run(accept.place(), 1, 32, [drafts, n, N_CTX, tokens, np.arange(at, at + MOST_ROWS, dtype=np.int32), history])
-    assert tokens.tolist() == [-99, *drafts, *[-99] * (15 - n)]
-    expected = np.full(N_CTX + 20, -99)
-    expected[at + 1 : at + 1 + n] = drafts
-    assert history.tolist() == expected[:N_CTX].tolist()
+@pytest.mark.parametrize("rows", [1, 2])
+def test_begin_draft_of_several_answers(rows: int) -> None:
+    """Two entries of padding repeat the certain token of the last answer."""
+    history = np.arange(3 * N_CTX, dtype=np.int32).reshape(3, N_CTX)
+    starts, slots = np.array([0, 3, 4, 4, 4], np.int32), np.array([2, 2, 2, 1] + [-99] * 12, np.int32)
+    target_positions = np.array([9, 10, 11, 5] + [-99] * 12, np.int32)
+    tokens, positions, sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
+    anchor, expected = (np.full((2, MOST_ROWS), -99, np.int32) for _ in range(2))
+    given = [starts, target_positions, slots, N_CTX, history]
+    run(accept.begin_draft(rows, True), 4, 32, [*given, tokens, positions, sequences, anchor])
+    n = 4 * rows
+    assert positions[:n].tolist() == ([9, 5, 5, 5] if rows == 1 else [8, 9, 4, 5, 5, 5, 5, 5])
+    assert np.array_equal(sequences[:n], np.repeat([2, 1, 1, 1], rows))
+    assert np.array_equal(tokens[:n], sequences[:n] * N_CTX + positions[:n])
+    assert all((array[n:] == -99).all() for array in (tokens, positions, sequences))
+    expected[:, :n:rows] = [[9, 5, 5, 5], [8, 4, 4, 4]]
+    assert np.array_equal(anchor, expected)

@@ -1,5 +1,7 @@
 """engine/cuda/attention/attend.py and combine.py in the simulator: the bits of engine/cpu/attention.py, and of its gates."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,30 +29,31 @@ from engine.errors import DeviceError
 from engine.models.heads import Heads
 from engine.verify.layout import activations
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.test_direct_attention import NO_SINKS, ends_of, filled
 from tests.mirror import Mirror as CPU
+from tests.pages import layer_of
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
-TINY = np.float32(1e-45)
-"""Values of about this size make weighted sums of -0 where weights are small, in float32."""
-NO_SINKS = np.empty(0, np.float32)
 
 
-def filled(positions: int, shape: LayerShape, rows: int, half: bool, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Rings that hold ``positions`` positions; lanes never written are not numbers."""
-    chunks = shape.chunks(4096, rows)
-    dtype = np.uint16 if half else np.float32
-    keys = np.full((shape.n_head_kv, chunks, shape.d_k, CHUNK), 0x7E01 if half else np.nan, dtype)
-    values = np.full((shape.n_head_kv, chunks, CHUNK, shape.d_v), 0x7E01 if half else np.nan, dtype)
-    first = max(0, positions - chunks * CHUNK)
-    at = np.arange(first, positions, dtype=np.int32)
-    k, v = (rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32) for d in (shape.d_k, shape.d_v))
-    v[rng.random(v.shape) < 0.1] = -0.0
-    v[..., -1] *= TINY
-    items = at.size * shape.n_head_kv
-    mirror.append(k, at, False, keys, 0, items)
-    mirror.append(v, at, True, values, 0, items)
-    return keys, values
+@contextmanager
+def appending(append: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``append(False)`` where a thread begins, and ``append(True)`` where it waits for its inputs."""
+    begin, wait = attention.let_next_begin, attention.wait_for_inputs
+
+    def begun() -> None:
+        append(False)
+        begin()
+
+    def waited() -> None:
+        wait()
+        append(True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "let_next_begin", begun)
+        patch.setattr(attention, "wait_for_inputs", waited)
+        yield
 
 
 def agree(
@@ -70,40 +73,60 @@ def agree(
     gated: bool = False,
     sinks: np.ndarray = NO_SINKS,
     group: int = GROUP,
+    slots: list[int] | None = None,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; ``unseen``: the kernel finds the cache as it
-    was before the rows; ``group``: chunks of a group."""
+    was before the rows, until it waits for its inputs; ``group``: chunks of a group; ``slots``: of the sequences of the rows
+    in a mixed pass."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
-    rows, end = len(positions), max(positions) + 1
-    keys, values = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, half, rng)
+    rows, mixed = len(positions), slots is not None
+    ends, of_rows = ends_of(positions, slots or [1] * rows), np.array(slots or [1] * rows, np.int32)
+    cache = filled(ends, LayerShape(n_head_kv, d_k, d_v, window), rows, F16 if half else F32, rng)
+    keys, values = cache.keys, cache.values
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     expected = np.empty((rows, n_head, d_v), np.float32)
     bits = 16 if half else 32
-    given = (ring.reshape(*ring.shape[:2], -1).view(np.uint32) for ring in (keys, values))
+    given = (memory.reshape(*memory.shape[:2], -1).view(np.uint32) for memory in (keys, values))
     none = np.empty((rows, n_head, 0), np.int8), np.empty((rows, n_head, 0), np.float32)
-    mirror.attend(bits, bits, group)(q, *none, *given, at, SCALE, window, sinks, expected, 0, rows * n_head)
+    read = *given, at, of_rows, cache.table
+    mirror.attend(bits, bits, group)(q, *none, *read, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
     gate = rng.normal(size=(rows, n_head, 2, d_v)).astype(np.float32) * np.float32(20) if gated else None
     if gate is not None:
         gate[:, :, 0] = np.nan  # the queries
         glu.sigmoid_gate(expected.reshape(-1, d_v), gate.reshape(-1, 2, d_v), 0, rows * n_head)
 
-    n_slots = attention.slots(keys.shape[1] * CHUNK if window else end, window)
-    plan = attention.geometry(
-        rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, sinks=sinks.size > 0, together=group
-    )
+    n_slots = attention.slots(max(ends), window)
+    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
+    plan = attention.geometry(rows, n_head, n_head_kv, d_k, d_v, half, n_slots, 3, early, tasks, gated, **options)
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     out = np.full_like(expected, np.nan)
-    chunks = keys.shape[1]
-    place, lane = at // CHUNK % chunks, at % CHUNK
-    new = np.concatenate([keys[:, place, :, lane], values[:, place, lane].swapaxes(0, 1)], axis=2)
-    if unseen:
-        keys[:, place, :, lane] = values[:, place, lane] = 0x7E01
+    page, lane = cache.table[of_rows, at // CHUNK], at % CHUNK
+    new_keys, new_values = keys[:, page, :, lane], values[:, page, lane]
+    new = np.concatenate([new_keys, new_values.swapaxes(0, 1)], axis=2)
+
+    def append(exists: bool) -> None:
+        keys[:, page, :, lane], values[:, page, lane] = (new_keys, new_values) if exists else (0x7E01, 0x7E01)
+
     words = new.view(f"u{new.itemsize}").astype(np.uint32)
-    arguments = [q, words, keys, values, at, weights, sums, rows, chunks, n_slots, window, SCALE]
-    run(plan.attend, grid, plan.attend_block, arguments, seed=seed)
+    arguments = [
+        q,
+        words,
+        keys,
+        values,
+        at,
+        of_rows,
+        cache.table,
+        weights,
+        sums,
+        rows,
+        cache.pages,
+        cache.table.shape[1],
+    ]
+    with appending(append) if unseen else nullcontext():
+        run(plan.attend, grid, plan.attend_block, [*arguments, n_slots, window, SCALE], seed=seed)
     arguments = [weights, sums, at, gate, sinks, out, n_slots, window]
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
@@ -152,19 +175,33 @@ def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) ->
     agree(positions, 2, 2, d_k, d_v, early=True, splits=3, unseen=True)
 
 
+@pytest.mark.parametrize(
+    ("half", "early", "tasks", "window"), few([(True, True, 0, 0), (False, True, 2, 0), (True, False, 4, 70)], 2)
+)
+def test_rows_of_several_sequences(half: bool, early: bool, tasks: int, window: int) -> None:
+    """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""
+    agree(
+        [129, 263, 264, 5, 129], 3, 1, 4, 4, half=half, early=early, tasks=tasks, window=window, slots=[2, 0, 0, 1, 2]
+    )
+
+
+@pytest.mark.parametrize("positions", few([[62, 63, 64, 9, 65], [128, 129, 130, 3, 131]]))
+def test_what_other_rows_of_a_sequence_append(positions: list[int]) -> None:
+    """A block that has one row of several finds what the others append to the chunk, and to the one before."""
+    agree(positions, 2, 1, 4, 6, early=True, unseen=True, splits=3, slots=[0, 0, 0, 1, 0])
+
+
 @pytest.mark.parametrize("window", [1, 70])
 @pytest.mark.parametrize("positions", [[2, 3], [191, 192]])
-def test_windows_and_rings(window: int, positions: list[int]) -> None:
-    """The ring has wrapped where the positions are larger than the window."""
+def test_windows(window: int, positions: list[int]) -> None:
+    """Pages have been used again where the positions are larger than the window."""
     agree(positions, 1, 1, 4, 4, window=window, early=True)
 
 
 @pytest.mark.parametrize("window", [0, 1, 2, 3, 32, 63, 64, 65, 66, 128, 500])
 def test_slots_are_as_many_as_a_row_can_see(window: int) -> None:
-    for rows in (1, 16):
-        capacity = LayerShape(1, 2, 2, window).chunks(1000, rows) * CHUNK
-        seen = [p // CHUNK - (max(0, p - window + 1) if window else 0) // CHUNK + 1 for p in range(1000)]
-        assert attention.slots(capacity, window) == max(seen)
+    seen = [p // CHUNK - (max(0, p - window + 1) if window else 0) // CHUNK + 1 for p in range(1000)]
+    assert attention.slots(1000, window) == max(seen)
 
 
 def test_positions_that_do_not_follow_one_another() -> None:
@@ -361,6 +398,25 @@ def test_slots_of_groups_are_as_many_as_a_row_can_see(slots: int, group: int, ex
     assert join.group_slots(slots, group) == max(seen) == expected
 
 
+@pytest.mark.parametrize("group", [3, 12])
+def test_mixed_passes_use_the_kernels_of_one_row(group: int) -> None:
+    """Each row has its own blocks, no more in all than are resident at once, or one for all chunks."""
+
+    def plans(rows: int, mixed: bool) -> list[attention.Geometry]:
+        sizes, options = (rows, 2 * group, 2, 64, 64), {"early": True, "mixed": mixed}
+        return [
+            attention.geometry(*sizes, True, 1000, 132, **options),
+            direct_attention.geometry(*sizes, "q8_0", "q8_0", 1000, 132, **options),
+            integer_steps.geometry(*sizes, "i8", 1000, 132, 227 << 10, **options),
+        ]
+
+    for one, few_rows, most in zip(plans(1, False), plans(3, True), plans(16, True), strict=True):
+        assert one.attend == few_rows.attend == most.attend
+        for plan, rows in ((few_rows, 3), (most, 16)):
+            assert plan.attend_grid[:2] == (2, rows * one.attend_grid[1]) and plan.combine_grid[1] == rows
+            assert 1 <= plan.attend_grid[2] <= -(-one.attend_grid[2] // rows)
+
+
 def test_heads_that_the_kernels_cannot_take() -> None:
     for d_k, d_v in ((258, 64), (64, 512), (63, 64)):
         with pytest.raises(DeviceError, match="takes heads of an even size up to 256"):
@@ -389,7 +445,7 @@ def same_operations(
     cos, sin = np.cos(angles := rng.uniform(-3, 3, (n_ctx, abs(n_rot or d) // 2))), np.sin(angles)
     table = None if n_rot < 0 else np.stack([cos, sin], axis=1).astype(np.float32)
     shape = LayerShape(heads.n_head_kv, d, heads.d_v, window)
-    caches = [shape.layer(n_ctx, max(rows, 16), types, ops.zeros) for ops in (cpu, gpu)]
+    caches = [layer_of(shape, n_ctx, max(rows, 16), types, ops.zeros, ops.store) for ops in (cpu, gpu)]
     positions = np.arange(start + rows + 1, dtype=np.int32)
     q = rng.normal(size=(rows, heads.n_head * d * (2 if heads.gated else 1))).astype(np.float32)
     k, v = (rng.normal(size=(positions.size, heads.n_head_kv * w)).astype(np.float32) for w in (d, heads.d_v))
@@ -417,8 +473,59 @@ def same_operations(
     gpu.start(plan)
     for mine, theirs in zip(plan.result, expected, strict=True):
         assert gpu.download(mine).tobytes() == theirs.tobytes()
-    for ring in ("keys", "values"):
-        assert gpu.download(getattr(caches[1], ring)).tobytes() == getattr(caches[0], ring).tobytes()
+    for name in ("keys", "values"):
+        assert gpu.download(getattr(caches[1], name)).tobytes() == getattr(caches[0], name).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("k_type", "v_type"), few([("f16", "f16"), ("q8_0", "q4_0"), ("i12", "i12"), ("f32", "f32")], 2)
+)
+def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str) -> None:
+    """A mixed pass, with a row that occurs twice, gives the bits of passes of one sequence each, in other slots and pages."""
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    gpu, cpu, rng = backend.Backend(), CPU(1), np.random.default_rng(0)
+    types, n_ctx, d = Types(cache_type(k_type), cache_type(v_type)), 200, 32
+    shape, heads = LayerShape(1, d, d), Heads[Any](2, 1, d, d, True, 0.25)
+    table = rng.normal(size=(n_ctx, 2, d // 2)).astype(np.float32)
+    before, slots = [63, 3, 0], [2, 0, 1]
+    theirs = layer_of(shape, n_ctx, 16, types, gpu.zeros, gpu.store, 3, seed=1)
+    mine = layer_of(shape, n_ctx, 128, types, np.zeros, None, 3, seed=2)
+    rows_of = [[0, 1, 2], [0], [0, 1]]
+    given = [[rng.normal(size=(n + 3, w * d)).astype(np.float32) for w in (2, 1, 1)] for n in before]
+    found: dict[str, list[np.ndarray]] = {"q": [], "k": [], "v": [], "positions": [], "sequences": []}
+    expected, past = [], []
+    for of, (n, slot, rows) in enumerate(zip(before, slots, rows_of, strict=True)):
+        q, k, v = given[of]
+        at = np.arange(n + 3, dtype=np.int32)
+        if n:
+            stored = Pass(at[:n], at[:n], np.full(n, of, np.int32))
+            cpu.remember(heads, k[:n].copy(), v[:n].copy(), mine, stored, table)
+            places = [gpu.upload(x) for x in (at[:n], np.full(n, slot, np.int32), k[:n], v[:n], table)]
+
+            def remember(places: Any = places, theirs: Any = theirs) -> None:
+                gpu.remember(heads, places[2], places[3], theirs, Pass(places[0], *places[:2]), places[4])
+
+            gpu.start(gpu.record(remember))
+        now = Pass(at[n : n + len(rows)], at[n : n + len(rows)], np.full(len(rows), of, np.int32))
+        of_rows = [x[n : n + len(rows)] for x in (q, k, v)]
+        q_rows, k_rows, v_rows = of_rows
+        expected.append(cpu.attention(heads, q_rows.copy(), k_rows.copy(), v_rows.copy(), mine, now, table))
+        past.append(cpu.attend_past(heads, q_rows.copy(), mine, now, now.positions, table, 0))
+        for name, x in zip(found, (*of_rows, now.positions, np.full(len(rows), slot, np.int32)), strict=True):
+            found[name].append(x)
+    # The second sequence again, as rows that fill a pass.
+    arrays = [gpu.upload(np.concatenate([*parts, parts[1]])) for parts in found.values()]
+    queries, keys, values, positions, sequences = arrays
+    angles, batch = gpu.upload(table), Pass(positions, positions, sequences, True)
+
+    def work() -> Any:
+        out = gpu.plain(gpu.attention(heads, queries, keys, values, theirs, batch, angles))
+        return [out, gpu.plain(gpu.attend_past(heads, queries, theirs, batch, positions, angles, 0))]
+
+    plan: Any = gpu.record(work)
+    gpu.start(plan)
+    for result, law in zip(plan.result, (expected, past), strict=True):
+        assert gpu.download(result).tobytes() == np.concatenate([*law, law[1]]).tobytes()
 
 
 @pytest.mark.thorough

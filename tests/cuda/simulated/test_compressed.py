@@ -21,6 +21,7 @@ from engine.cuda import backend, compressed_operations, indexer
 from engine.gguf.quants import FORMATS
 from engine.models.compressor import Compressor
 from tests.cuda.simulated.test_operations import computed, cpu, gpu, same, weight
+from tests.pages import layer_of
 from tests.tiers import few
 
 assert gpu
@@ -36,16 +37,24 @@ def rows_of(*positions: int) -> Pass[np.ndarray]:
     return Pass(np.zeros(len(positions), np.int32), np.array(positions, np.int32))
 
 
+def mixed_rows(*runs: tuple[int, int, int]) -> Pass[np.ndarray]:
+    """A pass of runs (slot, first position, number of rows)."""
+    positions = [p for _, first, count in runs for p in range(first, first + count)]
+    sequences = [slot for slot, _, count in runs for _ in range(count)]
+    n = len(positions)
+    return Pass(np.zeros(n, np.int32), np.array(positions, np.int32), np.array(sequences, np.int32), True)
+
+
 def both(
-    gpu: backend.Backend, shape: CompressedShape, n_ctx: int, types: Types
+    gpu: backend.Backend, shape: CompressedShape, n_ctx: int, types: Types, n_sequences: int = 1
 ) -> tuple[CompressedLayer[Any], CompressedLayer[Any]]:
     """The memory of a layer with the same random contents on the CPU and on the GPU."""
-    ours = shape.layer(n_ctx, 32, types, np.zeros)
+    ours = layer_of(shape, n_ctx, 32, types, np.zeros, None, n_sequences)
     random = np.random.default_rng(3)
     for array in arrays(ours):
         values = random.standard_normal(array.shape)
         array[:] = values if array.dtype == f32 else values.astype(np.float16).view(np.uint16)
-    theirs = shape.layer(n_ctx, 32, types, gpu.zeros)
+    theirs = layer_of(shape, n_ctx, 32, types, gpu.zeros, gpu.store, n_sequences)
     for array, on_device in zip(arrays(ours), arrays(theirs), strict=True):
         gpu.store(on_device, 0, array)
     return ours, theirs
@@ -62,7 +71,8 @@ def same_memory(gpu: backend.Backend, ours: CompressedLayer[Any], theirs: Compre
 
 
 def batch_of(gpu: backend.Backend, batch: Pass[np.ndarray]) -> Pass[Any]:
-    return Pass(gpu.upload(batch.tokens), gpu.upload(batch.positions))
+    sequences = None if batch.sequences is None else gpu.upload(batch.sequences)
+    return Pass(gpu.upload(batch.tokens), gpu.upload(batch.positions), sequences, batch.mixed)
 
 
 @pytest.mark.parametrize("rounds", [1, 20])
@@ -227,6 +237,66 @@ def test_attention(
     same_memory(gpu, ours, theirs)
 
 
+def draws(n: int, d: int) -> dict[str, np.ndarray]:
+    """What the rows of a pass of 2 heads have."""
+    names = {"x": d, "q": 2 * d, "values": 2 * d, "scores": 2 * d, "queries": 16, "weights": 2, "a": 16, "b": 16}
+    return {name: draw(n, width, seed=k) for k, (name, width) in enumerate(names.items())}
+
+
+def layer_pass(ops: Any, layer: Any, laws: Any, x: Any, rows: Any, table: Any, sinks: Any, done: list[Any]) -> Any:
+    """All operations on the memory of a layer."""
+    ops.keep_latents(x["x"], layer, rows)
+    for law, blocks, a, b in ((laws[0], layer.compressed, "values", "scores"), (laws[1], layer.keys, "a", "b")):
+        ops.compress(law, x[a], x[b], blocks, rows, table, blocks is layer.keys)
+        if layer.k_type.bits == 32:
+            ops.round_rows(blocks, law.ratio, 8, rows, blocks is layer.keys)
+    chosen = ops.choose_rows(x["queries"], x["weights"], 0.25, laws[0].ratio, 5, layer.keys, rows)
+    done += [chosen, ops.attend_compressed(x["q"], layer, rows, 0.2, sinks, laws[0].ratio, chosen)]
+    return done
+
+
+@pytest.mark.parametrize("types", few([F32, F16]))
+def test_rows_of_several_sequences(gpu: backend.Backend, types: Types, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sequences in a pass, with a copy of its last row, which completes a block whose other tokens are partly in the
+    pass, have the bits of the mirror; one of them in a pass that is not mixed, which takes one chunk after another, has those
+    of the mixed pass."""
+    monkeypatch.setattr(indexer, "THREADS", 64)
+    monkeypatch.setattr(indexer, "PARTS", 1)
+    d, ratio, n_ctx = 24, 4, 330
+    runs = (1, 303, 1), (0, 323, 2), (2, 325, 3)
+    shape = CompressedShape(d, 9, ratio, 2, 8, 5, 5)
+    ours, theirs = both(gpu, shape, n_ctx, types, 3)
+    table, sinks = draw(n_ctx, 2, 4), draw(2)
+    given = [(draw(ratio, 2 * width, seed=3), draw(width, seed=4)) for width in (d, 8)]
+    laws = [Compressor(ratio, 2, *one, 1e-6) for one in given]
+    on_device = [Compressor(ratio, 2, gpu.upload(ape), gpu.upload(norm), 1e-6) for ape, norm in given]
+    angles, c = gpu.upload(table), gpu.upload(sinks)
+
+    def run_gpu(layer: Any, batch: Pass[np.ndarray], x: dict[str, np.ndarray]) -> list[np.ndarray]:
+        rows, inputs = batch_of(gpu, batch), {name: gpu.upload(array) for name, array in x.items()}
+        return computed(gpu, lambda: layer_pass(gpu, layer, on_device, inputs, rows, angles, c, []))
+
+    batch, x = mixed_rows(*runs, (2, 327, 1)), draws(7, d)
+    for array in x.values():
+        array[-1] = array[-2]
+    alone = both(gpu, shape, n_ctx, types, 3)[1]
+    found = run_gpu(theirs, batch, x)
+    for one, other in zip(found, layer_pass(cpu, ours, laws, x, batch, table, sinks, []), strict=True):
+        same(one, other)
+    same_memory(gpu, ours, theirs)
+    own = slice(3, 6)
+    monkeypatch.setattr(compressed_operations, "STEP_ROWS", 0)
+    single = replace(mixed_rows(runs[-1]), mixed=False)
+    for one, other in zip(run_gpu(alone, single, {name: array[own] for name, array in x.items()}), found, strict=True):
+        same(one, other[own])
+    assert ours.compressed is not None
+    for of_alone, of_mixed in ((alone.compressed, theirs.compressed), (alone.keys, theirs.keys)):
+        assert of_alone is not None and of_mixed is not None
+        pages = [gpu.download(blocks.rows)[ours.compressed.table[2]] for blocks in (of_alone, of_mixed)]
+        same(*pages)
+        same(*(gpu.download(blocks.pending)[2] for blocks in (of_alone, of_mixed)))
+
+
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rows", [1, 3, 17])
 @pytest.mark.parametrize("kind", [T.Q8_0, T.Q4_K, T.F16])
@@ -252,7 +322,7 @@ def test_products_of_groups(gpu: backend.Backend, rows: int, kind: T) -> None:
 def test_the_input_of_a_layer_that_reads_streams(gpu: backend.Backend, first: int) -> None:
     """Each stream of the position before follows the token; before position 0 there are zeros."""
     n, batch = 40, rows_of(first, first + 1)
-    e, ring, norms = draw(2, n), draw(5, 4 * n), draw(2, n, seed=1)
+    e, ring, norms = draw(2, n), draw(5, 4 * n)[None], draw(2, n, seed=1)
     a, b, rows = gpu.upload(e), gpu.upload(ring), batch_of(gpu, batch)
     c, d = (gpu.upload(norm) for norm in norms)
     (ours,) = computed(gpu, lambda: gpu.mtp_input(a, c, b, d, rows, 1e-6))
@@ -260,5 +330,5 @@ def test_the_input_of_a_layer_that_reads_streams(gpu: backend.Backend, first: in
     assert theirs.shape == (8, 2 * n)
     same(ours, theirs)
     for s in range(4):
-        part = cpu.mtp_input(e, norms[0], ring[:, s * n : (s + 1) * n].copy(), norms[1], batch, 1e-6)
+        part = cpu.mtp_input(e, norms[0], ring[..., s * n : (s + 1) * n].copy(), norms[1], batch, 1e-6)
         same(theirs[s::4].copy(), part)

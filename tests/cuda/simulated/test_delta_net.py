@@ -27,6 +27,7 @@ from engine.synthetic.model import _random, random_blocks
 from engine.verify.lockstep import Check, Difference, Lockstep, Pair, join
 from tests.cuda.simulated.device import SimulatedDevice
 from tests.mirror import Mirror as CPU
+from tests.pages import layer_of
 from tests.tiers import few
 
 F = np.float32
@@ -54,13 +55,24 @@ def shape_of(net: DeltaNet, rewind: int) -> RecurrentShape:
     return RecurrentShape(net.n_channels, net.n_conv, net.n_k, net.n_v, net.state_size, rewind)
 
 
-def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Generator) -> RecurrentLayer:
-    """A memory in which a pass at ``position`` finds random numbers, and NaN wherever it must not look."""
-    memory = shape_of(net, rewind).layer(0, 64, F32, lambda size, dtype: np.full(size, np.nan, dtype))
-    for rows in memory.read(position, net.n_conv):
-        for part in rows.runs():
-            values = rng.standard_normal(rows.ring[part].shape)
-            rows.ring[part] = np.abs(values) % 1 if rows.name == "decays" else values
+def random_memory(net: DeltaNet, rewind: int, position: int, rng: np.random.Generator, slot: int = 0) -> RecurrentLayer:
+    """A memory in which a pass of the sequence in ``slot`` at ``position`` finds random numbers, and NaN wherever it must not
+    look."""
+    return filled(net, rewind, [(slot, position)], slot + 1, rng)
+
+
+def filled(
+    net: DeltaNet, rewind: int, places: list[tuple[int, int]], n_sequences: int, rng: np.random.Generator
+) -> RecurrentLayer:
+    """A memory in which passes of sequences at places (slot, position) find random numbers, and NaN elsewhere."""
+    memory: RecurrentLayer = layer_of(
+        shape_of(net, rewind), 0, 64, F32, lambda size, dtype: np.full(size, np.nan, dtype), n_sequences=n_sequences
+    )
+    for slot, position in places:
+        for rows in memory.read(slot, position, net.n_conv):
+            for part in rows.runs():
+                values = rng.standard_normal(rows.ring[part].shape)
+                rows.ring[part] = np.abs(values) % 1 if rows.name == "decays" else values
     return memory
 
 
@@ -68,38 +80,40 @@ def copy(memory: RecurrentLayer, of: Callable[[Any], Any] = np.copy) -> Recurren
     return RecurrentLayer(*(of(array) for array in vars(memory).values()))
 
 
-def same(mine: RecurrentLayer, its: RecurrentLayer, first: int, end: int) -> None:
+def same(mine: RecurrentLayer, its: RecurrentLayer, first: int, end: int, slot: int = 0) -> None:
     """What a pass over [first, end) stored is the same, as far as the rings hold it."""
-    for a, b in zip(mine.written(first, end), its.written(first, end), strict=True):
+    for a, b in zip(mine.written(slot, first, end), its.written(slot, first, end), strict=True):
         a.first = b.first = max(a.first, a.end - len(a.ring))
         for part in a.runs():
             assert a.ring[part].tobytes() == b.ring[part].tobytes(), a.name
 
 
-def agree(net: DeltaNet, passes: list[int], start: int = 0, rewind: int = 1, seed: int | None = None) -> None:
+def agree(
+    net: DeltaNet, passes: list[int], start: int = 0, rewind: int = 1, seed: int | None = None, slot: int = 0
+) -> None:
     """One pass after another, on both; a negative number rolls that many tokens back."""
     rng = np.random.default_rng(sum(passes) + start)
     d, n_v = net.state_size, net.n_v
-    memory = random_memory(net, rewind, start, rng)
-    ours, length, slots = copy(memory), len(memory.conv), len(memory.states)
+    memory = random_memory(net, rewind, start, rng, slot)
+    ours, length, slots = copy(memory), memory.conv.shape[1], memory.states.shape[1]
     for rows in passes:
         if rows < 0:
             start += rows
             continue
-        positions = np.arange(start, start + rows, dtype=np.int32)
+        positions, sequences = np.arange(start, start + rows, dtype=np.int32), np.full(rows, slot, np.int32)
         x, alpha, beta = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, n_v, n_v))
         # One that softplus returns unchanged, and one whose exponential vanishes beside 1.
         alpha[0, 0], alpha[-1, -1] = 25.0, -40.0
-        expected = cpu.delta_net(net, x, [alpha, beta], memory, Pass(positions, positions))
+        expected = cpu.delta_net(net, x, [alpha, beta], memory, Pass(positions, positions, sequences))
         out = np.full((rows, n_v * d), np.nan, F)
         most = 1 if rows == 1 else -(-rows // 8) * 8
         numbers = (EPS, 1.0 / d**0.5, net.n_k, rows, length, slots)
-        given = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, *numbers]
+        given = [x, alpha, beta, n_v, net.conv1d, net.a, net.dt, positions, sequences, *numbers]
         kernel = delta_net.delta_net(d, net.n_conv, most, net.grouped)
         run(kernel, delta_net.grid(d, n_v), delta_net.THREADS, [*given, *vars(ours).values(), out], seed=seed)
         assert np.isfinite(expected).all()
         assert out.tobytes() == expected.tobytes()
-        same(memory, ours, start, start + rows)
+        same(memory, ours, start, start + rows, slot)
         start += rows
 
 
@@ -140,7 +154,7 @@ def test_passes_and_rollbacks_anywhere(seed: int) -> None:
     ("n_k", "n_v", "d", "n_conv", "rows"), [(2, 4, 32, 2, 2), (1, 1, 96, 3, 1), (1, 1, 64, 1, 1), (1, 1, 128, 5, 1)]
 )
 def test_sizes(n_k: int, n_v: int, d: int, n_conv: int, rows: int) -> None:
-    agree(random_net(n_k, n_v, d, n_conv, np.random.default_rng(1)), [rows], start=31)
+    agree(random_net(n_k, n_v, d, n_conv, np.random.default_rng(1)), [rows], start=31, slot=rows)
 
 
 def test_neighbouring_heads_share_a_key() -> None:
@@ -149,6 +163,53 @@ def test_neighbouring_heads_share_a_key() -> None:
 
 def test_the_order_of_threads_does_not_show() -> None:
     agree(random_net(1, 1, 32, 4, np.random.default_rng(2)), [6], start=27, seed=1)
+
+
+RUNS = [(2, 14, 3), (0, 0, 1), (1, 31, 1), (3, 20, 2)]
+"""Runs (slot, position, rows): over the end of a chunk, the first token, the last of a chunk, within one."""
+
+
+def rows_of(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """The sequences and positions of the rows of runs."""
+    sequences = np.concatenate([np.full(rows, slot, np.int32) for slot, _, rows in runs])
+    return sequences, np.concatenate([np.arange(first, first + rows, dtype=np.int32) for _, first, rows in runs])
+
+
+@pytest.mark.parametrize(
+    ("runs", "copied"),
+    [
+        (RUNS, [0, 1, 2, 3, 4, 5, 6]),
+        # Copies of the last row of a run behind it, and of first rows elsewhere.
+        (RUNS[:3], [0, 1, 2, 2, 3, 4, 4, 4, 0, 3]),
+    ],
+)
+def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, int, int]], copied: list[int]) -> None:
+    """A mixed pass is each run alone on the CPU: results, and all that is stored for all sequences."""
+    rng = np.random.default_rng(6)
+    net = random_net(1, 2, 32, 4, rng)
+    memory = filled(net, 1, [run[:2] for run in runs], 4, rng)
+    device_memory = copy(memory, gpu.upload)
+    vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
+    device_net = replace(net, **vectors)
+    sequences, positions = rows_of(runs)
+    x, gates = (rng.standard_normal((len(positions), n)).astype(F) for n in (net.n_channels, 4))
+    expected, first = [], 0
+    for _, _, rows in runs:
+        part = slice(first, first + rows)
+        batch = Pass(positions[part], positions[part], sequences[part])
+        expected.append(cpu.delta_net(net, x[part], [gates[part]], memory, batch))
+        first += rows
+    places, slots = gpu.upload(positions[copied]), gpu.upload(sequences[copied])
+    inputs, given = gpu.upload(x[copied]), [gpu.upload(gates[copied])]
+    mixed = Pass(places, places, slots, True)
+    ours = computed(gpu, lambda: gpu.delta_net(device_net, inputs, given, device_memory, mixed))
+    assert ours.tobytes() == np.concatenate(expected)[copied].tobytes() and np.isfinite(ours).all()
+    # Before position 0 the state is 0; the CPU writes that down, the GPU does not.
+    for slot, position, _ in runs:
+        if position < 16:
+            memory.states[slot, 0] = np.nan
+    for name, array in vars(copy(device_memory, gpu.download)).items():
+        assert array.tobytes() == vars(memory)[name].tobytes(), name
 
 
 # --- through the backend ---------------------------------------------------------------------------------------
@@ -201,9 +262,9 @@ def test_the_operation(gpu: backend.Backend, apart: bool) -> None:
 def test_wide_passes_are_single_steps(
     gpu: backend.Backend, sizes: tuple[int, int, int, int], grouped: bool, passes: list[int], rewind: int, start: int
 ) -> None:
-    rng = np.random.default_rng(start)
+    rng, slot = np.random.default_rng(start), len(passes) - 1
     net = random_net(*sizes, rng, grouped)
-    memory = random_memory(net, rewind, start, rng)
+    memory = random_memory(net, rewind, start, rng, slot)
     device_memory = copy(memory, gpu.upload)
     vectors: Any = {name: gpu.upload(getattr(net, name)) for name in ("conv1d", "a", "dt", "norm")}
     device_net = replace(net, **vectors)
@@ -211,13 +272,15 @@ def test_wide_passes_are_single_steps(
         positions = np.arange(start, start + rows, dtype=np.int32)
         x, gates = (rng.standard_normal((rows, n)).astype(F) for n in (net.n_channels, 2 * net.n_v))
         gates[0, 0], gates[-1, -1] = 25.0, -40.0
-        batch = Pass(positions, positions)
+        sequences = np.full(rows, slot, np.int32)
+        batch = Pass(positions, positions, sequences)
         each = [slice(t, t + 1) for t in range(rows)]
         law = [cpu.delta_net(net, x[row], [gates[row]], memory, batch.part(row)) for row in each]
         inputs, places, given = gpu.upload(x), gpu.upload(positions), [gpu.upload(gates)]
-        ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, Pass(places, places)))
+        of_gpu = Pass(places, places, gpu.upload(sequences))
+        ours = computed(gpu, partial(gpu.delta_net, device_net, inputs, given, device_memory, of_gpu))
         assert ours.tobytes() == np.concatenate(law).tobytes()
-        same(memory, copy(device_memory, gpu.download), start, start + rows)
+        same(memory, copy(device_memory, gpu.download), start, start + rows, slot)
         start += rows
 
 

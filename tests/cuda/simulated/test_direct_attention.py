@@ -19,6 +19,7 @@ from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention.weighted_values import ZEROS
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
+from tests.pages import layer_of
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
@@ -34,21 +35,33 @@ def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return array
 
 
-def filled(positions: int, shape: LayerShape, rows: int, types: Types, rng: np.random.Generator) -> LayerCache:
-    """A ring that holds ``positions`` positions."""
-    cache: LayerCache = shape.layer(4096, rows, types, unset)
-    at = np.arange(max(0, positions - cache.chunks * CHUNK), positions, dtype=np.int32)
-    rings = ((types.k, cache.keys, shape.d_k, False), (types.v, cache.values, shape.d_v, True))
-    for of, ring, d, by_position in rings:
-        x = rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
-        x[rng.random(x.shape) < 0.1] = -0.0
-        if by_position:
-            x[..., -1] *= TINY
-        if of.quantized:
-            x[-1, 0, :BLOCK] = 0
-            quantized_cache.append(x, at, of.bits, by_position, ring, 0, at.size * x.shape[1])
-        else:
-            mirror.append(x, at, by_position, ring, 0, at.size * x.shape[1])
+def ends_of(positions: list[int], slots: list[int]) -> list[int]:
+    """The number of positions of each sequence that rows at ``positions`` of the sequences in ``slots`` see."""
+    return [
+        max((p + 1 for p, s in zip(positions, slots, strict=True) if s == slot), default=0)
+        for slot in range(max(slots) + 1)
+    ]
+
+
+def filled(ends: list[int], shape: LayerShape, rows: int, types: Types, rng: np.random.Generator) -> LayerCache:
+    """Memory of sequences of so many positions.  Lanes that have never been written are not numbers."""
+    cache: LayerCache = layer_of(shape, max(4096, *ends), rows, types, unset, n_sequences=len(ends))
+    for slot, end in enumerate(ends):
+        at = np.arange(max(0, end - cache.pages // len(ends) * CHUNK), end, dtype=np.int32)
+        places = at, np.full_like(at, slot), cache.table
+        for of, memory, d, by_position in (
+            (types.k, cache.keys, shape.d_k, False),
+            (types.v, cache.values, shape.d_v, True),
+        ):
+            x = rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
+            x[rng.random(x.shape) < 0.1] = -0.0
+            if by_position:
+                x[..., -1] *= TINY
+            if of.quantized:
+                x[-1:, 0, :BLOCK] = 0
+                quantized_cache.append(x, *places, of.bits, by_position, memory, 0, at.size * x.shape[1])
+            else:
+                mirror.append(x, *places, by_position, memory, 0, at.size * x.shape[1])
     return cache
 
 
@@ -67,13 +80,15 @@ def agree(
     seed: int | None = None,
     sinks: np.ndarray = NO_SINKS,
     group: int = GROUP,
+    slots: list[int] | None = None,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them; types: of keys and of values; ``group``:
-    chunks of a group."""
+    chunks of a group; ``slots``: of the sequences of the rows in a mixed pass."""
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
-    rows, end, d_v = len(positions), max(positions) + 1, d_v or d_k
+    rows, d_v, mixed = len(positions), d_v or d_k, slots is not None
     k, v = (CACHE_TYPES[name] for name in types.split())
-    cache = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    ends, of_rows = ends_of(positions, slots or [1] * rows), np.array(slots or [1] * rows, np.int32)
+    cache = filled(ends, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
@@ -81,21 +96,21 @@ def agree(
         given = q.reshape(-1, d_k), SCALE, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK)
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
     expected = np.empty((rows, n_head, d_v), np.float32)
-    flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
-    mirror.attend(k.bits, v.bits, group)(
-        q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head
-    )
+    flat = [memory.reshape(n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)]
+    read = *flat, at, of_rows, cache.table
+    mirror.attend(k.bits, v.bits, group)(q, integers, scales, *read, SCALE, window, sinks, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
 
-    n_slots = attention.slots(cache.chunks * CHUNK if window else end, window)
+    n_slots, stride = attention.slots(max(ends), window), cache.table.shape[1]
     sizes = rows, n_head, n_head_kv, d_k, d_v, k.name, v.name
-    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, sinks=sinks.size > 0, together=group)
+    options: dict[str, Any] = {"sinks": sinks.size > 0, "together": group, "mixed": mixed}
+    plan = direct_attention.geometry(*sizes, n_slots, 3, early, tasks, **options)
     grid, attend = (*plan.attend_grid[:2], splits or plan.attend_grid[2]), plan.attend
     if splits:
         attend = attend.kernel(*attend.constants[:-1], k.quantized and n_slots > splits)
     weights, sums = (np.full(n, np.nan, np.float32) for n in attention.scratch(rows, n_head, d_v, n_slots))
     query: tuple[Any, ...] = (integers, scales) if k.quantized else (q, None)
-    arguments = [*query, *flat, at, weights, sums, rows, cache.chunks, n_slots, window, SCALE]
+    arguments = [*query, *read, weights, sums, rows, cache.pages, stride, n_slots, window, SCALE]
     run(attend, grid, plan.attend_block, arguments, seed=seed)
     assert plan.rotated == (BLOCK if v.quantized else 0)
     joined = attention.combine(d_v, early, False, 0, plan.sinks, group)
@@ -163,9 +178,19 @@ def test_positions_that_do_not_follow_one_another() -> None:
     agree("q8_0 q8_0", [130, 7, 64], 2, 1, 32)
 
 
+@pytest.mark.parametrize(
+    ("types", "n_head", "tasks", "window", "splits"),
+    few([("q8_0 q4_0", 3, 2, 0, 0), ("q4_0 q8_0", 2, 0, 70, 1), ("f32 q8_0", 2, 0, 0, 1)], 2),
+)
+def test_rows_of_several_sequences(types: str, n_head: int, tasks: int, window: int, splits: int) -> None:
+    """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""
+    positions, slots = [65, 200, 201, 5, 65], [2, 0, 0, 1, 2]
+    agree(types, positions, n_head, 1, 32, tasks=tasks, window=window, splits=splits, slots=slots, seed=tasks)
+
+
 @pytest.mark.parametrize(("positions", "window"), [([2, 3], 1), ([191, 192], 1), ([191, 192], 70)])
-def test_windows_and_rings(positions: list[int], window: int) -> None:
-    """The ring has wrapped where the positions are larger than the window."""
+def test_windows(positions: list[int], window: int) -> None:
+    """Pages have been used again where the positions are larger than the window."""
     agree("q8_0 q8_0", positions, 1, 1, 32, window=window)
 
 

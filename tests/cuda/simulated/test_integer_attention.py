@@ -16,24 +16,35 @@ from engine.cpu import glu, integer_cache
 from engine.cpu import integer_attention as mirror
 from engine.cuda.attention import attend, integer_steps, integer_tile, integer_tiled
 from engine.cuda.runtime.simulator import run
-from tests.cuda.simulated.test_direct_attention import NO_SINKS, unset
+from tests.cuda.simulated.test_direct_attention import NO_SINKS, ends_of, unset
+from tests.pages import layer_of
 from tests.tiers import few
 
 SCALE = np.float32(0.3)
 
 
 class Case:
-    """Rows at ``positions`` over what the first ``end`` positions (0: as far as the rows see) have stored; whatever has never
-    been written is NaN, or has a scale that is."""
+    """Rows at ``positions`` of the sequences in ``slots`` (None: all in slot 1) over what the first ``end`` positions (0: as
+    far as the rows see) have stored; whatever has never been written is NaN, or has a scale that is."""
 
     def __init__(
-        self, name: str, positions: list[int], n_head: int, n_head_kv: int, d_k: int, d_v: int, window: int, end: int
+        self,
+        name: str,
+        positions: list[int],
+        n_head: int,
+        n_head_kv: int,
+        d_k: int,
+        d_v: int,
+        window: int,
+        end: int,
+        slots: list[int] | None = None,
     ) -> None:
         self.rng = rng = np.random.default_rng(sum(positions) + n_head + d_k)
         self.of = of = CACHE_TYPES[name]
-        self.rows, end = len(positions), end or max(positions) + 1
+        self.rows, slots = len(positions), slots or [1] * len(positions)
         self.n_head, self.n_head_kv, self.d_k, self.d_v, self.window = n_head, n_head_kv, d_k, d_v, window
-        self.cache = self._filled(end, LayerShape(n_head_kv, d_k, d_v, window))
+        ends = [0, end] if end else ends_of(positions, slots)
+        self.cache = self._filled(ends, LayerShape(n_head_kv, d_k, d_v, window))
         self.at = np.array(positions, np.int32)
         q = rng.normal(size=(self.rows, n_head, d_k)).astype(np.float32) * np.float32(2)
         block = of.block(d_k)
@@ -42,25 +53,30 @@ class Case:
         given = self.integers.reshape(-1, d_k), self.scales.reshape(-1, d_k // block), 0, self.rows * n_head
         integer_cache.quantize_queries(q.reshape(-1, d_k), SCALE, block, *given)
         self.query = np.stack([self.integers >> 3, self.integers & 7], axis=2).astype(np.int8).view(np.uint32)
-        self.flat = [
-            ring.reshape(n_head_kv, self.cache.chunks, -1).view(np.uint32)
-            for ring in (self.cache.keys, self.cache.values)
-        ]
+        flat = (
+            memory.reshape(n_head_kv, self.cache.pages, -1).view(np.uint32)
+            for memory in (self.cache.keys, self.cache.values)
+        )
+        self.read = *flat, self.at, np.array(slots, np.int32), self.cache.table
+        self.sizes = self.cache.pages, self.cache.table.shape[1]
 
-    def _filled(self, end: int, shape: LayerShape) -> LayerCache[Any]:
-        cache: LayerCache[Any] = shape.layer(4096, self.rows, Types(self.of, self.of), unset)
-        at = np.arange(max(0, end - cache.chunks * CHUNK), end, dtype=np.int32)
-        for ring, d, by_position in ((cache.keys, shape.d_k, False), (cache.values, shape.d_v, True)):
-            x = self.rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
-            x *= self.rng.uniform(0.01, 10, (at.size, 1, 1)).astype(np.float32) if by_position else np.float32(1)
-            x[-1, 0, : self.of.block(d)] = 0
-            integer_cache.append(x, at, self.of.bits, self.of.block(d), by_position, ring, 0, at.size * x.shape[1])
+    def _filled(self, ends: list[int], shape: LayerShape) -> LayerCache[Any]:
+        cache: LayerCache[Any] = layer_of(shape, 4096, self.rows, Types(self.of, self.of), unset, n_sequences=len(ends))
+        for slot, end in enumerate(ends):
+            at = np.arange(max(0, end - cache.pages // len(ends) * CHUNK), end, dtype=np.int32)
+            places = at, np.full_like(at, slot), cache.table
+            for memory, d, by_position in ((cache.keys, shape.d_k, False), (cache.values, shape.d_v, True)):
+                x = self.rng.normal(size=(at.size, shape.n_head_kv, d)).astype(np.float32)
+                x *= self.rng.uniform(0.01, 10, (at.size, 1, 1)).astype(np.float32) if by_position else np.float32(1)
+                x[-1:, 0, : self.of.block(d)] = 0
+                kind = self.of.bits, self.of.block(d), by_position
+                integer_cache.append(x, *places, *kind, memory, 0, at.size * x.shape[1])
         return cache
 
     def expected(self, sinks: np.ndarray, joined: int) -> np.ndarray:
         """What the CPU finds, before gates."""
         out = np.empty((self.rows, self.n_head, self.d_v), np.float32)
-        given = self.integers, self.scales, *self.flat, self.at, self.window, sinks, out, 0, self.rows * self.n_head
+        given = self.integers, self.scales, *self.read, self.window, sinks, out, 0, self.rows * self.n_head
         mirror.attend(self.of.bits, joined)(*given)
         integer_cache.rotate_rows(out.reshape(-1, self.d_v), self.of.block(self.d_v), 0, self.rows * self.n_head)
         assert np.isfinite(out).all()
@@ -97,7 +113,7 @@ def tiles_agree(
     constants = name, d_k, d_v, group, part, warps, shared_by, gated, sinks.size > 0, joined
     kernel = integer_tiled.attend_integers(*constants)
     out = np.full_like(expected, np.nan)
-    arguments = [case.query, case.scales, *case.flat, case.at, gate, sinks, out, case.rows, case.cache.chunks, window]
+    arguments = [case.query, case.scales, *case.read, gate, sinks, out, case.rows, *case.sizes, window]
     tile = integer_tile.Tile(case.of, d_k, d_v, part, warps, shared_by)
     grid = n_head_kv, tile.number(case.rows * group), d_v // tile.width
     run(kernel, grid, 32 * warps, arguments, seed=seed)
@@ -132,7 +148,7 @@ def test_groups_of_chunks() -> None:
 
 
 @pytest.mark.parametrize(("name", "start"), few([("i8", 250), ("i12", 310)]))
-def test_windows_and_rings(name: str, start: int) -> None:
+def test_windows(name: str, start: int) -> None:
     """A first chunk in the middle of a group, and a chunk that some rows do not see at all."""
     tiles_agree(name, [*range(start, start + 12)], 2, 1, 32, window=70, warps=2)
 
@@ -161,18 +177,20 @@ def steps_agree(
     seed: int | None = None,
     sinks: np.ndarray = NO_SINKS,
     shared: int = 227 << 10,
+    slots: list[int] | None = None,
 ) -> None:
-    """The bits of the CPU, by chunks that are joined afterwards; without ``shared`` memory they are read where they are."""
-    d_v = d_v or d_k
-    case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, 0)
+    """The bits of the CPU, by chunks that are joined afterwards; without ``shared`` memory they are read where they are;
+    ``slots``: of the sequences of the rows in a mixed pass."""
+    d_v, mixed = d_v or d_k, slots is not None
+    case = Case(name, positions, n_head, n_head_kv, d_k, d_v, window, 0, slots)
     expected = case.expected(sinks, 2)
-    n_slots = attend.slots(case.cache.chunks * CHUNK if window else max(positions) + 1, window)
+    n_slots = attend.slots(max(positions) + 1, window)
     sizes = case.rows, n_head, n_head_kv, d_k, d_v, name
-    plan = integer_steps.geometry(*sizes, n_slots, 3, shared, early, sinks=sinks.size > 0, together=2)
+    plan = integer_steps.geometry(*sizes, n_slots, 3, shared, early, sinks=sinks.size > 0, together=2, mixed=mixed)
     weights, sums = (np.full(n, np.nan, np.float32) for n in attend.scratch(case.rows, n_head, d_v, n_slots))
-    rest = weights, sums, case.rows, case.cache.chunks, n_slots, window, SCALE
+    rest = weights, sums, 1 if mixed else case.rows, *case.sizes, n_slots, window, SCALE
     grid = (*plan.attend_grid[:2], splits or plan.attend_grid[2])
-    run(plan.attend, grid, plan.attend_block, [case.query, case.scales, *case.flat, case.at, *rest], seed=seed)
+    run(plan.attend, grid, plan.attend_block, [case.query, case.scales, *case.read, *rest], seed=seed)
     out = np.full_like(expected, np.nan)
     arguments = [weights, sums, case.at, None, sinks, out, n_slots, window]
     run(plan.combine, plan.combine_grid, plan.combine_block, arguments, seed=seed)
@@ -196,6 +214,15 @@ def test_sizes_of_heads_of_steps(name: str, d_k: int, d_v: int) -> None:
 def test_several_chunks_of_a_warp(name: str, splits: int, shared: int) -> None:
     """More pairs than a block takes, and rows that see different chunks."""
     steps_agree(name, [*range(560, 570)], 2, 1, 32, splits=splits, shared=shared)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_head", "window", "shared"), few([("i8", 17, 0, 227 << 10), ("i12", 2, 70, 227 << 10), ("i8", 2, 0, 0)])
+)
+def test_rows_of_several_sequences(name: str, n_head: int, window: int, shared: int) -> None:
+    """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""
+    positions, slots = [65, 330, 331, 5, 65], [2, 0, 0, 1, 2]
+    steps_agree(name, positions, n_head, 1, 32, window=window, splits=1, shared=shared, slots=slots)
 
 
 @pytest.mark.parametrize("name", few(["i8", "i12"]))

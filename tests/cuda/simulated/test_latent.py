@@ -26,20 +26,15 @@ from engine.cuda.products.heads import HeadProducts
 from engine.cuda.runtime.simulator import run
 from engine.errors import DeviceError
 from engine.models.latent import Latent
+from tests.cpu.test_latent_attention import unset
 from tests.cuda.simulated.test_operations import FORMATS_BY_NAME, F, activations, computed, cpu, gpu, same, weight
+from tests.pages import layer_of
 from tests.tiers import few
 
 assert gpu
 
 SCALE = F(0.3)
 NO_LIMIT = 1 << 20
-
-
-def unset(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Rows that have never been written are NaN."""
-    array: np.ndarray = np.empty(shape, dtype)
-    array.reshape(-1).view(np.uint16)[:] = 0x7E01 if dtype == np.uint16 else 0x7FC1
-    return array
 
 
 def agree(
@@ -55,43 +50,54 @@ def agree(
     group: int = GROUP,
     seed: int | None = None,
     tiled: tuple[int, int] | None = None,
+    mixed: list[int] | None = None,
 ) -> None:
     """Attention of rows at ``positions`` over everything up to the last of them.  tiled: pairs of a thread and threads of a
-    block of the kernel for prompts; None: the kernels of a step."""
+    block of the kernel for prompts; None: the kernels of a step.  mixed: the slots of the rows, None: all have slot 1."""
     rng = np.random.default_rng(sum(positions) + n_head + rank)
     rows, end = len(positions), max(positions) + 1
     of = cache_type(kind)
-    cache: LatentCache = LatentShape(rank + n_rope).layer(end, rows, Types(of, of), unset)
-    c, k = (rng.standard_normal((end, n)).astype(F) for n in (rank, n_rope))
-    c[rng.random(c.shape) < 0.1] = -0.0
-    c[:, 0] *= F(1e-45)  # small weights make sums of -0 of these
-    mirror.append_rows(c, k, np.arange(end, dtype=np.int32), cache.rows, 0, end)
-    at = np.array(positions, np.int32)
+    at, sequences = np.array(positions, np.int32), np.array(mixed or [1] * rows, np.int32)
+    shape, n_slots = LatentShape(rank + n_rope), int(sequences.max()) + 1
+    cache: LatentCache = layer_of(shape, end, rows, Types(of, of), unset, n_sequences=n_slots)
+    for slot in set(sequences.tolist()):
+        own = int(at[sequences == slot].max()) + 1
+        c, k = (rng.standard_normal((own, n)).astype(F) for n in (rank, n_rope))
+        c[rng.random(c.shape) < 0.1] = -0.0
+        c[:, 0] *= F(1e-45)  # small weights make sums of -0 of these
+        places = np.arange(own, dtype=np.int32), np.full(own, slot, np.int32), cache.table
+        mirror.append_rows(c, k, *places, cache.rows, 0, own)
+    chunks = cache.table.shape[1]
     q, r = (2 * rng.standard_normal((rows, n_head, n)).astype(F) for n in (rank, n_rope))
-    groups = -(-cache.chunks // group)
+    groups = -(-chunks // group)
     tops, parts = np.empty((rows, groups, n_head, 2), F), np.empty((rows, groups, n_head, rank), F)
     expected, out = np.empty_like(q), np.full_like(q, np.nan)
-    mirror.attend_groups(group)(q, r, cache.rows, at, SCALE, tops, parts, 0, rows * groups)
+    mirror.attend_groups(group)(q, r, cache.rows, at, sequences, cache.table, SCALE, tops, parts, 0, rows * groups)
     mirror.join_parts(group)(tops, parts, at, expected, 0, rows * n_head)
     assert np.isfinite(expected).all()
-    query, ring = np.concatenate([q, r], axis=2), cache.rows.reshape(-1).view(np.uint32)
+    query, latents = np.concatenate([q, r], axis=2), cache.rows.reshape(-1).view(np.uint32)
+    places = at, sequences, cache.table.reshape(-1)
     arguments: list[Any]
     if tiled is not None:
         width, pairs, (own, threads) = rank + n_rope, 32, tiled
         constants = kind, kind, width, rank, n_head, pairs, own, threads, own == 8, False, False, group, True
-        arguments = [query.view(np.uint32), None, ring, ring, at, None, None, out, rows, cache.chunks, 0, SCALE]
+        arguments = [query.view(np.uint32), None, latents, latents, *places, None, None, out]
+        arguments += [rows, cache.pages, chunks, 0, SCALE]
         grid = 1, -(-rows * n_head // pairs)
         run(tiled_attention.attend_tiles(*constants), grid, threads, arguments, seed=seed)
         same(out, expected)
         return
-    half, n_slots = of.bits == 16, cache.chunks
+    half = of.bits == 16
     plan = chunks_of_latents.geometry(
-        *(rows, n_head, rank, n_rope, half, n_slots, 1, NO_LIMIT, early), slices=slices, together=group
+        *(rows, n_head, rank, n_rope, half, chunks, 1, NO_LIMIT, early, mixed is not None),
+        slices=slices,
+        together=group,
     )
-    weights, sums = (np.full(n, np.nan, F) for n in attention.scratch(rows, n_head, rank, n_slots))
-    arguments = [query, ring, at, weights, sums, rows, cache.chunks, n_slots, SCALE]
-    run(plan.attend, (plan.attend_grid[0], splits or plan.attend_grid[1]), plan.attend_block, arguments, seed=seed)
-    given = [weights, sums, at, None, None, out, n_slots, 0]
+    weights, sums = (np.full(n, np.nan, F) for n in attention.scratch(rows, n_head, rank, chunks))
+    arguments = [query, latents, *places, weights, sums, 1 if mixed else rows, chunks, chunks, SCALE]
+    across, most, alone = plan.attend_grid
+    run(plan.attend, (across, splits or most, alone), plan.attend_block, arguments, seed=seed)
+    given = [weights, sums, at, None, None, out, chunks, 0]
     run(plan.combine, plan.combine_grid, plan.combine_block, given, seed=seed)
     same(out, expected)
 
@@ -118,6 +124,20 @@ def test_chunks(kind: str, positions: list[int], n_head: int, rank: int, n_rope:
 
 def test_several_chunks_and_groups() -> None:
     agree("f16", [330, 70], 2, 16, 8, splits=2, group=2, early=False)
+
+
+@pytest.mark.parametrize(("kind", "n_head", "slices"), few([("f16", 3, 2), ("f32", 11, 0)]))
+def test_rows_of_several_sequences(kind: str, n_head: int, slices: int) -> None:
+    """Each row has the pages of its own sequence; the last row is the first one again."""
+    agree(kind, [70, 71, 3, 129, 70], n_head, 24, 8, slices=slices, splits=2, mixed=[2, 2, 0, 1, 2])
+
+
+def test_rows_of_several_sequences_use_the_kernel_of_one_row() -> None:
+    sizes = 16, 512, 64, True, 512, 132, 227 << 10, True
+    alone, mixed = (chunks_of_latents.geometry(rows, *sizes, mixed=rows > 1) for rows in (1, 5))
+    assert mixed.attend == alone.attend
+    # Together no more blocks than are resident at once.
+    assert (alone.attend_grid, mixed.attend_grid) == ((1, 264, 1), (1, 52, 5))
 
 
 @pytest.mark.parametrize(
@@ -187,18 +207,53 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
     factors = rng.uniform(0.5, 2, 131).astype(F)
     types = Types(cache_type(kind), cache_type(kind))
-    mine, theirs = (LatentShape(rank + n_rope).layer(2 * CHUNK, 2, types, np.zeros) for _ in range(2))
+    mine, theirs = (layer_of(LatentShape(rank + n_rope), 3 * CHUNK, 2, types, np.zeros, n_sequences=3) for _ in "ab")
+    slots = np.array([2, 0], np.int32)
     latent: Latent[Any, Any] = Latent(n_head, 0, n_rope, rank, 0, 1.0, 1e-6, norm, None, None, table)
-    cpu.remember_latent(latent, c, k, mine, Pass(at, at))
+    cpu.remember_latent(latent, c, k, mine, Pass(at, at, slots, True))
     parts = [q, cpu.rope(r.copy(), at, table, False)]
     if scaled:
         parts = [part * factors[at][:, None, None] for part in parts]
     query = np.full((rows, n_head, rank + n_rope), np.nan, F)
-    ring = theirs.rows.reshape(-1).view(np.uint32)
-    given = [q, r, c, k, at, table, norm, factors, F(1e-6), n_head, theirs.chunks, query, ring]
-    run(latent_rope(kind == "f16", rank, n_rope, scaled, True), (n_head + 1, rows), 32, given)
+    latents = theirs.rows.reshape(-1).view(np.uint32)
+    given: list[Any] = [q, r, c, k, at, slots, theirs.table.reshape(-1), table, norm, factors, F(1e-6), n_head]
+    kernel = latent_rope(kind == "f16", rank, n_rope, scaled, True)
+    run(kernel, (n_head + 1, rows), 32, [*given, 3, 1, query, latents])
     same(query, np.concatenate(parts, axis=2))
     same(theirs.rows, mine.rows)
+    # Not mixed: the slot of the first row is that of all.
+    cpu.remember_latent(latent, c, k, mine, Pass(at, at, np.full(rows, 2, np.int32)))
+    run(kernel, (n_head + 1, rows), 32, [*given, 3, 0, query, latents])
+    same(theirs.rows, mine.rows)
+
+
+def both_sides(gpu: backend.Backend, rng: np.random.Generator, scaled: bool, rope: int) -> tuple[Latent, Latent]:
+    """Latent attention of two heads with latents of 32 elements, on the CPU and on the GPU."""
+    n_head, nope, rank, d_v = 2, 32, 32, 32
+    angles = rng.uniform(-3, 3, (2 * CHUNK, rope // 2))
+    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
+    matrices = (
+        replace(weight(FORMATS_BY_NAME["Q8_0"], n_head * n, columns), stack=n_head)
+        for n, columns in ((rank, nope), (d_v, rank))
+    )
+    factors = rng.uniform(0.5, 2, 2 * CHUNK).astype(F) if scaled else None
+    k_b, v_b = matrices
+    norm = rng.standard_normal(rank).astype(F)
+    sizes = n_head, nope, rope, rank, d_v, float(SCALE), 1e-6
+    mine: Latent[Any, Any] = Latent(*sizes, norm, cpu.weight(k_b), cpu.weight(v_b), table, factors)
+    theirs: Latent[Any, Any] = Latent(
+        *sizes, gpu.upload(norm), gpu.weight(k_b), gpu.weight(v_b), gpu.upload(table),
+        None if factors is None else gpu.upload(factors),
+    )  # fmt: skip
+    return mine, theirs
+
+
+def both_caches(gpu: backend.Backend, kind: str, width: int, n_sequences: int = 1) -> list[LatentCache[Any]]:
+    """Memory for two chunks of each sequence, on the CPU and on the GPU."""
+    types = Types(cache_type(kind), cache_type(kind))
+    sides: list[tuple[Any, Any]] = [(np.zeros, None), (gpu.zeros, gpu.store)]
+    shape = LatentShape(width)
+    return [layer_of(shape, 2 * CHUNK, 32, types, zeros, store, n_sequences) for zeros, store in sides]
 
 
 @pytest.mark.parametrize(
@@ -216,27 +271,12 @@ def test_queries_and_rows(kind: str, scaled: bool) -> None:
 )
 def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, rope: int) -> None:
     """A pass, and one after it; what is stored, too.  Prompts have a kernel of their own if widths allow it."""
-    rng, n_head, nope, rank, d_v = np.random.default_rng(rows), 2, 32, 32, 32
-    angles = rng.uniform(-3, 3, (64, rope // 2))
-    table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(F)
-    matrices = (
-        replace(weight(FORMATS_BY_NAME["Q8_0"], n_head * n, columns), stack=n_head)
-        for n, columns in ((rank, nope), (d_v, rank))
-    )
-    factors = rng.uniform(0.5, 2, 64).astype(F) if scaled else None
-    k_b, v_b = matrices
-    norm = rng.standard_normal(rank).astype(F)
-    sizes = n_head, nope, rope, rank, d_v, float(SCALE), 1e-6
-    mine: Latent[Any, Any] = Latent(*sizes, norm, cpu.weight(k_b), cpu.weight(v_b), table, factors)
-    theirs: Latent[Any, Any] = Latent(
-        *sizes, gpu.upload(norm), gpu.weight(k_b), gpu.weight(v_b), gpu.upload(table),
-        None if factors is None else gpu.upload(factors),
-    )  # fmt: skip
-    types = Types(cache_type(kind), cache_type(kind))
-    caches = [LatentShape(rank + rope).layer(2 * CHUNK, 32, types, ops.zeros) for ops in (cpu, gpu)]
+    rng = np.random.default_rng(rows)
+    mine, theirs = both_sides(gpu, rng, scaled, rope)
+    caches = both_caches(gpu, kind, 32 + rope)
     first = 0
     for count in (rows, 1):
-        widths = n_head * nope, n_head * rope, rank, rope
+        widths = 64, 2 * rope, 32, rope
         x = [rng.standard_normal((count, n)).astype(F) for n in widths]
         at = np.arange(first, first + count, dtype=np.int32)
         expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Pass(at, at))
@@ -246,9 +286,35 @@ def test_operations(gpu: backend.Backend, kind: str, rows: int, scaled: bool, ro
         same(gpu.download(caches[1].rows), caches[0].rows)
         first += count
     at = np.array([first], np.int32)
-    c, k = (rng.standard_normal((1, n)).astype(F) for n in (rank, rope))
+    c, k = (rng.standard_normal((1, n)).astype(F) for n in (32, rope))
     cpu.remember_latent(mine, c, k, caches[0], Pass(at, at))
     batch = Pass(gpu.upload(at), gpu.upload(at))
     store = partial(gpu.remember_latent, theirs, gpu.upload(c), gpu.upload(k), caches[1], batch)
     gpu.start(gpu.record(store))
     same(gpu.download(caches[1].rows), caches[0].rows)
+
+
+def test_operations_on_rows_of_several_sequences(gpu: backend.Backend) -> None:
+    """A pass of three sequences, of which one row is repeated, gives each row the bits that it has in a pass of its own
+    sequence alone, and stores the same."""
+    rng, rope = np.random.default_rng(3), 8
+    mine, theirs = both_sides(gpu, rng, True, rope)
+    caches, alone = both_caches(gpu, "f16", 32 + rope, 3), both_caches(gpu, "f16", 32 + rope, 3)[0]
+    for cache in (caches[0], alone):
+        cache.rows[:] = np.random.default_rng(4).standard_normal(cache.rows.shape).astype(np.float16).view(np.uint16)
+    gpu.store(caches[1].rows, 0, alone.rows)
+    at, slots = np.array([63, 64, 2, 40, 63], np.int32), np.array([1, 1, 0, 2, 1], np.int32)
+    x = [rng.standard_normal((5, n)).astype(F) for n in (64, 2 * rope, 32, rope)]
+    for part in x:
+        part[4] = part[0]
+    expected = cpu.latent_attention(mine, x[0], x[1], x[2], x[3], caches[0], Pass(at, at, slots, True))
+    p, batch = [gpu.upload(part) for part in x], Pass(gpu.upload(at), gpu.upload(at), gpu.upload(slots), True)
+    (found,) = computed(gpu, lambda: gpu.latent_attention(theirs, p[0], p[1], p[2], p[3], caches[1], batch))
+    same(found, expected)
+    for rows in (slice(2), slice(2, 3), slice(3, 4)):
+        q, r, c, k = (part[rows].copy() for part in x)
+        own = cpu.latent_attention(mine, q, r, c, k, alone, Pass(at[rows], at[rows], slots[rows]))
+        same(own, expected[rows])
+    same(expected[4], expected[0])
+    same(gpu.download(caches[1].rows), caches[0].rows)
+    same(alone.rows, caches[0].rows)

@@ -18,10 +18,11 @@ from engine.cuda import rope
 from engine.cuda.runtime.simulator import run
 from engine.models.heads import Heads
 from tests.mirror import Mirror as Backend
+from tests.pages import layer_of
 
 EPS = np.float32(1e-6)
 SCALE = np.float32(0.3)
-N_HEAD, N_HEAD_KV, CHUNKS = 3, 2, 2
+N_HEAD, N_HEAD_KV = 3, 2
 POSITIONS = np.array([127, 128, 300], np.int32)
 
 
@@ -42,8 +43,10 @@ def agree(
     scaled: bool = False,
     n_head: int = N_HEAD,
     n_head_kv: int = N_HEAD_KV,
+    mixed: bool = True,
 ) -> None:
-    """q, k and v as slices of one matrix product, some of whose columns belong to none of them; ``one``: v is k."""
+    """q, k and v as slices of one matrix product, some of whose columns belong to none of them; ``one``: v is k; ``mixed``:
+    the rows belong to two sequences, otherwise only the first slot counts."""
     rng = np.random.default_rng(d_k + d_v)
     rows = POSITIONS.size
     sizes = n_head * d_k * (2 if gated else 1), n_head_kv * d_k, n_head_kv * d_v
@@ -57,14 +60,15 @@ def agree(
     table = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) if n_rot else None
     factors = rng.uniform(0.5, 2, 301).astype(np.float32) if scaled else None
     ops = Backend(1)
+    shape, kinds = LayerShape(N_HEAD_KV, d_k, d_v), Types(*map(cache_type, types))
     cache, mine = (
-        LayerShape(N_HEAD_KV, d_k, d_v).layer(
-            CHUNKS * CHUNK, 1, Types(*map(cache_type, types)), lambda s, t: rng.integers(0, 999, s).astype(t)
-        )
-        for _ in range(2)
+        layer_of(shape, 301, 1, kinds, lambda s, t: rng.integers(0, 999, s).astype(t), n_sequences=2) for _ in range(2)
     )
-    for ring in ("keys", "values"):
-        getattr(mine, ring)[...] = getattr(cache, ring)
+    for name in ("keys", "values"):
+        getattr(mine, name)[...] = getattr(cache, name)
+    slots = np.array([1, 1, 0] if mixed else [1, 1, 1], np.int32)
+    given_slots = slots if mixed else np.array([1, 77, 77], np.int32)
+    batch = Pass(POSITIONS, POSITIONS, slots, mixed)
 
     heads: Heads[np.ndarray] = Heads(
         n_head, n_head_kv, d_k, d_v, neox, float(SCALE), float(EPS), gated=gated, v_normed=v_normed
@@ -77,9 +81,9 @@ def agree(
         # The gates of a head follow its queries.
         q = np.ascontiguousarray(q.reshape(rows, n_head, 2, d_k)[:, :, 0]).reshape(rows, -1)
     if n_head_kv:
-        ops.remember(heads, k, v, cache, Pass(POSITIONS, POSITIONS), table)
+        ops.remember(heads, k, v, cache, batch, table)
     if n_head:
-        (q,) = ops._prepared(heads, [q], Pass(POSITIONS, POSITIONS), table)
+        (q,) = ops._prepared(heads, [q], batch, table)
     else:
         q = np.empty((rows, 0, d_k), np.float32)
     expected = [q]
@@ -94,17 +98,29 @@ def agree(
     slices = [flat[start:] for start in starts]
     weights = (norms if normed else [None, None]) + (biases if biased else [None] * 3)
     scale = np.float32(float(SCALE) * LOG2_E) if cache.k_type.whole else SCALE
-    arguments = [*slices, *[stride] * 3, POSITIONS, table, *weights, factors, EPS, scale, n_head, CHUNKS]
-    arguments += [found[0], found[-1], new, mine.keys, mine.values]
+    arguments = [
+        *slices,
+        *[stride] * 3,
+        POSITIONS,
+        given_slots,
+        mine.table,
+        table,
+        *weights,
+        factors,
+        EPS,
+        scale,
+        n_head,
+    ]
+    arguments += [mine.pages, mine.table.shape[1], int(mixed), found[0], found[-1], new, mine.keys, mine.values]
     constants = neox, normed, biased, early, gated, v_normed, True, norm_after, scaled
     specialization = rope.rope(*types, d_k, d_v, n_rot, *constants)
     run(specialization, rope.grid(rows, n_head, n_head_kv), rope.BLOCK, arguments)
     for a, b in zip(expected, found, strict=True):
         assert a.tobytes() == b.tobytes()
-    for ring in ("keys", "values"):
-        assert getattr(mine, ring).tobytes() == getattr(cache, ring).tobytes()
+    for name in ("keys", "values"):
+        assert getattr(mine, name).tobytes() == getattr(cache, name).tobytes()
     if rope.notes(cache.k_type, cache.v_type):
-        place, lane = POSITIONS // CHUNK % CHUNKS, POSITIONS % CHUNK
+        place, lane = cache.table[slots, POSITIONS // CHUNK], POSITIONS % CHUNK
         stored = cache.keys[:n_head_kv, place, :, lane], cache.values[:n_head_kv, place, lane].swapaxes(0, 1)
         appended = np.concatenate(stored, axis=2)
         assert np.array_equal(new, appended.view(f"u{appended.itemsize}"))
@@ -146,6 +162,12 @@ def test_norms_after_rotation_and_factors(types: tuple[str, str], n_rot: int, no
 
 def test_heads_without_rotation_or_norm() -> None:
     agree(64, 32, 0, normed=False)
+
+
+@pytest.mark.parametrize("types", [F16, ("q8_0", "q4_0"), ("i8", "i8")])
+def test_rows_of_one_sequence(types: tuple[str, str]) -> None:
+    """Only the slot of the first row is read."""
+    agree(32, 32, 32, types=types, early=True, mixed=False)
 
 
 @pytest.mark.parametrize("neox", [True, False])

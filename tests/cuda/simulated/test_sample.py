@@ -36,11 +36,13 @@ class Machine:
         self.history[: len(prompt)] = prompt
         self.tokens = np.full(MOST_ROWS, prompt[-1], np.int32)
         self.positions = np.arange(MOST_ROWS, dtype=np.int32) + np.int32(len(prompt) - 1)
+        self.slots, self.starts = np.zeros(MOST_ROWS, np.int32), np.array([0, 1], np.int32)
+        self.at = np.array([len(prompt) - 1], np.int32)
         self.best = np.full((MOST_ROWS, groups), 12345, np.uint64)
         self.found = np.full(MOST_ROWS, -99, np.int32)
-        self.ids = np.full((MOST_ROWS + 2, MOST_K), -99, np.int32)
-        self.probabilities = np.full((MOST_ROWS + 2, MOST_K), -99, np.float32)
-        self.counts = np.full(MOST_ROWS + 2, -99, np.int32)
+        self.ids = np.full((MOST_ROWS, MOST_K), -99, np.int32)
+        self.probabilities = np.full((MOST_ROWS, MOST_K), -99, np.float32)
+        self.counts = np.full(MOST_ROWS, -99, np.int32)
 
     def sample(
         self, sampler: Sampler, *rows: np.ndarray, keep_at: int | None = None, seed: int | None = None
@@ -53,7 +55,8 @@ class Machine:
         shape = [logits, n_vocab + 3, n_vocab]
         self.found[:] = -99
         if sample.edits(sampler.params):
-            run(sample.edit(32), n, 32, [*shape[:2], params, self.history, N_CTX, self.positions], seed=seed)
+            where = [self.history, N_CTX, self.slots, self.positions, 1]
+            run(sample.edit(32), n, 32, [*shape[:2], params, *where], seed=seed)
         if self.simulate_maxima:
             grid = (self.groups // self.warps, n)
             run(sample.maxima(self.groups, self.warps), grid, 32 * self.warps, [*shape, self.best], seed=seed)
@@ -63,8 +66,11 @@ class Machine:
             run(sample.argmax(self.groups), n, self.groups, [self.best, self.found], seed=seed)
         else:
             keep = keep_at is not None
-            lists: list[Any] = [keep_at, self.ids, self.probabilities, self.counts] if keep else [0, None, None, None]
-            arguments = [*shape, self.best, params, self.positions, self.found, *lists]
+            lists: list[Any] = [None, 0, None, None, None]
+            if keep_at is not None:
+                kept = np.arange(MOST_ROWS + 1, dtype=np.int32) + np.int32(keep_at)
+                lists = [kept, 0, self.ids, self.probabilities, self.counts]
+            arguments = [*shape, self.best, params, self.slots, self.positions, 1, self.found, *lists]
             run(sample.draw(self.groups, keep), n, self.groups, arguments, seed=seed)
         assert (self.found[n:] == -99).all()
         return self.found[:n].tolist()
@@ -185,8 +191,8 @@ def test_every_logit_after_edit(threads_seed: int) -> None:
     params = SamplingParams(repeat_penalty=1.7, frequency_penalty=0.3, presence_penalty=0.1, logit_bias=bias)
     sampler, machine, logits = Sampler(params, 50), Machine(prompt), logits_of(50, 1)
     expected = sampler._edit(logits, prompt)
-    arguments = [logits, logits.size, sample.pack_params(sampler), machine.history, N_CTX, machine.positions]
-    run(sample.edit(32), 1, 32, arguments, seed=threads_seed)
+    where = [machine.history, N_CTX, machine.slots, machine.positions, 1]
+    run(sample.edit(32), 1, 32, [logits, logits.size, sample.pack_params(sampler), *where], seed=threads_seed)
     assert np.array_equal(logits.view(np.int32), expected.view(np.int32))
 
 
@@ -309,18 +315,26 @@ def test_a_parameter_that_is_not_listed_is_not_supported() -> None:
 
 
 class FakeDevice:
-    """Device memory whose addresses are numbers of arrays."""
+    """Device memory whose addresses are numbers of arrays and offsets in bytes."""
 
     def __init__(self) -> None:
         self.memory: list[np.ndarray] = []
         self.launched: list[str] = []
+        self.simulate_maxima = True
 
     def add(self, array: np.ndarray) -> int:
         self.memory.append(array)
-        return len(self.memory) - 1
+        return (len(self.memory) - 1) << 32
 
-    def add_all(self, tokens: np.ndarray, positions: np.ndarray, history: np.ndarray) -> tuple[int, int, int]:
-        return self.add(tokens), self.add(positions), self.add(history)
+    def at(self, address: int) -> np.ndarray:
+        """The memory from an address to the end of its array."""
+        return self.memory[address >> 32].reshape(-1).view(np.uint8)[address & 0xFFFFFFFF :]
+
+    def rows_of(self, machine: Machine, rows: int = 1) -> sample.Rows:
+        """A step of one answer."""
+        machine.starts = np.array([0, rows], np.int32)
+        arrays = machine.tokens, machine.positions, machine.slots, machine.starts, machine.history
+        return sample.Rows(*map(self.add, arrays))
 
     def allocate(self, n_bytes: int, what: str) -> SimpleNamespace:
         return SimpleNamespace(address=self.add(np.full(n_bytes, 0xFF, np.uint8)))
@@ -331,12 +345,18 @@ class FakeDevice:
 
     def write(self, address: int, array: np.ndarray) -> None:
         data = array.reshape(-1).view(np.uint8)
-        self.memory[address].view(np.uint8)[: data.size] = data
+        self.at(address)[: data.size] = data
 
     def launch(self, specialization: Specialization, grid: Any, block: int, arguments: list[int]) -> None:
         self.launched.append(specialization.name)
         pointers = [isinstance(kind, types.CPointer) for kind in specialization.kernel.arguments]
-        given = [self.memory[a] if p else a for a, p in zip(arguments, pointers, strict=True)]
+        given: list[Any] = [self.at(a) if p else a for a, p in zip(arguments, pointers, strict=True)]
+        if specialization.kernel is sample.maxima and not self.simulate_maxima:
+            logits, stride, n_vocab, best = given
+            for row in range(grid[1]):
+                x = logits.view(np.float32)[row * stride :][:n_vocab]
+                best.view(np.uint64).reshape(-1, sample.GROUPS)[row] = maxima_of(x, sample.GROUPS)
+            return
         run(specialization, grid, block, given)
 
 
@@ -355,18 +375,18 @@ def test_a_sequence(device: FakeDevice, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=12, repeat_penalty=1.5, seed=5)
     history, sampler = [3] * (N_CTX - 6), Sampler(params, 100)
     state, machine = Machine(history), sample.DeviceSampler(cast(Any, device), 100, N_CTX, SLOTS)
-    addresses = device.add_all(state.tokens, state.positions, state.history)
+    rows, at = device.rows_of(state), device.add(state.at)
     machine.begin(sampler)
     for step in range(8):
         logits = logits_of(100, 40 + step)
-        machine.launch(device.add(logits.copy()), 100, 1, *addresses, params.greedy, True)
+        machine.launch(device.add(logits.copy()), 100, 1, rows, at, params.greedy, True)
         (word,) = machine.take()
         if len(history) < N_CTX:
             history.append(sampler.sample(logits, len(history), history))
             assert word == history[-1] == state.tokens[0]
-            assert state.positions[0] == len(history) - 1
+            assert state.positions[0] == state.at[0] == len(history) - 1
     assert state.history.tolist() == history
-    assert state.positions[0] == N_CTX - 1
+    assert state.positions[0] == state.at[0] == N_CTX - 1
 
 
 def test_device_sampler(device: FakeDevice) -> None:
@@ -377,11 +397,11 @@ def test_device_sampler(device: FakeDevice) -> None:
         sampler, choice = Sampler(params, n), (params.greedy, sample.edits(params))
         machine.begin(sampler)
         state, history = Machine(prompt), list(prompt)
-        addresses = device.add_all(state.tokens, state.positions, state.history)
+        rows, at = device.rows_of(state), device.add(state.at)
         device.launched.clear()
         for step in (0, 3):
             for logits in (logits_of(n, step), logits_of(n, step + 1), logits_of(n, step + 2)):
-                machine.launch(device.add(logits.copy()), n, 1, *addresses, *choice)
+                machine.launch(device.add(logits.copy()), n, 1, rows, at, *choice)
                 history.append(sampler.sample(logits, len(history), history))
             for expected in history[-3:]:
                 assert machine.ready() and machine.take() == [expected]
@@ -398,10 +418,10 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
     state, logits = Machine([5]), np.array([logits_of(70, row) for row in range(3)])
     first = [sampler.sample(x, 1 + row) for row, x in enumerate(logits)]
     state.tokens[1:3] = [first[0], (first[1] + 1) % 70]
-    addresses = device.add_all(state.tokens, state.positions, state.history)
 
     def step(rows: int) -> None:
-        machine.launch(device.add(logits.copy()), 70, rows, *addresses, params.greedy, False, mode)
+        place, at = device.rows_of(state, rows), device.add(state.at)
+        machine.launch(device.add(logits.copy()), 70, rows, place, at, params.greedy, False, mode)
 
     step(3)
     taken = machine.take()
@@ -410,16 +430,16 @@ def test_verify_steps(device: FakeDevice, mode: str, temperature: float) -> None
         assert 1 <= len(taken) <= 3
     else:
         assert taken == first[:2]
-    assert state.history[1 : 1 + len(taken)].tolist() == taken
+    assert state.history[1 : 1 + len(taken)].tolist() == taken and state.at[0] == len(taken)
     assert device.launched == [s.name for s in machine.kernels(params.greedy, False, mode)]
     assert device.launched[-1] == ("accept[exact]" if params.greedy else f"accept[{mode}]")
     state.positions[:] = np.arange(MOST_ROWS)
     logits[:] = np.nan
     step(1)
-    assert machine.ready() and machine.ring[1, :2].tolist() == [1, sample.NAN]
+    assert machine.ready() and machine.ring[0, 1, :2].tolist() == [1, sample.NAN]
     with pytest.raises(ModelError, match="NaN"):
         machine.take()
-    assert not machine.ready() and machine.ring[1, 0] == EMPTY and machine.ring.shape == (SLOTS, SLOT)
+    assert not machine.ready() and machine.ring[0, 1, 0] == EMPTY and machine.ring.shape == (1, SLOTS, SLOT)
 
 
 @pytest.mark.parametrize(("mode", "keeps"), [("exact", False), ("ratio", True), ("p-min", False)])
@@ -429,14 +449,162 @@ def test_a_draft_models_step(device: FakeDevice, mode: str, keeps: bool) -> None
     machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS)
     machine.begin(sampler, mode)
     state, logits = Machine([5, 6]), logits_of(70, 3)
-    addresses = device.add_all(state.tokens, state.positions, state.history)
-    machine.launch(device.add(logits.copy()), 70, 1, *addresses, False, False, mode, accept=False, slot=2)
+    machine.launch_draft(device.add(logits.copy()), 70, device.rows_of(state, 4), False, False, mode, draft=2)
     assert device.launched == [s.name for s in machine.kernels(False, False, mode, accept=False)]
     assert device.launched == ["maxima[32, 8]", f"draw[32, {keeps}]"]
-    assert device.memory[machine.found.address].view(np.int32)[0] == sampler.sample(logits, 2)
+    assert device.at(machine.found.address).view(np.int32)[0] == sampler.sample(logits, 2)
     assert not machine.ready() and state.positions[0] == 1
     if keeps:
         ids, _ = sampler.candidates(logits)
-        assert device.memory[machine.lists.counts].view(np.int32)[2] == ids.size
-        assert device.memory[machine.lists.ids].view(np.int32)[2 * MOST_K :][: ids.size].tolist() == ids.tolist()
-        assert not device.memory[machine.no_lists.counts].any()
+        assert device.at(machine.lists.counts).view(np.int32)[2] == ids.size
+        assert device.at(machine.lists.ids).view(np.int32)[2 * MOST_K :][: ids.size].tolist() == ids.tolist()
+        assert not device.at(machine.no_lists.counts).any()
+
+
+# --- several answers -----------------------------------------------------------------------------------------------
+
+ANSWERS = [
+    SamplingParams(temperature=0.8, top_k=12, seed=5, repeat_penalty=1.5),
+    SamplingParams(temperature=0.0, top_k=9, top_p=0.5, min_p=0.4, seed=6, presence_penalty=0.3),
+    SamplingParams(temperature=1.3, top_k=30, top_p=0.9, seed=2**64 - 1, logit_bias={3: 1.5, 7: -2.0}),
+    SamplingParams(temperature=0.5, top_k=3, min_p=0.1, seed=8),
+]
+"""Greedy ones, with and without changes of logits, share a launch."""
+
+
+class Answers:
+    """Steps of several answers in one launch each, with logits that depend on the answer and the position."""
+
+    def __init__(self, device: FakeDevice, slots: list[int], mode: str = "exact") -> None:
+        self.device, self.slots, self.mode = device, slots, mode
+        device.simulate_maxima = False
+        n_slots = max(slots) + 2
+        self.machine = sample.DeviceSampler(cast(Any, device), 70, N_CTX, SLOTS, n_slots)
+        self.samplers = [Sampler(params, 70) for params in ANSWERS[: len(slots)]]
+        self.known = [[*range(3 + e)] for e in range(len(slots))]
+        self.history = np.full((n_slots, N_CTX), -99, np.int32)
+        self.tokens, self.positions, self.sequences = (np.full(MOST_ROWS, -99, np.int32) for _ in range(3))
+        self.starts = np.zeros(MOST_ROWS + 1, np.int32)
+        arrays = self.tokens, self.positions, self.sequences, self.starts, self.history
+        self.rows = sample.Rows(*map(device.add, arrays))
+        self.at = np.full(n_slots, -99, np.int32)
+        self.address = device.add(self.at)
+        for slot, sampler, known in zip(slots, self.samplers, self.known, strict=True):
+            self.machine.begin(sampler, mode, p_accept=2.0, slot=slot)
+            self.history[slot, : len(known)] = known
+            self.at[slot] = len(known) - 1
+
+    def logits(self, entry: int, position: int) -> np.ndarray:
+        return (logits_of(70, 100 * entry + position) / 2).astype(np.float32)
+
+    def next(self, entry: int, n: int) -> list[int]:
+        """The next n tokens of an answer alone."""
+        known = list(self.known[entry])
+        for _ in range(n):
+            known.append(self.samplers[entry].sample(self.logits(entry, len(known) - 1), len(known), known))
+        return known[len(self.known[entry]) :]
+
+    def step(self, drafts: list[list[int]]) -> None:
+        """A step with these drafts of each answer; the host sets all its rows."""
+        counts = [1 + len(tokens) for tokens in drafts]
+        self.starts[:] = np.cumsum([0, *counts, *[0] * (MOST_ROWS - len(drafts))])
+        logits = np.full((MOST_ROWS, 70), np.nan, np.float32)
+        for array in (self.tokens, self.positions, self.sequences):
+            array[:] = -99
+        for e, tokens in enumerate(drafts):
+            p = len(self.known[e]) - 1
+            for i, token in enumerate([self.known[e][-1], *tokens]):
+                row = self.starts[e] + i
+                self.tokens[row], self.positions[row], self.sequences[row] = token, p + i, self.slots[e]
+                self.history[self.slots[e], p + i] = token
+                logits[row] = self.logits(e, p + i)
+        self.used = int(self.starts[-1])
+        place = self.rows, self.address
+        self.machine.launch(
+            self.device.add(logits), 70, self.used, *place, False, True, self.mode, n_entries=len(drafts)
+        )
+
+    def take(self) -> None:
+        """Take the results of a step, and check what is prepared for the next one."""
+        for e, slot in enumerate(self.slots):
+            tokens = self.machine.take(slot)
+            self.known[e] += tokens
+            at, end = self.starts[e], self.starts[e + 1]
+            assert self.tokens[at] == tokens[-1]
+            assert self.positions[at:end].tolist() == [len(self.known[e]) - 1 + i for i in range(end - at)]
+            assert self.history[slot, : len(self.known[e])].tolist() == self.known[e]
+            assert self.at[slot] == len(self.known[e]) - 1
+        assert (np.delete(self.at, self.slots) == -99).all()
+        assert (self.tokens[self.used :] == -99).all() and (self.positions[self.used :] == -99).all()
+        assert not any(map(self.machine.ready, range(len(self.history))))
+
+
+def test_several_answers(device: FakeDevice) -> None:
+    """Steps of answers with other parameters, seeds, histories and numbers of drafts give the tokens of each alone."""
+    slots = [4, 0, 2, 1]
+    answers, rng = Answers(device, slots), np.random.default_rng(3)
+    for step in range(2):
+        before, drafts, right = [len(known) for known in answers.known], [], []
+        for e in range(len(slots)):
+            n = (step + e) % 5
+            tokens = answers.next(e, n + 1)
+            wrong = int(rng.integers(n + 2))
+            right.append(tokens[: min(wrong, n) + 1])
+            drafts.append([(token + (i >= wrong)) % 70 for i, token in enumerate(tokens[:n])])
+        answers.step(drafts)
+        answers.take()
+        assert [known[n:] for known, n in zip(answers.known, before, strict=True)] == right
+
+
+@pytest.mark.parametrize("mode", ["ratio", "p-min"])
+def test_several_answers_with_lists(device: FakeDevice, mode: str) -> None:
+    """The words of each answer are those of a launch of this answer alone, where that of the greedy one is exact."""
+    drafts = [[5, 6], [1], [], [9, 9, 9]]
+    answers = Answers(device, [2, 0, 3, 1], mode)
+    drafts[1] = answers.next(1, 1)
+    greedy = answers.next(1, 2)
+    answers.step(drafts)
+    answers.take()
+    for e, params in enumerate(ANSWERS):
+        alone = Answers(device, [0, 1, 2, 3], mode)
+        state, known = Machine([0]), alone.known[e]
+        first = len(known) - 1
+        state.history[: first + 1 + len(drafts[e])] = known + drafts[e]
+        state.positions += np.int32(first)
+        state.tokens[: 1 + len(drafts[e])] = [known[-1], *drafts[e]]
+        alone.machine.begin(alone.samplers[e], mode, p_accept=2.0)
+        logits = np.array([alone.logits(e, first + i) for i in range(1 + len(drafts[e]))])
+        place = device.rows_of(state, len(logits)), device.add(state.at)
+        alone.machine.launch(device.add(logits), 70, len(logits), *place, params.greedy, True, mode)
+        assert alone.machine.take() == answers.known[e][first + 1 :]
+    assert answers.known[1][-2:] == greedy
+
+
+def test_drafts_of_several_answers(device: FakeDevice) -> None:
+    """A pass of two rows per answer, the last of which is sampled; candidates go where the answer has a row for the draft."""
+    answers, lasts = Answers(device, [2, 0, 1], "ratio"), [3, 6, 2]
+    answers.starts[:5] = [0, 2, 3, 6, 6]
+    positions, sequences = np.zeros(8, np.int32), np.full(8, -1, np.int32)
+    logits = np.full((8, 70), np.nan, np.float32)
+    for e, last in enumerate([*lasts, lasts[2]]):
+        k = min(e, 2)
+        positions[2 * e : 2 * e + 2], sequences[2 * e : 2 * e + 2] = (last - 1, last), answers.slots[k]
+        answers.history[answers.slots[k], : last + 1] = np.arange(last + 1)
+        logits[2 * e + 1] = answers.logits(k, last)
+    rows = answers.rows._replace(positions=device.add(positions) + 4, sequences=device.add(sequences) + 4)
+    counts = device.at(answers.machine.lists.counts).view(np.int32)[:MOST_ROWS]
+    counts[:] = -99
+    for draft in (1, 0):
+        address = device.add(logits.copy()) + 4 * 70
+        answers.machine.launch_draft(address, 140, rows, False, True, "ratio", draft=draft, n_entries=4, every=2)
+    found = device.at(answers.machine.found.address).view(np.int32)
+    ids = device.at(answers.machine.lists.ids).view(np.int32).reshape(-1, MOST_K)
+    expected = []
+    for e, (sampler, last) in enumerate(zip(answers.samplers, lasts, strict=True)):
+        known = list(range(last + 1))
+        expected.append(sampler.sample(answers.logits(e, last), last + 1, known))
+        candidates, _ = sampler.candidates(answers.logits(e, last), known)
+        for row in ([0, 1], [2], [3, 4])[e]:
+            assert counts[row] == candidates.size and np.array_equal(ids[row, : candidates.size], candidates)
+    assert found[:4].tolist() == [*expected, expected[2]]
+    assert (counts[5:] == -99).all()

@@ -13,15 +13,22 @@ if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
 
 import engine
+from engine.cache.kv import LayerCache
+from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
+from engine.decode.sampler import Sampler, SamplingParams
+from engine.models.base import Model
 from engine.models.config import DeltaNetConfig
 from engine.speculative import loop
 from engine.speculative.params import SpeculationParams
+from engine.speculative.run import Run, follow
+from engine.speculative.steps import HostSteps
 from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.layout import remembered
 from tests.cuda.simulated.device import SimulatedDevice
+from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Party
 
 SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
 PROMPT = [3, 7, 11, 3, 7]
@@ -168,6 +175,83 @@ def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
     assert other.ids == expected
 
 
+# --- several answers ---------------------------------------------------------------------------------------------
+
+
+class Whole(Party):
+    """Answers of a whole model."""
+
+    def __init__(self, cpu: engine.LLM, gpu: engine.LLM, count: int = 12) -> None:
+        self.cpu = cpu.model
+        super().__init__(gpu.model, gpu.draft, [self.answer(i, count) for i in range(3)])
+
+    def answer(self, i: int, count: int) -> list[int]:
+        """A prompt and its answer on the CPU."""
+        self.read(self.cpu, self.cpu.sequence, PROMPTS[i][:-1])
+        run = Run(self.cpu.sequence, Sampler(SamplingParams(**SAMPLERS[i]), 289), PROMPTS[i], count)
+        return [*PROMPTS[i], *(token for token, _ in follow(HostSteps(self.cpu), run))]
+
+    @staticmethod
+    def read(model: Model, sequence: TokenSequence, tokens: list[int]) -> None:
+        """Make a sequence hold exactly ``tokens``."""
+        sequence.truncate(0)
+        model.forward(np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32), 0, sequence)
+
+    def hold(self, sequence: TokenSequence, tokens: list[int]) -> None:
+        self.read(self.model, sequence, tokens)
+
+    def check(self, sequence: TokenSequence) -> None:
+        self.read(self.cpu, self.cpu.sequence, sequence.tokens)
+        assert_same_memory(self.cpu, self.model, sequence)
+
+
+def party_of(path: Path) -> Whole:
+    options: dict[str, Any] = {"n_ctx": 24, "draft_max": 3}
+    return Whole(engine.load(path, device="cpu", **options), engine.load(path, device="cuda", parallel=3, **options))
+
+
+# ``test_steps.py`` has more passes, of models without layers.
+@pytest.mark.thorough
+def test_answers_ride_together(hybrid: Path) -> None:
+    """They join and leave, with drafts of the host, with rows of padding and passes in flight; each leaves its own keys,
+    values and states."""
+    party = party_of(hybrid)
+    party.join("a")
+    party.step(a="+")
+    party.join("b")
+    party.step(a="", b="+-")
+    party.join("c")
+    for _ in range(2):
+        party.start(a="", b="", c="")
+    party.take()
+    party.take()
+    party.leave("b")
+    party.start(a="", c="")
+    party.start(a="", c="")
+    party.abandon("a")
+    party.take()
+    party.take()
+    party.leave("c")
+    assert party.sizes == {"a": [2, 1, 1, 1], "b": [2, 1, 1], "c": [1] * 4}
+
+
+@pytest.mark.thorough
+def test_drafts_of_its_own_layer_for_two_answers(hybrid: Path) -> None:
+    """Right and wrong ones, of another number for each, with two passes in flight."""
+    party = party_of(hybrid)
+    party.script("a", wrong=8)
+    party.join("a")
+    party.step(a=1)
+    party.script("b", wrong=4)
+    party.join("b")
+    party.start(a=2, b=1)
+    party.start(a=1, b=1)
+    party.take()
+    party.take()
+    party.leave("a", "b")
+    assert party.sizes == {"a": [2, 3, 1], "b": [2, 1], "c": []}
+
+
 def assert_same_states(cpu: engine.LLM, gpu: engine.LLM) -> None:
     """What a next pass needs besides keys and values is the same, bit for bit."""
     both = (remembered(llm.model.ops, llm.model, gpu.sequence.length) for llm in (cpu, gpu))
@@ -178,8 +262,23 @@ def assert_same_states(cpu: engine.LLM, gpu: engine.LLM) -> None:
 def assert_same_cache(cpu: engine.LLM, gpu: engine.LLM) -> None:
     """The caches hold the same positions, bit for bit."""
     assert gpu.sequence.length == cpu.sequence.length
-    n = cpu.sequence.length
+    assert_same_keys(cpu.model, gpu.model, gpu.sequence)
+
+
+def assert_same_memory(cpu: Model, gpu: Model, sequence: TokenSequence) -> None:
+    """What the GPU remembers of a sequence is what the CPU remembers of that in its slot 0, bit for bit."""
+    assert cpu.sequence.tokens == sequence.tokens
+    mine, its = cpu.save(), gpu.save(sequence=sequence)
+    assert [array.tobytes() for array in mine.arrays] == [array.tobytes() for array in its.arrays]
+    assert_same_keys(cpu, gpu, sequence)
+
+
+def assert_same_keys(cpu: Model, gpu: Model, sequence: TokenSequence) -> None:
+    """The keys and values of a sequence of less than a chunk are those of the CPU's in slot 0, bit for bit."""
+    n = sequence.length
     for mine, its in zip(cpu.cache.layers, gpu.cache.layers, strict=True):
-        keys, values = (gpu.model.ops.download(array) for array in (its.keys, its.values))
-        assert np.array_equal(mine.keys[:, 0, :, :n], keys[:, 0, :, :n])
-        assert np.array_equal(mine.values[:, 0, :n], values[:, 0, :n])
+        if isinstance(mine, LayerCache):
+            keys, values, table = (gpu.ops.download(array) for array in (its.keys, its.values, its.table))
+            here, there = mine.table[0, 0], table[sequence.slot, 0]
+            assert np.array_equal(mine.keys[:, here, :, :n], keys[:, there, :, :n])
+            assert np.array_equal(mine.values[:, here, :n], values[:, there, :n])

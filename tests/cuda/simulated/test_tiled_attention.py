@@ -52,17 +52,18 @@ def agree(
     rng = np.random.default_rng(sum(positions) + n_head + d_k)
     rows, end = len(positions), end or max(positions) + 1
     k, v = (CACHE_TYPES[name] for name in types.split())
-    cache = filled(end, LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
+    cache = filled([0, end], LayerShape(n_head_kv, d_k, d_v, window), rows, Types(k, v), rng)
     at = np.array(positions, np.int32)
     q = rng.normal(size=(rows, n_head, d_k)).astype(np.float32) * np.float32(2)
     integers, scales = np.zeros(q.shape, np.int8), np.zeros((rows, n_head, d_k // BLOCK), np.float32)
     if k.quantized:
         given = q.reshape(-1, d_k), SCALE, integers.reshape(-1, d_k), scales.reshape(-1, d_k // BLOCK)
         quantized_cache.quantize_queries(*given, 0, rows * n_head)
-    flat = [ring.reshape(n_head_kv, cache.chunks, -1).view(np.uint32) for ring in (cache.keys, cache.values)]
+    flat = [memory.reshape(n_head_kv, cache.pages, -1).view(np.uint32) for memory in (cache.keys, cache.values)]
+    read = *flat, at, np.ones(rows, np.int32), cache.table
     expected = np.empty((rows, n_head, d_v), np.float32)
     law = mirror.attend(k.bits, v.bits, joined)
-    law(q, integers, scales, *flat, at, SCALE, window, sinks, expected, 0, rows * n_head)
+    law(q, integers, scales, *read, SCALE, window, sinks, expected, 0, rows * n_head)
     if v.quantized:
         quantized_cache.rotate_rows(expected.reshape(-1, d_v), 0, rows * n_head)
     assert np.isfinite(expected).all()
@@ -75,7 +76,7 @@ def agree(
     kernel = tiled_attention.attend_tiles(*constants)
     out = np.full_like(expected, np.nan)
     query: tuple[Any, ...] = (integers.view(np.uint32), scales) if k.quantized else (q.view(np.uint32), None)
-    arguments = [*query, *flat, at, gate, sinks, out, rows, cache.chunks, window, SCALE]
+    arguments = [*query, *read, gate, sinks, out, rows, cache.pages, cache.table.shape[1], window, SCALE]
     run(kernel, (n_head_kv, -(-rows * group // pairs)), threads, arguments, seed=seed)
     assert out.tobytes() == expected.tobytes()
 
@@ -125,7 +126,7 @@ def test_large_quantized_heads() -> None:
 
 
 @pytest.mark.parametrize(("start", "types"), few([(250, "f16 f16"), (250, "q8_0 q4_0"), (0, "f16 f16")]))
-def test_windows_and_rings(start: int, types: str) -> None:
+def test_windows(start: int, types: str) -> None:
     """A chunk that some rows of a tile do not see at all, one whose end they see, and one that has left the window."""
     agree([*range(start, start + 24)], 2, 1, 32, 32, types=types, window=70)
 

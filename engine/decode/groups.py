@@ -1,0 +1,41 @@
+"""Which answers share a pass."""
+
+from collections.abc import Callable, Sequence
+
+from engine.decode.request import Request
+from engine.limits import STEP_ROWS
+from engine.speculative.steps import Steps
+
+
+def next_group(running: Sequence[Request], steps_of: Callable[[Request], Steps]) -> list[Request]:
+    """The answers of the next pass: of those that have the fewest steps in flight, the ones whose turn was the longest time
+    ago; none if all must wait.  steps_of: what computes the steps of an answer.
+
+    Answers are divided into as few groups as possible, which take turns.  A group stays together: it waits until all of its
+    answers have as many steps in flight, since a pass of few rows takes almost as long as one of many.
+    """
+    groups: list[list[Request]] = []
+    shared: dict[int, list[Request]] = {}
+    for request in running:
+        if not adapts(request):
+            # How many drafts there are must not depend on the others.
+            groups.append([request])
+            continue
+        kind = id(steps_of(request))
+        if kind not in shared or len(shared[kind]) == STEP_ROWS:
+            shared[kind] = []
+            groups.append(shared[kind])
+        shared[kind].append(request)
+    ready = [group for group in groups if len(_in_flight(group)) == 1]
+    return min(ready, key=lambda group: (min(_in_flight(group)), group[0].turn), default=[])
+
+
+def adapts(request: Request) -> bool:
+    """Whether the number of drafts of an answer may depend on time and load."""
+    run = request.run
+    return run is None or run.speculation is None or run.speculation.adapts
+
+
+def _in_flight(group: Sequence[Request]) -> set[int]:
+    """The numbers of steps that answers have in flight."""
+    return {len(request.run.started) for request in group if request.run is not None}

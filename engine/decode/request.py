@@ -1,0 +1,95 @@
+"""A request: an answer to be computed, and the tokens of it that nobody has fetched yet."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from engine.decode.sampler import Sampler
+from engine.decode.slot import Slot
+from engine.speculative.loop import Speculation
+from engine.speculative.run import Run
+
+Item = tuple[int, np.ndarray]
+"""A token and the logits that it was chosen from, float32 [n_vocab]; empty if they stayed on the device."""
+
+
+class Request:
+    """An answer that a scheduler computes.
+
+    It waits (``slot`` is None), then its tokens are read into a slot, then it runs (``run`` is set) until it is ``done``.  A
+    request that gives way to others waits again, and reads its tokens once more.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        count: int,
+        speculation: Speculation | None = None,
+        with_logits: bool = False,
+        *,
+        begun: bool = False,
+        ends: Iterable[int] = (),
+        allowed: np.ndarray | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """count: the most tokens to compute after ``ids``.
+
+        begun: the first token follows ``ids`` in a step, which reads the last of them, not from the logits of a prompt;
+        ends: tokens after which none follows; allowed: the tokens that the first one may be, None: any; on_prefill: called
+        as ``on_prefill(done, total)`` while ``ids`` are read for the first time.
+        """
+        #: The tokens before the answer, and those of the answer that were computed before ``run`` began.
+        self.known = list(ids)
+        self.n_prompt = len(self.known)
+        self.sampler = sampler
+        self.left = count
+        self.speculation = speculation
+        self.with_logits = with_logits
+        self.begun = begun
+        self.ends = frozenset(ends)
+        self.allowed = allowed
+        self.on_prefill = on_prefill
+        #: Computed and not fetched yet.
+        self.items: deque[Item] = deque()
+        #: The number of tokens that were fetched.
+        self.fetched = 0
+        #: The thread that fetches its tokens, whether it waits for one, and when it got the latest.
+        self.thread, self.asking, self.served = 0, False, 0.0
+        self.slot: Slot | None = None
+        self.run: Run | None = None
+        #: The tokens at the beginning of the prompt that did not have to be read.
+        self.kept = 0
+        #: The numbers of tokens after which snapshots are taken while the prompt is read.
+        self.stops: set[int] = set()
+        #: What ended it, to be raised when all items have been fetched.
+        self.error: BaseException | None = None
+        #: Whether no further token will be computed.
+        self.done = False
+        #: Whether nobody wants further tokens.
+        self.closing = False
+        #: Its place in the order of arrival; 0: it has not arrived yet.
+        self.number = 0
+        #: The number of the latest pass that had rows of it.
+        self.turn = 0
+
+    @property
+    def reading(self) -> bool:
+        """Whether it has a slot whose sequence does not hold its tokens yet."""
+        return self.slot is not None and self.run is None and not self.done
+
+    @property
+    def target(self) -> list[int]:
+        """What its sequence must hold before the next token can be chosen: all known tokens, or all but the certain one."""
+        return self.known[:-1] if self.begun else self.known
+
+    def began(self, run: Run) -> None:
+        """Let steps compute the rest.  What reported on the prompt is forgotten, since it may keep an abandoned answer."""
+        self.run, self.begun = run, True
+        self.on_prefill = None
+
+    def stopped(self) -> None:
+        """Keep what ``run`` has computed, so that another one can continue."""
+        if self.run is not None:
+            self.known, self.left, self.run = self.run.known, self.run.left, None

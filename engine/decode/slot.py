@@ -1,0 +1,115 @@
+"""A slot: the place of one sequence in a model's memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.cache.recurrent import States
+from engine.cache.sequence import Sequence as TokenSequence
+from engine.cache.sequence import keys_of
+from engine.cache.types import CHUNK
+from engine.models.base import Model
+from engine.text.tokenizer import Tokenizer
+
+MOST_STATES = 8
+"""The most snapshots taken while one prompt is read: each one interrupts the reading and copies from the device."""
+
+
+class Slot:
+    """The place of one sequence of a model.
+
+    ``owner`` is the request that uses it, if there is one.  A slot without an owner still holds the tokens of the last one,
+    so that a text which begins with them is not read from its beginning.
+    """
+
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, sequence: TokenSequence, states: States, state_bytes: int
+    ) -> None:
+        """states: the snapshots of all slots; state_bytes: the size of one, 0 if the model needs none."""
+        self.sequence = sequence
+        self.owner: object = None
+        #: The latest owner.
+        self.latest: object = None
+        #: When it was used last: a count of uses.
+        self.used = 0
+        self._model = model
+        self._tokenizer = tokenizer
+        self._states = states
+        self._state_bytes = state_bytes
+
+    def common(self, tokens: np.ndarray) -> int:
+        """How many first tokens of a text int32 [n] it holds; at most n - 1, since at least one is left to read."""
+        if not self.sequence.length or self.sequence.tokens[0] != tokens[0]:
+            return 0  # most slots of many
+        held = np.asarray(self.sequence.tokens[: tokens.size - 1], np.int32)
+        differs = np.flatnonzero(held != tokens[: held.size])
+        return int(differs[0]) if differs.size else held.size
+
+    def shared(self, tokens: np.ndarray) -> int:
+        """How many first tokens of a text int32 [n], fewer than n, others have read, so that their pages can be shared."""
+        return self.sequence.find(tokens[:-1].tolist(), self._states if self._state_bytes else None)[0]
+
+    def rewind(self, tokens: np.ndarray) -> tuple[int, str | None]:
+        """Let the sequence hold a prefix of ``tokens`` int32 [n], shorter than n: what it has in common with them, or what
+        others have read of them, if that is more.  Returns its length, and a sentence if it is shorter than what it had in
+        common with them by more than a page."""
+        sequence, common = self.sequence, self.common(tokens)
+        after = sequence.tokens[common : common + 1]
+        kept = next((n for n in (common, common // CHUNK * CHUNK) if sequence.can_truncate(n)), 0)
+        needs_state = bool(self._state_bytes)
+        length, keys = sequence.find(tokens[:-1].tolist(), self._states if needs_state else None)
+        own, key = self._resumable(tokens[:common])
+        if own > max(kept, length):
+            self._model.restore(self._states.get(key), sequence)
+            kept = own
+        elif length > kept and (needs_state or not self._model.cache.rings):
+            sequence.adopt(tokens[:length].tolist(), keys)
+            if needs_state:
+                self._model.restore(self._states.get(keys[-1]), sequence)
+            kept = length
+        else:
+            sequence.truncate(kept)
+        return kept, self._why(tokens, common, kept, after) if kept < common // CHUNK * CHUNK else None
+
+    def _resumable(self, tokens: np.ndarray) -> tuple[int, bytes]:
+        """How many of the first tokens that it holds of a text it can continue after with a snapshot, and the key of these.
+        Other than by sharing, this is possible in the middle of a page, such as those of compressed rows, which span many
+        positions."""
+        if not self._state_bytes or any(attention.window for attention in self._model.config.attentions):
+            return 0, b""  # keys and values of windows are not part of a snapshot
+        keys = keys_of(tokens.tolist(), self._model.cache.key)
+        for chunks in range(len(keys), 0, -1):
+            if keys[chunks - 1] in self._states and self.sequence.can_resume(CHUNK * chunks):
+                return CHUNK * chunks, keys[chunks - 1]
+        return 0, b""
+
+    def clear(self) -> None:
+        """Forget the sequence."""
+        self.sequence.truncate(0)
+
+    def stops(self, tokens: np.ndarray, kept: int) -> set[int]:
+        """The numbers of tokens after which to take a snapshot: the last page border at or before the ends of the first and
+        the latest messages, and before the last token, because that is read again if the prompt is repeated."""
+        if not self._state_bytes or self._states.budget < self._state_bytes:
+            return set()
+        ends = np.flatnonzero(np.isin(tokens, list(self._tokenizer.eog_ids))) + 1
+        borders = sorted({int(end) // CHUNK * CHUNK for end in (*ends, tokens.size - 1)} - {0})
+        borders = [border for border in borders if kept <= border < tokens.size]
+        keys = keys_of(tokens.tolist(), self._model.cache.key)
+        return {at for at in (*borders[:1], *borders[-MOST_STATES + 1 :]) if keys[at // CHUNK - 1] not in self._states}
+
+    def save(self, length: int) -> None:
+        """Take a snapshot after the first ``length`` tokens, a whole number of pages."""
+        key = keys_of(self.sequence.tokens[:length], self._model.cache.key)[-1]
+        self._states.add(key, self._model.save(length, self.sequence))
+
+    def _why(self, tokens: np.ndarray, common: int, kept: int, after: Sequence[int]) -> str:
+        """A sentence on why tokens that were read before are read again; after: the token that followed the common ones, if
+        there was one."""
+        again = f"{common - kept} tokens are read again"
+        if not after:
+            return f"{again}: the model's state after them was not kept"
+        was, now = (repr(self._tokenizer.decode([int(i)], special=True)) for i in (after[0], tokens[common]))
+        if common == tokens.size - 1 and was == now:
+            return f"{again}: the prompt is part of what was read, and no state was kept nearer to its end"
+        return f"{again}: token {common} is {now} and was {was}, and no state was kept nearer to it"
