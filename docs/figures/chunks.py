@@ -86,19 +86,21 @@ def facts() -> dict[str, Any]:
     maximum, total, chunks = np.float32(-np.inf), np.float32(0), []
     for chunk in range(position // CHUNK + 1):
         last = min(CHUNK, position - chunk * CHUNK + 1)
-        scores(scaled, none, 0, 1, keys[chunk], 0, none, none, p)
+        page = cache.table[0, chunk]
+        scores(scaled, none, 0, 1, keys[page], 0, none, none, p)
         m = weigh(p[0], 0, last)
         weights = [round(float(w), 4) for w in p[0, :last]]
-        weighted_values(p, 1, np.array([[0, last]]), values[chunk], 0, cache.d_v, o)
+        weighted_values(p, 1, np.array([[0, last]]), values[page], 0, cache.d_v, o)
         weight = fold(p[0], CHUNK)
         maximum, total = join(maximum, total, m, weight, o[0], out)
         numbers = {"m": m, "l": weight, "M": maximum, "L": total}
         chunks.append({"weights": weights} | {name: round(float(n), 3) for name, n in numbers.items()})
     whole = np.empty((1, 1, cache.d_v), np.float32)
-    rings = (ring[None].reshape(1, len(ring), -1).view(np.uint32) for ring in (keys, values))
+    words = (pages[None].reshape(1, len(pages), -1).view(np.uint32) for pages in (keys, values))
     sinks = np.empty(0, np.float32)
     query = q[None, None], np.empty((1, 1, 0), np.int8), np.empty((1, 1, 0), np.float32)
-    attend(16, 16)(*query, *rings, np.array([position], np.int32), scale, 0, sinks, whole, 0, 1)
+    row = np.array([position], np.int32), np.zeros(1, np.int32), cache.table
+    attend(16, 16)(*query, *words, *row, scale, 0, sinks, whole, 0, 1)
     assert np.array_equal(out / total, whole[0, 0])
     return {
         "layer": LAYER,

@@ -12,8 +12,9 @@ from engine.compile.target import Target
 from engine.cuda.runtime.steps import AHEAD
 from engine.cuda.runtime.tensor import DeviceWeight
 from engine.decode.sampler import Sampler, SamplingParams
-from engine.speculative.params import SpeculationParams
-from engine.speculative.proposal import Proposal
+from engine.speculative.loop import NOTHING
+from engine.speculative.run import Run
+from engine.speculative.steps import Ride
 
 if TYPE_CHECKING:
     from docs.figures.style import Page
@@ -37,19 +38,22 @@ class Recording(Target):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.captured: list[tuple[str, int, int, Any]] = []
+        self._capturing = False
 
     def launch(self, specialization: Any, *launch: Any) -> None:
         """Note the kernel and its grid."""
         grid, threads, arguments, *_ = launch
         blocks = math.prod(grid) if isinstance(grid, tuple) else grid
-        self.captured.append((specialization.kernel.name, int(blocks), int(threads), arguments))
+        if self._capturing:
+            self.captured.append((specialization.kernel.name, int(blocks), int(threads), arguments))
         super().launch(specialization, *launch)
 
     @contextmanager
     def capture(self) -> Iterator[Any]:
         """Forget the launches before."""
-        self.captured = []
+        self.captured, self._capturing = [], True
         yield Graph()
+        self._capturing = False
 
 
 def matrices(objects: Iterable[Any]) -> Iterator[tuple[int, str]]:
@@ -69,9 +73,9 @@ def facts() -> dict[str, Any]:
     llm = engine.load(device=target, n_ctx=1024)
     model, ops = llm.model, llm.model.ops
     sampler = Sampler(SamplingParams(seed=1), llm.config.n_vocab)
-    steps = ops.steps(model, sampler, SpeculationParams(enabled=False))
-    steps.begin([0])
-    steps.start(Proposal())
+    steps, run = ops.steps(model), Run(model.sequence, sampler, [0], 1)
+    steps.begin(run)
+    steps.start([Ride(run, NOTHING)])
     names = dict(matrices([model.token_embd, model.output, *model.layers]))
     launches = [
         [name, blocks, threads, list(dict.fromkeys(names[given] for given in arguments if given in names))]
