@@ -171,9 +171,9 @@ def load(
             "leave out its device (--device-draft, device_draft)."
         )
     beside = drafter.gguf.n_bytes if drafter is not None and (assists or layer) and device_draft is None else 0
-    options = _Options(
-        types, batch_size > 0, mtp and drafter is None, draft_max, snapshot_bytes, ds4_rounding, parallel, beside, layer
-    )
+    drafted = drafter is not None and not assists and layer is None
+    rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer
+    options = _Options(types, batch_size > 0, mtp and drafter is None, *rest)
     llm = _load(_open(path_or_name, check_tensors, progress), ops, n_ctx, options, progress)
     if layer is not None and "tokenizer.ggml.tokens" in layer.metadata:
         check_tokens(layer.path, layer.require("tokenizer.ggml.tokens", "str[]"), llm)
@@ -181,9 +181,13 @@ def load(
         ops.expect_drafts()
     if drafter is not None and assists:
         llm.draft = _assistant(drafter.gguf, llm, draft_ops)
-    elif drafter is not None and layer is None:
+    elif drafter is not None and drafted:
         draft = _load(
-            drafter, draft_ops, llm.n_ctx, replace(options, snapshot_bytes=0, ds4_rounding=False, layer=None), progress
+            drafter,
+            draft_ops,
+            llm.n_ctx,
+            replace(options, snapshot_bytes=0, ds4_rounding=False, drafted=False, layer=None),
+            progress,
         )
         llm.draft = DraftModel(draft, llm)
     return llm
@@ -230,6 +234,8 @@ class _Options:
     ds4_rounding: bool = False
     #: The number of answers that are computed at the same time.
     parallel: int = 1
+    #: Whether a draft model is loaded next.
+    drafted: bool = False
     #: Bytes of other models' weights that share the device.
     beside: int = 0
     #: The file of the layer that drafts, if it has one of its own.
@@ -335,8 +341,8 @@ def _context(
         )
     capacity = parallel * positions
     if free and parallel > 1:
-        # Something is left for others, and for intermediate results that were estimated too low.
-        room, step = free * 9 // 10, max(CHUNK, positions)
+        # Something is left for a draft model, for others, and for intermediate results that were estimated too low.
+        room, step = free * (6 if options.drafted else 9) // 10, max(CHUNK, positions)
         while capacity > positions and size(positions, rows, capacity) > room:
             capacity = max(positions, capacity - step)
     return positions, rows, capacity

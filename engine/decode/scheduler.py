@@ -293,19 +293,17 @@ class Scheduler:
         """Choose the first token of an answer whose prompt has been read, and let steps compute the others."""
         slot = request.slot
         assert slot is not None
+        if request.left < 1:
+            self._finish(request)
+            return
         if not request.begun:
             choices = logits[0]
             if request.allowed is not None:
                 choices = np.full_like(choices, -np.inf)
                 choices[request.allowed] = logits[0][request.allowed]
             try:
-                if request.left < 1:
-                    raise StopIteration
                 with self._reader.reserved(PROCESSOR):
                     token = request.sampler.sample(choices, len(request.known), request.known)
-            except StopIteration:
-                self._finish(request)
-                return
             except Exception as error:
                 self._fail(request, error)
                 return
