@@ -1,12 +1,12 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to thirteen minutes
+    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to 17 minutes
     on two cores with cold caches.
 ``pytest --all``
     Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
     values, once, but a third of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16
-    to 24 minutes on two cores.
+    to 30 minutes on two cores.
 ``pytest --rest``
     The tests of ``--all`` that ``pytest`` does not run, to be run after it.
 ``pytest --gpu``

@@ -89,14 +89,17 @@ class Slot:
 
     def stops(self, tokens: np.ndarray, kept: int) -> set[int]:
         """The numbers of tokens after which to take a snapshot: the last page border at or before the ends of the first and
-        the latest messages, and before the last token, because that is read again if the prompt is repeated."""
+        the latest messages, and before the last token, because that is read again if the prompt is repeated; and where the
+        text leaves what others have read, because further ones may do so."""
         if not self._state_bytes or self._states.budget < self._state_bytes:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self._tokenizer.eog_ids))) + 1
-        borders = sorted({int(end) // CHUNK * CHUNK for end in (*ends, tokens.size - 1)} - {0})
-        borders = [border for border in borders if kept <= border < tokens.size]
+        borders = sorted({int(end) // CHUNK * CHUNK for end in (*ends, tokens.size - 1)})
+        branch, _ = self.sequence.find(tokens[:-1].tolist())
         keys = keys_of(tokens.tolist(), self._model.cache.key)
-        return {at for at in (*borders[:1], *borders[-MOST_STATES + 1 :]) if keys[at // CHUNK - 1] not in self._states}
+        borders = [border for border in borders if max(kept, 1) <= border < tokens.size]
+        wanted = {*borders[:1], *borders[-MOST_STATES + 1 :], *([branch] if branch > kept else [])}
+        return {at for at in wanted if keys[at // CHUNK - 1] not in self._states}
 
     def save(self, length: int) -> None:
         """Take a snapshot after the first ``length`` tokens, a whole number of pages."""

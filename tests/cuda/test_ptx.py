@@ -1,9 +1,9 @@
 """Every kernel is compiled for every target, without a GPU, and its PTX keeps the contract (``engine/cuda/runtime/ptx.py``).
 
-The first tier compiles the first example of every kernel for the target that kernels are tuned for, and if that does not
-take long for the lowest target that supports it.  ``--all`` compiles these and more examples for the former target: all, or
-every second one of kernels with many examples, or every third one of kernels that take long.  ``--gpu``, which runs on more
-cores, compiles the other examples, and the first one for all targets."""
+The first tier compiles the first example of every kernel for the target that kernels are tuned for.  ``--all`` also compiles
+it for the lowest target that supports it, and more examples for the former: all, or every second one of kernels with many
+examples, or every third one of kernels that take long.  ``--gpu``, which runs on more cores, compiles the other
+examples, and the first one for all targets."""
 
 import math
 import os
@@ -406,7 +406,7 @@ def case(name: str, k: int | str, constants: tuple[Any, ...], target: tuple[int,
     if target not in (lowest, TUNED) or (isinstance(k, int) and k % one_in):
         # Each kernel is a group of its own, and these groups come last: short groups keep all processes busy until the end.
         marks = [pytest.mark.gpu, pytest.mark.together(f"ptx {name}"), pytest.mark.begin(1)]
-    elif k != 0 or (name in LONG and target != TUNED):
+    elif k != 0 or target != TUNED:
         marks = [pytest.mark.thorough]
     return pytest.param(name, constants, target, id=f"{name}-{k}-sm_{target[0]}{target[1]}", marks=marks)
 

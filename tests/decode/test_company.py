@@ -81,8 +81,8 @@ def test_a_common_beginning_is_read_once(four: engine.LLM) -> None:
 
 
 def test_a_hybrid_takes_states_up_at_page_borders(tmp_path: Path) -> None:
-    """After the end of a message another conversation continues from the page border before it; a branch from the nearest
-    state, and a second branch there reads at most a page."""
+    """After the end of a message another conversation continues from the page border before it.  A text that leaves another
+    one elsewhere is read from the nearest state, here the beginning, and a second one that does so reads at most a page."""
     llm = load(tmp_path, "hybrid", parallel=3)
     rng, eog = np.random.default_rng(1), next(iter(llm.tokenizer.eog_ids), None)
     if eog is None:
@@ -93,6 +93,11 @@ def test_a_hybrid_takes_states_up_at_page_borders(tmp_path: Path) -> None:
         ids = [*system, *rng.integers(5, 200, 100 + seed).tolist()]
         kept.append(llm.complete(ids, max_tokens=3, seed=seed).timings.cache_n)
     assert kept == [0, 128, 128]
+    text, kept = rng.integers(5, 200, 300).tolist(), []
+    for seed in range(3):
+        ids = [*text, *rng.integers(5, 200, 40 + seed).tolist()]
+        kept.append(llm.complete(ids, max_tokens=3, seed=seed).timings.cache_n)
+    assert kept == [0, 0, 256]
     llm.check_pages()
 
 

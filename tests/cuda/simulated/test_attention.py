@@ -176,7 +176,7 @@ def test_new_positions_in_a_chunk_that_was_there_before(positions: list[int]) ->
 
 
 @pytest.mark.parametrize(
-    ("half", "early", "tasks", "window"), few([(True, True, 0, 0), (False, True, 2, 0), (True, False, 4, 70)], 2)
+    ("half", "early", "tasks", "window"), few([(True, True, 0, 0), (False, True, 2, 0), (True, False, 4, 70)])
 )
 def test_rows_of_several_sequences(half: bool, early: bool, tasks: int, window: int) -> None:
     """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""
@@ -477,9 +477,7 @@ def same_operations(
         assert gpu.download(getattr(caches[1], name)).tobytes() == getattr(caches[0], name).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("k_type", "v_type"), few([("f16", "f16"), ("q8_0", "q4_0"), ("i12", "i12"), ("f32", "f32")], 2)
-)
+@pytest.mark.parametrize(("k_type", "v_type"), few([("f16", "f16"), ("q8_0", "q4_0"), ("i12", "i12"), ("f32", "f32")]))
 def test_the_operations_of_rows_of_several_sequences(monkeypatch: pytest.MonkeyPatch, k_type: str, v_type: str) -> None:
     """A mixed pass, with a row that occurs twice, gives the bits of passes of one sequence each, in other slots and pages."""
     monkeypatch.setattr(backend, "Device", SimulatedDevice)

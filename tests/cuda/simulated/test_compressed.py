@@ -255,7 +255,7 @@ def layer_pass(ops: Any, layer: Any, laws: Any, x: Any, rows: Any, table: Any, s
     return done
 
 
-@pytest.mark.parametrize("types", few([F32, F16]))
+@pytest.mark.parametrize("types", few([F32, F16], 0))
 def test_rows_of_several_sequences(gpu: backend.Backend, types: Types, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three sequences in a pass, with a copy of its last row, which completes a block whose other tokens are partly in the
     pass, have the bits of the mirror; one of them in a pass that is not mixed, which takes one chunk after another, has those

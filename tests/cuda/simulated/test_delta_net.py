@@ -177,11 +177,13 @@ def rows_of(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("runs", "copied"),
-    [
-        (RUNS, [0, 1, 2, 3, 4, 5, 6]),
-        # Copies of the last row of a run behind it, and of first rows elsewhere.
-        (RUNS[:3], [0, 1, 2, 2, 3, 4, 4, 4, 0, 3]),
-    ],
+    few(
+        [
+            # Copies of the last row of a run behind it, and of first rows elsewhere.
+            (RUNS[:3], [0, 1, 2, 2, 3, 4, 4, 4, 0, 3]),
+            (RUNS, [0, 1, 2, 3, 4, 5, 6]),
+        ]
+    ),
 )
 def test_rows_of_several_sequences(gpu: backend.Backend, runs: list[tuple[int, int, int]], copied: list[int]) -> None:
     """A mixed pass is each run alone on the CPU: results, and all that is stored for all sequences."""

@@ -180,7 +180,7 @@ def test_positions_that_do_not_follow_one_another() -> None:
 
 @pytest.mark.parametrize(
     ("types", "n_head", "tasks", "window", "splits"),
-    few([("q8_0 q4_0", 3, 2, 0, 0), ("q4_0 q8_0", 2, 0, 70, 1), ("f32 q8_0", 2, 0, 0, 1)], 2),
+    few([("q4_0 q8_0", 2, 0, 70, 1), ("q8_0 q4_0", 3, 2, 0, 0), ("f32 q8_0", 2, 0, 0, 1)]),
 )
 def test_rows_of_several_sequences(types: str, n_head: int, tasks: int, window: int, splits: int) -> None:
     """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""

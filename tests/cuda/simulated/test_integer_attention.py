@@ -217,7 +217,7 @@ def test_several_chunks_of_a_warp(name: str, splits: int, shared: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_head", "window", "shared"), few([("i8", 17, 0, 227 << 10), ("i12", 2, 70, 227 << 10), ("i8", 2, 0, 0)])
+    ("name", "n_head", "window", "shared"), few([("i8", 2, 0, 0), ("i8", 17, 0, 227 << 10), ("i12", 2, 70, 227 << 10)])
 )
 def test_rows_of_several_sequences(name: str, n_head: int, window: int, shared: int) -> None:
     """Rows that see other pages than their neighbours, one of them twice; the pairs of a row in one block, or in two."""

@@ -126,7 +126,7 @@ def test_several_chunks_and_groups() -> None:
     agree("f16", [330, 70], 2, 16, 8, splits=2, group=2, early=False)
 
 
-@pytest.mark.parametrize(("kind", "n_head", "slices"), few([("f16", 3, 2), ("f32", 11, 0)]))
+@pytest.mark.parametrize(("kind", "n_head", "slices"), few([("f16", 3, 2), ("f32", 11, 0)], 0))
 def test_rows_of_several_sequences(kind: str, n_head: int, slices: int) -> None:
     """Each row has the pages of its own sequence; the last row is the first one again."""
     agree(kind, [70, 71, 3, 129, 70], n_head, 24, 8, slices=slices, splits=2, mixed=[2, 2, 0, 1, 2])
