@@ -127,10 +127,11 @@ def test_no_page_is_lost(tmp_path: Path) -> None:
     at_once(20)
     gc.collect()
     objects = len(gc.get_objects())
-    one_after_another(amount(10_000, 300))
-    at_once(amount(1000, 100))
+    count = amount(10_000, 300)
+    one_after_another(count)
+    at_once(count // 10)
     gc.collect()
-    assert abs(len(gc.get_objects()) - objects) < 500
+    assert abs(len(gc.get_objects()) - objects) < 500 + count // 10
     llm.check_pages()
     llm.reset()
     assert all(pool.n_free == pool.n_pages for pool in llm.cache.pools.values())

@@ -218,16 +218,18 @@ def test_conversations_are_taken_up_again(pair: tuple[engine.LLM, engine.LLM], t
     whole, (first, second, third, fourth) = text[:-1], (len(prompt) for prompt in prompts)
     ask(prompts[3], 1)
     assert llm.reread is None
-    # Another fourth message, then another third one: from the ends of answers.
-    ask([*whole[: third + 13], *other], 30)
-    ask([*whole[: second + 13], *other], 30)
+    # Another fourth message, then another third one: from the ends of answers, or, beyond rings, from the last whole page.
+    far = llm.slot_bytes > 0
+    ask([*whole[: third + 13], *other], 30 + far * ((third + 13) % CHUNK))
+    ask([*whole[: second + 13], *other], 30 + far * ((second + 13) % CHUNK))
     assert llm.reread is None
     # All of it again, and another message after the first one, which is beyond all rings: from the last whole page.
-    ask([*prompts[3], *other], fourth + 30 - second - 13)
+    ask([*prompts[3], *other], fourth + 30 - second - 13 + far * ((second + 13) % CHUNK))
     ask([*prompts[0][:-1], *other], 30 + (first - 1) % CHUNK)
     assert llm.reread is None
-    # All of it again, from the last whole page of it; in the middle of an answer, too.
-    ask([*prompts[3], *other], 30 + fourth % CHUNK)
+    # All of it again, from the last whole page of it, but pages of compressed rows, which hold more than all of the text,
+    # were cut; in the middle of an answer, too.
+    ask([*prompts[3], *other], 30 + (fourth - (first - 1) // CHUNK * CHUNK if far else fourth % CHUNK))
     ask([*whole[: first + 5], *other], 30 + (first + 5) % CHUNK)
     assert llm.reread is None
     # In the middle of a long message there is no state at a whole page.
