@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from engine.version import ARITHMETIC
 
 if TYPE_CHECKING:
     from engine.llm import LLM
+
+R = TypeVar("R")
 
 __all__ = ["Result", "cpu_name", "generate_tokens", "measure", "random_model", "read_prompt", "rewind"]
 
@@ -134,7 +136,6 @@ class Result:
 
 def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Result]:
     """Every test of one model file, for each number of threads in turn; on a GPU, which uses none, they run once."""
-    import engine
     from engine.models import traffic as bandwidth
 
     tests = [(n, 0, d) for d in args.n_depth for n in args.n_prompt if n]
@@ -148,22 +149,8 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         n_ctx = sweep.n_tokens
         _check_context(args, name, path, n_ctx)
     for n_threads in args.threads:
-        report = Report()
-        llm = engine.load(
-            path,
-            device=args.device,
-            n_ctx=n_ctx,
-            n_threads=n_threads,
-            batch_size=args.batch_size,
-            cache_type=args.cache_type,
-            cache_type_k=args.cache_type_k,
-            cache_type_v=args.cache_type_v,
-            draft_model=args.draft_model,
-            mtp=sweep is not None and not args.no_mtp,  # elsewhere only plain steps are measured
-            progress=report.progress,
-        )
-        llm.compile(report.progress)
-        report.close()
+        # Elsewhere only plain steps are measured.
+        llm = _load(args, path, n_ctx, n_threads, sweep is not None and not args.no_mtp)
         if llm.n_ctx < n_ctx:
             raise UsageError(
                 f"the context of {name} is {llm.n_ctx} tokens and a test needs {n_ctx}: lower -p, -n or -d"
@@ -200,6 +187,30 @@ def run_tests(args: argparse.Namespace, name: str, path: Path) -> Iterator[Resul
         gc.collect()
         if not threaded:
             break
+
+
+def _load(args: argparse.Namespace, path: Path, n_ctx: int, n_threads: int, mtp: bool, parallel: int = 1) -> "LLM":
+    """The model of a file, with all kernels compiled."""
+    import engine
+
+    report = Report()
+    llm = engine.load(
+        path,
+        device=args.device,
+        n_ctx=n_ctx,
+        n_threads=n_threads,
+        batch_size=args.batch_size,
+        cache_type=args.cache_type,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_v,
+        draft_model=args.draft_model,
+        mtp=mtp,
+        parallel=parallel,
+        progress=report.progress,
+    )
+    llm.compile(report.progress)
+    report.close()
+    return llm
 
 
 def _plain(args: argparse.Namespace, llm: "LLM", tests: Iterable[tuple[int, int, int]]) -> Iterator[Measurement]:
@@ -473,38 +484,10 @@ def _settle_users(args: argparse.Namespace) -> None:
         raise UsageError("users need a prompt (-p) of at least one token, and an answer (-n) of at least two")
 
 
-def users_of(args: argparse.Namespace) -> Iterator[users.Users]:
-    """The tests with users of every requested model, in order."""
-    for model in args.model or ([] if args.shape else [None]):
-        path = resolve(model, Report().progress)
-        shared.check_gpu_layers(args, path)
-        yield from run_users(args, path.stem, path)
-    for shape in args.shape:
-        with random_model(shape, args.keep) as (name, path):
-            yield from run_users(args, name, path)
-
-
 def run_users(args: argparse.Namespace, name: str, path: Path) -> Iterator[users.Users]:
     """The tests with users of one model file: each number of users with each length of prompts and answers."""
-    import engine
-
-    report = Report()
-    llm = engine.load(
-        path,
-        device=args.device,
-        n_ctx=max(args.n_prompt) + max(args.n_gen),
-        n_threads=args.threads[0],
-        batch_size=args.batch_size,
-        cache_type=args.cache_type,
-        cache_type_k=args.cache_type_k,
-        cache_type_v=args.cache_type_v,
-        draft_model=args.draft_model,
-        mtp=not args.no_mtp,
-        parallel=max(args.users),
-        progress=report.progress,
-    )
-    llm.compile(report.progress)
-    report.close()
+    n_ctx = max(args.n_prompt) + max(args.n_gen)
+    llm = _load(args, path, n_ctx, args.threads[0], not args.no_mtp, max(args.users))
     for n_prompt in args.n_prompt:
         for n_gen in args.n_gen:
             for n_users in args.users:
@@ -537,21 +520,24 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
         yield f"{name} {quant}", make_model(Path(directory) / f"{name}-{quant}.gguf", name, quant)
 
 
-def results_of(args: argparse.Namespace) -> Iterator[Result]:
-    """The tests of every requested model, in order; of the bundled model if none is requested."""
+def results_of(args: argparse.Namespace, tests: Callable[[argparse.Namespace, str, Path], Iterator[R]]) -> Iterator[R]:
+    """The results of ``tests`` of every requested model, in order; of the bundled model if none is requested."""
     for model in args.model or ([] if args.shape else [None]):
         path = resolve(model, Report().progress)
         shared.check_gpu_layers(args, path)
-        yield from run_tests(args, path.stem, path)
+        yield from tests(args, path.stem, path)
     for shape in args.shape:
         with random_model(shape, args.keep) as (name, path):
-            yield from run_tests(args, name, path)
+            yield from tests(args, name, path)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures what the flags request and prints the results.  Returns the exit status.  Raises EngineError."""
     shown = args.output == "md" or sys.stdout.isatty()
-    lines = users.OUTPUTS[args.output](users_of(args)) if args.users else _OUTPUTS[args.output](results_of(args))
+    if args.users:
+        lines = users.OUTPUTS[args.output](results_of(args, run_users))
+    else:
+        lines = _OUTPUTS[args.output](results_of(args, run_tests))
     for line in lines:
         print(printable(line) if shown else line, flush=True)  # a name from a file may hold control characters
     return 0

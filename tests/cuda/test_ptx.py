@@ -67,8 +67,11 @@ for module in pkgutil.walk_packages(engine.cuda.__path__, "engine.cuda."):
 TUNED = (9, 0)
 """The target that every example is compiled for; for other targets only the first example of each kernel is."""
 
-SPILLED_ELSEWHERE = 304
+SPILLED_ELSEWHERE = 256
 """Bytes of registers that may be spilled on older targets: the kernels are designed for the registers of newer ones."""
+
+SPILLED_OLDER = {"attend_tiles": 304}
+"""Bytes that a kernel may spill on older targets in place of that: it looks up where keys lie before it needs them."""
 
 SPILLED_NEWER = 16
 """Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
@@ -467,7 +470,7 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
         if target == TUNED
         else SPILLED_NEWER
         if target > TUNED
-        else SPILLED_ELSEWHERE
+        else SPILLED_OLDER.get(name, SPILLED_ELSEWHERE)
     )
     assert max(map(int, spilled.groups())) <= allowed
 
