@@ -100,16 +100,26 @@ class Generation:
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
         self._turn = threading.RLock()
         self._llm = llm
-        self._sampler = sampler
-        self._max_tokens = max_tokens
         self._stop = [text for text in stop if text]
-        self._ignore_eos = ignore_eos
         self._top_logprobs = top_logprobs
         self._begins_with = begins_with
         self._on_prefill = on_prefill
-        self._speculation = speculation
         self._closing = False
         self._ending = ending
+        #: When the answer was asked for, when its prompt had been read, and the tokens that the cache held.
+        self._started = self._begun = time.perf_counter()
+        self._first: int | None = None
+        room = llm.n_ctx - len(prompt_ids)
+        self._request = Request(
+            prompt_ids,
+            sampler,
+            room if max_tokens < 0 else min(room, max_tokens),
+            speculation,
+            top_logprobs > 0,
+            ends=() if ignore_eos else llm.tokenizer.eog_ids,
+            allowed=llm.tokenizer.beginning_with(begins_with) if begins_with else None,
+            on_prefill=self._prefilled,
+        )
         self._pieces = self._run()
 
     def __iter__(self) -> Iterator[str]:
@@ -203,57 +213,56 @@ class Generation:
             self.text += text
             yield text
 
+    # --- tokens ------------------------------------------------------------------------------------------------
+
+    @property
+    def request(self) -> Request:
+        """What the scheduler computes. A driver submits it and hands its tokens to :meth:`took`, instead of iterating."""
+        return self._request
+
+    def took(self, token: int, logits: np.ndarray) -> bool:
+        """Record the next token of the request, and the logits it was chosen from, float32 [n_vocab] or empty.  Returns
+        whether it has text; if it has none, it ended the answer."""
+        timings, now = self.timings, time.perf_counter()
+        timings.predicted_n += 1
+        timings.predicted_s = now - self._begun
+        if timings.predicted_n == 1:
+            timings.first_token_s = now - self._started
+        if token in self._request.ends:
+            self.finish_reason = "stop"
+            return False
+        self.ids.append(token)
+        if self._top_logprobs:
+            self.logprobs.append(self._logprob(logits, token))
+        return True
+
     def _tokens(self) -> Iterator[int]:
         """One token after another, until one ends the answer."""
-        llm, timings = self._llm, self.timings
-        started = time.perf_counter()
-        begun = started
-        starts: list[int] = []
-
-        def on_prefill(done: int, total: int) -> None:
-            # Counted while the prompt is read, because that may be interrupted.
-            nonlocal begun
-            starts.append(done)
-            timings.cache_n, timings.prompt_n = starts[0], done - starts[0]
-            begun = time.perf_counter()
-            timings.prompt_s = begun - started
-            if self._on_prefill:
-                self._on_prefill(done, total)
-            if self._closing:
-                raise Ended
-
-        room = llm.n_ctx - len(self.prompt_ids)
-        request = Request(
-            self.prompt_ids,
-            self._sampler,
-            room if self._max_tokens < 0 else min(room, self._max_tokens),
-            self._speculation,
-            self._top_logprobs > 0,
-            ends=() if self._ignore_eos else llm.tokenizer.eog_ids,
-            allowed=llm.tokenizer.beginning_with(self._begins_with) if self._begins_with else None,
-            on_prefill=on_prefill,
-        )
-        following = llm.tokens(request)
+        self._started = self._begun = time.perf_counter()
+        following = self._llm.tokens(self._request)
         try:
             for token, logits in following:
-                if self._closing:
+                if self._closing or not self.took(token, logits):
                     return
-                timings.predicted_n += 1
-                timings.predicted_s = time.perf_counter() - begun
-                if timings.predicted_n == 1:
-                    timings.first_token_s = time.perf_counter() - started
-                if token in request.ends:
-                    self.finish_reason = "stop"
-                    return
-                self.ids.append(token)
-                if self._top_logprobs:
-                    self.logprobs.append(self._logprob(logits, token))
                 yield token
             self.finish_reason = "length"
         except Ended:
             return
         finally:
             following.close()
+
+    def _prefilled(self, done: int, total: int) -> None:
+        """Count tokens of the prompt while it is read, because that may be interrupted."""
+        timings = self.timings
+        if self._first is None:
+            timings.cache_n = self._first = done
+        timings.prompt_n = done - self._first
+        self._begun = time.perf_counter()
+        timings.prompt_s = self._begun - self._started
+        if self._on_prefill:
+            self._on_prefill(done, total)
+        if self._closing:
+            raise Ended
 
     def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
         found = logprobs(logits, [token], self._top_logprobs)
