@@ -15,14 +15,11 @@ from engine.checks import function, token_ids
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
 from engine.errors import ContextError, UsageError
-from engine.limits import STEP_ROWS
+from engine.limits import MOST_LOGITS, STEP_ROWS
 from engine.locking import Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import slot_bytes, snapshot_bytes
 from engine.text.tokenizer import Tokenizer
-
-MOST_LOGITS = 128
-"""Rows of a pass that returns the logits of all its rows; few, because a vocabulary is large."""
 
 CLOSED = "this model is closed; open it again with engine.load()."
 

@@ -11,6 +11,7 @@ import numpy as np
 from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, logprobs
+from engine.decode.shown import Piece, Shown
 from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
@@ -100,7 +101,7 @@ class Generation:
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
         self._turn = threading.RLock()
         self._llm = llm
-        self._stop = [text for text in stop if text]
+        self._stop = stop
         self._top_logprobs = top_logprobs
         self._begins_with = begins_with
         self._on_prefill = on_prefill
@@ -188,27 +189,21 @@ class Generation:
 
     def _run(self) -> Generator[str, None, None]:
         """Generate tokens, decode them, and yield the text that may be shown."""
-        decoder = self._llm.tokenizer.stream()
-        held = ""
+        shown = Shown(self._llm.tokenizer, self._stop, begins_with=self._begins_with)
         for token in self._tokens():
-            held += decoder.feed(token)
-            if len(self.ids) == 1:
-                held = held.removeprefix(self._begins_with)
-            cut, safe = _find_stop(held, self._stop)
-            if cut is not None:
+            pieces = shown.feed(token)
+            if shown.stopped:
                 self.finish_reason = "stop"
-                yield from self._show(held[:cut])
+                yield from self._show(pieces)
                 return
-            yield from self._show(held[:safe])
-            held = held[safe:]
-        held += decoder.flush()
-        cut, _ = _find_stop(held, self._stop)
-        if cut is not None:
+            yield from self._show(pieces)
+        pieces = shown.flush()
+        if shown.stopped:
             self.finish_reason = "stop"
-            held = held[:cut]
-        yield from self._show(held)
+        yield from self._show(pieces)
 
-    def _show(self, text: str) -> Iterator[str]:
+    def _show(self, pieces: Sequence[Piece]) -> Iterator[str]:
+        text = "".join(piece.text for piece in pieces)
         if text:
             self.text += text
             yield text
@@ -277,18 +272,3 @@ class Generation:
 
 def _nothing() -> Generator[str, None, None]:
     yield from ()
-
-
-def _find_stop(text: str, stops: Sequence[str]) -> tuple[int | None, int]:
-    """The index at which the first stop text begins (None if there is none), and the length of the part of ``text``
-    that can be shown: all except an end that may become a stop text."""
-    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
-    if found:
-        return min(found), 0
-    safe = len(text)
-    for stop in stops:
-        for n in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:n]):
-                safe = min(safe, len(text) - n)
-                break
-    return None, safe

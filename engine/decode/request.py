@@ -33,12 +33,15 @@ class Request:
         ends: Iterable[int] = (),
         allowed: np.ndarray | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
+        on_logits: Callable[[int, np.ndarray], None] | None = None,
     ) -> None:
         """count: the most tokens to compute after ``ids``.
 
         begun: the first token follows ``ids`` in a step, which reads the last of them, not from the logits of a prompt;
         ends: tokens after which none follows; allowed: the tokens that the first one may be, None: any; on_prefill: called
-        as ``on_prefill(done, total)`` while ``ids`` are read for the first time.
+        as ``on_prefill(done, total)`` while ``ids`` are read for the first time; on_logits: called as ``on_logits(first,
+        logits)`` with the logits after the tokens from index ``first`` on, float32 [n, n_vocab], while ``ids`` are read: all
+        of them are read then, also those that the cache holds.
         """
         #: The tokens before the answer, and those of the answer that were computed before ``run`` began.
         self.known = list(ids)
@@ -51,6 +54,9 @@ class Request:
         self.ends = frozenset(ends)
         self.allowed = allowed
         self.on_prefill = on_prefill
+        self.on_logits = on_logits
+        #: Whether nobody is ready to take further tokens: it keeps its slot, but has no rows.
+        self.paused = False
         #: Computed and not fetched yet.
         self.items: deque[Item] = deque()
         #: The number of tokens that were fetched.
@@ -78,6 +84,11 @@ class Request:
     def reading(self) -> bool:
         """Whether it has a slot whose sequence does not hold its tokens yet."""
         return self.slot is not None and self.run is None and not self.done
+
+    @property
+    def scored(self) -> bool:
+        """Whether the logits after each token of its prompt are wanted, and the prompt has not been read yet."""
+        return self.on_logits is not None and not self.begun
 
     @property
     def target(self) -> list[int]:

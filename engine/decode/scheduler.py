@@ -23,7 +23,7 @@ from engine.decode.groups import next_group
 from engine.decode.pace import Pace
 from engine.decode.request import Item, Request
 from engine.decode.slot import Slot
-from engine.limits import STEP_ROWS
+from engine.limits import MOST_LOGITS, STEP_ROWS
 from engine.locking import Lock
 from engine.models.base import Model
 from engine.speculative.run import Run
@@ -200,6 +200,8 @@ class Scheduler:
 
     def _moves(self, request: Request, wanted: Request | None) -> bool:
         """Whether a request is computed while ``wanted``, or all, are waited for."""
+        if request.paused:
+            return False
         return request.reading or (wanted is None or request is wanted or len(request.items) < AHEAD_TOKENS)
 
     def _idle(self, request: Request, wanted: Request) -> bool:
@@ -232,7 +234,10 @@ class Scheduler:
             if request.begun:
                 # Nothing is left to read if the sequence holds all but the certain token.
                 tokens = np.array(request.known, np.int32)
-            kept = self._reader.rewind(slot, tokens)
+            if request.scored:
+                slot.clear()  # the logits of tokens that the cache holds are not kept
+                self._reader.settled(slot)
+            kept = 0 if request.scored else self._reader.rewind(slot, tokens)
             request.stops = slot.stops(tokens, kept)
             if kept in request.stops:
                 slot.save(kept)
@@ -259,9 +264,12 @@ class Scheduler:
             logits = np.empty((0, 0), np.float32)
             if first < total:
                 part = self._part(request, first, total)
-                n_logits = int(first + part == total and not request.begun)
+                n_logits = part if request.scored else int(first + part == total and not request.begun)
                 logits = reader.read_part(slot, target[first : first + part], n_logits, request.stops)
                 self._pace.read(part)
+                if request.scored:
+                    self._score(request, first, logits)
+                    logits = logits[-1:]
                 first += part
             if first < total:
                 return
@@ -276,9 +284,20 @@ class Scheduler:
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = request.stops if self._reader.slot_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
+        if request.scored:
+            left = min(left, MOST_LOGITS)
         if any(r.run is not None for r in self._active):
             return self._pace.part(left, self._model.ops.max_rows)
         return self._model.ops.next_rows(left)
+
+    def _score(self, request: Request, first: int, logits: np.ndarray) -> None:
+        """Report the logits after tokens of a prompt."""
+        assert request.on_logits is not None
+        try:
+            with self._reader.reserved("on_logits"):
+                request.on_logits(first, logits)
+        except Exception as error:
+            self._fail(request, error)
 
     def _tell(self, request: Request, done: int) -> None:
         """Report how much of a prompt has been read."""

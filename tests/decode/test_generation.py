@@ -1,6 +1,7 @@
 """Answers: what is shown, when they end, what is remembered, and that none of it depends on the path taken."""
 
 import gc
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine
-from engine.decode.generation import _find_stop
+from engine.decode.shown import Shown
 from engine.errors import ContextError, UsageError
+from engine.text.tokenizer import Tokenizer
+from tests import vocabularies
 
 PROMPT = "def add(a, b):\n    "
 
@@ -80,26 +83,32 @@ def test_stop_text_is_not_shown(llm: engine.LLM) -> None:
     assert answer.finish_reason == "stop"
 
 
-@given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3), st.data())
+@cache
+def marked_tokenizer() -> Tokenizer:
+    return vocabularies.made(vocabularies.bpe_metadata(["a b"], {"<s>": vocabularies.USER}))
+
+
+@given(st.lists(st.text("ab<s", min_size=1, max_size=4), max_size=3), st.data())
 @settings(deadline=None)
-def test_held_back_text_never_shows_a_stop(text: str, stops: list[str], data: st.DataObject) -> None:
-    """Fed in any pieces, the shown text ends where the first stop text is complete, without the stop text."""
-    shown, held, at = "", "", 0
-    while at < len(text):
-        n = data.draw(st.integers(1, 3))
-        held += text[at : at + n]
-        at += n
-        cut, safe = _find_stop(held, stops)
-        if cut is not None:
-            shown += held[:cut]
+def test_held_back_text_never_shows_a_stop(stops: list[str], data: st.DataObject) -> None:
+    """Fed in any tokens, some of them special, the shown text ends before the first stop text that is complete."""
+    tokenizer = marked_tokenizer()
+    texts = data.draw(st.lists(st.sampled_from(["a", "b", "ab", "<", "s", "<s>"]), max_size=20))
+    tokens = [tokenizer.vocabulary.index[text] for text in texts]
+    own, pieces, whole = Shown(tokenizer, stops), [], ""
+    for token, text in zip(tokens, texts, strict=True):
+        whole += text
+        pieces += own.feed(token)
+        if any(stop in whole for stop in stops):
             break
-        shown, held = shown + held[:safe], held[safe:]
-    else:
-        assert not any(stop in text for stop in stops)
-        shown += held
-        assert shown == text
-    assert text.startswith(shown)
+    stopped = own.stopped
+    pieces += own.flush()
+    shown = "".join(piece.text for piece in pieces)
+    assert all(piece.text == "<s>" for piece in pieces if piece.special)
+    assert bool(stopped) == any(stop in whole for stop in stops)
+    assert whole.startswith(shown + stopped)
     assert not any(stop in shown for stop in stops)
+    assert stopped or (shown == whole and sum(piece.special for piece in pieces) == texts.count("<s>"))
 
 
 def test_closing_early_keeps_the_model_usable(llm: engine.LLM) -> None:
