@@ -1,0 +1,1 @@
+"""The server: HTTP interfaces over the engine."""

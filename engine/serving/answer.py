@@ -1,0 +1,247 @@
+"""One answer of the server: the tokens of a driver, as events that an interface writes down."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from engine.decode.sampler import logprobs
+from engine.decode.shown import Piece, Shown
+from engine.decode.token_logprob import TokenLogprob
+from engine.serving.driver import Driver, Listener, News
+from engine.serving.formats.events import CallBegin, Event, Reasoning
+from engine.serving.formats.parser import Parser
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+MERGED = 16
+"""Tokens that wait for a slow client before they are sent together; up to then each is sent by itself."""
+
+
+@dataclass
+class Ask:
+    """What is asked of a model.
+
+    prompt: token ids; options: keyword arguments of ``LLM.generate``; n: the number of answers; parser: makes what finds
+    thoughts and calls in an answer; logprobs: how many of the most probable tokens to report per token, None: nothing;
+    scored: report the log-probabilities of the prompt, too.
+    """
+
+    prompt: list[int]
+    parser: Callable[[], Parser]
+    options: dict[str, Any] = field(default_factory=dict)
+    n: int = 1
+    logprobs: int | None = None
+    scored: bool = False
+    stop: Sequence[str] = ()
+
+
+class Delta(NamedTuple):
+    """What an answer says next: events, the tokens that they come from, and their log-probabilities if asked for."""
+
+    events: list[Event]
+    ids: list[int]
+    logprobs: list[TokenLogprob]
+
+
+class Answer(Listener):
+    """An answer that is being computed.  Iterate over it once to get its deltas; then read how it ended.
+
+    Attributes
+    ----------
+    finish_reason : str
+        "stop", "length" or "tool_calls"; "" before the end.
+    stop_text : str
+        The stop text that ended it, "" if none did.
+    prompt_scores : list of TokenLogprob or None
+        The log-probabilities of the tokens of the prompt from the second on, if they were asked for.
+    generation : Generation
+        Its tokens and timings.
+    """
+
+    def __init__(self, llm: "LLM", driver: Driver, ask: Ask, index: int, backlog: int) -> None:
+        options = dict(ask.options)
+        if index and options.get("seed", -1) >= 0:
+            options["seed"] = (options["seed"] + index) % 2**64
+        top = 0 if ask.logprobs is None else max(1, ask.logprobs)
+        self.generation = llm.generate(ask.prompt, logprobs=top, **options)
+        self.index = index
+        self.finish_reason = ""
+        self.stop_text = ""
+        self.prompt_scores: list[TokenLogprob] | None = None
+        self.error: Exception | None = None
+        self.created = time.monotonic()
+        #: When its first and its latest token arrived.
+        self.first_token = self.latest_token = 0.0
+        self._llm = llm
+        self._driver = driver
+        self._backlog = backlog
+        self._parser = ask.parser()
+        self._shown = Shown(llm.tokenizer, ask.stop, control=True)
+        self._controls = self._parser.tags
+        self._tokens: deque[int] = deque()
+        self._taken = 0
+        self._called = False
+        self._with_logprobs = ask.logprobs is not None
+        #: Tokens of thoughts so far.
+        self.n_reasoning = 0
+        #: Called once, when the answer has ended for whatever reason.
+        self.on_end: Callable[[Answer], None] | None = None
+        self._over = False
+        self._news = asyncio.Event()
+        if ask.scored:
+            self.prompt_scores = []
+            self.generation.request.on_logits = _Scores(llm, ask.prompt, ask.logprobs or 0, self.prompt_scores)
+        driver.submit(self)
+
+    # --- from the driver -------------------------------------------------------------------------------------------
+
+    def receive(self, news: News) -> None:
+        """Take note of what a round has brought."""
+        if news.tokens:
+            self.latest_token = time.monotonic()
+            self.first_token = self.first_token or self.latest_token
+            self._tokens += news.tokens
+            if len(self._tokens) > self._backlog:
+                self._driver.pause(self.generation.request)
+        self._over = self._over or news.done
+        self.error = self.error or news.error
+        self._news.set()
+
+    # --- for an interface ------------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """The deltas, one per token unless the client is slow.  Raises what ended the answer, if that was an error.  Ends the
+        answer if it is left early."""
+        try:
+            while True:
+                while self._tokens:
+                    yield self._next()
+                    if self.finish_reason:
+                        return
+                if self._over:
+                    break
+                self._news.clear()
+                await self._news.wait()
+            if self.error is not None:
+                raise self.error
+            yield self._last()
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Compute no further token.  Has no effect at the end."""
+        if not self._over:
+            self._driver.cancel(self.generation.request)
+        ended, self.on_end = self.on_end, None
+        if ended is not None:
+            ended(self)
+
+    def _next(self) -> Delta:
+        n = 1 if len(self._tokens) < MERGED else len(self._tokens)
+        ids = [self._tokens.popleft() for _ in range(n)]
+        request = self.generation.request
+        if request.paused and len(self._tokens) < self._backlog // 2:
+            self._driver.proceed(request)
+        events: list[Event] = []
+        for i, token in enumerate(ids):
+            new = self._parsed(self._shown.feed(token))
+            self.n_reasoning += any(isinstance(event, Reasoning) for event in new)
+            events += new
+            if self._shown.stopped:
+                ids = ids[: i + 1]
+                break
+        delta = self._delta(events, ids)
+        if self._shown.stopped:
+            self.stop_text = self._shown.stopped
+            rest = self._end("stop")
+            return delta._replace(events=delta.events + rest)
+        return delta
+
+    def _last(self) -> Delta:
+        events = self._parsed(self._shown.flush())
+        self.stop_text = self._shown.stopped
+        reason = "stop" if self.stop_text else self.generation.finish_reason or "length"
+        return self._delta(events + self._end(reason), [])
+
+    def _end(self, reason: str) -> list[Event]:
+        events = self._parser.finish()
+        self._note(events)
+        self.finish_reason = "tool_calls" if self._called and reason == "stop" else reason
+        return events
+
+    def _parsed(self, pieces: Sequence[Piece]) -> list[Event]:
+        events: list[Event] = []
+        for text, special in pieces:
+            # Other control tokens are no text.
+            if not special or text in self._controls or not self._is_control(text):
+                events += self._parser.feed(text, special)
+        self._note(events)
+        return events
+
+    def _note(self, events: Sequence[Event]) -> None:
+        self._called = self._called or any(isinstance(event, CallBegin) for event in events)
+
+    def _is_control(self, text: str) -> bool:
+        tokenizer = self._llm.tokenizer
+        id = tokenizer.token_id(text)
+        return id is not None and not tokenizer.token_bytes(id)
+
+    def _delta(self, events: list[Event], ids: list[int]) -> Delta:
+        first, self._taken = self._taken, self._taken + len(ids)
+        return Delta(events, ids, self.generation.logprobs[first : self._taken] if self._with_logprobs else [])
+
+    # --- usage -----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.generation.prompt_ids)
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that were not read again."""
+        return self.generation.timings.cache_n
+
+    @property
+    def n_completion(self) -> int:
+        """Tokens of the answer that were sent, with the one that ended it."""
+        ended = self.generation.finish_reason == "stop" and not self.stop_text
+        return self._taken + int(ended)
+
+
+class _Scores:
+    """Log-probabilities of the tokens of a prompt, from the logits after the tokens before them."""
+
+    def __init__(self, llm: "LLM", prompt: Sequence[int], top: int, scores: list[TokenLogprob]) -> None:
+        self._llm = llm
+        self._prompt = np.array(prompt, np.int64)
+        self._top = top
+        self._scores = scores
+
+    def __call__(self, first: int, logits: np.ndarray) -> None:
+        del self._scores[first:]  # a prompt is read again if its answer gave way to others
+        tokenizer = self._llm.tokenizer
+
+        def entry(id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, top)
+
+        for row, token in zip(logits, self._prompt[first + 1 :].tolist(), strict=False):
+            found = logprobs(row, [token], self._top)
+            top = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
+            self._scores.append(entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in top)))
+
+
+def usage(answers: Sequence[Answer]) -> Mapping[str, int]:
+    """Tokens of the prompt, those that the cache held, and those of all answers."""
+    first = answers[0]
+    return {
+        "prompt": first.n_prompt,
+        "cached": first.n_cached,
+        "completion": sum(answer.n_completion for answer in answers),
+    }

@@ -1,0 +1,112 @@
+"""The server as an ASGI application."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from engine.serving.errors import Refusal, refusal_of
+from engine.serving.guard import Guard
+from engine.serving.limits import Limits
+from engine.serving.openai.chat import chat_completions
+from engine.serving.openai.shapes import error_response
+from engine.serving.served import Models, Spec
+from engine.serving.state import State
+from engine.serving.streams import Disconnected
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request], Awaitable[Response]]
+Shape = Callable[[Refusal], Response]
+
+
+def app(
+    specs: Sequence[Spec],
+    *,
+    limits: Limits | None = None,
+    keys: Sequence[str] = (),
+    local: bool = True,
+    models_max: int = 4,
+    preload: bool = True,
+) -> ASGIApp:
+    """The server as an ASGI application, for uvicorn or another program that serves one.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        The models; the first one answers requests that name none.
+    limits : Limits, optional
+        The most that a client may ask for.
+    keys : sequence of str
+        API keys, one of which every request but those to ``/health`` must have; none: no key is needed.
+    local : bool
+        Answer only requests whose Host header stands for this machine. Give False if the server listens on an address that
+        others reach.
+    models_max : int
+        The most models that are open at the same time.
+    preload : bool
+        Open the first model when the application starts, instead of with the first request.
+
+    Returns
+    -------
+    ASGI application
+        ``app.state.server`` of its inner application holds the models.
+    """
+    limits = limits or Limits()
+    state = State(Models(specs, limits, models_max), limits)
+
+    @asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[None]:
+        if preload:
+            await state.models.load(state.models.find(None))
+        yield
+        await state.models.close()
+
+    handlers = {HTTPException: _http_error, Refusal: _refused}
+    inner = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
+    inner.state.server = state
+    inner.router.redirect_slashes = False
+    guarded = Guard(inner, keys, local)
+    guarded.state = state
+    return guarded
+
+
+def routes() -> list[Route]:
+    """All routes."""
+    return [
+        Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
+    ]
+
+
+def answered(handler: Handler, shape: Shape) -> Handler:
+    """A handler whose errors have the shape of its interface."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Disconnected:
+            return Response(status_code=499)
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal.status == 500:
+                log.exception("a request failed")
+            return shape(refusal)
+
+    return handle
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 405:
+        return error_response(Refusal(f"{request.scope['path'][:80]} does not answer {request.method}.", 405))
+    problem = f"there is no {request.scope['path'][:80]} here; /v1/chat/completions answers conversations."
+    return error_response(Refusal(problem, 404 if error.status_code == 404 else error.status_code))
+
+
+async def _refused(request: Request, error: Refusal) -> Response:
+    return error_response(error)

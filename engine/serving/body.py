@@ -1,0 +1,83 @@
+"""Bodies of requests: bounded in bytes, time and nesting, and parsed away from the event loop if they are large."""
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+
+SMALL = 16 << 10
+"""Bytes of a body that is parsed at once; a thread takes longer to start."""
+
+
+async def read_fields(request: Request, limits: Limits) -> Fields:
+    """The body of a request, which must be a JSON object."""
+    data = await read_body(request, limits)
+    values = parse(data, limits) if len(data) <= SMALL else await asyncio.to_thread(parse, data, limits)
+    return Fields(values)
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The bytes of a body.  Raises Refusal if there are too many, or if they take too long to arrive."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # A form of another web site can send any other type without asking first.
+        raise Refusal("send JSON, with the header Content-Type: application/json.", 415)
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > limits.body_bytes:
+        raise _too_large(limits)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.body_bytes:
+                    raise _too_large(limits)
+                parts.append(part)
+    except TimeoutError:
+        problem = f"the body did not arrive within {limits.body_seconds:g} seconds (--body-seconds); send it faster."
+        raise Refusal(problem, 408) from None
+    except ClientDisconnect:
+        raise asyncio.CancelledError from None
+    return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> Refusal:
+    return Refusal(f"the body exceeds {limits.body_bytes} bytes, the limit of this server (--body-bytes).", 413)
+
+
+def parse(data: bytes, limits: Limits) -> Any:
+    """The value of a JSON text.  Raises Refusal if it is none, or nested too deeply."""
+    try:
+        value = json.loads(data.decode("utf-8"), parse_constant=_constant)
+    except UnicodeDecodeError:
+        raise Refusal("the body is not UTF-8; send JSON in UTF-8.") from None
+    except RecursionError:
+        raise _too_deep(limits) from None
+    except ValueError as error:
+        raise Refusal(f"the body is not JSON: {error}.") from None
+    level = [value]
+    for _ in range(limits.json_depth):
+        level = [item for each in level for item in _within(each)]
+        if not level:
+            return value
+    raise _too_deep(limits)
+
+
+def _within(value: Any) -> list[Any]:
+    """The lists and objects in a list or an object."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in items if isinstance(item, (dict, list))]
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _too_deep(limits: Limits) -> Refusal:
+    return Refusal(f"the body is nested more than {limits.json_depth} deep, the limit of this server (--json-depth).")

@@ -1,0 +1,137 @@
+"""Conversations: from the messages of a request to the token ids of a prompt, and the parser of the answer.
+
+Every interface converts its messages to those of OpenAI's chat first, and this converts them to what chat templates expect.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.errors import TemplateError
+from engine.llm import LLM
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.formats import make_parser
+from engine.serving.formats.parser import Parser
+from engine.serving.limits import Limits
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+"""The roles of messages."""
+
+Message = dict[str, Any]
+"""A message as a chat template expects it."""
+
+
+class Prompt(NamedTuple):
+    """The token ids of a conversation, and what makes a parser of its answer."""
+
+    ids: list[int]
+    parser: Callable[[], Parser]
+
+
+def read_messages(fields: Fields, limits: Limits) -> list[Message]:
+    """The messages of an OpenAI chat."""
+    messages = [_message(each) for each in fields.objects("messages", limits.messages, "--messages")]
+    if not messages:
+        raise fields.refuse("messages", "is empty: give at least one message", "missing_required_parameter")
+    return messages
+
+
+def _message(fields: Fields) -> Message:
+    role = fields.required_text("role")
+    if role not in ROLES:
+        raise fields.refuse("role", f"must be one of {', '.join(ROLES)}, not {role[:40]!r}")
+    message: Message = {"role": "system" if role == "developer" else "tool" if role == "function" else role}
+    message["content"] = _content(fields)
+    thought = fields.text("reasoning_content") or fields.text("reasoning")
+    if thought:
+        message["reasoning_content"] = thought
+    for name in ("name", "tool_call_id"):
+        if (value := fields.text(name)) is not None:
+            message[name] = value
+    if calls := [_call(call) for call in fields.objects("tool_calls", 1024, "at most 1024")]:
+        message["tool_calls"] = calls
+    fields.ignore("refusal", "audio", "annotations", "function_call", "cache_control")
+    return message
+
+
+def _content(fields: Fields) -> str:
+    """The text of a message: a text, or a list of parts that are texts."""
+    value = fields.get("content")
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts: list[str] = []
+    for part in fields.objects("content", 65536, "at most 65536"):
+        kind = part.text("type", "text")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise part.refuse("type", f"is {kind[:40]!r}, and this server reads text only: send text parts")
+        parts.append(part.text("refusal" if kind == "refusal" else "text", ""))
+    return "".join(parts)
+
+
+def _call(fields: Fields) -> Mapping[str, Any]:
+    function = fields.object("function")
+    if function is None:
+        raise fields.refuse("function", "is missing: give the name and the arguments of the call")
+    name, arguments = function.required_text("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        # Templates write the arguments out one by one, so they need the object that the text stands for.
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise function.refuse("arguments", "must be the JSON text of an object") from None
+    if arguments is not None and not isinstance(arguments, dict):
+        raise function.refuse("arguments", "must be the JSON text of an object")
+    return {"type": "function", "id": fields.text("id"), "function": {"name": name, "arguments": arguments or {}}}
+
+
+def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
+    """The functions among the tools of an OpenAI chat.  Tools of other types belong to a service and are left out."""
+    tools: list[Mapping[str, Any]] = []
+    for tool in fields.objects("tools", limits.tools, "--tools"):
+        if tool.required_text("type") != "function":
+            continue
+        function = tool.object("function") or tool
+        name = function.required_text("name")
+        parameters = dict(function.mapping("parameters"))
+        described = {"name": name, "description": function.text("description", ""), "parameters": parameters}
+        function.ignore("strict")
+        tools.append({"type": "function", "function": described})
+    return tools
+
+
+def prompt_of(
+    llm: LLM,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    values: Mapping[str, Any] | None = None,
+    *,
+    continue_final: bool = False,
+) -> Prompt:
+    """The prompt of a conversation.  Takes a while: call it in a thread.
+
+    values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, of the assistant,
+    is the beginning of the answer.
+    """
+    template = llm.chat_template
+    if template is None:
+        raise Refusal("this model has no chat template; use /v1/completions with a text.", param="messages")
+    extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
+    for name in ("messages", "self", "known", "add_generation_prompt"):
+        extra.pop(name, None)
+    beginning = ""
+    if continue_final:
+        *messages, last = messages
+        beginning = last["content"]
+    try:
+        ids = template.encode(messages, **extra)
+        text = template.render(messages, **extra)
+    except TemplateError as error:
+        raise Refusal(f"{error}.".replace("..", "."), param="messages") from None
+    if beginning:
+        ids = ids + llm.tokenizer.encode(beginning, add_special=False)
+
+    def parser() -> Parser:
+        return make_parser(template.source, llm.tokenizer, tools, text)
+
+    return Prompt(ids, parser)

@@ -1,0 +1,174 @@
+"""The thread that computes the answers of one model, for an event loop."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from engine.decode.generation import Generation
+from engine.decode.request import Request
+from engine.errors import DeviceError, EngineError
+from engine.llm import LLM
+
+log = logging.getLogger(__name__)
+
+
+class News(NamedTuple):
+    """What a round has brought an answer: tokens that have text, and whether it is over, and why if that was an error."""
+
+    listener: "Listener"
+    tokens: list[int]
+    done: bool
+    error: Exception | None
+
+
+class Listener:
+    """Receives the tokens of an answer in the event loop."""
+
+    generation: Generation
+
+    def receive(self, news: News) -> None:
+        """Take note of what a round has brought."""
+        raise NotImplementedError
+
+
+class Driver:
+    """Computes passes as long as there are answers, and hands their tokens to an event loop, once per round.
+
+    Only its thread uses the scheduler.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
+    and :meth:`proceed`, none of which waits: a round takes notice when it begins.
+
+    Attributes: ``n_running`` and ``n_waiting`` answers; ``moved``: when the latest round began, of ``time.monotonic``;
+    ``failed``: the error of the device that ended the thread.
+    """
+
+    def __init__(self, llm: LLM, loop: asyncio.AbstractEventLoop) -> None:
+        self.llm = llm
+        self.moved = time.monotonic()
+        self.failed: DeviceError | None = None
+        self._loop = loop
+        self._listeners: dict[Request, Listener] = {}
+        self._inbox: deque[Listener] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
+        self._thread.start()
+
+    # --- for the event loop ----------------------------------------------------------------------------------------
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers that are computed or wait."""
+        return len(self._listeners) + len(self._inbox)
+
+    @property
+    def n_running(self) -> int:
+        """The number of answers that are computed."""
+        return sum(request.slot is not None for request in tuple(self._listeners))
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of answers that have not begun."""
+        return self.n_answers - self.n_running
+
+    def submit(self, listener: Listener) -> None:
+        """Compute an answer."""
+        self._inbox.append(listener)
+        self._wake.set()
+
+    def cancel(self, request: Request) -> None:
+        """Compute no further token of an answer: it leaves before the next pass begins."""
+        request.closing = True
+        self._wake.set()
+
+    def pause(self, request: Request) -> None:
+        """Compute no token of an answer until :meth:`proceed`."""
+        request.paused = True
+
+    def proceed(self, request: Request) -> None:
+        """Continue a paused answer."""
+        request.paused = False
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread, and with it every answer.  Waits for the round in progress."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.clear()
+            self.moved = time.monotonic()
+            try:
+                self._submit()
+                self.llm.scheduler.step()
+            except DeviceError as error:
+                # Its memory may hold anything: no later answer could be trusted.
+                log.error("%s", error)
+                self.failed = error
+                self._end(error)
+                return
+            except Exception as error:
+                log.exception("a round failed")
+                self._end(error)
+                self.llm.scheduler.interrupt()
+            self._hand_out()
+            if not any(self._moves(request) for request in self._listeners) and not self._inbox:
+                self._wake.wait()
+        self._end(EngineError("the server is shutting down; send the request again later."))
+
+    @staticmethod
+    def _moves(request: Request) -> bool:
+        return request.closing or not request.paused
+
+    def _submit(self) -> None:
+        while self._inbox:
+            listener = self._inbox.popleft()
+            request = listener.generation.request
+            self._listeners[request] = listener
+            if request.speculation is not None:
+                with self.llm.lock:
+                    self.llm.model.ops.expect_drafts()
+            self.llm.scheduler.submit(request)
+
+    def _hand_out(self) -> None:
+        """Give the tokens of this round to the event loop."""
+        news = [each for request in list(self._listeners) if (each := self._news(request)) is not None]
+        if news:
+            self._loop.call_soon_threadsafe(_deliver, news)
+
+    def _news(self, request: Request) -> News | None:
+        listener, tokens = self._listeners[request], []
+        while request.items:
+            token, logits = request.items.popleft()
+            request.fetched += 1
+            if listener.generation.took(token, logits):
+                tokens.append(token)
+        if not tokens and not request.done:
+            return None
+        error = request.error
+        if request.done:
+            del self._listeners[request]
+        return News(listener, tokens, request.done, error if isinstance(error, Exception) else None)
+
+    def _end(self, error: Exception) -> None:
+        """End every answer."""
+        news = []
+        for request, listener in self._listeners.items():
+            request.closing = True
+            news.append(News(listener, [], True, error))
+        self._listeners.clear()
+        while self._inbox:
+            news.append(News(self._inbox.popleft(), [], True, error))
+        if news and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_deliver, news)
+
+
+def _deliver(news: list[News]) -> None:
+    for each in news:
+        each.listener.receive(each)

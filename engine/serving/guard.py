@@ -1,0 +1,99 @@
+"""What every request passes first: the host, the key, and a line in the log when it is done.
+
+It looks at ``scope["path"]`` and the raw headers only.  The URL of a request is built from its Host header, which a client
+chooses (CVE-2026-48710).
+"""
+
+import hmac
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.serving.errors import Refusal
+
+log = logging.getLogger("engine.serving.access")
+
+OPEN = ("/health", "/v1/health")
+"""The paths that need no key."""
+
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+_PORT = re.compile(r":\d{1,5}$")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or a name stands for this machine only."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    keys: those that are accepted, none: no key is needed; local: only hosts that stand for this machine are accepted, which
+    keeps the pages of other web sites out (DNS rebinding).
+    """
+
+    def __init__(self, inner: ASGIApp, keys: Sequence[str], local: bool) -> None:
+        self._inner = inner
+        self._keys = [key.encode() for key in keys]
+        self._local = local
+        self.state: object = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            raise RuntimeError("this server speaks HTTP only")
+        begun, status = time.monotonic(), 499  # 499: the client left before the answer began
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        notes: dict[str, object] = scope.setdefault("state", {}).setdefault("notes", {})
+        scope["state"]["request_id"] = request_id
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            refusal = self._refusal(scope, headers)
+            if refusal is not None:
+                error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
+                response = JSONResponse({"error": error}, refusal.status, refusal.headers())
+                await response(scope, receive, answer)
+            else:
+                await self._inner(scope, receive, answer)
+        finally:
+            if scope["path"] not in OPEN:
+                more = "".join(f" {name}={value}" for name, value in notes.items())
+                milliseconds = 1e3 * (time.monotonic() - begun)
+                # A path may hold anything; what could end the line is written as an escape.
+                path = scope["path"][:200].encode("unicode_escape").decode()
+                log.info("%s %s %d %.1f ms id=%s%s", scope["method"], path, status, milliseconds, request_id, more)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self._local and not is_loopback(_PORT.sub("", host)):
+            return Refusal("this server answers requests to this machine only; use localhost as the host.", 403)
+        if self._keys and scope["path"] not in OPEN and not self._knows(headers):
+            problem = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key."
+            return Refusal(problem, 401, code="invalid_api_key")
+        return None
+
+    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        given = [headers.get(b"x-api-key", b""), bearer.strip() if scheme.lower() == b"bearer" else b""]
+        # Each is compared, so that the time says nothing.
+        return any([hmac.compare_digest(key, one) for key in self._keys for one in given])

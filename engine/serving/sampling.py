@@ -1,0 +1,57 @@
+"""The parameters of sampling in a request, as keyword arguments of ``LLM.generate``."""
+
+from typing import Any
+
+from engine.llm import LLM
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+
+DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""OpenAI's defaults: tokens are drawn from the probabilities of the model.  The metadata of a model changes nothing."""
+
+
+def read_options(fields: Fields, llm: LLM, limits: Limits) -> dict[str, Any]:
+    """The parameters under the names of OpenAI and of vLLM's extensions."""
+    options: dict[str, Any] = {
+        "temperature": fields.number("temperature", DEFAULTS["temperature"], 0, 2),
+        "top_p": fields.number("top_p", DEFAULTS["top_p"], 0, 1),
+        "top_k": max(0, fields.whole("top_k", int(DEFAULTS["top_k"]), -1)),
+        "min_p": fields.number("min_p", DEFAULTS["min_p"], 0, 1),
+        "typical_p": fields.number("typical_p", 1.0, 0, 1),
+        "presence_penalty": fields.number("presence_penalty", 0.0, -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", 0.0, -2, 2),
+        "repeat_penalty": fields.number("repetition_penalty", fields.number("repeat_penalty", 1.0, 0.01, 10), 0.01, 10),
+        "ignore_eos": fields.flag("ignore_eos", False),
+        "seed": fields.whole("seed", -1, -(2**63), 2**64 - 1),
+        "logit_bias": read_bias(fields, llm, limits),
+    }
+    if options["seed"] < -1:
+        options["seed"] += 2**64
+    return options
+
+
+def read_bias(fields: Fields, llm: LLM, limits: Limits) -> dict[int, float]:
+    """Token ids and what is added to their logits, -100 and less: never."""
+    given = fields.mapping("logit_bias")
+    if len(given) > limits.logit_bias:
+        problem = f"has {len(given)} entries and this server accepts {limits.logit_bias} (--logit-bias)"
+        raise fields.refuse("logit_bias", problem)
+    bias: dict[int, float] = {}
+    own = Fields(dict(given), fields.name("logit_bias"))
+    for name in given:
+        if not name.isascii() or not name.isdigit() or not int(name) < llm.config.n_vocab:
+            raise own.refuse(name[:40], f"is no token id of this model: ids are 0 to {llm.config.n_vocab - 1}")
+        value = own.number(name, 0.0, -100, 100)
+        bias[int(name)] = float("-inf") if value <= -100 else value
+    return bias
+
+
+def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
+    """The stop texts."""
+    return [text for text in fields.texts(name, limits.stop, "--stop") if text]
+
+
+def clamped(most: int | None, llm: LLM, n_prompt: int) -> int:
+    """``max_tokens`` of an answer: no more than the context has room for; None: as many."""
+    room = max(0, llm.n_ctx - n_prompt)
+    return room if most is None else min(most, room)

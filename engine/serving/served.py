@@ -1,0 +1,203 @@
+"""The models of a server: opened when they are asked for, closed when their memory is wanted."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from engine import state
+from engine.errors import ContextError, DeviceError, EngineError
+from engine.serving.answer import Answer, Ask
+from engine.serving.driver import Driver
+from engine.serving.errors import Refusal
+from engine.serving.limits import Limits
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+log = logging.getLogger(__name__)
+
+
+class Status(StrEnum):
+    """The state of a model, in llama-server's words."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+@dataclass
+class Spec:
+    """A model that a server offers: its name, other names for it, what opens it, and when the file was made."""
+
+    name: str
+    open: Callable[[], "LLM"]
+    aliases: Sequence[str] = ()
+    path: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Served:
+    """An open model with the thread that computes its answers."""
+
+    def __init__(self, name: str, llm: "LLM", loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+        self.name = name
+        self.llm = llm
+        self.driver = Driver(llm, loop)
+        self.limits = limits
+
+    def answers(self, ask: Ask) -> list[Answer]:
+        """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
+        if self.driver.failed is not None:
+            raise Refusal(str(self.driver.failed), 503, retry_after=60)
+        if self.driver.n_waiting + ask.n > self.limits.queue + len(self.llm.slots):
+            problem = f"{self.driver.n_waiting} requests wait and this server lets {self.limits.queue} wait (--queue); try later."
+            raise Refusal(problem, 503, retry_after=self.seconds_to_wait())
+        return [Answer(self.llm, self.driver, ask, i, self.limits.backlog) for i in range(ask.n)]
+
+    def seconds_to_wait(self) -> int:
+        """A guess of the time until a place in the queue is free."""
+        return max(1, min(60, self.driver.n_waiting // max(1, len(self.llm.slots))))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies everything that an answer depends on besides the request: the weights, the types of the cache, the chat
+        template and the arithmetic."""
+        llm = self.llm
+        template = llm.chat_template.source if llm.chat_template is not None else ""
+        parts = state.identity(llm.model.gguf, llm.config, llm.cache), template
+        return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def close(self) -> None:
+        """End its answers and free its memory."""
+        self.driver.close()
+        self.llm.close()
+
+
+class Entry:
+    """A model of the list: what opens it, and its state."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.status = Status.UNLOADED
+        self.problem = ""
+        self.served: Served | None = None
+        self.users = 0
+        self.used = 0.0
+        self.lock = asyncio.Lock()
+
+
+class Models:
+    """The models of a server, by name.  The first one answers requests that name none."""
+
+    def __init__(self, specs: Sequence[Spec], limits: Limits, most: int) -> None:
+        """most: the number of models that are open at the same time."""
+        self.entries = {spec.name: Entry(spec) for spec in specs}
+        self._names = {name: spec.name for spec in specs for name in (*spec.aliases, spec.name)}
+        self._limits = limits
+        self._most = most
+
+    def find(self, name: str | None) -> Entry:
+        """The model of a name; None or "": the first.  Raises Refusal."""
+        if not name:
+            return next(iter(self.entries.values()))
+        if name not in self._names:
+            known = ", ".join(self.entries)
+            raise Refusal(f"there is no model {name!r:.80}; this server has {known}.", 404, "model", "model_not_found")
+        return self.entries[self._names[name]]
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[Served]:
+        """A model, opened if necessary, and kept open meanwhile."""
+        entry = self.find(name)
+        entry.users += 1
+        try:
+            yield await self.load(entry)
+        finally:
+            entry.users -= 1
+            entry.used = time.monotonic()
+
+    async def load(self, entry: Entry) -> Served:
+        """Open a model, unless it is open; models that nobody uses are closed if there are too many, or too little memory."""
+        if entry.served is not None and entry.served.driver.failed is None:
+            return entry.served
+        async with entry.lock:
+            if entry.served is None:
+                entry.status, entry.problem = Status.LOADING, ""
+                try:
+                    entry.served = await self._opened(entry)
+                    entry.status = Status.LOADED
+                except EngineError as error:
+                    entry.status, entry.problem = Status.FAILED, str(error)
+                    raise Refusal(f"the model {entry.spec.name} cannot be opened: {error}", 503, retry_after=60) from error
+                finally:
+                    if entry.status is Status.LOADING:
+                        entry.status = Status.UNLOADED
+            return entry.served
+
+    async def _opened(self, entry: Entry) -> Served:
+        while sum(other.served is not None for other in self.entries.values()) >= self._most:
+            if not await self._make_room(entry):
+                problem = f"{self._most} models are in use and this server opens no more (--models-max); try later."
+                raise Refusal(problem, 503, retry_after=10)
+        while True:
+            try:
+                llm = await asyncio.to_thread(entry.spec.open)
+            except (DeviceError, ContextError):
+                if not await self._make_room(entry):
+                    raise
+                continue
+            log.info("%s is open", entry.spec.name)
+            return Served(entry.spec.name, llm, asyncio.get_running_loop(), self._limits)
+
+    async def _make_room(self, wanting: Entry) -> bool:
+        """Close the model that was used least recently, of those that nobody uses; returns whether there was one."""
+        idle = [e for e in self.entries.values() if e is not wanting and e.served is not None and not e.users]
+        if not idle:
+            return False
+        await self.unload(min(idle, key=lambda entry: entry.used))
+        return True
+
+    async def unload(self, entry: Entry) -> None:
+        """Close a model; its answers end."""
+        async with entry.lock:
+            served, entry.served, entry.status = entry.served, None, Status.UNLOADED
+            if served is not None:
+                await asyncio.to_thread(served.close)
+                log.info("%s is closed", entry.spec.name)
+
+    async def close(self) -> None:
+        """Close all models."""
+        for entry in self.entries.values():
+            await self.unload(entry)
+
+    def described(self) -> list[Mapping[str, Any]]:
+        """The models, as OpenAI lists them, with the fields that llama-server and vLLM add."""
+        return [_described(entry) for entry in self.entries.values()]
+
+
+def _described(entry: Entry) -> Mapping[str, Any]:
+    spec, served = entry.spec, entry.served
+    found: dict[str, Any] = {"id": spec.name, "object": "model", "created": spec.created, "owned_by": "bitmirror"}
+    found |= {"aliases": list(spec.aliases), "status": {"value": entry.status.value, "failed": bool(entry.problem)}}
+    if served is not None:
+        llm = served.llm
+        found |= {
+            "max_model_len": llm.n_ctx,
+            "meta": {
+                "n_vocab": llm.config.n_vocab,
+                "n_ctx_train": llm.config.n_ctx_train,
+                "n_embd": llm.config.n_embd,
+                "n_params": llm.n_params,
+                "size": llm.n_bytes,
+            },
+        }
+    return found

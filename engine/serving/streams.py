@@ -1,0 +1,174 @@
+"""Responses that end with their client: streams of events, and answers that are computed as a whole."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.serving.answer import Answer, Delta
+from engine.serving.errors import Refusal, refusal_of
+
+T = TypeVar("T")
+
+PING_SECONDS = 15.0
+"""Seconds without an event after which a comment is sent, so that nobody between takes the connection for dead."""
+
+log = logging.getLogger(__name__)
+
+
+def dump(value: Any) -> str:
+    """JSON as it is sent: compact, and the characters as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def sse(value: Any, event: str = "") -> str:
+    """One server-sent event; ``event``: its name."""
+    data = value if isinstance(value, str) else dump(value)
+    return f"event: {event}\ndata: {data}\n\n" if event else f"data: {data}\n\n"
+
+
+class Disconnected(Exception):
+    """The client has left."""
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled if the client leaves before it is there.  The body must have been read."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        return task.result()
+    finally:
+        for each in (task, watcher):
+            each.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+class Stream(Response):
+    """A response that is written while it is computed.
+
+    Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client leaves
+    or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``ping`` is sent when nothing
+    else was for a while.
+    """
+
+    def __init__(
+        self,
+        content: AsyncIterator[str],
+        failed: Callable[[Refusal], str],
+        patience: float,
+        *,
+        media_type: str = "text/event-stream",
+        ping: str = ": ping\n\n",
+    ) -> None:
+        self.content = content
+        self.failed = failed
+        self.patience = patience
+        self.ping = ping
+        self.status_code = 200
+        self.media_type = media_type
+        self.background = None
+        # Without it a proxy may collect the whole answer before it passes it on.
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        writer, watcher = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(watch())
+        try:
+            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in (writer, watcher):
+                each.cancel()
+            results = await asyncio.gather(writer, watcher, return_exceptions=True)
+        if isinstance(results[0], TimeoutError):
+            log.info("a client that read nothing for %g seconds was disconnected", self.patience)
+            raise results[0]
+
+    async def _write(self, send: Send) -> None:
+        async def put(text: str, more: bool = True) -> None:
+            async with asyncio.timeout(self.patience):
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # One task computes and this one sends, so that silence can be filled without a cancellation in between.
+        queue: asyncio.Queue[str | None] = asyncio.Queue(1)
+        producer = asyncio.ensure_future(self._produce(queue))
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        text = await queue.get()
+                except TimeoutError:
+                    await put(self.ping)
+                    continue
+                if text is None:
+                    break
+                await put(text)
+            await put("", more=False)
+        finally:
+            producer.cancel()
+            await asyncio.gather(producer, return_exceptions=True)
+
+    async def _produce(self, queue: asyncio.Queue[str | None]) -> None:
+        try:
+            async with aclosing(self.content) as content:  # type: ignore[type-var]
+                async for text in content:
+                    await queue.put(text)
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal.status == 500:
+                log.exception("an answer failed")
+            await queue.put(self.failed(refusal))
+        await queue.put(None)
+
+
+async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta]]:
+    """The deltas of several answers, as they come."""
+    own = list(answers)
+    if len(own) == 1:
+        async with aclosing(own[0].__aiter__()) as deltas:  # type: ignore[type-var]
+            async for delta in deltas:
+                yield own[0], delta
+        return
+    queue: asyncio.Queue[tuple[Answer, Delta] | Exception | None] = asyncio.Queue(len(own))
+
+    async def pump(answer: Answer) -> None:
+        try:
+            async for delta in answer:
+                await queue.put((answer, delta))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks, left = [asyncio.ensure_future(pump(answer)) for answer in own], len(own)
+    try:
+        while left:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for answer in own:
+            answer.cancel()
