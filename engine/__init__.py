@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TokenizerError,
         UsageError,
     )
+    from engine.grammar.grammar import Grammar
     from engine.llm import LLM
     from engine.loading import load
     from engine.options import Options
@@ -40,6 +41,7 @@ __all__ = [
     "FetchError",
     "GGUFError",
     "Generation",
+    "Grammar",
     "ModelError",
     "Options",
     "SamplingParams",
@@ -57,6 +59,7 @@ _HOMES = {
     "LLM": "llm",
     "load": "loading",
     "Generation": "decode.generation",
+    "Grammar": "grammar.grammar",
     "SamplingParams": "decode.params",
     "Timings": "decode.timings",
     "TokenLogprob": "decode.token_logprob",

@@ -51,6 +51,10 @@ class UsageError(EngineError):
     """An argument outside its range, or arguments that contradict one another."""
 
 
+class NoToken(UsageError):
+    """Nothing is left to choose the next token from, because of biases, logits processors or a grammar."""
+
+
 class FetchError(EngineError):
     """A model that could not be found, fetched or verified."""
 

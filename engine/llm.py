@@ -19,6 +19,8 @@ from engine.decode.processors import Ending
 from engine.decode.sampler import LogitsProcessor, Sampler, SamplingParams
 from engine.errors import ContextError, TemplateError, UsageError
 from engine.gguf.file import GGUF
+from engine.grammar.grammar import Grammar
+from engine.grammar.matcher import Matcher
 from engine.limits import MOST_PARALLEL
 from engine.locking import in_turn
 from engine.models.base import Model
@@ -237,6 +239,7 @@ class LLM(Context):
         xtc_probability: float = 0.0,
         xtc_threshold: float = 0.1,
         logits_processors: Sequence[LogitsProcessor] = (),
+        grammar: Grammar | None = None,
         seed: int = -1,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
@@ -268,15 +271,21 @@ class LLM(Context):
             Its result must depend only on its arguments: it is called at least once per token, and also for drafts,
             including those that are rejected. Its exceptions are raised unchanged while the answer is generated. It may
             end the answer with :meth:`Generation.close`; any other use of the model in it raises UsageError.
+        grammar : Grammar, optional
+            What the answer may be: a JSON value, a text that matches a regular expression, or a text of a language. The
+            model chooses only tokens with which it can still become that, and ends it only where it is complete. An answer
+            that ends early, by ``max_tokens``, ``stop`` or a full context, is a beginning of it. An answer also ends, with an
+            error, where no token is permitted, or where the grammar needs too much work.
         seed : int
             0 to 2**64 - 1, or -1 for a random one. The same seed gives the same text.
         stop : str or sequence of str
             Texts that end the answer. They are not part of it.
         ignore_eos : bool
-            Never choose end-of-generation tokens.
+            Never choose end-of-generation tokens. With a grammar, choose one only when the grammar permits nothing else.
         heal : bool
             Remove the last token of a text prompt, so that the answer can begin with a longer one (many models have a
-            single token for "):" and the newline after it). Has no effect if the prompt consists of token ids.
+            single token for "):" and the newline after it). Has no effect if the prompt consists of token ids, or with a
+            grammar.
         logprobs : int
             How many of the most probable tokens to record per token; 0 records nothing.
         on_prefill : callable, optional
@@ -310,11 +319,14 @@ class LLM(Context):
         """
         self.check_open()
         ids = self.tokenize(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        begins_with = self._take_back(ids) if heal and isinstance(prompt, str) else ""
+        if not isinstance(grammar, Grammar | None):
+            raise UsageError(f"grammar must be a Grammar, such as Grammar.json_schema({{}}), not {described(grammar)}.")
+        begins_with = self._take_back(ids) if heal and grammar is None and isinstance(prompt, str) else ""
         if not isinstance(logit_bias, Mapping | None):
             raise UsageError(f"logit_bias must map token ids to numbers, not {described(logit_bias)}.")
         bias = dict(logit_bias or {})
-        never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if ignore_eos else frozenset())
+        endless = ignore_eos and grammar is None
+        never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if endless else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
         given = locals() | {"logit_bias": bias, "dry_breakers": ()}
         params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
@@ -333,14 +345,15 @@ class LLM(Context):
             )
         ending = Ending()
         params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
-        sampler = Sampler(params, self.config.n_vocab)
+        matcher = Matcher(grammar, self.tokenizer, len(ids), ends_late=ignore_eos) if grammar is not None else None
+        sampler = Sampler(params, self.config.n_vocab, matcher)
         return Generation(
             self,
             ids,
             sampler,
             max_tokens=max_tokens,
             stop=stop_texts(stop),
-            ignore_eos=ignore_eos,
+            ignore_eos=endless,
             top_logprobs=logprobs,
             begins_with=begins_with,
             on_prefill=on_prefill,

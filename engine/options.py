@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from engine.checks import described
 from engine.decode.params import LogitsProcessor
 from engine.errors import UsageError
+from engine.grammar.grammar import Grammar
 from engine.speculative.params import SpeculationParams
 from engine.text.template.chat import Message
 
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     xtc_probability: float
     xtc_threshold: float
     logits_processors: Sequence[LogitsProcessor]
+    grammar: Grammar | None
     seed: int
     stop: str | Sequence[str]
     ignore_eos: bool

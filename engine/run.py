@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.cli import entry
 from engine.cli.entry import EXIT_INTERRUPTED
 from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
+from engine.cli.grammars import grammar
 from engine.cli.shared import check_gpu_layers
 from engine.errors import UsageError
 
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return list_devices()
     prompt, options = read_prompt(args), generation_options(args)
     check(args, prompt)
+    if (restricted := grammar(args)) is not None:
+        options["grammar"] = restricted
 
     from engine.cli.answer import Answer, answer
     from engine.cli.first_model import conversation_model
@@ -91,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
         report.device(llm)
         report.detail(f"{llm.path}; sampling {fields}")
 
-        limited = template is None and args.predict is None and not args.stop and not args.ignore_eos
+        open_ended = args.predict is None and not args.stop and not args.ignore_eos
+        limited = template is None and open_ended and restricted is None
         if limited:
             options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
 

@@ -257,6 +257,8 @@ def test_examples_run(page: Path) -> None:
     """The ``>>>`` examples of a page, in order and in one namespace, print what the page says."""
     if page.name == "gpu.md":
         pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
+    if page.name == "structured.md":
+        pytest.importorskip("llguidance", reason="grammars need the extra serve")
     examples = [block for block in blocks(page) if block.info == "pycon"]
     namespace: dict[str, object] = {}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)

@@ -74,7 +74,14 @@ the distribution"""
 
 PREDICT = """\
 maximum number of tokens to generate; -1 = until the context is full. By default an answer ends when
-the model ends it, and a bare text also ends at two blank lines or after 256 tokens"""
+the model ends it, and a bare text without a grammar also ends at two blank lines or after 256 tokens"""
+
+JSON_SCHEMA = """\
+the answer is JSON in one line that follows this schema: a file, or JSON text, which begins with {"""
+
+GRAMMAR = """\
+a file with a grammar of the answer, in llguidance's variant of Lark; its rule start is the whole
+answer"""
 
 DRY_SEQUENCE_BREAKER = """\
 text beyond which DRY does not follow repetitions; may be repeated; replaces the default: line break,
@@ -166,6 +173,9 @@ def parser(prog: str = "bitmirror run") -> Parser:
     )
     add("-r", "--stop", "--reverse-prompt", **text, **many, dest="stop", help="end before this text; may be repeated")
     add("--ignore-eos", **yes, help="never end the answer with an end-of-generation token")
+    add("-j", "--json-schema", metavar="SCHEMA", help=JSON_SCHEMA)
+    add("--regex", **text, help="the answer matches this regular expression, from its beginning to its end")
+    add("--grammar", metavar="FILE", help=GRAMMAR)
     add("--no-heal", **yes, help="disable token healing, which may replace the last token of a bare text")
     add("--logprobs", **n(0), default=0, help="also report log-probabilities: of each token and the N likeliest")
     add("--json", **yes, help=JSON)

@@ -59,7 +59,6 @@ TEMPLATE = "the chat template determines the text around a message; choose anoth
 DRAFT_DEVICE = "all layers of a draft model run on one device; choose cpu or cuda:N with --device-draft"
 DRAFT_CACHE = "the cache of a draft model has the same types as that of the model, which -ctk and -ctv set"
 LOOKUP = "--draft-lookup chooses the length of a match itself; limit the number of drafts with --draft-max"
-NO_GRAMMAR = "answers cannot be restricted to a grammar or a schema; describe the format in the prompt"
 NO_VECTOR = "control vectors are not supported; describe the style with --sys"
 NO_ADAPTER = "adapters are not supported; merge it into the model with llama-export-lora, and give the result with -m"
 MEMORY = "the context and the batch size are always fitted to the free memory; set them with -c and -b"
@@ -149,7 +148,8 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("--dynatemp-range", 1, NO_SAMPLER, holds="0"),
     Flag("--dynatemp-exp --adaptive-decay", 1, NO_SAMPLER),
     Flag("--adaptive-target --top-nsigma --top-n-sigma", 1, NO_SAMPLER, holds="-1"),
-    Flag("--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, NO_GRAMMAR),
+    Other("-jf --json-schema-file", "--json-schema={}"),
+    Other("--grammar-file", "--grammar={}"),
     Flag("-bs --backend-sampling", 0, "tokens are chosen where the model runs", holds=ANY),
     # Drafts.
     Other("--draft --draft-n --spec-draft-n-max", "--draft-max={}"),

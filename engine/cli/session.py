@@ -102,7 +102,8 @@ class Session:
                 self._make_room(error)
         begun, ids = "", list(reply.generation.ids)
         self._record(reply)
-        while self._is_full(reply):
+        # A grammar would begin anew in the middle of the answer.
+        while self._is_full(reply) and self.settings.options.get("grammar") is None:
             try:
                 self._make_room(ContextError("the answer has filled the context"), ids)
             except EngineError as error:

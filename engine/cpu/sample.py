@@ -290,6 +290,20 @@ def nucleus(order, least, weights, n, target, beyond, keys, spare):  # type: ign
 
 
 @njit(cache=True, error_model="numpy")
+def permit(logits, mask):  # type: ignore[no-untyped-def]
+    """``logits[i] = -inf`` where bit i of ``mask`` is 0; ``mask`` is uint32 [at least ceil(n_vocab / 32)], the lowest bit of
+    a word first."""
+    for first in range(0, logits.size, 32):
+        word = mask[first // 32]
+        if word == u32(0xFFFFFFFF):
+            continue
+        # Without a branch, because neighbours are as likely to differ as not.
+        part = logits[first : min(first + 32, logits.size)]
+        for i in range(part.size):
+            part[i] = part[i] if word >> u32(i) & u32(1) else -_INF
+
+
+@njit(cache=True, error_model="numpy")
 def add_bias(logits, ids, bias):  # type: ignore[no-untyped-def]
     """``logits[ids[i]] += bias[i]``; ids are distinct."""
     for i in range(ids.size):

@@ -1,6 +1,6 @@
 """Sampling: choosing the next token from the logits.
 
-The chain is llama.cpp's default: logits processors, logit bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
+The chain is llama.cpp's default: logits processors, grammar, logit bias, penalties, DRY, top-k, typical, top-p, min-p, XTC,
 temperature, draw.  A stage that is switched off costs nothing.  The draw takes the largest logit after adding noise that
 depends only on the seed, the position and the token, and XTC excludes tokens at positions that depend only on the seed, so a
 token is a function of the logits, the history, the seed and its position: the same on every device, and the same whether it
@@ -22,7 +22,8 @@ from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
 from engine.decode.params import LogitsProcessor, SamplingParams
 from engine.decode.processors import processed
-from engine.errors import ModelError, UsageError
+from engine.errors import ModelError, NoToken, UsageError
+from engine.grammar.matcher import Matcher
 from engine.numerics import log
 
 # Below this, logit / temperature may overflow; it is far below the point where noise could change the result.
@@ -34,16 +35,18 @@ _NO_TOKENS = np.empty(0, np.int64)
 class Sampler:
     """Chooses tokens for one model; its work arrays are reused, so one thread at a time may use it.
 
-    It keeps no state between calls: the same logits, position and history give the same token, in any order of calls.
+    It keeps no state between calls: the same logits, position and history give the same token, in any order of calls; with a
+    matcher, for histories of its answer.
     """
 
-    def __init__(self, params: SamplingParams, n_vocab: int) -> None:
-        """``n_vocab``: the number of logits per row.  Raises UsageError if ``logit_bias`` or ``dry_breakers`` names a token
-        outside it."""
+    def __init__(self, params: SamplingParams, n_vocab: int, matcher: Matcher | None = None) -> None:
+        """``n_vocab``: the number of logits per row; ``matcher``: which tokens a grammar permits in the one answer that this
+        sampler is for.  Raises UsageError if ``logit_bias`` or ``dry_breakers`` names a token outside the vocabulary."""
         if n_vocab < 1:
             raise UsageError(f"a sampler needs a vocabulary of at least 1 token, not {n_vocab}")
         self.params = params
         self.n_vocab = n_vocab
+        self.matcher = matcher
         #: The seed in use: ``params.seed``, or the random one that replaces -1 (32 bits, short enough to retype).
         self.seed: int = params.seed if params.seed >= 0 else int.from_bytes(os.urandom(4), "little")
         # Compared as Python integers, which do not overflow.
@@ -75,16 +78,22 @@ class Sampler:
         bias = {token: value for token, value in self.params.logit_bias.items() if token < n_vocab}
         breakers = [tokens for tokens in self.params.dry_breakers if max(tokens) < n_vocab]
         params = replace(self.params, logit_bias=bias, dry_breakers=breakers, logits_processors=(), seed=self.seed)
-        return Sampler(params, n_vocab)
+        return Sampler(params, n_vocab, self.matcher)
+
+    def ahead(self) -> "Sampler":
+        """A sampler with these parameters and this seed for drafts, whose tokens may not become those of the answer."""
+        if self.matcher is None:
+            return self
+        return Sampler(replace(self.params, seed=self.seed), self.n_vocab, self.matcher.ahead)
 
     def sample(self, logits: npt.NDArray[np.float32], position: int, history: Sequence[int] = ()) -> int:
         """The token to put at ``position``.
 
         logits: float32 [n_vocab], left unchanged.
         position: the absolute position, from 0, that the sampled token will occupy.
-        history: the token ids before it, including the prompt; only penalties, DRY and logits processors use it.
-        Raises ModelError if the logits contain NaN or +infinity, UsageError if an argument does not fit, every token is
-        banned or a logits processor returns something else than logits.
+        history: the token ids before it, including the prompt; only penalties, DRY, logits processors and a grammar use it.
+        Raises ModelError if the logits contain NaN or +infinity, NoToken if every token is banned, UsageError if an argument
+        does not fit or a logits processor returns something else than logits.
         """
         position = _checked_position(position)
         values, ids, n = self._filter(logits, position, history)
@@ -122,9 +131,11 @@ class Sampler:
             logits = processed(p.logits_processors, history, logits)
         recent = self._recent(history, p.repeat_last_n if p.penalizes else 0)
         window = self._recent(history, p.dry_penalty_last_n if p.penalizes_repetitions else 0)
-        if not (self._bias.size or recent.size or window.size):
+        if not (self.matcher is not None or self._bias.size or recent.size or window.size):
             return logits
         np.copyto(self._edited, logits)
+        if self.matcher is not None:
+            kernels.permit(self._edited, self.matcher.mask(history).view(np.uint32))
         if self._bias.size:
             kernels.add_bias(self._edited, self._bias_ids, self._bias)
         if recent.size:
@@ -157,14 +168,14 @@ class Sampler:
         sort = (self._keys, self._spare)
         if p.greedy:
             place = int(kernels.argmax(values, n))
-            _check_largest(float(values[place]))
+            self._check(float(values[place]))
             return values[place : place + 1], ids[place : place + 1], 1
         if p.top_k > 0:
             n = kernels.top_k(values, ids, n, min(p.top_k, n), *sort, *front)
             (values, ids), front, back = front, back, front
-            _check_largest(float(values[0]))
+            self._check(float(values[0]))
         else:
-            _check_largest(float(values[kernels.argmax(values, n)]))
+            self._check(float(values[kernels.argmax(values, n)]))
         if p.typical_p < 1 and n > 1:
             n = kernels.typical(values, ids, n, np.float32(p.typical_p), *sums, *sort, *front)
             (values, ids), front, back = front, back, front
@@ -183,6 +194,12 @@ class Sampler:
             n = xtc.exclude(values, ids, n, threshold, self._weights, self._partial, *front)
             values, ids = front
         return values, ids, n
+
+    def _check(self, largest: float) -> None:
+        """Raise the error for edited logits from which nothing can be chosen."""
+        if largest == -math.inf and self.matcher is not None:
+            raise NoToken("logit_bias or a logits processor bans every token that the grammar permits; ban fewer")
+        _check_largest(largest)
 
 
 class Logprobs(NamedTuple):
@@ -236,7 +253,7 @@ def _check_largest(value: float) -> None:
     if value == math.inf:
         raise ModelError("the model produced infinite logits; the file is damaged or its arithmetic overflowed")
     if value == -math.inf:
-        raise UsageError("logit_bias or a logits processor bans every token that the model could choose; ban fewer")
+        raise NoToken("logit_bias or a logits processor bans every token that the model could choose; ban fewer")
 
 
 def _checked_position(position: int) -> int:

@@ -342,7 +342,8 @@ class Scheduler:
         """What computes the steps of an answer: the device, unless it cannot choose its tokens."""
         run, ops = request.run, self._model.ops
         assert run is not None
-        if request.with_logits or run.params.sequential or not ops.can_sample(run.sampler.params):
+        on_host = request.with_logits or run.params.sequential or run.sampler.matcher is not None
+        if on_host or not ops.can_sample(run.sampler.params):
             return self._host
         if self._device is None:
             self._device = ops.steps(self._model)

@@ -10,7 +10,7 @@ from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
-from engine.errors import ModelError
+from engine.errors import ModelError, NoToken
 from engine.ops import Forward
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
@@ -129,13 +129,17 @@ def drafted(
     with_distributions: bool,
     script: np.ndarray | None,
 ) -> Proposal:
-    """Up to ``count`` tokens after ``known``, one by one; for the other arguments see :meth:`DraftModel.propose`."""
+    """Up to ``count`` tokens after ``known``, one by one; for the other arguments see :meth:`DraftModel.propose`.  There are
+    fewer if none can be chosen, which is no error before the target cannot choose one either."""
     history = list(known)
     drafts: list[int] = []
     distributions: list[Distribution] = []
     for _ in range(count):
         logits = logits_after(history)
-        token = sampler.sample(logits, len(history), history)
+        try:
+            token = sampler.sample(logits, len(history), history)
+        except NoToken:
+            break
         if script is not None and script[len(history)] >= 0:
             token = int(script[len(history)])
         judged = int(np.argmax(logits)) if with_distributions else token

@@ -47,7 +47,9 @@ class Speculation:
         self.statistics = Statistics()
         self._sampler = sampler
         self._draft = draft
-        self._draft_sampler = draft.sampler(sampler) if draft is not None else sampler
+        ahead = sampler.ahead()
+        self._matcher = ahead.matcher
+        self._draft_sampler = draft.sampler(ahead) if draft is not None else ahead
         self._lookup = PromptLookup() if params.lookup else None
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._passed = 0
@@ -70,6 +72,8 @@ class Speculation:
             return "", NOTHING
         if self._lookup is not None and (n := self._controllers["lookup"].drafts()):
             drafts = self._lookup.propose(known, min(n, room))
+            if self._matcher is not None:
+                drafts = drafts[: self._matcher.permitted(known, drafts)]
             if len(drafts) >= max(1, self.params.draft_min):
                 return "lookup", Proposal(drafts)
         if self._draft is None or len(known) <= self._draft.behind:

@@ -580,6 +580,18 @@ def test_params_are_checked(field: str, value: Any, message: str) -> None:
         SamplingParams(**{field: value})
 
 
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 100])
+def test_what_is_not_permitted_cannot_be_chosen(n: int) -> None:
+    rng = np.random.default_rng(n)
+    logits = rng.normal(size=n).astype(np.float32)
+    kept = rng.random(n) < 0.5
+    kept[: n // 3] = True
+    mask = np.packbits(np.pad(kept, (0, -n % 32 + 32)), bitorder="little").view(np.uint32)
+    found = logits.copy()
+    kernels.permit(found, mask)
+    assert np.array_equal(found, np.where(kept, logits, -np.inf).astype(np.float32))
+
+
 def test_the_most_extreme_changes_leave_logits_finite() -> None:
     """So infinite logits are always the model's."""
     extreme: dict[str, Any] = {"repeat_penalty": 1e-6, "presence_penalty": -1e30, "frequency_penalty": -1e30}
