@@ -11,6 +11,7 @@ from engine.cli import entry
 from engine.cli.entry import EXIT_INTERRUPTED
 from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
 from engine.cli.grammars import grammar
+from engine.cli.model_flags import load_options
 from engine.cli.shared import check_gpu_layers
 from engine.errors import UsageError
 
@@ -70,19 +71,8 @@ def run(args: argparse.Namespace) -> int:
         drafts = args.draft_model and not args.no_spec
         llm = engine.load(
             path,
-            device=args.device,
-            n_ctx=args.ctx_size,
-            n_threads=args.threads,
-            batch_size=args.batch_size,
-            cache_type=args.cache_type,
-            cache_type_k=args.cache_type_k,
-            cache_type_v=args.cache_type_v,
-            ds4_rounding=args.ds4_rounding,
             draft_model=resolve(args.draft_model, report.progress) if drafts else None,
-            device_draft=args.device_draft or None,
-            mtp=not (args.no_mtp or args.no_spec),
-            draft_max=options["speculation"].most("lookup" if args.draft_lookup else "mtp"),
-            snapshot_bytes=args.cache_ram << 20 if args.cache_ram >= 0 else None,
+            **load_options(args),
             progress=report.progress,
         )
         report.started(llm)

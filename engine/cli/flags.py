@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.cli import llama_cpp, shared
-from engine.cli.parser import Choice, Parser, real, whole
+from engine.cli import llama_cpp, model_flags, shared
+from engine.cli.model_flags import speculation_params
+from engine.cli.parser import Parser, real, whole
 from engine.devices import parse_device
 from engine.errors import UsageError
-from engine.limits import MOST_DRAFTS
-from engine.speculative.params import MODES, SpeculationParams
 from engine.text.template.builtin import TEMPLATES
 
 USAGE = """\
@@ -45,32 +44,6 @@ downloaded if you agree. A model without a chat template continues each text tha
   bitmirror chat                                        the default model
   bitmirror chat -m model.gguf --sys "Answer briefly."  a file, and a system prompt
   bitmirror chat -c 4096 --seed 1 --temp 0.5            another context, seed and temperature"""
-
-CACHE_RAM = """\
-MiB of host memory in which recurrent models keep states near the ends of messages, so that a
-conversation can resume there; -1 = up to 2048, less if memory is short"""
-
-DEVICE = """\
-cpu (or none), cuda, cuda:1 and so on, or auto: the first usable GPU, or the CPU if there is none;
-the answer is the same"""
-
-DRAFT_MODEL = """\
-a smaller model with the same vocabulary that drafts tokens for this one, given as for -m; it can
-make answers faster, and by default does not change them"""
-
-DRAFT_LOOKUP = """\
-draft the tokens that followed the last occurrence of the latest tokens in the prompt or answer; if
-nothing is found, the draft model drafts, if there is one"""
-
-DRAFT_MAX = """\
-maximum number of drafts per pass, at most 15; 0 = 4 from a draft model or the model's own layer, 7
-from lookup. Fewer or none are made if they would cost more time than they save"""
-
-SPEC_ACCEPT = """\
-how drafts are accepted: exact: the text is the same as without drafts; ratio: another text from the
-same distribution; p-min: drafts with a probability of at least --spec-p-min are kept, which changes
-the distribution"""
-
 
 PREDICT = """\
 maximum number of tokens to generate; -1 = until the context is full. By default an answer ends when
@@ -126,20 +99,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
     def x(least: float | None = None, most: float | None = None, **more: Any) -> dict[str, Any]:
         return {"metavar": "X", "type": real(least, most, **more)}
 
-    group = top.add_argument_group("model")
-    shared.add_model(group, f"{shared.MODEL}, or smollm2-135m for a conversation")
-    shared.add_context(group, "size of the context in tokens; 0 = as trained, less if memory is short")
-    shared.add_batch_size(group)
-    shared.add_cache_types(group)
-    shared.add_ds4_rounding(group)
-    add = group.add_argument
-    add("-cram", "--cache-ram", **n(-1, note="0 stores none"), default=-1, help=CACHE_RAM)
-    shared.add_threads(group)
-    shared.add_device(group, DEVICE)
-    shared.add_gpu_layers(group)
-    add("--list-devices", **yes, help="print the devices of this machine and exit")
-    add("--no-warmup", **yes, help="compile each kernel when it is first used, not all before the prompt is read")
-
+    model_flags.add_model(top, f"{shared.MODEL}, or smollm2-135m for a conversation")
     group = top.add_argument_group("prompt")
     add = group.add_argument
     top.add_positional("words", metavar='"PROMPT"', help="the prompt, as with -p", group=group)
@@ -215,31 +175,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
         help="add X to the logit of a token, as in 15043+1, 15043-1 or 2-inf (never); may be repeated",
     )
 
-    group = top.add_argument_group("speculation")
-    shared.add_draft_model(group, DRAFT_MODEL)
-    add = group.add_argument
-    add(
-        "-devd",
-        "--device-draft",
-        metavar="NAME",
-        default="",
-        help="device of the draft model; default: that of the model",
-    )
-    add("--draft-lookup", **yes, help=DRAFT_LOOKUP)
-    add("--draft-max", **n(0, MOST_DRAFTS), default=0, help=DRAFT_MAX)
-    add(
-        "--draft-min",
-        **n(0, MOST_DRAFTS),
-        default=0,
-        help="minimum number of drafts per pass; if there are fewer, none are used",
-    )
-    add("--draft-p-min", **x(0, 1), default=0.0, help="stop drafting at a token with a probability below X")
-    how: dict[str, Any] = {"type": Choice(MODES), "metavar": "HOW"}
-    add("--spec-accept", **how, default="exact", help=SPEC_ACCEPT)
-    add("--spec-p-min", **x(0, 1), default=0.3, help="minimum probability for --spec-accept p-min")
-    add("--spec-sequential-verify", **yes, help="verify drafts one by one, not in one pass: slow, for debugging")
-    add("--no-spec", **yes, help="disable all drafts, whatever the other flags say")
-
+    model_flags.add_speculation(top)
     group = top.add_argument_group("other")
     group.add_argument("--version", **yes, help="print the version and exit")
     shared.add_other(group, "print more, and show the traceback of an error")
@@ -310,20 +246,6 @@ def read_text(name: str, what: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"the {what} in {name} is not UTF-8 text (byte {error.start} begins no character)") from error
     return text.removesuffix("\n")
-
-
-def speculation_params(args: argparse.Namespace) -> SpeculationParams:
-    """The parameters of speculation that the flags set; raises UsageError for a value out of range."""
-    return SpeculationParams(
-        enabled=not args.no_spec,
-        lookup=args.draft_lookup,
-        draft_max=args.draft_max,
-        draft_min=args.draft_min,
-        draft_p_min=args.draft_p_min,
-        accept=args.spec_accept,
-        accept_p_min=args.spec_p_min,
-        sequential=args.spec_sequential_verify,
-    )
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -42,11 +42,13 @@ class Ask:
 
 
 class Delta(NamedTuple):
-    """What an answer says next: events, the tokens that they come from, and their log-probabilities if asked for."""
+    """What an answer says next: events, the tokens that they come from, their log-probabilities if asked for, and, if nothing
+    follows, why it ended: "stop", "length" or "tool_calls"."""
 
     events: list[Event]
     ids: list[int]
     logprobs: list[TokenLogprob]
+    finish_reason: str = ""
 
 
 class Answer(Listener):
@@ -160,14 +162,14 @@ class Answer(Listener):
         if self._shown.stopped:
             self.stop_text = self._shown.stopped
             rest = self._end("stop")
-            return delta._replace(events=delta.events + rest)
+            return delta._replace(events=delta.events + rest, finish_reason=self.finish_reason)
         return delta
 
     def _last(self) -> Delta:
         events = self._parsed(self._shown.flush())
         self.stop_text = self._shown.stopped
         reason = "stop" if self.stop_text else self.generation.finish_reason or "length"
-        return self._delta(events + self._end(reason), [])
+        return self._delta(events + self._end(reason), [])._replace(finish_reason=self.finish_reason)
 
     def _end(self, reason: str) -> list[Event]:
         events = self._parser.finish()

@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from engine.serving.errors import Refusal, refusal_of
 from engine.serving.guard import Guard
@@ -34,7 +33,7 @@ def app(
     local: bool = True,
     models_max: int = 4,
     preload: bool = True,
-) -> ASGIApp:
+) -> Guard:
     """The server as an ASGI application, for uvicorn or another program that serves one.
 
     Parameters
@@ -55,8 +54,8 @@ def app(
 
     Returns
     -------
-    ASGI application
-        ``app.state.server`` of its inner application holds the models.
+    Guard
+        An ASGI application; its attribute ``state`` holds the models.
     """
     limits = limits or Limits()
     state = State(Models(specs, limits, models_max), limits)
@@ -72,9 +71,7 @@ def app(
     inner = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
-    guarded = Guard(inner, keys, local)
-    guarded.state = state
-    return guarded
+    return Guard(inner, state, keys, local)
 
 
 def routes() -> list[Route]:

@@ -11,9 +11,10 @@ from engine.errors import TemplateError
 from engine.llm import LLM
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
-from engine.serving.formats import make_parser
+from engine.serving.formats import select
 from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
+from engine.text.tokenizer import TokenType
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 """The roles of messages."""
@@ -110,8 +111,8 @@ def prompt_of(
 ) -> Prompt:
     """The prompt of a conversation.  Takes a while: call it in a thread.
 
-    values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, of the assistant,
-    is the beginning of the answer.
+    values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
+    the assistant, is the beginning of the answer.
     """
     template = llm.chat_template
     if template is None:
@@ -131,7 +132,14 @@ def prompt_of(
     if beginning:
         ids = ids + llm.tokenizer.encode(beginning, add_special=False)
 
+    format = select.detect(template.source)
+    open_thought = select.opens_thought(format, text)
+
+    def single(tag: str) -> bool:
+        id = llm.tokenizer.token_id(tag)
+        return id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED)
+
     def parser() -> Parser:
-        return make_parser(template.source, llm.tokenizer, tools, text)
+        return select.parser(format, tools, single=single, reasoning_open=open_thought)
 
     return Prompt(ids, parser)

@@ -92,10 +92,14 @@ class Driver:
         request.paused = False
         self._wake.set()
 
-    def close(self) -> None:
-        """End the thread, and with it every answer.  Waits for the round in progress."""
+    def stop(self) -> None:
+        """End the thread, and with it every answer, after the round in progress."""
         self._closing = True
         self._wake.set()
+
+    def close(self) -> None:
+        """End the thread, and wait for its end."""
+        self.stop()
         self._thread.join()
 
     # --- the thread ------------------------------------------------------------------------------------------------

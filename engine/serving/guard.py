@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.errors import Refusal
+from engine.serving.state import State
 
 log = logging.getLogger("engine.serving.access")
 
@@ -41,11 +42,11 @@ class Guard:
     keeps the pages of other web sites out (DNS rebinding).
     """
 
-    def __init__(self, inner: ASGIApp, keys: Sequence[str], local: bool) -> None:
+    def __init__(self, inner: ASGIApp, state: State, keys: Sequence[str], local: bool) -> None:
+        self.state = state
         self._inner = inner
         self._keys = [key.encode() for key in keys]
         self._local = local
-        self.state: object = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,4 +97,4 @@ class Guard:
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [headers.get(b"x-api-key", b""), bearer.strip() if scheme.lower() == b"bearer" else b""]
         # Each is compared, so that the time says nothing.
-        return any([hmac.compare_digest(key, one) for key in self._keys for one in given])
+        return True in [hmac.compare_digest(key, one) for key in self._keys for one in given]

@@ -18,6 +18,7 @@ from engine.serving.answer import Answer, Ask
 from engine.serving.driver import Driver
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
+from engine.speculative.params import SpeculationParams
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -36,20 +37,26 @@ class Status(StrEnum):
 
 @dataclass
 class Spec:
-    """A model that a server offers: its name, other names for it, what opens it, and when the file was made."""
+    """A model that a server offers.
+
+    name, aliases: what it is called; open: opens it; path: its file, and created: when that was written, in seconds since
+    1970; speculation: how its answers use drafts.
+    """
 
     name: str
     open: Callable[[], "LLM"]
     aliases: Sequence[str] = ()
     path: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+    speculation: SpeculationParams = SpeculationParams()
 
 
 class Served:
     """An open model with the thread that computes its answers."""
 
-    def __init__(self, name: str, llm: "LLM", loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
-        self.name = name
+    def __init__(self, spec: Spec, llm: "LLM", loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+        self.spec = spec
+        self.name = spec.name
         self.llm = llm
         self.driver = Driver(llm, loop)
         self.limits = limits
@@ -59,8 +66,10 @@ class Served:
         if self.driver.failed is not None:
             raise Refusal(str(self.driver.failed), 503, retry_after=60)
         if self.driver.n_waiting + ask.n > self.limits.queue + len(self.llm.slots):
-            problem = f"{self.driver.n_waiting} requests wait and this server lets {self.limits.queue} wait (--queue); try later."
+            waiting, most = self.driver.n_waiting, self.limits.queue
+            problem = f"{waiting} requests wait and this server lets {most} wait (--queue); try later."
             raise Refusal(problem, 503, retry_after=self.seconds_to_wait())
+        ask.options.setdefault("speculation", self.spec.speculation)
         return [Answer(self.llm, self.driver, ask, i, self.limits.backlog) for i in range(ask.n)]
 
     def seconds_to_wait(self) -> int:
@@ -137,7 +146,9 @@ class Models:
                     entry.status = Status.LOADED
                 except EngineError as error:
                     entry.status, entry.problem = Status.FAILED, str(error)
-                    raise Refusal(f"the model {entry.spec.name} cannot be opened: {error}", 503, retry_after=60) from error
+                    raise Refusal(
+                        f"the model {entry.spec.name} cannot be opened: {error}", 503, retry_after=60
+                    ) from error
                 finally:
                     if entry.status is Status.LOADING:
                         entry.status = Status.UNLOADED
@@ -156,7 +167,7 @@ class Models:
                     raise
                 continue
             log.info("%s is open", entry.spec.name)
-            return Served(entry.spec.name, llm, asyncio.get_running_loop(), self._limits)
+            return Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
 
     async def _make_room(self, wanting: Entry) -> bool:
         """Close the model that was used least recently, of those that nobody uses; returns whether there was one."""
@@ -173,6 +184,17 @@ class Models:
             if served is not None:
                 await asyncio.to_thread(served.close)
                 log.info("%s is closed", entry.spec.name)
+
+    @property
+    def n_answers(self) -> int:
+        """The number of answers that are computed or wait."""
+        return sum(entry.served.driver.n_answers for entry in self.entries.values() if entry.served is not None)
+
+    def stop(self) -> None:
+        """End all answers with an error."""
+        for entry in self.entries.values():
+            if entry.served is not None:
+                entry.served.driver.stop()
 
     async def close(self) -> None:
         """Close all models."""

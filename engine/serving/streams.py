@@ -59,9 +59,9 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 class Stream(Response):
     """A response that is written while it is computed.
 
-    Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client leaves
-    or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``ping`` is sent when nothing
-    else was for a while.
+    Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
+    leaves or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``ping`` is sent when
+    nothing else was for a while.
     """
 
     def __init__(

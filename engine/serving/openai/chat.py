@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.body import read_fields
 from engine.serving.conversation import prompt_of, read_messages, read_tools
-from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Reasoning
 from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
@@ -26,7 +25,13 @@ from engine.serving.streams import Stream, merged, sse, until_disconnect
 MEANINGLESS = (
     *("user", "metadata", "store", "service_tier", "verbosity", "prediction", "prompt_cache_key", "safety_identifier"),
     *("prompt_cache_options", "prompt_cache_retention", "moderation", "web_search_options", "parallel_tool_calls"),
-    *("cache_prompt", "add_generation_prompt", "length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
+    *(
+        "cache_prompt",
+        "add_generation_prompt",
+        "length_penalty",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ),
 )
 """Fields that other services know and that change no answer here."""
 
@@ -177,9 +182,7 @@ def call_id(answer: Answer, index: int) -> str:
     return f"call_{answer.generation.seed & 0xFFFFFFFF:08x}{answer.index:02x}{index:06x}"
 
 
-async def _chunks(
-    answers: list[Answer], served: Served, shape: Shape, stack: AsyncExitStack
-) -> AsyncIterator[str]:
+async def _chunks(answers: list[Answer], served: Served, shape: Shape, stack: AsyncExitStack) -> AsyncIterator[str]:
     async with stack:
         head = shape.head("chat.completion.chunk")
         usage = {"usage": usage_of(answers)} if shape.continuous_usage else {}
@@ -205,8 +208,8 @@ async def _chunks(
                 said = [{"content": ""}]
             for i, each in enumerate(said):
                 yield chunk(answer, each, None, logprobs if i == 0 else None)
-            if answer.finish_reason:
-                yield chunk(answer, {}, answer.finish_reason)
+            if delta.finish_reason:
+                yield chunk(answer, {}, delta.finish_reason)
         if shape.include_usage:
             yield sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
         yield sse("[DONE]")

@@ -1,0 +1,123 @@
+"""The flags of ``bitmirror serve``."""
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from engine.cli import llama_cpp, model_flags, shared
+from engine.cli.parser import Parser, filled, real, whole
+from engine.errors import UsageError
+from engine.limits import MOST_PARALLEL
+from engine.serving.limits import Limits
+from engine.text.template.builtin import TEMPLATES
+
+USAGE = "%(prog)s [-m MODEL]... [flags]"
+
+DESCRIPTION = """\
+Serves models over HTTP, with the interfaces of OpenAI, Anthropic, llama-server and Ollama.
+
+  bitmirror serve                                      the bundled model, on port 8080 of this machine
+  bitmirror serve -m model.gguf -np 32                 a file, and up to 32 answers at once
+  bitmirror serve -m qwen3-0.6b -m smollm2-135m        two models, each opened when it is asked for
+  curl localhost:8080/v1/completions -H 'Content-Type: application/json' \\
+       -d '{"prompt": "def add(a, b):", "max_tokens": 16}'
+
+An answer depends on its request only, not on other requests, on drafts or on the device. Ctrl-C or
+SIGTERM ends the server when its answers are complete, or after --drain-seconds; a second one ends
+it at once."""
+
+PARALLEL = """\
+the most answers per model that are computed at the same time; others wait. Each has a context of -c
+tokens; they share the memory of the cache"""
+
+HOST = """\
+address to listen on; others than those of this machine need --api-key, and accept requests from
+everywhere"""
+
+API_KEY = """\
+a key that every request but those to /health must have; may be repeated"""
+
+MODELS_DIR = """\
+a folder whose GGUF files are offered, too, by their names without .gguf"""
+
+LIMITS: dict[str, tuple[str, str]] = {
+    "body_bytes": ("N", "most bytes of a request's body"),
+    "body_seconds": ("X", "most seconds in which a body must arrive"),
+    "json_depth": ("N", "most levels of nesting in a body"),
+    "messages": ("N", "most messages of a conversation"),
+    "tools": ("N", "most tools of a request"),
+    "stop": ("N", "most stop texts of a request"),
+    "logit_bias": ("N", "most tokens in logit_bias"),
+    "prompts": ("N", "most prompts of a request"),
+    "n": ("N", "most answers to one prompt"),
+    "top_logprobs": ("N", "most log-probabilities per token"),
+    "schema_bytes": ("N", "most bytes of a schema or a grammar"),
+    "queue": ("N", "most requests that wait; further ones are answered with status 503"),
+    "reader_seconds": ("X", "seconds after which a client that reads nothing is disconnected"),
+    "backlog": ("N", "tokens of an answer that wait for a slow client, after which its computation pauses"),
+}
+"""The metavar and the help of the flag of each limit; the flag of ``n`` is --most-n, the others are named as the limit."""
+
+
+def limit_flag(name: str) -> str:
+    """The flag of a limit."""
+    return "--most-n" if name == "n" else "--" + name.replace("_", "-")
+
+
+def parser(prog: str = "bitmirror serve") -> Parser:
+    """The command line as an argparse parser; building it imports nothing that is slow to import."""
+    top = Parser(
+        prog,
+        usage=USAGE,
+        description=DESCRIPTION,
+        foreign=llama_cpp.RUN,
+        positional="name the model with -m",
+        finish=settle,
+    )
+    model_flags.add_model(top, shared.MODEL + "; may be repeated", repeated=True)
+    model_flags.add_speculation(top)
+    number: dict[str, Any] = {"metavar": "N"}
+    add = top.add_argument_group("server").add_argument
+    add("-np", "--parallel", **number, type=whole(1, MOST_PARALLEL), default=16, help=PARALLEL)
+    add("--host", metavar="ADDRESS", default="127.0.0.1", type=filled("give an address"), help=HOST)
+    add("--port", **number, type=whole(0, 65535), default=8080, help="port to listen on; 0 = a free one")
+    add("--api-key", metavar="KEY", action="append", default=[], type=filled("give a key"), help=API_KEY)
+    add("-a", "--alias", metavar="NAME", action="append", default=[], help="another name of the first model")
+    add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
+    add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
+    add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
+    drain = real(0)
+    add("--drain-seconds", metavar="X", type=drain, default=30.0, help="time for answers to end when the server ends")
+    add = top.add_argument_group("limits of a request").add_argument
+    for limit in fields(Limits):
+        metavar, text = LIMITS[limit.name]
+        kind = whole(1) if metavar == "N" else real(0, above=True)
+        add(
+            limit_flag(limit.name),
+            dest=f"limit_{limit.name}",
+            metavar=metavar,
+            type=kind,
+            default=limit.default,
+            help=text,
+        )
+    group = top.add_argument_group("other")
+    group.add_argument("--version", action="store_true", help="print the version and exit")
+    shared.add_other(group, "log every request, and show the traceback of an error")
+    return top
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
+    from engine.serving.guard import is_loopback
+
+    shared.settle_model(args)
+    shared.settle_device(args)
+    if not is_loopback(args.host) and not args.api_key:
+        raise UsageError(f"--host {args.host} can be reached by others: protect the server with --api-key KEY")
+    if len(args.model) > 1 and args.draft_model:
+        raise UsageError("a draft model drafts for one model: give one -m, or leave out --draft-model")
+
+
+def limits(args: argparse.Namespace) -> Limits:
+    """The limits that the flags set."""
+    return Limits(**{limit.name: getattr(args, f"limit_{limit.name}") for limit in fields(Limits)})

@@ -1,0 +1,128 @@
+"""``bitmirror serve``: models over HTTP."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.cli import entry
+from engine.cli.model_flags import load_options, speculation_params
+from engine.cli.serve_flags import limits, parser
+from engine.cli.shared import check_gpu_layers
+from engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.serving.served import Spec
+
+MISSING = "the server needs packages that are missing ({}): install them with pip install 'bitmirror[serve]'"
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "bitmirror serve") -> int:
+    """Runs one command line and returns its exit status; every expected failure is one sentence on stderr.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The words after the command; None: those of the process.
+    prog : str
+        What the command is called.
+
+    Returns
+    -------
+    int
+        Exit status.
+    """
+    return entry.main(lambda: parser(prog), run, argv)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to end; raises EngineError."""
+    import engine
+    from engine.run import list_devices
+    from engine.version import ARITHMETIC
+
+    if args.version:
+        print(f"bitmirror {engine.__version__}, arithmetic {ARITHMETIC}")
+        return 0
+    if args.list_devices:
+        return list_devices()
+    try:
+        from engine.serving.process import serve
+    except ImportError as error:
+        raise UsageError(MISSING.format(error.name)) from None
+    level = logging.DEBUG if args.verbose else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("engine").setLevel(level)
+    return serve(
+        specs(args),
+        limits=limits(args),
+        host=args.host,
+        port=args.port,
+        keys=args.api_key,
+        models_max=args.models_max,
+        drain_seconds=args.drain_seconds,
+    )
+
+
+def specs(args: argparse.Namespace) -> list["Spec"]:
+    """The models that the flags name; raises UsageError if two have the same name."""
+    from engine.cli.report import Report
+    from engine.hub.resolve import resolve
+    from engine.serving.served import Spec
+
+    names: list[str | Path | None] = list(args.model) or ([] if args.models_dir else [None])
+    if args.models_dir:
+        folder = Path(args.models_dir).expanduser()
+        found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
+        if not found:
+            raise UsageError(f"{folder} holds no GGUF files: give another folder with --models-dir")
+        names += found
+    made: list[Spec] = []
+    drafts = speculation_params(args)
+    with Report(args.verbose) as report:
+        for name in names:
+            path = resolve(name, report.progress)
+            check_gpu_layers(args, path)
+            aliases = args.alias if not made else []
+            called = path.stem if name is None or "/" in str(name) else str(name).removesuffix(".gguf")
+            made.append(Spec(called, Opener(args, path), aliases, str(path), int(path.stat().st_mtime), drafts))
+    every = [each for spec in made for each in (spec.name, *spec.aliases)]
+    twice = next((each for each in every if every.count(each) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two models are called {twice}: rename one of the files, or leave one out")
+    return made
+
+
+class Opener:
+    """Opens a model as the flags say."""
+
+    def __init__(self, args: argparse.Namespace, path: Path) -> None:
+        self._args = args
+        self._path = path
+
+    def __call__(self) -> "LLM":
+        import engine
+        from engine.cli.report import Report
+        from engine.hub.resolve import resolve
+        from engine.text.template.chat import ChatTemplate
+
+        args = self._args
+        options: dict[str, Any] = load_options(args)
+        with Report(args.verbose) as report:
+            drafts = args.draft_model and not args.no_spec
+            draft = resolve(args.draft_model, report.progress) if drafts else None
+            llm = engine.load(
+                self._path, draft_model=draft, parallel=args.parallel, progress=report.progress, **options
+            )
+            if args.chat_template is not None:
+                llm.chat_template = ChatTemplate.load(args.chat_template, llm.tokenizer)
+            if not args.no_warmup:
+                llm.compile(report.progress)
+        return llm
+
+
+if __name__ == "__main__":
+    entry.program(main)

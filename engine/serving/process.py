@@ -1,0 +1,109 @@
+"""The process of a server: it listens, and ends when its answers are complete."""
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import uvicorn
+
+from engine.errors import UsageError
+from engine.serving.app import app
+from engine.serving.guard import is_loopback
+from engine.serving.limits import Limits
+from engine.serving.served import Spec
+from engine.serving.state import State
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+"""The time between two looks at whether all answers are complete."""
+
+
+class Server(uvicorn.Server):
+    """A server that answers what it has begun before it ends.
+
+    The first signal lets it drain: new requests are refused with status 503, ``/health`` says so, and it ends when no answer
+    is left or the time is over.  The second one ends it at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: State, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._state = state
+        self._drain_seconds = drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called when the event loop runs."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called on SIGINT and SIGTERM."""
+        if self._state.draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._state.draining = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._draining = asyncio.ensure_future(self._drained())
+
+    async def _drained(self) -> None:
+        log.info("draining: %d answers are in progress", self._state.models.n_answers)
+        deadline = asyncio.get_running_loop().time() + self._drain_seconds
+        while self._state.models.n_answers and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
+        # Whatever is left ends with an error event.
+        self._state.models.stop()
+        await asyncio.sleep(POLL_SECONDS)
+        self.should_exit = True
+
+
+def serve(
+    specs: Sequence[Spec],
+    *,
+    limits: Limits,
+    host: str,
+    port: int,
+    keys: Sequence[str],
+    models_max: int,
+    drain_seconds: float,
+) -> int:
+    """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address cannot be used."""
+    application = app(specs, limits=limits, keys=keys, local=is_loopback(host), models_max=models_max)
+    config = uvicorn.Config(
+        application,
+        host=host,
+        port=port,
+        http="h11",  # refuses ambiguous lengths of bodies
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        problem = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"the server cannot listen on {host}:{port} ({problem}): choose another --port or --host"
+        ) from None
+    # Threads that compute and this one take turns; the default of 5 ms would delay tokens.
+    sys.setswitchinterval(5e-4)
+    server = Server(config, application.state, drain_seconds)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    server.run(sockets=[listener])
+    return 0 if server.started else 1
