@@ -65,7 +65,7 @@ class Served:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
         if self.driver.failed is not None:
             raise Refusal(str(self.driver.failed), 503, retry_after=60)
-        if self.driver.n_waiting + ask.n > self.limits.queue + len(self.llm.slots):
+        if self.driver.n_answers + ask.n > self.limits.queue + len(self.llm.slots):
             waiting, most = self.driver.n_waiting, self.limits.queue
             problem = f"{waiting} requests wait and this server lets {most} wait (--queue); try later."
             raise Refusal(problem, 503, retry_after=self.seconds_to_wait())

@@ -188,3 +188,19 @@ def test_streams_of_an_event_loop(four: engine.LLM) -> None:
 def test_numbers_of_answers(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="parallel must be 1 to 1024"):
         engine.load(parallel=0)
+
+
+def test_a_scored_prompt_is_read_whole(four: engine.LLM) -> None:
+    """The logits after each token of a prompt are those of ``logits``, also if the cache holds the prompt already."""
+    prompt = four.tokenize(PROMPT * 40)[:200]
+    expected = four.logits(prompt)
+    four.complete(prompt, max_tokens=2)
+    greedy = Sampler(SamplingParams(temperature=0.0, seed=0), four.config.n_vocab)
+    got: list[tuple[int, np.ndarray]] = []
+    scored = Request(prompt, greedy, 1, on_logits=lambda first, rows: got.append((first, rows.copy())))
+    four.scheduler.submit(scored)
+    while four.scheduler.step():
+        pass
+    assert [first for first, _ in got] == [0, 128]
+    assert np.array_equal(np.concatenate([rows for _, rows in got]), expected)
+    assert [token for token, _ in scored.items] == [int(expected[-1].argmax())]

@@ -163,6 +163,8 @@ def test_control_tokens_in_user_text_stay_text(client: TestClient) -> None:
 
     llm = bundled()
     with llm:
-        control = next(t for t, kind in zip(llm.tokenizer.vocabulary.tokens, llm.tokenizer.vocabulary.types) if kind == 3)
+        control = next(
+            t for t, kind in zip(llm.tokenizer.vocabulary.tokens, llm.tokenizer.vocabulary.types) if kind == 3
+        )
         assert n_prompt(control) - n_prompt("") == len(llm.tokenizer.encode(control, add_special=False))
         assert len(llm.tokenizer.encode(control, add_special=False)) > 1
