@@ -14,6 +14,7 @@ from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from engine.text.template.chat import ChatTemplate
+from engine.text.tokenizer import TokenType
 
 pytestmark = pytest.mark.xdist_group("serving")
 
@@ -163,8 +164,7 @@ def test_control_tokens_in_user_text_stay_text(client: TestClient) -> None:
 
     llm = bundled()
     with llm:
-        control = next(
-            t for t, kind in zip(llm.tokenizer.vocabulary.tokens, llm.tokenizer.vocabulary.types) if kind == 3
-        )
+        vocabulary = llm.tokenizer.vocabulary
+        control = vocabulary.tokens[list(vocabulary.types).index(TokenType.CONTROL)]
         assert n_prompt(control) - n_prompt("") == len(llm.tokenizer.encode(control, add_special=False))
         assert len(llm.tokenizer.encode(control, add_special=False)) > 1

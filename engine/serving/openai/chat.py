@@ -21,6 +21,7 @@ from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.state import State, note_answers
 from engine.serving.streams import Stream, merged, sse, until_disconnect
+from engine.serving.structured import read_grammar
 
 MEANINGLESS = (
     *("user", "metadata", "store", "service_tier", "verbosity", "prediction", "prompt_cache_key", "safety_identifier"),
@@ -86,6 +87,9 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         values.setdefault("reasoning_effort", effort)
         values.setdefault("enable_thinking", effort != "none")
     tools = read_tool_choice(fields, tools)
+    grammar = await read_grammar(fields, limits)
+    if grammar is not None:
+        values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     continue_final = fields.flag("continue_final_message", False)
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")
@@ -95,7 +99,10 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
     if top and not logprobs:
         raise fields.refuse("top_logprobs", "needs logprobs: true")
     most = fields.whole("max_completion_tokens", fields.whole("max_tokens", None, 0), 0)
-    options = read_options(fields, llm, limits) | {"max_tokens": clamped(most, llm, len(prompt.ids))}
+    options = read_options(fields, llm, limits) | {
+        "max_tokens": clamped(most, llm, len(prompt.ids)),
+        "grammar": grammar,
+    }
     refuse_unanswerable(fields)
     given = fields.object("stream_options") or Fields({})
     ask = Ask(
