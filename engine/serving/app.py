@@ -13,6 +13,7 @@ from starlette.routing import Route
 from engine.serving.errors import Refusal, refusal_of
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
+from engine.serving.llama_server.completion import completion
 from engine.serving.llama_server.health import health
 from engine.serving.llama_server.metrics import metrics
 from engine.serving.llama_server.models import models
@@ -87,6 +88,7 @@ def routes() -> list[Route]:
     return [
         Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
         *(_llama(path, health) for path in ("/health", "/v1/health")),
+        _llama("/completion", completion, "POST"),
         _llama("/metrics", metrics),
         _llama("/models", models),
         _llama("/props", props),

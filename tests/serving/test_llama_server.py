@@ -1,5 +1,6 @@
 """The interfaces of llama-server and the counts for Prometheus, in process."""
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from engine.serving.metrics import Metrics, pages_held
 from engine.serving.served import Entry, Served, Spec, Status
 from engine.text.template.chat import ChatTemplate
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = [pytest.mark.together("serving"), pytest.mark.xdist_group("serving")]
 
 TEXTS = ["", "for i in range(3):\n    print(i)", "héllo 🙂 wörld", " two  blanks ", "<|endoftext|>"]
 
@@ -194,6 +195,12 @@ def test_tokenize_in_vllms_form(client: TestClient, served: Served) -> None:
         ("/detokenize", {"tokens": [1, 8192]}, "tokens[1] must be a token id, 0 to 8191"),
         ("/detokenize", {"tokens": [True]}, "tokens[0] must be a token id"),
         ("/apply-template", {}, "messages is empty"),
+        ("/completion", {}, "prompt is missing"),
+        ("/completion", {"prompt": []}, "prompt is empty"),
+        ("/completion", {"prompt": ["a", "b"]}, "must be one prompt"),
+        ("/completion", {"prompt": ["a", 8192]}, "prompt[1] must be a text or a token id"),
+        ("/completion", {"prompt": "a", "n_probs": 21}, "n_probs must be a whole number, 0 to 20"),
+        ("/completion", {"prompt": "a", "grammar": "root ::= 'a'"}, "grammar is not supported"),
     ],
 )
 def test_bad_bodies(client: TestClient, path: str, body: dict[str, Any], problem: str) -> None:
@@ -214,6 +221,55 @@ def test_apply_template(client: TestClient, served: Served, monkeypatch: pytest.
     monkeypatch.setattr(served.llm, "chat_template", None)
     answer = client.post("/apply-template", json={"messages": messages})
     assert "no chat template" in failed(answer, 400, "invalid_request_error")
+
+
+# --- completion ----------------------------------------------------------------------------------------------------
+
+
+def test_completion_is_that_of_the_library(client: TestClient, served: Served) -> None:
+    prompt = "def add(a, b):\n    return"
+    found = post(client, "/completion", prompt=prompt, n_predict=12, seed=5, return_tokens=True, n_probs=3)
+    with engine.load(device="cpu", n_ctx=512) as llm:
+        answer = llm.complete(prompt, max_tokens=12, seed=5, logprobs=3)
+    assert (found["content"], found["tokens"]) == (answer.text, answer.ids)
+    assert found["prompt"] == prompt
+    assert (found["tokens_evaluated"], found["tokens_predicted"]) == (
+        len(answer.prompt_ids),
+        answer.timings.predicted_n,
+    )
+    given = [(p["id"], p["logprob"], [t["id"] for t in p["top_logprobs"]]) for p in found["completion_probabilities"]]
+    assert given == [(t.id, t.logprob, [other.id for other in t.top]) for t in answer.logprobs]
+    assert found["generation_settings"]["seed"] == 5
+
+
+def test_completion_of_ids_and_mixed_prompts(client: TestClient, served: Served) -> None:
+    options = {"n_predict": 4, "temperature": 0}
+    text = post(client, "/completion", prompt="for i in range(", **options)
+    ids = served.llm.tokenizer.encode("for i in range(")
+    assert post(client, "/completion", prompt=ids, **options)["content"] == text["content"]
+    mixed = [served.llm.tokenizer.decode(ids[:-2]), *ids[-2:]]
+    assert post(client, "/completion", prompt=mixed, **options)["content"] == text["content"]
+    assert text["tokens"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "word"), [({"n_predict": 3}, "limit", ""), ({"stop": ["+", "\n"], "n_predict": 40}, "word", "+")]
+)
+def test_how_completions_end(client: TestClient, more: dict[str, Any], kind: str, word: str) -> None:
+    body = {"prompt": "def add(a, b):\n    return", "temperature": 0, **more}
+    whole = post(client, "/completion", **body)
+    assert (whole["stop_type"], whole["stopping_word"], whole["stop"]) == (kind, word, True)
+    lines = client.post("/completion", json=body | {"stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "".join(chunk["content"] for chunk in chunks) == whole["content"]
+    assert [chunk["stop"] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert (chunks[-1]["stop_type"], chunks[-1]["stopping_word"]) == (kind, word)
+    assert sum(len(chunk["tokens"]) for chunk in chunks) == chunks[-1]["tokens_predicted"] == whole["tokens_predicted"]
+
+
+def test_completion_without_room(client: TestClient) -> None:
+    answer = client.post("/completion", json={"prompt": [1] * 600})
+    assert "context" in failed(answer, 400, "exceed_context_size_error")
 
 
 # --- counts --------------------------------------------------------------------------------------------------------

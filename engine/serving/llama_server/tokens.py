@@ -74,9 +74,14 @@ def read_ids(fields: Fields, name: str, n_vocab: int) -> list[int]:
     """A list of token ids.  Raises Refusal."""
     ids = fields.items(name, MOST_IDS, f"at most {MOST_IDS}")
     for i, id in enumerate(ids):
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < n_vocab:
+        if not is_id(id, n_vocab):
             raise fields.refuse(f"{name}[{i}]", f"must be a token id, 0 to {n_vocab - 1}, not {described(id)}")
     return ids
+
+
+def is_id(value: object, n_vocab: int) -> bool:
+    """Whether a value of a body is a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < n_vocab
 
 
 def special_text(llm: "LLM", id: int | None) -> str | None:
