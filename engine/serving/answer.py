@@ -92,6 +92,8 @@ class Answer(Listener):
         self._with_logprobs = ask.logprobs is not None
         #: Tokens of thoughts so far.
         self.n_reasoning = 0
+        #: Called as ``on_tokens(answer, n, now)`` when ``n`` tokens arrive.
+        self.on_tokens: Callable[[Answer, int, float], None] | None = None
         #: Called once, when the answer has ended for whatever reason.
         self.on_end: Callable[[Answer], None] | None = None
         self._over = False
@@ -106,8 +108,11 @@ class Answer(Listener):
     def receive(self, news: News) -> None:
         """Take note of what a round has brought."""
         if news.tokens:
-            self.latest_token = time.monotonic()
-            self.first_token = self.first_token or self.latest_token
+            now = time.monotonic()
+            if self.on_tokens is not None:
+                self.on_tokens(self, len(news.tokens), now)
+            self.latest_token = now
+            self.first_token = self.first_token or now
             self._tokens += news.tokens
             if len(self._tokens) > self._backlog:
                 self._driver.pause(self.generation.request)
@@ -204,6 +209,17 @@ class Answer(Listener):
     def n_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.generation.prompt_ids)
+
+    @property
+    def n_read(self) -> int:
+        """Tokens of the prompt that were read or that the cache held, so far."""
+        timings = self.generation.timings
+        return timings.cache_n + timings.prompt_n
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was asked for."""
+        return time.monotonic() - self.created
 
     @property
     def n_cached(self) -> int:

@@ -13,6 +13,15 @@ from starlette.routing import Route
 from engine.serving.errors import Refusal, refusal_of
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
+from engine.serving.llama_server.completion import completion
+from engine.serving.llama_server.health import health
+from engine.serving.llama_server.metrics import metrics
+from engine.serving.llama_server.models import models
+from engine.serving.llama_server.props import props
+from engine.serving.llama_server.shapes import error_response as llama_error
+from engine.serving.llama_server.slots import slots
+from engine.serving.llama_server.template import apply_template
+from engine.serving.llama_server.tokens import detokenize, tokenize, tokenizer_info
 from engine.serving.openai.chat import chat_completions
 from engine.serving.openai.shapes import error_response
 from engine.serving.served import Models, Spec
@@ -78,7 +87,22 @@ def routes() -> list[Route]:
     """All routes."""
     return [
         Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
+        *(_llama(path, health) for path in ("/health", "/v1/health")),
+        _llama("/completion", completion, "POST"),
+        _llama("/metrics", metrics),
+        _llama("/models", models),
+        _llama("/props", props),
+        _llama("/slots", slots),
+        _llama("/tokenizer_info", tokenizer_info),
+        _llama("/tokenize", tokenize, "POST"),
+        _llama("/detokenize", detokenize, "POST"),
+        _llama("/apply-template", apply_template, "POST"),
     ]
+
+
+def _llama(path: str, handler: Handler, method: str = "GET") -> Route:
+    """A route of llama-server."""
+    return Route(path, answered(handler, llama_error), methods=[method])
 
 
 def answered(handler: Handler, shape: Shape) -> Handler:

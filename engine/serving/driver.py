@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -40,8 +41,8 @@ class Driver:
     Only its thread uses the scheduler.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
     and :meth:`proceed`, none of which waits: a round takes notice when it begins.
 
-    Attributes: ``n_running`` and ``n_waiting`` answers; ``moved``: when the latest round began, of ``time.monotonic``;
-    ``failed``: the error of the device that ended the thread.
+    Attributes: ``n_running`` and ``n_waiting`` answers; ``moved``: when the latest round began, of ``time.monotonic``,
+    infinity while there is nothing to compute; ``failed``: the error of the device that ended the thread.
     """
 
     def __init__(self, llm: LLM, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,6 +124,7 @@ class Driver:
                 self.llm.scheduler.interrupt()
             self._hand_out()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
+                self.moved = math.inf
                 self._wake.wait()
         self._end(EngineError("the server is shutting down; send the request again later."))
 

@@ -1,0 +1,1 @@
+"""The interfaces of llama-server, and what other tools ask of a server besides answers."""

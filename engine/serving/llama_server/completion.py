@@ -1,0 +1,176 @@
+"""``POST /completion``: the continuation of a text or of token ids, in llama-server's words."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.checks import described
+from engine.decode.params import SamplingParams
+from engine.decode.token_logprob import TokenLogprob
+from engine.serving.answer import Answer, Ask, Delta
+from engine.serving.body import read_fields
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.formats import select
+from engine.serving.formats.events import Content
+from engine.serving.limits import Limits
+from engine.serving.llama_server.shapes import error_body, parameters
+from engine.serving.llama_server.tokens import MOST_IDS, is_id
+from engine.serving.openai.shapes import finite, timings_of
+from engine.serving.sampling import clamped, read_bias, read_stop
+from engine.serving.served import Served
+from engine.serving.state import State, note_answers
+from engine.serving.streams import Stream, merged, sse, until_disconnect
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+
+MEANINGLESS = ("cache_prompt", "id_slot", "n_keep", "timings_per_token")
+"""Fields that change no answer here."""
+
+UNANSWERABLE = ("grammar", "json_schema", "samplers", "lora", "response_fields", "post_sampling_probs")
+"""Fields whose silent loss would change an answer."""
+
+DEFAULTS = SamplingParams()
+"""llama.cpp's defaults."""
+
+STOP_TYPES = {"stop": "eos", "length": "limit"}
+
+
+async def completion(request: Request) -> Response:
+    """Continue a prompt, as a whole or as a stream.
+
+    ``prompt`` is a text, a list of token ids, or a list of both.  Control tokens in its texts are recognized, since a prompt
+    is what a chat template has written; ``parse_special: false`` takes them as text.
+    """
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(state.models.use(fields.text("model")))
+        ask = await read_ask(fields, served.llm, state.limits)
+        stream, tokens = fields.flag("stream", False), fields.flag("return_tokens", False)
+        fields.ignore(*MEANINGLESS)
+        answers = served.answers(ask)
+        note_answers(request, state, served, answers, fields)
+        if stream:
+            return Stream(_chunks(answers[0], served, ask, stack.pop_all()), _failed, state.limits.reader_seconds)
+        return JSONResponse(await until_disconnect(request, _whole(answers[0], served, ask, tokens)))
+
+
+async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
+    """What a request asks for."""
+    for name in UNANSWERABLE:
+        if fields.get(name):
+            raise fields.refuse(name, "is not supported by this server: leave it out")
+    ids = await asyncio.to_thread(read_prompt, fields, llm)
+    n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
+    top = fields.whole("n_probs", 0, 0, limits.top_logprobs)
+    options: dict[str, Any] = {
+        "max_tokens": clamped(None if n_predict < 0 else n_predict, llm, len(ids)),
+        "seed": fields.whole("seed", -1, -1, 2**64 - 1),
+        "temperature": fields.number("temperature", DEFAULTS.temperature),
+        "top_k": fields.whole("top_k", DEFAULTS.top_k, -1),
+        "top_p": fields.number("top_p", DEFAULTS.top_p, 0),
+        "min_p": fields.number("min_p", DEFAULTS.min_p, 0, 1),
+        "typical_p": fields.number("typical_p", DEFAULTS.typical_p, 0),
+        "repeat_penalty": fields.number("repeat_penalty", DEFAULTS.repeat_penalty, 0.01, 10),
+        "repeat_last_n": fields.whole("repeat_last_n", DEFAULTS.repeat_last_n, -1),
+        "presence_penalty": fields.number("presence_penalty", DEFAULTS.presence_penalty, -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", DEFAULTS.frequency_penalty, -2, 2),
+        "ignore_eos": fields.flag("ignore_eos", False),
+        "logit_bias": read_bias(fields, llm, limits),
+    }
+
+    def single(tag: str) -> bool:
+        return False
+
+    parser = partial(select.parser, "plain", single=single)
+    return Ask(ids, parser, options, logprobs=top or None, stop=read_stop(fields, limits))
+
+
+def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
+    """The token ids of the prompt.  Raises Refusal."""
+    value, special = fields.required("prompt"), fields.flag("parse_special", True)
+    parts = [value] if isinstance(value, str) else fields.items("prompt", MOST_IDS, f"at most {MOST_IDS}")
+    if len(parts) > 1 and all(isinstance(part, str) for part in parts):
+        raise fields.refuse("prompt", "must be one prompt: send several in requests of their own")
+    ids: list[int] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            ids += llm.tokenizer.encode(part, add_special=i == 0, parse_special=special)
+        elif is_id(part, llm.config.n_vocab):
+            ids.append(part)
+        else:
+            problem = f"must be a text or a token id, 0 to {llm.config.n_vocab - 1}, not {described(part)}"
+            raise fields.refuse(f"prompt[{i}]", problem)
+    if not ids:
+        raise fields.refuse("prompt", "is empty: give a text or token ids")
+    return ids
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+async def _whole(answer: Answer, served: Served, ask: Ask, with_tokens: bool) -> Mapping[str, Any]:
+    deltas = [delta async for _, delta in merged([answer])]
+    ids = [id for delta in deltas for id in delta.ids]
+    body: dict[str, Any] = {"index": 0, "content": "".join(map(_text, deltas)), "tokens": ids if with_tokens else []}
+    body |= _end(answer, served, ask)
+    return body | _probabilities([token for delta in deltas for token in delta.logprobs], served, ask)
+
+
+async def _chunks(answer: Answer, served: Served, ask: Ask, stack: AsyncExitStack) -> AsyncIterator[str]:
+    async with stack:
+        async for _, delta in merged([answer]):
+            if not delta.ids and not _text(delta):
+                continue
+            chunk: dict[str, Any] = {"index": 0, "content": _text(delta), "tokens": delta.ids, "stop": False}
+            chunk |= {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
+            yield sse(chunk | _probabilities(delta.logprobs, served, ask))
+        yield sse({"index": 0, "content": "", "tokens": []} | _end(answer, served, ask))
+
+
+def _end(answer: Answer, served: Served, ask: Ask) -> dict[str, Any]:
+    """What the last object of an answer says besides its text."""
+    settings = parameters(answer.generation.request.sampler.params)
+    more = {"seed": answer.generation.seed, "n_predict": ask.options["max_tokens"], "stop": list(ask.stop)}
+    return {
+        "id_slot": -1,
+        "stop": True,
+        "model": served.name,
+        "tokens_predicted": answer.n_completion,
+        "tokens_evaluated": answer.n_prompt,
+        "generation_settings": {**settings, **more},
+        "prompt": served.llm.tokenizer.decode(ask.prompt, special=True),
+        "truncated": False,
+        "stop_type": "word" if answer.stop_text else STOP_TYPES[answer.finish_reason],
+        "stopping_word": answer.stop_text,
+        "tokens_cached": answer.n_prompt + answer.n_completion,
+        "timings": timings_of(answer),
+    }
+
+
+def _text(delta: Delta) -> str:
+    return "".join(event.text for event in delta.events if isinstance(event, Content))
+
+
+def _probabilities(tokens: list[TokenLogprob], served: Served, ask: Ask) -> dict[str, Any]:
+    """The log-probabilities of tokens, if they were asked for."""
+    if ask.logprobs is None:
+        return {}
+
+    def entry(token: TokenLogprob) -> dict[str, Any]:
+        data = served.llm.tokenizer.token_bytes(token.id, special=True)
+        return {"id": token.id, "token": token.text, "bytes": list(data), "logprob": finite(token.logprob)}
+
+    found = [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
+    return {"completion_probabilities": found}
+
+
+def _failed(refusal: Refusal) -> str:
+    return sse(error_body(refusal))

@@ -1,0 +1,28 @@
+"""``GET /props``: what a model is, and how it answers by default."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.decode.params import SamplingParams
+from engine.serving.llama_server.shapes import model_of, parameters, state_of
+from engine.serving.llama_server.tokens import special_text
+from engine.version import __version__
+
+
+async def props(request: Request) -> Response:
+    """The properties of a model; ``?model=NAME``: another one than the first."""
+    async with state_of(request).models.use(model_of(request)) as served:
+        llm = served.llm
+        found = {
+            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplingParams())},
+            "total_slots": len(llm.slots),
+            "model_alias": served.name,
+            "model_path": served.spec.path,
+            "chat_template": llm.chat_template.source if llm.chat_template is not None else "",
+            "bos_token": special_text(llm, llm.tokenizer.bos_id) or "",
+            "eos_token": special_text(llm, llm.tokenizer.eos_id) or "",
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"bitmirror {__version__}",
+            "is_sleeping": False,
+        }
+        return JSONResponse(found)

@@ -1,0 +1,36 @@
+"""``GET /slots``: what the slots of a model compute."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.decode.request import Request as Computed
+from engine.serving.errors import Refusal
+from engine.serving.llama_server.shapes import model_of, parameters, state_of
+
+
+async def slots(request: Request) -> Response:
+    """The slots of a model; ``?fail_on_no_slot=1``: status 503 if none is free.  Texts are not shown."""
+    async with state_of(request).models.use(model_of(request)) as served:
+        llm = served.llm
+        found = [{"id": i, "n_ctx": llm.n_ctx, **_described(slot.owner)} for i, slot in enumerate(llm.slots)]
+    if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in found):
+        raise Refusal("no slot available", 503, retry_after=1)
+    return JSONResponse(found)
+
+
+def _described(owner: object) -> Mapping[str, Any]:
+    if not isinstance(owner, Computed):
+        return {"id_task": -1, "speculative": False, "is_processing": False}
+    # The thread that computes may replace the run at any time.
+    progress = owner.run or owner
+    n_decoded = len(progress.known) - owner.n_prompt
+    return {
+        "id_task": owner.number,
+        "speculative": owner.speculation is not None,
+        "is_processing": True,
+        "params": parameters(owner.sampler.params),
+        "next_token": [{"has_next_token": not owner.done, "n_remain": progress.left, "n_decoded": n_decoded}],
+    }

@@ -1,0 +1,32 @@
+"""``POST /apply-template``: the text that a conversation becomes."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.errors import TemplateError
+from engine.serving.body import read_fields
+from engine.serving.conversation import read_messages, read_tools
+from engine.serving.errors import Refusal
+from engine.serving.state import State
+
+
+async def apply_template(request: Request) -> Response:
+    """The prompt of ``messages``, ``tools`` and ``chat_template_kwargs`` as one text, for reading: nothing is computed."""
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    messages, tools = read_messages(fields, state.limits), read_tools(fields, state.limits)
+    values = dict(fields.mapping("chat_template_kwargs")) | ({"tools": tools} if tools else {})
+    values["add_generation_prompt"] = fields.flag("add_generation_prompt", True)
+    for name in ("messages", "self"):
+        values.pop(name, None)
+    async with state.models.use(fields.text("model")) as served:
+        template = served.llm.chat_template
+        if template is None:
+            raise Refusal("this model has no chat template; send a text to /completion.", param="messages")
+        try:
+            text = await asyncio.to_thread(template.render, messages, **values)
+        except TemplateError as error:
+            raise Refusal(f"{str(error).rstrip('.')}.", param="messages") from None
+    return JSONResponse({"prompt": text})
