@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
+from engine.serving.streams import Disconnected
 
 SMALL = 16 << 10
 """Bytes of a body that is parsed at once; a thread takes longer to start."""
@@ -43,7 +44,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         problem = f"the body did not arrive within {limits.body_seconds:g} seconds (--body-seconds); send it faster."
         raise Refusal(problem, 408) from None
     except ClientDisconnect:
-        raise asyncio.CancelledError from None
+        raise Disconnected from None
     return b"".join(parts)
 
 
