@@ -56,6 +56,8 @@ class Generation:
         The seed in use, also if it was chosen at random. The same seed gives the same text.
     logprobs : list of TokenLogprob
         One entry per token of ``ids`` if ``logprobs`` was given, else empty.
+    end_logprob : TokenLogprob or None
+        That of the end-of-generation token, if ``logprobs`` was given and there was one.
     timings : Timings
         Seconds and counts.
     speculation : Statistics or None
@@ -95,6 +97,7 @@ class Generation:
         self.ids: list[int] = []
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
+        self.end_logprob: TokenLogprob | None = None
         self.finish_reason: str | None = None
         self.seed = sampler.seed
         self.speculation: Statistics | None = speculation.statistics if speculation is not None else None
@@ -225,6 +228,8 @@ class Generation:
             timings.first_token_s = now - self._started
         if token in self._request.ends:
             self.finish_reason = "stop"
+            if self._top_logprobs:
+                self.end_logprob = self._logprob(logits, token)
             return False
         self.ids.append(token)
         if self._top_logprobs:

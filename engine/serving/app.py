@@ -23,6 +23,9 @@ from engine.serving.llama_server.slots import slots
 from engine.serving.llama_server.template import apply_template
 from engine.serving.llama_server.tokens import detokenize, tokenize, tokenizer_info
 from engine.serving.openai.chat import chat_completions
+from engine.serving.openai.completions import completions
+from engine.serving.openai.embeddings import embeddings
+from engine.serving.openai.models import list_models, show_model
 from engine.serving.openai.shapes import error_response
 from engine.serving.served import Models, Spec
 from engine.serving.state import State
@@ -87,6 +90,10 @@ def routes() -> list[Route]:
     """All routes."""
     return [
         Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
+        Route("/v1/completions", answered(completions, error_response), methods=["POST"]),
+        Route("/v1/embeddings", answered(embeddings, error_response), methods=["POST"]),
+        Route("/v1/models", answered(list_models, error_response)),
+        Route("/v1/models/{name:path}", answered(show_model, error_response)),
         *(_llama(path, health) for path in ("/health", "/v1/health")),
         _llama("/completion", completion, "POST"),
         _llama("/metrics", metrics),

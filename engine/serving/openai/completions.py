@@ -1,0 +1,228 @@
+"""``POST /v1/completions``: a text is continued, or its tokens are scored."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.checks import described
+from engine.llm import LLM
+from engine.serving.answer import Answer, Ask, Delta
+from engine.serving.body import read_fields
+from engine.serving.fields import Fields
+from engine.serving.formats import select
+from engine.serving.formats.events import Content
+from engine.serving.formats.parser import Parser
+from engine.serving.limits import Limits
+from engine.serving.openai.chat import MEANINGLESS, Shape
+from engine.serving.openai.scores import Scores, joined
+from engine.serving.openai.shapes import error_event, timings_of, usage_of
+from engine.serving.sampling import clamped, read_options, read_stop
+from engine.serving.served import Served
+from engine.serving.state import State, note_answers
+from engine.serving.streams import Stream, merged, sse, until_disconnect
+
+MAX_TOKENS = 16
+"""Tokens of an answer, if the request does not say how many."""
+
+
+@dataclass(frozen=True)
+class TextShape(Shape):
+    """How an answer is written down; echo: after the prompt; n_prompts: the number of prompts."""
+
+    echo: bool
+    n_prompts: int
+
+
+async def completions(request: Request) -> Response:
+    """Continue texts, each as a whole or all in one stream."""
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(state.models.use(fields.text("model")))
+        asks, shape = await read_asks(fields, served)
+        stream = fields.flag("stream", False)
+        answers = begin(asks, served)
+        note_answers(request, state, served, answers, fields)
+        if stream:
+            content = _chunks(answers, served, shape, stack.pop_all())
+            return Stream(content, error_event, state.limits.reader_seconds)
+        return JSONResponse(await until_disconnect(request, _whole(answers, served, shape)))
+
+
+async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShape]:
+    """What a request asks for, one entry per prompt."""
+    llm, limits = served.llm, served.limits
+    if fields.get("suffix"):
+        raise fields.refuse(
+            "suffix", "is not supported by this server, which continues texts at their end: leave it out"
+        )
+    n = fields.whole("n", 1, 1, limits.n)
+    best_of = fields.whole("best_of", n, 1)
+    if best_of != n:
+        problem = f"must be {n}, the number of answers (n), not {best_of}: this server returns every answer it computes"
+        raise fields.refuse("best_of", problem)
+    prompts = await asyncio.to_thread(read_prompts, fields, llm, limits)
+    most = limits.queue + len(llm.slots)
+    if n * len(prompts) > most:
+        problem = f"asks for {n * len(prompts)} answers and this server computes at most {most} at once (--queue)"
+        raise fields.refuse("prompt", problem)
+    logprobs = fields.whole("logprobs", None, 0, limits.top_logprobs)
+    echo = fields.flag("echo", False)
+    max_tokens = fields.whole("max_tokens", MAX_TOKENS, 0)
+    options, stop = read_options(fields, llm, limits), read_stop(fields, limits)
+    scored = echo and logprobs is not None
+    asks = []
+    for ids in prompts:
+        # A prompt that leaves no room is refused when 1 token is asked for; 0 would be an empty answer.
+        room = clamped(max_tokens, llm, len(ids)) or min(max_tokens, 1)
+        asks.append(Ask(ids, plain, options | {"max_tokens": room}, n, logprobs, scored, stop))
+    given = fields.object("stream_options") or Fields({})
+    shape = TextShape(
+        f"cmpl-{secrets.token_hex(12)}",
+        int(time.time()),
+        served.name,
+        served.fingerprint,
+        logprobs is not None,
+        logprobs or 0,
+        given.flag("include_usage", False),
+        given.flag("continuous_usage_stats", False),
+        echo,
+        len(prompts),
+    )
+    given.ignore("include_obfuscation")
+    fields.ignore(*MEANINGLESS)
+    return asks, shape
+
+
+def read_prompts(fields: Fields, llm: LLM, limits: Limits) -> list[list[int]]:
+    """The token ids of each prompt: of a text, of a list of texts, of a list of ids or of a list of lists of ids.
+
+    Control tokens in a text are text.  Takes a while if a text is long: call it in a thread.
+    """
+    value = fields.required("prompt")
+    if isinstance(value, str):
+        return [_ids(fields, "prompt", value, llm)]
+    if not isinstance(value, list) or not value:
+        problem = "must be a text, a list of token ids, or a list of either that is not empty"
+        raise fields.refuse("prompt", f"{problem}, not {described(value)}")
+    if not isinstance(value[0], (str, list)):
+        return [_ids(fields, "prompt", value, llm)]
+    fields.items("prompt", limits.prompts, "--prompts")
+    for i, each in enumerate(value):
+        if type(each) is not type(value[0]):
+            wanted = "a text" if isinstance(value[0], str) else "a list of token ids"
+            raise fields.refuse(f"prompt[{i}]", f"must be {wanted}, as the first prompt is, not {described(each)}")
+    return [_ids(fields, f"prompt[{i}]", each, llm) for i, each in enumerate(value)]
+
+
+def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[int]:
+    """The token ids of one prompt, which is the field of this name."""
+    if isinstance(prompt, str):
+        ids = llm.tokenizer.encode(prompt, add_special=True, parse_special=False)
+    else:
+        last = llm.config.n_vocab - 1
+        for i, id in enumerate(prompt):
+            if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= last:
+                raise fields.refuse(
+                    f"{name}[{i}]", f"must be a token id of this model, 0 to {last}, not {described(id)}"
+                )
+        ids = prompt
+    if not ids:
+        raise fields.refuse(name, "has no tokens: give at least one")
+    return ids
+
+
+def plain() -> Parser:
+    """A parser for which everything is text."""
+    return select.parser("plain", (), single=lambda tag: False)
+
+
+def begin(asks: Sequence[Ask], served: Served) -> list[Answer]:
+    """The answers to all prompts in their order.  If one is refused, none is computed."""
+    answers: list[Answer] = []
+    try:
+        for ask in asks:
+            answers += served.answers(ask)
+    except Exception:
+        for answer in answers:
+            answer.cancel()
+        raise
+    return answers
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes one answer down, piece by piece; index: its number among all answers of the request."""
+
+    def __init__(self, answer: Answer, index: int, served: Served, shape: TextShape) -> None:
+        self.index = index
+        self._answer = answer
+        self._tokenizer = served.llm.tokenizer
+        self._shape = shape
+        self._scores = Scores(self._tokenizer, shape.top_logprobs)
+        self._begun = False
+
+    def choice(self, delta: Delta) -> dict[str, Any]:
+        """A delta as a choice of OpenAI's answers: the first one begins with the prompt, if that is echoed."""
+        answer, logprobs = self._answer, None
+        text = "".join(event.text for event in delta.events if isinstance(event, Content))
+        tokens = list(delta.logprobs)
+        ending = answer.generation.end_logprob
+        if delta.finish_reason and ending is not None and not answer.stop_text:
+            tokens.append(ending)  # evaluations count on one entry per token, also for the token that ends the answer
+        parts = []
+        if self._shape.echo and not self._begun:
+            ids = answer.generation.prompt_ids
+            text = self._tokenizer.decode(ids) + text
+            if answer.prompt_scores is not None:
+                parts.append(self._scores.prompt(ids, answer.prompt_scores))
+        self._begun = True
+        if self._shape.logprobs:
+            logprobs = joined([*parts, self._scores.answer(tokens)])
+        finish = delta.finish_reason or None
+        return {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _writers(answers: Sequence[Answer], served: Served, shape: TextShape) -> Mapping[Answer, Writer]:
+    return {answer: Writer(answer, i, served, shape) for i, answer in enumerate(answers)}
+
+
+async def _whole(answers: list[Answer], served: Served, shape: TextShape) -> dict[str, Any]:
+    writers = _writers(answers, served, shape)
+    parts: list[list[dict[str, Any]]] = [[] for _ in answers]
+    async for answer, delta in merged(answers):
+        writer = writers[answer]
+        parts[writer.index].append(writer.choice(delta))
+    choices = [
+        own[-1]
+        | {
+            "text": "".join(part["text"] for part in own),
+            "logprobs": joined([part["logprobs"] for part in own]) if shape.logprobs else None,
+        }
+        for own in parts
+    ]
+    body = shape.head("text_completion") | {"choices": choices, "usage": usage_of(answers, shape.n_prompts)}
+    return body | {"timings": timings_of(answers[0])}
+
+
+async def _chunks(answers: list[Answer], served: Served, shape: TextShape, stack: AsyncExitStack) -> AsyncIterator[str]:
+    async with stack:
+        head, writers = shape.head("text_completion"), _writers(answers, served, shape)
+        async for answer, delta in merged(answers):
+            choice = writers[answer].choice(delta)
+            if choice["text"] or choice["finish_reason"] or (shape.logprobs and choice["logprobs"]["tokens"]):
+                usage = {"usage": usage_of(answers, shape.n_prompts)} if shape.continuous_usage else {}
+                yield sse(head | {"choices": [choice]} | usage)
+        if shape.include_usage:
+            usage = {"usage": usage_of(answers, shape.n_prompts), "timings": timings_of(answers[0])}
+            yield sse(head | {"choices": []} | usage)
+        yield sse("[DONE]")

@@ -1,0 +1,55 @@
+"""A server in a process of its own, with the model that is built in."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import engine
+
+FLAGS = ("--device", "cpu", "-c", "512", "-np", "4", "--chat-template", "chatml")
+
+WAIT_SECONDS = 60
+"""The most time until a server answers; kernels may have to be compiled."""
+
+
+@pytest.fixture(scope="session")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A server that has been started but may not answer yet, and the file that it logs to."""
+    pytest.importorskip("uvicorn")
+    path = tmp_path_factory.mktemp("server") / "log"
+    with path.open("wb") as log:
+        started = subprocess.Popen([sys.executable, "-m", "engine.serve", "--port", "0", *FLAGS], stderr=log)
+    yield started, path
+    started.terminate()
+    assert started.wait(20) == 0, path.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def llm(process: object) -> Iterator[engine.LLM]:
+    """The model of the server, opened in this process while the server starts."""
+    with engine.load(device="cpu", n_ctx=512) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def server(process: tuple[subprocess.Popen[bytes], Path], llm: engine.LLM) -> str:
+    """The address of a server that answers, such as ``http://127.0.0.1:8080``."""
+    httpx = pytest.importorskip("httpx")
+    started, path = process
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        log = path.read_text(encoding="utf-8")
+        assert started.poll() is None, f"the server has ended: {log}"
+        assert time.monotonic() < deadline, f"the server does not answer: {log}"
+        if found := re.match(r"listening on (http://127\.0\.0\.1:\d+)\n", log):
+            try:
+                assert httpx.get(f"{found[1]}/v1/models").status_code == 200
+                return found[1]
+            except httpx.TransportError:
+                pass
+        time.sleep(0.05)
