@@ -10,6 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine.serving.anthropic.count_tokens import count_tokens
+from engine.serving.anthropic.messages import messages
+from engine.serving.anthropic.shapes import ErrorResponse
 from engine.serving.errors import Refusal, refusal_of
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
@@ -90,6 +93,8 @@ def routes() -> list[Route]:
     """All routes."""
     return [
         Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
+        Route("/v1/messages", answered(messages, ErrorResponse), methods=["POST"]),
+        Route("/v1/messages/count_tokens", answered(count_tokens, ErrorResponse), methods=["POST"]),
         Route("/v1/completions", answered(completions, error_response), methods=["POST"]),
         Route("/v1/embeddings", answered(embeddings, error_response), methods=["POST"]),
         Route("/v1/models", answered(list_models, error_response)),

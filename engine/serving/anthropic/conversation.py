@@ -1,0 +1,158 @@
+"""From the messages and tools of a request to those of OpenAI's chat."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from engine.llm import LLM
+from engine.serving.conversation import Message, Prompt, prompt_of
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+
+BILLING = "x-anthropic-billing-header:"
+"""Begins a block of the system prompt that differs with each request of a conversation, and that is not meant for a model."""
+
+BLOCKS = 65536
+"""The most blocks of a message."""
+
+
+async def read_prompt(fields: Fields, llm: LLM, limits: Limits) -> Prompt:
+    """The prompt of a request."""
+    messages, tools = read_messages(fields, limits), read_tools(fields, limits)
+    prefilled = messages[-1]["role"] == "assistant"
+    # Without the field Anthropic's models do not think, and clients take the first block for the text.  The beginning of an
+    # answer that the client gives is text, too.
+    thinking = fields.object("thinking") or Fields({"type": "disabled"}, "thinking")
+    thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
+    values = {"enable_thinking": thinks and not prefilled}
+    try:
+        return await asyncio.to_thread(prompt_of, llm, messages, tools, values, continue_final=prefilled)
+    except Refusal:
+        own = [dict(each) for each in messages]
+        later = [each for each in own[1:] if each["role"] == "system"]
+        if not later:
+            raise
+        # Some templates have a place for a system message at the beginning only.
+        for each in later:
+            each["role"] = "user"
+        return await asyncio.to_thread(prompt_of, llm, own, tools, values, continue_final=prefilled)
+
+
+def read_messages(fields: Fields, limits: Limits) -> list[Message]:
+    """The messages of a request as those of OpenAI's chat, with the system prompt first."""
+    system = _system(fields, "system")
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    n_system, names = len(messages), dict[str, str]()
+    for each in fields.objects("messages", limits.messages, "--messages"):
+        role = each.required_text("role")
+        each.required("content")
+        if role == "user":
+            messages += _user(each, names)
+        elif role == "assistant":
+            messages.append(_assistant(each, names))
+        elif role == "system":
+            messages.append({"role": "system", "content": _system(each, "content")})
+        else:
+            raise each.refuse("role", f"must be user, assistant or system, not {role[:40]!r}")
+    if len(messages) == n_system:
+        raise fields.refuse("messages", "is empty: give at least one message")
+    last = messages[-1]
+    if last["role"] == "assistant" and "tool_calls" in last:
+        raise fields.refuse(
+            "messages", "ends with calls of tools: add a message of the user with their tool_result blocks"
+        )
+    return messages
+
+
+def _system(fields: Fields, name: str) -> str:
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = [_text(block) for block in fields.objects(name, BLOCKS, f"at most {BLOCKS}")]
+    return "\n".join(text for text in texts if not text.startswith(BILLING))
+
+
+def _text(block: Fields) -> str:
+    """The text of a block that can be nothing else."""
+    kind = block.required_text("type")
+    if kind != "text":
+        raise block.refuse("type", f"is {kind[:40]!r}, and this server reads text only here: send text blocks")
+    return block.text("text", "")
+
+
+def _blocks(fields: Fields) -> list[Fields]:
+    value = fields.get("content")
+    if isinstance(value, str):
+        return [Fields({"type": "text", "text": value}, fields.name("content"))]
+    return list(fields.objects("content", BLOCKS, f"at most {BLOCKS}"))
+
+
+def _user(fields: Fields, names: Mapping[str, str]) -> list[Message]:
+    """The texts and the results of tools in a message of the user, in their order; names: the functions that were called."""
+    messages: list[Message] = []
+    texts: list[str] = []
+
+    def flush() -> None:
+        if texts:
+            messages.append({"role": "user", "content": "\n".join(texts)})
+            texts.clear()
+
+    for block in _blocks(fields):
+        if block.get("type") != "tool_result":
+            texts.append(_text(block))
+            continue
+        flush()
+        id = block.required_text("tool_use_id")
+        content = "\n".join(map(_text, _blocks(block))) if "content" in block else ""
+        result: Message = {"role": "tool", "tool_call_id": id, "content": content}
+        if id in names:
+            result["name"] = names[id]
+        messages.append(result)
+    flush()
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _assistant(fields: Fields, names: dict[str, str]) -> Message:
+    """An answer; notes in ``names`` which functions it calls."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Mapping[str, Any]] = []
+    for block in _blocks(fields):
+        kind = block.required_text("type")
+        if kind == "thinking":
+            thoughts.append(block.text("thinking", ""))
+        elif kind == "tool_use":
+            id, name = block.required_text("id"), block.required_text("name")
+            names[id] = name
+            function = {"name": name, "arguments": dict(block.mapping("input"))}
+            calls.append({"type": "function", "id": id, "function": function})
+        elif kind != "redacted_thinking":  # only the service that wrote it can read it
+            texts.append(_text(block))
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
+    """The tools that the model may call, as those of OpenAI's chat.  Tools of other types belong to a service and are left
+    out."""
+    tools: list[Mapping[str, Any]] = []
+    for tool in fields.objects("tools", limits.tools, "--tools"):
+        name = tool.required_text("name")
+        if tool.text("type", "custom") != "custom":
+            continue
+        tool.required("input_schema")
+        parameters = dict(tool.mapping("input_schema"))
+        described = {"name": name, "description": tool.text("description", ""), "parameters": parameters}
+        tools.append({"type": "function", "function": described})
+    choice = fields.object("tool_choice")
+    if choice is None:
+        return tools
+    kind = choice.required_text("type")
+    if kind not in ("auto", "none"):
+        raise choice.refuse("type", 'must be "auto" or "none": this server does not force calls yet')
+    return tools if kind == "auto" else []

@@ -1,0 +1,107 @@
+"""``POST /v1/messages``."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.serving.answer import Answer, Ask
+from engine.serving.anthropic.blocks import Blocks, joined
+from engine.serving.anthropic.conversation import read_prompt
+from engine.serving.anthropic.shapes import ending_of, error_event, usage_of
+from engine.serving.body import read_fields
+from engine.serving.fields import Fields
+from engine.serving.sampling import clamped, read_options, read_stop
+from engine.serving.served import Served
+from engine.serving.state import State, note_answers
+from engine.serving.streams import Stream, merged, sse, until_disconnect
+
+MEANINGLESS = ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed")
+"""Fields that change no answer here."""
+
+PING = sse({"type": "ping"}, "ping")
+"""Sent when nothing else was for a while."""
+
+
+async def messages(request: Request) -> Response:
+    """Answer a conversation, as a whole or as a stream."""
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(state.models.use(fields.text("model")))
+        ask = await read_ask(fields, served)
+        stream = fields.flag("stream", False)
+        answers = served.answers(ask)
+        note_answers(request, state, served, answers, fields)
+        request_id = request.scope["state"]["request_id"]
+        response: Response
+        if stream:
+            content = _events(answers[0], served, stack.pop_all())
+            failed = partial(error_event, request_id=request_id)
+            response = Stream(content, failed, state.limits.reader_seconds, ping=PING)
+        else:
+            response = JSONResponse(await until_disconnect(request, _whole(answers[0], served)))
+        response.headers["request-id"] = request_id
+        return response
+
+
+async def read_ask(fields: Fields, served: Served) -> Ask:
+    """What a request asks for."""
+    llm, limits = served.llm, served.limits
+    fields.required("max_tokens")
+    most = fields.whole("max_tokens", 0)
+    fields.number("temperature", 1.0, 0, 1)
+    options = read_options(fields, llm, limits)
+    stop = read_stop(fields, limits, "stop_sequences")
+    prompt = await read_prompt(fields, llm, limits)
+    fields.ignore(*MEANINGLESS)
+    return Ask(prompt.ids, prompt.parser, options | {"max_tokens": clamped(most, llm, len(prompt.ids))}, stop=stop)
+
+
+def _head(answer: Answer, served: Served) -> dict[str, Any]:
+    """A message that has not begun."""
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": served.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage_of(answer),
+    }
+
+
+def _blocks(answer: Answer) -> Blocks:
+    # The ids of calls are the same for the same request and seed.
+    return Blocks(f"toolu_{answer.generation.seed & 0xFFFFFFFF:08x}")
+
+
+async def _whole(answer: Answer, served: Served) -> dict[str, Any]:
+    blocks = _blocks(answer)
+    written = []
+    async for _, delta in merged([answer]):
+        written += blocks.feed(delta.events)
+    written += blocks.end()
+    return _head(answer, served) | {"content": joined(written)} | ending_of(answer)
+
+
+async def _events(answer: Answer, served: Served, stack: AsyncExitStack) -> AsyncIterator[str]:
+    async with stack:
+        blocks = _blocks(answer)
+        begun = False
+        async for _, delta in merged([answer]):
+            if not begun:
+                # Not before there is a token: only then it is known how much of the prompt the cache held.
+                begun = True
+                yield sse({"type": "message_start", "message": _head(answer, served)}, "message_start")
+            for event in blocks.feed(delta.events):
+                yield sse(event, event["type"])
+        for event in blocks.end():
+            yield sse(event, event["type"])
+        yield sse({"type": "message_delta", "delta": ending_of(answer), "usage": usage_of(answer)}, "message_delta")
+        yield sse({"type": "message_stop"}, "message_stop")
