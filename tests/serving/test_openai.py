@@ -1,5 +1,6 @@
 """OpenAI's interfaces, as its own package sees them."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from engine import LLM
 from engine.decode.sampler import logprobs
 
 openai = pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")
 
 pytestmark = pytest.mark.together("serving")
 
@@ -110,6 +112,13 @@ def test_a_control_token_in_a_text_is_text(client: Any, llm: LLM) -> None:
     assert answer.text == control
     assert control not in answer.logprobs.tokens
     assert "".join(answer.logprobs.tokens[-len(llm.tokenizer.encode(control, add_special=False)) :]) == control
+
+
+def test_half_a_character_in_a_prompt_is_replaced(server: str) -> None:
+    # Python's JSON reads it, but UTF-8 cannot express it.
+    body = rb'{"prompt": "a\ud83d", "echo": true, "max_tokens": 0}'
+    answer = httpx.post(f"{server}/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.json()["choices"][0]["text"] == "a\ufffd"
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -253,3 +262,14 @@ def test_embeddings_are_refused(client: Any) -> None:
     with pytest.raises(openai.InternalServerError, match="no embeddings") as refused:
         client.embeddings.create(model="", input="a")
     assert refused.value.status_code == 501
+
+
+def test_an_answer_does_not_wait_for_an_acknowledgement(server: str) -> None:
+    seconds = []
+    with httpx.Client() as kept:
+        for _ in range(10):
+            begun = time.perf_counter()
+            kept.get(f"{server}/v1/models")
+            seconds.append(time.perf_counter() - begun)
+    # The first answer of a connection never waits, and others may be late for another reason.
+    assert sorted(seconds)[1] < 0.035
