@@ -25,7 +25,7 @@ from engine.serving.metrics import Metrics, pages_held
 from engine.serving.served import Entry, Served, Spec, Status
 from engine.text.template.chat import ChatTemplate
 
-pytestmark = [pytest.mark.together("serving"), pytest.mark.xdist_group("serving")]
+pytestmark = pytest.mark.together("serving")
 
 TEXTS = ["", "for i in range(3):\n    print(i)", "héllo 🙂 wörld", " two  blanks ", "<|endoftext|>"]
 
@@ -253,7 +253,12 @@ def test_completion_of_ids_and_mixed_prompts(client: TestClient, served: Served)
 
 
 @pytest.mark.parametrize(
-    ("more", "kind", "word"), [({"n_predict": 3}, "limit", ""), ({"stop": ["+", "\n"], "n_predict": 40}, "word", "+")]
+    ("more", "kind", "word"),
+    [
+        ({"n_predict": 3}, "limit", ""),
+        ({"n_predict": 0}, "limit", ""),
+        ({"stop": ["+", "\n"], "n_predict": 40}, "word", "+"),
+    ],
 )
 def test_how_completions_end(client: TestClient, more: dict[str, Any], kind: str, word: str) -> None:
     body = {"prompt": "def add(a, b):\n    return", "temperature": 0, **more}
