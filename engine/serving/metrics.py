@@ -39,6 +39,9 @@ SECONDS = (
 GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Upper bounds of the classes of times between tokens."""
 
+REASONS = ("stop", "length", "abort", "error")
+"""How an answer ends: by itself, at its greatest length, because the client left, because of an error."""
+
 
 class Metrics:
     """The counts of a server.  Only its event loop uses them."""
@@ -65,8 +68,7 @@ class Metrics:
         asked, found = "Tokens of prompts that were looked up in the cache.", "Tokens of prompts that the cache held."
         self._queries = [counter(name, asked) for name in ("prefix_cache_queries", "gpu_prefix_cache_queries")]
         self._hits = [counter(name, found) for name in ("prefix_cache_hits", "gpu_prefix_cache_hits")]
-        why = "Answers by how they ended: stop, length, abort (the client left) or error."
-        self._ended = counter("request_success", why, "finished_reason")
+        self._ended = counter("request_success", "Answers by how they ended.", "finished_reason")
         self._first = histogram("time_to_first_token_seconds", "Seconds from a request to its first token.", SECONDS)
         self._whole = histogram(
             "e2e_request_latency_seconds", "Seconds from a request to the end of its answer.", SECONDS
@@ -115,6 +117,8 @@ class Metrics:
             # A count that is there from the beginning shows its first increase.
             for counter in (self._prompt, self._generated, *self._queries, *self._hits):
                 counter.labels(name)
+            for reason in REASONS:
+                self._ended.labels(name, reason)
         return generate_latest(self.registry)
 
 

@@ -1,9 +1,12 @@
 """The interfaces of llama-server and the counts for Prometheus, in process."""
 
+import asyncio
 import json
 import math
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +23,14 @@ from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import DeviceError
 from engine.llm import LLM
+from engine.serving.answer import Ask
 from engine.serving.app import app
+from engine.serving.formats import select
 from engine.serving.metrics import Metrics, pages_held
 from engine.serving.served import Entry, Served, Spec, Status
 from engine.text.template.chat import ChatTemplate
 
-pytestmark = [pytest.mark.together("serving"), pytest.mark.xdist_group("serving")]
+pytestmark = pytest.mark.together("serving")
 
 TEXTS = ["", "for i in range(3):\n    print(i)", "héllo 🙂 wörld", " two  blanks ", "<|endoftext|>"]
 
@@ -253,7 +258,12 @@ def test_completion_of_ids_and_mixed_prompts(client: TestClient, served: Served)
 
 
 @pytest.mark.parametrize(
-    ("more", "kind", "word"), [({"n_predict": 3}, "limit", ""), ({"stop": ["+", "\n"], "n_predict": 40}, "word", "+")]
+    ("more", "kind", "word"),
+    [
+        ({"n_predict": 3}, "limit", ""),
+        ({"n_predict": 0}, "limit", ""),
+        ({"stop": ["+", "\n"], "n_predict": 40}, "word", "+"),
+    ],
 )
 def test_how_completions_end(client: TestClient, more: dict[str, Any], kind: str, word: str) -> None:
     body = {"prompt": "def add(a, b):\n    return", "temperature": 0, **more}
@@ -299,6 +309,27 @@ def test_metrics_agree_with_usage(client: TestClient) -> None:
     first, whole = "vllm:time_to_first_token_seconds_sum", "vllm:e2e_request_latency_seconds_sum"
     assert grown[first,] + grown["vllm:inter_token_latency_seconds_sum",] <= grown[whole,]
     assert after["vllm:num_requests_running",] == after["vllm:num_requests_waiting",] == 0
+
+
+def test_an_answer_that_is_left_early(client: TestClient, served: Served) -> None:
+    before = counts(client)
+
+    async def leave() -> int:
+        parser = partial(select.parser, "plain", single=lambda tag: False)
+        [answer] = served.answers(Ask([1, 2, 3], parser, {"max_tokens": 400, "ignore_eos": True}))
+        client.app.state.metrics.begin("bundled", answer)  # type: ignore[attr-defined]
+        async with aclosing(answer.__aiter__()) as deltas:  # type: ignore[type-var]
+            await anext(deltas)
+        while served.driver.n_answers:
+            await asyncio.sleep(0.01)
+        return len(answer.generation.ids)
+
+    assert client.portal is not None
+    n = client.portal.call(leave)
+    after = counts(client)
+    assert after["vllm:request_success_total", "abort"] - before["vllm:request_success_total", "abort"] == 1
+    assert after["vllm:prompt_tokens_total",] - before["vllm:prompt_tokens_total",] == 3
+    assert 1 <= after["vllm:generation_tokens_total",] - before["vllm:generation_tokens_total",] <= n < 400
 
 
 def test_the_share_of_pages(client: TestClient, served: Served) -> None:
