@@ -72,7 +72,9 @@ class Guard:
             refusal = self._refusal(scope, headers)
             if refusal is not None:
                 error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
-                response = JSONResponse({"error": error}, refusal.status, refusal.headers())
+                # Both OpenAI's and Anthropic's clients find what they look for.
+                body = {"type": "error", "error": error, "request_id": request_id}
+                response = JSONResponse(body, refusal.status, refusal.headers())
                 await response(scope, receive, answer)
             else:
                 await self._inner(scope, receive, answer)

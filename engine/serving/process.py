@@ -95,6 +95,7 @@ def serve(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(2048)  # clients wait while the model is opened
     except (OSError, UnicodeError) as error:
         listener.close()
         problem = getattr(error, "strerror", None) or error

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -61,7 +61,7 @@ class Stream(Response):
 
     Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
     leaves or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``ping`` is sent when
-    nothing else was for a while.
+    nothing else was for a while.  ``held``: what is released at the end, even if nothing of the content was computed.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Stream(Response):
         content: AsyncIterator[str],
         failed: Callable[[Refusal], str],
         patience: float,
+        held: AsyncExitStack,
         *,
         media_type: str = "text/event-stream",
         ping: str = ": ping\n\n",
@@ -76,6 +77,7 @@ class Stream(Response):
         self.content = content
         self.failed = failed
         self.patience = patience
+        self.held = held
         self.ping = ping
         self.status_code = 200
         self.media_type = media_type
@@ -95,6 +97,7 @@ class Stream(Response):
             for each in (writer, watcher):
                 each.cancel()
             results = await asyncio.gather(writer, watcher, return_exceptions=True)
+            await self.held.aclose()
         if isinstance(results[0], TimeoutError):
             log.info("a client that read nothing for %g seconds was disconnected", self.patience)
             raise results[0]

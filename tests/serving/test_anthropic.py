@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx2")  # the client is built on it
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = pytest.mark.together("serving")
 
 GREEDY = {"temperature": 0}
 

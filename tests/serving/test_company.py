@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -24,9 +24,10 @@ from engine.serving.formats.plain import Plain
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.served import Served, Spec
+from engine.serving.streams import Stream
 from engine.text.template.chat import ChatTemplate
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = pytest.mark.together("serving")
 
 CHAT = "/v1/chat/completions"
 N = 16
@@ -167,5 +168,28 @@ def test_the_queue_is_bounded() -> None:
             for answer in answers:
                 answer.cancel()
             await within(10, lambda: model.driver.n_answers == 0)
+
+    asyncio.run(run())
+
+
+def test_a_stream_whose_client_left_before_its_first_token_holds_nothing() -> None:
+    async def run() -> None:
+        async with begun(Limits()) as model, AsyncExitStack() as stack:
+            (answer,) = model.answers(asked(200))
+            stack.callback(answer.cancel)
+
+            async def content() -> AsyncIterator[str]:
+                async for delta in answer:
+                    yield str(delta.ids)
+
+            async def receive() -> Any:
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                await asyncio.sleep(1)
+
+            await Stream(content(), str, 5.0, stack.pop_all())({"type": "http"}, receive, send)
+            await within(10, lambda: model.driver.n_answers == 0)
+            assert len(answer.generation.ids) < 200
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ from engine.serving.served import Spec
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = pytest.mark.together("serving")
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}

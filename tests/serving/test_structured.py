@@ -22,7 +22,7 @@ from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from engine.text.template.chat import ChatTemplate
 
-pytestmark = pytest.mark.xdist_group("serving")
+pytestmark = pytest.mark.together("serving")
 
 SCHEMA = {
     "type": "object",

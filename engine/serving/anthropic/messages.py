@@ -37,12 +37,15 @@ async def messages(request: Request) -> Response:
         stream = fields.flag("stream", False)
         answers = served.answers(ask)
         note_answers(request, state, served, answers, fields)
+        for answer in answers:
+            stack.callback(answer.cancel)
         request_id = request.scope["state"]["request_id"]
         response: Response
         if stream:
-            content = _events(answers[0], served, stack.pop_all())
+            held = stack.pop_all()
+            content = _events(answers[0], served, held)
             failed = partial(error_event, request_id=request_id)
-            response = Stream(content, failed, state.limits.reader_seconds, ping=PING)
+            response = Stream(content, failed, state.limits.reader_seconds, held, ping=PING)
         else:
             response = JSONResponse(await until_disconnect(request, _whole(answers[0], served)))
         response.headers["request-id"] = request_id

@@ -57,8 +57,12 @@ async def completion(request: Request) -> Response:
         fields.ignore(*MEANINGLESS)
         answers = served.answers(ask)
         note_answers(request, state, served, answers, fields)
+        for answer in answers:
+            stack.callback(answer.cancel)
         if stream:
-            return Stream(_chunks(answers[0], served, ask, stack.pop_all()), _failed, state.limits.reader_seconds)
+            held = stack.pop_all()
+            content = _chunks(answers[0], served, ask, held)
+            return Stream(content, _failed, state.limits.reader_seconds, held)
         return JSONResponse(await until_disconnect(request, _whole(answers[0], served, ask, tokens)))
 
 

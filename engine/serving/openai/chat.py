@@ -71,9 +71,12 @@ async def chat_completions(request: Request) -> Response:
         stream = fields.flag("stream", False)
         answers = served.answers(ask)
         note_answers(request, state, served, answers, fields)
+        for answer in answers:
+            stack.callback(answer.cancel)
         if stream:
-            content = _chunks(answers, served, shape, stack.pop_all())
-            return Stream(content, error_event, state.limits.reader_seconds)
+            held = stack.pop_all()
+            content = _chunks(answers, served, shape, held)
+            return Stream(content, error_event, state.limits.reader_seconds, held)
         return JSONResponse(await until_disconnect(request, _whole(answers, served, shape)))
 
 

@@ -1,0 +1,1 @@
+"""How models write thoughts and calls of functions in their answers: one file per format, read while the text arrives."""
