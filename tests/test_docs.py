@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import bench, parity
-from engine.cli import flags
+from engine.cli import flags, serve_flags
 from engine.compile.__main__ import parser as compile_parser
 from engine.hub import catalog
 from engine.models import __main__ as models
@@ -149,6 +149,7 @@ def test_a_command_line_parses(
         "run": check_run,
         "chat": lambda args: check_run(["--cnv", *args]),
         "bench": check_bench,
+        "serve": check_serve,
         "compile": check_compile,
         "parity": check_parity,
         "models": lambda args: check_models(args, monkeypatch),
@@ -191,6 +192,11 @@ def check_bench(args: list[str]) -> None:
         check_model(model)
     for shape in parsed.shape:
         bench.parse_shape(shape)
+
+
+def check_serve(args: list[str]) -> None:
+    for model in serve_flags.parser().parse_args(args).model:
+        check_model(model)
 
 
 def check_parity(args: list[str]) -> None:
