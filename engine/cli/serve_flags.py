@@ -108,7 +108,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
 
 def settle(args: argparse.Namespace) -> None:
     """Combines the flags that have one meaning; raises UsageError if they contradict one another."""
-    from engine.serving.guard import is_loopback
+    from engine.serving.hosts import is_loopback
 
     shared.settle_model(args)
     shared.settle_device(args)

@@ -10,12 +10,12 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
-from ipaddress import ip_address
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.errors import Refusal
+from engine.serving.hosts import is_loopback
 from engine.serving.state import State
 
 log = logging.getLogger("engine.serving.access")
@@ -25,14 +25,6 @@ OPEN = ("/health", "/v1/health")
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _PORT = re.compile(r":\d{1,5}$")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or a name stands for this machine only."""
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
 
 
 class Guard:

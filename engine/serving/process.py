@@ -11,7 +11,7 @@ import uvicorn
 
 from engine.errors import UsageError
 from engine.serving.app import app
-from engine.serving.guard import is_loopback
+from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from engine.serving.state import State
