@@ -61,7 +61,6 @@ class GptOss(FormatParser):
             if not self.looks_for_reasoning:
                 raise Broken
             self.thinking = True
-        self.input.mark()
         self._known = True
 
     def _call(self, name: str) -> Steps[None]:

@@ -182,7 +182,6 @@ class FormatParser:
 
     def begin(self, name: str) -> None:
         """A call of ``name`` begins; :meth:`arguments` must follow."""
-        self._newlines.clear()
         self._events.append(CallBegin(self._index, name))
 
     def arguments(self, text: str, closing: str) -> None:

@@ -18,14 +18,15 @@ class Tools:
     """The functions of a request by their names.
 
     tools: the ``tools`` of a request in OpenAI's form, mappings with ``type`` "function" and ``function``, which has ``name``
-    and ``parameters``, a JSON schema. None: the functions are not known, so every name may be one.
+    and perhaps ``parameters``, a JSON schema; those of another type are left out. None: the functions are not known, so every
+    name may be one.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._schemas: dict[str, Any] | None = None
         if tools is not None:
-            functions = [tool.get("function") for tool in tools]
-            self._schemas = {f["name"]: f.get("parameters") for f in functions if isinstance(f, Mapping)}
+            functions = [tool["function"] for tool in tools if tool.get("type") == "function"]
+            self._schemas = {function["name"]: function.get("parameters") for function in functions}
 
     def has(self, name: str) -> bool:
         """Whether ``name`` can be called."""

@@ -54,6 +54,8 @@ def test_two_calls_and_a_call_in_a_thought() -> None:
     calls = [("get_weather", {"city": "Köln"}), ("now", {})]
     answer = read(NAME, f"{call(city='Köln')}{call('now')}")
     assert (answer.content, answer.calls) == ("", calls)
+    answer = read(NAME, f"{call(city='Köln')}\n<|tool_call>\ncall:now {{}}\n<tool_call|>")
+    assert (answer.content, answer.calls) == ("", calls)
     answer = read(NAME, f"<|channel>thought\nhm\n{call(city='Köln')}\n{call('now')}\n<channel|>Yes.")
     assert (answer.reasoning, answer.content, answer.calls) == ("hm", "Yes.", calls)
 

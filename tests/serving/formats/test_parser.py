@@ -112,7 +112,7 @@ OPTIONS = st.fixed_dictionaries({"reasoning_open": st.booleans(), "tools": st.sa
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data(), options=OPTIONS)
-@examples(400, 40)
+@examples(400, 25)
 def test_cuts_change_nothing_and_no_word_is_lost(name: str, data: st.DataObject, options: dict[str, Any]) -> None:
     text = data.draw(texts(name))
     tokens = data.draw(st.sampled_from([TOKENS[name], ()]))
@@ -126,7 +126,7 @@ def test_cuts_change_nothing_and_no_word_is_lost(name: str, data: st.DataObject,
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@examples(100, 20)
+@examples(100, 12)
 def test_without_calls_and_thoughts_the_text_is_the_text(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
     assert read(name, text, calls=False, reasoning=False, reasoning_open=True).content == text or name == "gpt_oss"
@@ -208,7 +208,7 @@ SHAPES: list[tuple[str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "start", "part"), few(SHAPES, 5))
+@pytest.mark.parametrize(("name", "start", "part"), few(SHAPES, 3))
 def test_the_time_is_linear(name: str, start: str, part: str) -> None:
     """200 kB in one piece, and in 50,000: to look at a text that waits again for each piece would take many seconds."""
     text = start + part * (LONG // len(part))

@@ -66,6 +66,7 @@ def test_a_call_in_a_thought_is_not_lost() -> None:
         '<tool_call>\n{"arguments": {"city": "Köln',
         '<tool_call>\n[{"name": "now", "arguments": {}}]\n</tool_call>',
         "<tool_call>\n{}\n</tool_call>\n\n",
+        '<tool_call>\n{"name": "now", "name": "now"}\n</tool_call>',
         "</tool_call>",
     ],
 )
@@ -167,6 +168,9 @@ def test_arguments_that_break_the_rules_end_where_they_can_be_closed() -> None:
     answer = read("qwen3", broken)
     assert answer.calls == [("get_weather", {"city": "Köln"})]
     assert answer.content == ", days: 3}}\n</tool_call>\nDone."
+    answer = read("qwen3", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln", "days"</tool_call>')
+    assert answer.calls == [("get_weather", {"city": "Köln"})]
+    assert answer.content == ', "days"</tool_call>'
 
 
 def test_strings_may_contain_tags_quotes_and_newlines() -> None:
