@@ -60,13 +60,18 @@ class Tokens:
 
         self._try = tried
 
+    def check(self, grammar: Grammar) -> None:
+        """Raise UsageError if a grammar is too large, or names a special token that the model does not have.  The first time
+        may take a second."""
+        self._try(grammar)
+
     def matcher(self, grammar: Grammar) -> "LLMatcher":
         """llguidance's matcher of one answer, at its beginning.
 
         Copies of a matcher would share limits, so that an answer could fail because of another one.
         Raises UsageError if the grammar is too large, or names a special token that the model does not have.
         """
-        self._try(grammar)
+        self.check(grammar)
         return llguidance().LLMatcher(self._tokenizer, grammar.source, limits=self._limits, log_level=0)  # type: ignore[no-any-return]
 
 

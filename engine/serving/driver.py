@@ -121,7 +121,8 @@ class Driver:
             except Exception as error:
                 log.exception("a round failed")
                 self._end(error)
-                self.llm.scheduler.interrupt()
+                with self.llm.lock:
+                    self.llm.scheduler.interrupt()
             self._hand_out()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
                 self.moved = math.inf

@@ -11,6 +11,7 @@ import uvicorn
 
 from engine.errors import UsageError
 from engine.serving.app import app
+from engine.serving.errors import Refusal
 from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
@@ -33,12 +34,20 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._drain_seconds = drain_seconds
+        #: Why the first model could not be opened, if that is why the server has ended.
+        self.problem = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called when the event loop runs."""
+        """Called when the event loop runs: opens the first model before any request is answered."""
         self._loop = asyncio.get_running_loop()
+        models = self._state.models
+        try:
+            await models.load(models.find(None))
+        except Refusal as refusal:
+            self.problem, self.should_exit = refusal.message, True
+            return
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -74,8 +83,10 @@ def serve(
     models_max: int,
     drain_seconds: float,
 ) -> int:
-    """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address cannot be used."""
-    application = app(specs, limits=limits, keys=keys, local=is_loopback(host), models_max=models_max)
+    """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address cannot be used, or if the
+    first model cannot be opened."""
+    local = is_loopback(host)
+    application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
     config = uvicorn.Config(
         application,
         host=host,
@@ -108,4 +119,6 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     server.run(sockets=[listener])
+    if server.problem:
+        raise UsageError(server.problem)
     return 0 if server.started else 1

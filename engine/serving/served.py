@@ -136,7 +136,7 @@ class Models:
 
     async def load(self, entry: Entry) -> Served:
         """Open a model, unless it is open; models that nobody uses are closed if there are too many, or too little memory."""
-        if entry.served is not None and entry.served.driver.failed is None:
+        if entry.served is not None:
             return entry.served
         async with entry.lock:
             if entry.served is None:

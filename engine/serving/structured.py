@@ -7,6 +7,8 @@ from typing import Any
 
 from engine.errors import UsageError
 from engine.grammar.grammar import Grammar
+from engine.grammar.tokens import tokens_of
+from engine.llm import LLM
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
@@ -15,7 +17,7 @@ KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 """The types of ``response_format``: OpenAI's, and a regular expression or a grammar of llguidance (Lark)."""
 
 
-async def read_grammar(fields: Fields, limits: Limits) -> Grammar | None:
+async def read_grammar(fields: Fields, llm: LLM, limits: Limits) -> Grammar | None:
     """The grammar of an answer, None if it may be any text.  Raises Refusal if it is invalid, too large, or needs too much
     work."""
     given = fields.object("response_format")
@@ -26,27 +28,29 @@ async def read_grammar(fields: Fields, limits: Limits) -> Grammar | None:
         raise given.refuse("type", f"is missing: give one of {', '.join(KINDS)}")
     if kind == "text":
         return None
+    make: Callable[[Any], Grammar]
+    value: Any
     if kind in ("json_object", "json_schema"):
-        named = given.object("json_schema")
-        where, name = (named, "schema") if named is not None else (given, "schema")
+        where, name, make = given.object("json_schema") or given, "schema", Grammar.json_schema
+        where.ignore("name", "strict", "description")
         if kind == "json_schema" and name not in where:
             raise where.refuse(name, "is missing: give a JSON schema")
-        if named is not None:
-            named.ignore("name", "strict", "description")
-        schema = where.get(name)
-        schema = {"type": "object"} if schema is None else schema
-        return await _made(Grammar.json_schema, schema, len(json.dumps(schema)), where.name(name), limits)
-    text = given.required_text("pattern" if kind == "regex" else "grammar")
-    make: Callable[[Any], Grammar] = Grammar.regex if kind == "regex" else Grammar.lark
-    return await _made(make, text, len(text.encode()), given.name("pattern" if kind == "regex" else "grammar"), limits)
+        value = {"type": "object"} if name not in where else where.get(name)
+        size = len(json.dumps(value))
+    else:
+        where, name, make = (given, "pattern", Grammar.regex) if kind == "regex" else (given, "grammar", Grammar.lark)
+        value = where.required_text(name)
+        size = len(value.encode())
+    if size > limits.schema_bytes:
+        raise where.refuse(name, f"has {size} bytes and this server accepts {limits.schema_bytes} (--schema-bytes)")
 
+    def made() -> Grammar:
+        grammar = make(value)
+        tokens_of(llm.tokenizer).check(grammar)
+        return grammar
 
-async def _made(make: Callable[[Any], Grammar], value: Any, n_bytes: int, where: str, limits: Limits) -> Grammar:
-    if n_bytes > limits.schema_bytes:
-        problem = f"{where} has {n_bytes} bytes and this server accepts {limits.schema_bytes} (--schema-bytes)."
-        raise Refusal(problem, param=where)
     try:
         # It is tried in another process, which takes a while.
-        return await asyncio.to_thread(make, value)
+        return await asyncio.to_thread(made)
     except UsageError as error:
-        raise Refusal(f"{where}: {error}", param=where) from None
+        raise Refusal(f"{where.name(name)}: {error}", param=where.name(name)) from None

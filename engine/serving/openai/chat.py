@@ -90,7 +90,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         values.setdefault("reasoning_effort", effort)
         values.setdefault("enable_thinking", effort != "none")
     tools = read_tool_choice(fields, tools)
-    grammar = await read_grammar(fields, limits)
+    grammar = await read_grammar(fields, llm, limits)
     if grammar is not None:
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     continue_final = fields.flag("continue_final_message", False)
