@@ -19,6 +19,9 @@ T = TypeVar("T")
 PING_SECONDS = 15.0
 """Seconds without an event after which a comment is sent, so that nobody between takes the connection for dead."""
 
+PING = ": ping\n\n"
+"""A comment, which clients skip."""
+
 log = logging.getLogger(__name__)
 
 
@@ -37,14 +40,15 @@ class Disconnected(Exception):
     """The client has left."""
 
 
+async def _left(receive: Receive) -> None:
+    """Return when the client has left.  The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client leaves before it is there.  The body must have been read."""
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(watch())
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_left(request.receive))
     try:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -70,9 +74,7 @@ class Stream(Response):
         failed: Callable[[Refusal], str],
         patience: float,
         held: AsyncExitStack,
-        *,
-        media_type: str = "text/event-stream",
-        ping: str = ": ping\n\n",
+        ping: str,
     ) -> None:
         self.content = content
         self.failed = failed
@@ -80,17 +82,13 @@ class Stream(Response):
         self.held = held
         self.ping = ping
         self.status_code = 200
-        self.media_type = media_type
+        self.media_type = "text/event-stream"
         self.background = None
         # Without it a proxy may collect the whole answer before it passes it on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        writer, watcher = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(watch())
+        writer, watcher = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -173,5 +171,3 @@ async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for answer in own:
-            answer.cancel()

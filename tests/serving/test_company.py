@@ -24,7 +24,7 @@ from engine.serving.formats.plain import Plain
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.served import Served, Spec
-from engine.serving.streams import Stream
+from engine.serving.streams import PING, Stream
 from engine.text.template.chat import ChatTemplate
 
 pytestmark = pytest.mark.together("serving")
@@ -188,7 +188,7 @@ def test_a_stream_whose_client_left_before_its_first_token_holds_nothing() -> No
             async def send(message: Any) -> None:
                 await asyncio.sleep(1)
 
-            await Stream(content(), str, 5.0, stack.pop_all())({"type": "http"}, receive, send)
+            await Stream(content(), str, 5.0, stack.pop_all(), PING)({"type": "http"}, receive, send)
             await within(10, lambda: model.driver.n_answers == 0)
             assert len(answer.generation.ids) < 200
 

@@ -2,23 +2,21 @@
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask
 from engine.serving.anthropic.blocks import Blocks, joined
 from engine.serving.anthropic.conversation import read_prompt
 from engine.serving.anthropic.shapes import ending_of, error_event, usage_of
-from engine.serving.body import read_fields
+from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.state import State, note_answers
-from engine.serving.streams import Stream, merged, sse, until_disconnect
+from engine.serving.streams import merged, sse
 
 MEANINGLESS = ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed")
 """Fields that change no answer here."""
@@ -29,27 +27,15 @@ PING = sse({"type": "ping"}, "ping")
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
-    state = State.of(request)
-    fields = await read_fields(request, state.limits)
-    async with AsyncExitStack() as stack:
-        served = await stack.enter_async_context(state.models.use(fields.text("model")))
-        ask = await read_ask(fields, served)
-        stream = fields.flag("stream", False)
-        answers = served.answers(ask)
-        note_answers(request, state, served, answers, fields)
-        for answer in answers:
-            stack.callback(answer.cancel)
-        request_id = request.scope["state"]["request_id"]
-        response: Response
-        if stream:
-            held = stack.pop_all()
-            content = _events(answers[0], served, held)
-            failed = partial(error_event, request_id=request_id)
-            response = Stream(content, failed, state.limits.reader_seconds, held, ping=PING)
-        else:
-            response = JSONResponse(await until_disconnect(request, _whole(answers[0], served)))
-        response.headers["request-id"] = request_id
-        return response
+    request_id = request.scope["state"]["request_id"]
+    response = await respond(request, _read, partial(error_event, request_id=request_id), PING)
+    response.headers["request-id"] = request_id
+    return response
+
+
+async def _read(fields: Fields, served: Served) -> Plan:
+    ask = await read_ask(fields, served)
+    return Plan([ask], partial(_whole, served=served), partial(_events, served=served))
 
 
 async def read_ask(fields: Fields, served: Served) -> Ask:
@@ -84,27 +70,28 @@ def _blocks(answer: Answer) -> Blocks:
     return Blocks(f"toolu_{answer.generation.seed & 0xFFFFFFFF:08x}")
 
 
-async def _whole(answer: Answer, served: Served) -> dict[str, Any]:
+async def _whole(answers: list[Answer], served: Served) -> dict[str, Any]:
+    (answer,) = answers
     blocks = _blocks(answer)
     written = []
-    async for _, delta in merged([answer]):
+    async for _, delta in merged(answers):
         written += blocks.feed(delta.events)
     written += blocks.end()
     return _head(answer, served) | {"content": joined(written)} | ending_of(answer)
 
 
-async def _events(answer: Answer, served: Served, stack: AsyncExitStack) -> AsyncIterator[str]:
-    async with stack:
-        blocks = _blocks(answer)
-        begun = False
-        async for _, delta in merged([answer]):
-            if not begun:
-                # Not before there is a token: only then it is known how much of the prompt the cache held.
-                begun = True
-                yield sse({"type": "message_start", "message": _head(answer, served)}, "message_start")
-            for event in blocks.feed(delta.events):
-                yield sse(event, event["type"])
-        for event in blocks.end():
+async def _events(answers: list[Answer], served: Served) -> AsyncIterator[str]:
+    (answer,) = answers
+    blocks = _blocks(answer)
+    begun = False
+    async for _, delta in merged(answers):
+        if not begun:
+            # Not before there is a token: only then it is known how much of the prompt the cache held.
+            begun = True
+            yield sse({"type": "message_start", "message": _head(answer, served)}, "message_start")
+        for event in blocks.feed(delta.events):
             yield sse(event, event["type"])
-        yield sse({"type": "message_delta", "delta": ending_of(answer), "usage": usage_of(answer)}, "message_delta")
-        yield sse({"type": "message_stop"}, "message_stop")
+    for event in blocks.end():
+        yield sse(event, event["type"])
+    yield sse({"type": "message_delta", "delta": ending_of(answer), "usage": usage_of(answer)}, "message_delta")
+    yield sse({"type": "message_stop"}, "message_stop")

@@ -2,19 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.checks import described
 from engine.decode.params import SamplingParams
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
-from engine.serving.body import read_fields
 from engine.serving.errors import Refusal
+from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats import select
 from engine.serving.formats.events import Content
@@ -24,8 +23,7 @@ from engine.serving.llama_server.tokens import MOST_IDS, is_id
 from engine.serving.openai.shapes import finite, timings_of
 from engine.serving.sampling import clamped, read_bias, read_stop
 from engine.serving.served import Served
-from engine.serving.state import State, note_answers
-from engine.serving.streams import Stream, merged, sse, until_disconnect
+from engine.serving.streams import merged, sse
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -48,22 +46,15 @@ async def completion(request: Request) -> Response:
     ``prompt`` is a text, a list of token ids, or a list of both.  Control tokens in its texts are recognized, since a prompt
     is what a chat template has written; ``parse_special: false`` takes them as text.
     """
-    state = State.of(request)
-    fields = await read_fields(request, state.limits)
-    async with AsyncExitStack() as stack:
-        served = await stack.enter_async_context(state.models.use(fields.text("model")))
-        ask = await read_ask(fields, served.llm, state.limits)
-        stream, tokens = fields.flag("stream", False), fields.flag("return_tokens", False)
-        fields.ignore(*MEANINGLESS)
-        answers = served.answers(ask)
-        note_answers(request, state, served, answers, fields)
-        for answer in answers:
-            stack.callback(answer.cancel)
-        if stream:
-            held = stack.pop_all()
-            content = _chunks(answers[0], served, ask, held)
-            return Stream(content, _failed, state.limits.reader_seconds, held)
-        return JSONResponse(await until_disconnect(request, _whole(answers[0], served, ask, tokens)))
+    return await respond(request, _read, _failed)
+
+
+async def _read(fields: Fields, served: Served) -> Plan:
+    ask = await read_ask(fields, served.llm, served.limits)
+    tokens = fields.flag("return_tokens", False)
+    fields.ignore(*MEANINGLESS)
+    whole = partial(_whole, served=served, ask=ask, with_tokens=tokens)
+    return Plan([ask], whole, partial(_chunks, served=served, ask=ask))
 
 
 async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
@@ -120,23 +111,22 @@ def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
-async def _whole(answer: Answer, served: Served, ask: Ask, with_tokens: bool) -> Mapping[str, Any]:
-    deltas = [delta async for _, delta in merged([answer])]
+async def _whole(answers: list[Answer], served: Served, ask: Ask, with_tokens: bool) -> Mapping[str, Any]:
+    deltas = [delta async for _, delta in merged(answers)]
     ids = [id for delta in deltas for id in delta.ids]
     body: dict[str, Any] = {"index": 0, "content": "".join(map(_text, deltas)), "tokens": ids if with_tokens else []}
-    body |= _end(answer, served, ask)
+    body |= _end(answers[0], served, ask)
     return body | _probabilities([token for delta in deltas for token in delta.logprobs], served, ask)
 
 
-async def _chunks(answer: Answer, served: Served, ask: Ask, stack: AsyncExitStack) -> AsyncIterator[str]:
-    async with stack:
-        async for _, delta in merged([answer]):
-            if not delta.ids and not _text(delta):
-                continue
-            chunk: dict[str, Any] = {"index": 0, "content": _text(delta), "tokens": delta.ids, "stop": False}
-            chunk |= {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
-            yield sse(chunk | _probabilities(delta.logprobs, served, ask))
-        yield sse({"index": 0, "content": "", "tokens": []} | _end(answer, served, ask))
+async def _chunks(answers: list[Answer], served: Served, ask: Ask) -> AsyncIterator[str]:
+    async for answer, delta in merged(answers):
+        if not delta.ids and not _text(delta):
+            continue
+        chunk: dict[str, Any] = {"index": 0, "content": _text(delta), "tokens": delta.ids, "stop": False}
+        chunk |= {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
+        yield sse(chunk | _probabilities(delta.logprobs, served, ask))
+    yield sse({"index": 0, "content": "", "tokens": []} | _end(answers[0], served, ask))
 
 
 def _end(answer: Answer, served: Served, ask: Ask) -> dict[str, Any]:

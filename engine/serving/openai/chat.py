@@ -4,23 +4,22 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask, Delta
-from engine.serving.body import read_fields
 from engine.serving.conversation import prompt_of, read_messages, read_tools
+from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Reasoning
 from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.state import State, note_answers
-from engine.serving.streams import Stream, merged, sse, until_disconnect
+from engine.serving.streams import merged, sse
 from engine.serving.structured import read_grammar
 
 MEANINGLESS = (
@@ -63,21 +62,13 @@ class Shape:
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
-    state = State.of(request)
-    fields = await read_fields(request, state.limits)
-    async with AsyncExitStack() as stack:
-        served = await stack.enter_async_context(state.models.use(fields.text("model")))
-        ask, shape = await read_ask(fields, served)
-        stream = fields.flag("stream", False)
-        answers = served.answers(ask)
-        note_answers(request, state, served, answers, fields)
-        for answer in answers:
-            stack.callback(answer.cancel)
-        if stream:
-            held = stack.pop_all()
-            content = _chunks(answers, served, shape, held)
-            return Stream(content, error_event, state.limits.reader_seconds, held)
-        return JSONResponse(await until_disconnect(request, _whole(answers, served, shape)))
+    return await respond(request, _read, error_event)
+
+
+async def _read(fields: Fields, served: Served) -> Plan:
+    ask, shape = await read_ask(fields, served)
+    whole, chunks = partial(_whole, served=served, shape=shape), partial(_chunks, served=served, shape=shape)
+    return Plan([ask], whole, chunks)
 
 
 async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
@@ -192,37 +183,34 @@ def call_id(answer: Answer, index: int) -> str:
     return f"call_{answer.generation.seed & 0xFFFFFFFF:08x}{answer.index:02x}{index:06x}"
 
 
-async def _chunks(answers: list[Answer], served: Served, shape: Shape, stack: AsyncExitStack) -> AsyncIterator[str]:
-    async with stack:
-        head = shape.head("chat.completion.chunk")
+async def _chunks(answers: list[Answer], served: Served, shape: Shape) -> AsyncIterator[str]:
+    head = shape.head("chat.completion.chunk")
+
+    def chunk(answer: Answer, delta: Mapping[str, Any], finish: str | None, logprobs: Any = None) -> str:
+        choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         usage = {"usage": usage_of(answers)} if shape.continuous_usage else {}
+        return sse(head | {"choices": [choice]} | usage)
 
-        def chunk(answer: Answer, delta: Mapping[str, Any], finish: str | None, logprobs: Any = None) -> str:
-            choice = {"index": answer.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-            if shape.continuous_usage:
-                usage["usage"] = usage_of(answers)
-            return sse(head | {"choices": [choice]} | usage)
-
-        begun: set[int] = set()
-        async for answer, delta in merged(answers):
-            if answer.index not in begun:
-                # Not before there is a token: clients take the first chunk for the first token.
-                begun.add(answer.index)
-                yield chunk(answer, {"role": "assistant", "content": ""}, None)
-            logprobs = None
-            if shape.logprobs and delta.logprobs:
-                logprobs = chat_logprobs(served.llm.tokenizer, delta.logprobs, shape.top_logprobs)
-            fields = [_fields(answer, event) for event in delta.events]
-            said = [each for each in fields if each]
-            if not said and logprobs is not None:
-                said = [{"content": ""}]
-            for i, each in enumerate(said):
-                yield chunk(answer, each, None, logprobs if i == 0 else None)
-            if delta.finish_reason:
-                yield chunk(answer, {}, delta.finish_reason)
-        if shape.include_usage:
-            yield sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
-        yield sse("[DONE]")
+    begun: set[int] = set()
+    async for answer, delta in merged(answers):
+        if answer.index not in begun:
+            # Not before there is a token: clients take the first chunk for the first token.
+            begun.add(answer.index)
+            yield chunk(answer, {"role": "assistant", "content": ""}, None)
+        logprobs = None
+        if shape.logprobs and delta.logprobs:
+            logprobs = chat_logprobs(served.llm.tokenizer, delta.logprobs, shape.top_logprobs)
+        fields = [_fields(answer, event) for event in delta.events]
+        said = [each for each in fields if each]
+        if not said and logprobs is not None:
+            said = [{"content": ""}]
+        for i, each in enumerate(said):
+            yield chunk(answer, each, None, logprobs if i == 0 else None)
+        if delta.finish_reason:
+            yield chunk(answer, {}, delta.finish_reason)
+    if shape.include_usage:
+        yield sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
+    yield sse("[DONE]")
 
 
 def _fields(answer: Answer, event: Any) -> dict[str, Any]:

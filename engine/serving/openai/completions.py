@@ -4,17 +4,17 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.checks import described
 from engine.llm import LLM
 from engine.serving.answer import Answer, Ask, Delta
-from engine.serving.body import read_fields
+from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats import select
 from engine.serving.formats.events import Content
@@ -25,8 +25,7 @@ from engine.serving.openai.scores import Scores, joined
 from engine.serving.openai.shapes import error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.state import State, note_answers
-from engine.serving.streams import Stream, merged, sse, until_disconnect
+from engine.serving.streams import merged, sse
 
 MAX_TOKENS = 16
 """Tokens of an answer, if the request does not say how many."""
@@ -42,21 +41,13 @@ class TextShape(Shape):
 
 async def completions(request: Request) -> Response:
     """Continue texts, each as a whole or all in one stream."""
-    state = State.of(request)
-    fields = await read_fields(request, state.limits)
-    async with AsyncExitStack() as stack:
-        served = await stack.enter_async_context(state.models.use(fields.text("model")))
-        asks, shape = await read_asks(fields, served)
-        stream = fields.flag("stream", False)
-        answers = begin(asks, served)
-        note_answers(request, state, served, answers, fields)
-        for answer in answers:
-            stack.callback(answer.cancel)
-        if stream:
-            held = stack.pop_all()
-            content = _chunks(answers, served, shape, held)
-            return Stream(content, error_event, state.limits.reader_seconds, held)
-        return JSONResponse(await until_disconnect(request, _whole(answers, served, shape)))
+    return await respond(request, _read, error_event)
+
+
+async def _read(fields: Fields, served: Served) -> Plan:
+    asks, shape = await read_asks(fields, served)
+    whole, chunks = partial(_whole, served=served, shape=shape), partial(_chunks, served=served, shape=shape)
+    return Plan(asks, whole, chunks)
 
 
 async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShape]:
@@ -147,19 +138,6 @@ def plain() -> Parser:
     return select.parser("plain", (), single=lambda tag: False)
 
 
-def begin(asks: Sequence[Ask], served: Served) -> list[Answer]:
-    """The answers to all prompts in their order.  If one is refused, none is computed."""
-    answers: list[Answer] = []
-    try:
-        for ask in asks:
-            answers += served.answers(ask)
-    except Exception:
-        for answer in answers:
-            answer.cancel()
-        raise
-    return answers
-
-
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
@@ -217,15 +195,14 @@ async def _whole(answers: list[Answer], served: Served, shape: TextShape) -> dic
     return body | {"timings": timings_of(answers[0])}
 
 
-async def _chunks(answers: list[Answer], served: Served, shape: TextShape, stack: AsyncExitStack) -> AsyncIterator[str]:
-    async with stack:
-        head, writers = shape.head("text_completion"), _writers(answers, served, shape)
-        async for answer, delta in merged(answers):
-            choice = writers[answer].choice(delta)
-            if choice["text"] or choice["finish_reason"] or (shape.logprobs and choice["logprobs"]["tokens"]):
-                usage = {"usage": usage_of(answers, shape.n_prompts)} if shape.continuous_usage else {}
-                yield sse(head | {"choices": [choice]} | usage)
-        if shape.include_usage:
-            usage = {"usage": usage_of(answers, shape.n_prompts), "timings": timings_of(answers[0])}
-            yield sse(head | {"choices": []} | usage)
-        yield sse("[DONE]")
+async def _chunks(answers: list[Answer], served: Served, shape: TextShape) -> AsyncIterator[str]:
+    head, writers = shape.head("text_completion"), _writers(answers, served, shape)
+    async for answer, delta in merged(answers):
+        choice = writers[answer].choice(delta)
+        if choice["text"] or choice["finish_reason"] or (shape.logprobs and choice["logprobs"]["tokens"]):
+            usage = {"usage": usage_of(answers, shape.n_prompts)} if shape.continuous_usage else {}
+            yield sse(head | {"choices": [choice]} | usage)
+    if shape.include_usage:
+        usage = {"usage": usage_of(answers, shape.n_prompts), "timings": timings_of(answers[0])}
+        yield sse(head | {"choices": []} | usage)
+    yield sse("[DONE]")

@@ -1,0 +1,75 @@
+"""From a request to its response: what all interfaces that answer have in common."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.serving.answer import Answer, Ask
+from engine.serving.body import read_fields
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.served import Served
+from engine.serving.state import State
+from engine.serving.streams import PING, Stream, until_disconnect
+
+
+class Plan(NamedTuple):
+    """What a request asks for, one entry per prompt, and how its answers are written down: as a whole, or as the texts of a
+    stream."""
+
+    asks: Sequence[Ask]
+    whole: Callable[[list[Answer]], Coroutine[Any, Any, Mapping[str, Any]]]
+    chunks: Callable[[list[Answer]], AsyncIterator[str]]
+
+
+async def respond(
+    request: Request,
+    read: Callable[[Fields, Served], Awaitable[Plan]],
+    failed: Callable[[Refusal], str],
+    ping: str = PING,
+) -> Response:
+    """Answer a request, as a whole or as a stream.
+
+    read: what the body asks for; failed: an error in a stream that has begun; ping: what fills the silence of a stream.
+    """
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(state.models.use(fields.text("model")))
+        plan = await read(fields, served)
+        stream = fields.flag("stream", False)
+        answers: list[Answer] = []
+        for ask in plan.asks:
+            for answer in served.answers(ask):
+                # If a later one is refused, none is computed.
+                stack.callback(answer.cancel)
+                answers.append(answer)
+        _note(request, state, served, answers, fields)
+        if stream:
+            return Stream(plan.chunks(answers), failed, state.limits.reader_seconds, stack.pop_all(), ping)
+        return JSONResponse(await until_disconnect(request, plan.whole(answers)))
+
+
+def _note(request: Request, state: State, served: Served, answers: Sequence[Answer], fields: Fields) -> None:
+    """Count answers when they end, and name in the line of the log what it says besides the path."""
+    notes = request.scope["state"]["notes"]
+    notes["model"] = served.name
+    if ignored := fields.ignored():
+        notes["ignored"] = ",".join(name[:40] for name in ignored[:16])
+    for answer in answers:
+        state.metrics.begin(served.name, answer)
+    notes["tokens"] = _Tokens(answers)
+
+
+class _Tokens:
+    """The tokens of answers, counted when the line of the log is written."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+
+    def __str__(self) -> str:
+        first = self._answers[0]
+        return f"{first.n_cached}+{first.n_prompt - first.n_cached}+{sum(a.n_completion for a in self._answers)}"
