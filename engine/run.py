@@ -12,7 +12,7 @@ from engine.cli.entry import EXIT_INTERRUPTED
 from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
 from engine.cli.grammars import grammar
 from engine.cli.model_flags import load_options
-from engine.cli.shared import check_gpu_layers
+from engine.cli.shared import about, check_gpu_layers
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,13 +41,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror run") -> int:
 def run(args: argparse.Namespace) -> int:
     """Does what the flags request, from loading the model to the report; raises EngineError."""
     import engine
-    from engine.version import ARITHMETIC
 
-    if args.version:
-        print(f"bitmirror {engine.__version__}, arithmetic {ARITHMETIC}")
+    if about(args):
         return 0
-    if args.list_devices:
-        return list_devices()
     prompt, options = read_prompt(args), generation_options(args)
     check(args, prompt)
     if (restricted := grammar(args)) is not None:
@@ -123,15 +119,6 @@ def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) 
         why = "two blank lines, the default for a bare text: -n or --stop sets another end"
     how = "greedy" if options["temperature"] == 0 else f"seed {options['seed']}"
     return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"
-
-
-def list_devices() -> int:
-    """Prints one line per device."""
-    from engine.cli.table import print_table
-    from engine.devices import describe_devices
-
-    print_table(("device", "description"), describe_devices())
-    return 0
 
 
 def read_prompt(args: argparse.Namespace) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.cli import entry
 from engine.cli.model_flags import load_options, speculation_params
 from engine.cli.serve_flags import limits, parser
-from engine.cli.shared import check_gpu_layers
+from engine.cli.shared import about, check_gpu_layers
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,15 +40,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "bitmirror serve") -> in
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end; raises EngineError."""
-    import engine
-    from engine.run import list_devices
-    from engine.version import ARITHMETIC
-
-    if args.version:
-        print(f"bitmirror {engine.__version__}, arithmetic {ARITHMETIC}")
+    if about(args):
         return 0
-    if args.list_devices:
-        return list_devices()
     try:
         from engine.serving.process import serve
     except ImportError as error:

@@ -103,6 +103,20 @@ def settle_device(args: argparse.Namespace) -> None:
         args.device = "cpu"
 
 
+def about(args: argparse.Namespace) -> bool:
+    """Prints the version or the devices if --version or --list-devices asks for them; returns whether one of them does."""
+    if args.version:
+        from engine.version import ARITHMETIC, __version__
+
+        print(f"bitmirror {__version__}, arithmetic {ARITHMETIC}")
+    elif args.list_devices:
+        from engine.cli.table import print_table
+        from engine.devices import describe_devices
+
+        print_table(("device", "description"), describe_devices())
+    return bool(args.version or args.list_devices)
+
+
 def check_gpu_layers(args: argparse.Namespace, path: Path) -> None:
     """Rejects an -ngl between 0 and the number of layers of the model at ``path``; raises UsageError."""
     if not args.gpu_layers:

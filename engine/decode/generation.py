@@ -10,10 +10,10 @@ import numpy as np
 
 from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler, logprobs
+from engine.decode.sampler import Sampler
 from engine.decode.shown import Piece, Shown
 from engine.decode.timings import Timings
-from engine.decode.token_logprob import TokenLogprob
+from engine.decode.token_logprob import TokenLogprob, token_logprob
 from engine.errors import UsageError
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
@@ -265,14 +265,7 @@ class Generation:
             raise Ended
 
     def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
-        found = logprobs(logits, [token], self._top_logprobs)
-        tokenizer = self._llm.tokenizer
-
-        def entry(id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-            return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, top)
-
-        top = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
-        return entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in top))
+        return token_logprob(self._llm.tokenizer, logits, token, self._top_logprobs)
 
 
 def _nothing() -> Generator[str, None, None]:

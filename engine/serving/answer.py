@@ -3,18 +3,18 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.decode.sampler import logprobs
 from engine.decode.shown import Piece, Shown
-from engine.decode.token_logprob import TokenLogprob
+from engine.decode.token_logprob import TokenLogprob, token_logprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.formats.events import CallBegin, Event, Reasoning
 from engine.serving.formats.parser import Parser
+from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -29,7 +29,7 @@ class Ask:
 
     prompt: token ids; options: keyword arguments of ``LLM.generate``; n: the number of answers; parser: makes what finds
     thoughts and calls in an answer; logprobs: how many of the most probable tokens to report per token, None: nothing;
-    scored: report the log-probabilities of the prompt, too.
+    scored: report the log-probabilities of the prompt, too; stop: texts that end an answer.
     """
 
     prompt: list[int]
@@ -100,7 +100,9 @@ class Answer(Listener):
         self._news = asyncio.Event()
         if ask.scored:
             self.prompt_scores = []
-            self.generation.request.on_logits = _Scores(llm, ask.prompt, ask.logprobs or 0, self.prompt_scores)
+            self.generation.request.on_logits = _Scores(
+                llm.tokenizer, ask.prompt, ask.logprobs or 0, self.prompt_scores
+            )
         driver.submit(self)
 
     # --- from the driver -------------------------------------------------------------------------------------------
@@ -236,30 +238,13 @@ class Answer(Listener):
 class _Scores:
     """Log-probabilities of the tokens of a prompt, from the logits after the tokens before them."""
 
-    def __init__(self, llm: "LLM", prompt: Sequence[int], top: int, scores: list[TokenLogprob]) -> None:
-        self._llm = llm
-        self._prompt = np.array(prompt, np.int64)
+    def __init__(self, tokenizer: Tokenizer, prompt: list[int], top: int, scores: list[TokenLogprob]) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
         self._top = top
         self._scores = scores
 
     def __call__(self, first: int, logits: np.ndarray) -> None:
         del self._scores[first:]  # a prompt is read again if its answer gave way to others
-        tokenizer = self._llm.tokenizer
-
-        def entry(id: int, value: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-            return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, top)
-
-        for row, token in zip(logits, self._prompt[first + 1 :].tolist(), strict=False):
-            found = logprobs(row, [token], self._top)
-            top = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
-            self._scores.append(entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in top)))
-
-
-def usage(answers: Sequence[Answer]) -> Mapping[str, int]:
-    """Tokens of the prompt, those that the cache held, and those of all answers."""
-    first = answers[0]
-    return {
-        "prompt": first.n_prompt,
-        "cached": first.n_cached,
-        "completion": sum(answer.n_completion for answer in answers),
-    }
+        for row, token in zip(logits, self._prompt[first + 1 :], strict=False):
+            self._scores.append(token_logprob(self._tokenizer, row, token, self._top))

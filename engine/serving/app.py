@@ -19,7 +19,6 @@ from engine.serving.limits import Limits
 from engine.serving.llama_server.completion import completion
 from engine.serving.llama_server.health import health
 from engine.serving.llama_server.metrics import metrics
-from engine.serving.llama_server.models import models
 from engine.serving.llama_server.props import props
 from engine.serving.llama_server.shapes import error_response as llama_error
 from engine.serving.llama_server.slots import slots
@@ -82,7 +81,8 @@ def app(
         yield
         await state.models.close()
 
-    handlers = {HTTPException: _http_error, Refusal: _refused}
+    # Refusals are answered by ``answered``, in the shape of their interface.
+    handlers = {HTTPException: _http_error}
     inner = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
@@ -102,7 +102,7 @@ def routes() -> list[Route]:
         *(_llama(path, health) for path in ("/health", "/v1/health")),
         _llama("/completion", completion, "POST"),
         _llama("/metrics", metrics),
-        _llama("/models", models),
+        _llama("/models", list_models),
         _llama("/props", props),
         _llama("/slots", slots),
         _llama("/tokenizer_info", tokenizer_info),
@@ -138,8 +138,4 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         return error_response(Refusal(f"{request.scope['path'][:80]} does not answer {request.method}.", 405))
     problem = f"there is no {request.scope['path'][:80]} here; /v1/chat/completions answers conversations."
-    return error_response(Refusal(problem, 404 if error.status_code == 404 else error.status_code))
-
-
-async def _refused(request: Request, error: Refusal) -> Response:
-    return error_response(error)
+    return error_response(Refusal(problem, error.status_code))

@@ -14,10 +14,14 @@ from engine.serving.fields import Fields
 from engine.serving.formats import select
 from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
+from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 """The roles of messages."""
+
+LAST = 32
+"""The tokens at the end of a prompt among which is a tag that opens a thought."""
 
 Message = dict[str, Any]
 """A message as a chat template expects it."""
@@ -101,6 +105,18 @@ def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
     return tools
 
 
+def template_of(llm: LLM, instead: str) -> ChatTemplate:
+    """The chat template of a model.  Raises Refusal, which says what to do ``instead``, if there is none."""
+    if llm.chat_template is None:
+        raise Refusal(f"this model has no chat template; {instead}.", param="messages")
+    return llm.chat_template
+
+
+def refused(error: TemplateError) -> Refusal:
+    """The refusal of messages that a chat template refuses."""
+    return Refusal(f"{str(error).rstrip('.')}.", param="messages")
+
+
 def prompt_of(
     llm: LLM,
     messages: Sequence[Message],
@@ -114,9 +130,7 @@ def prompt_of(
     values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
     the assistant, is the beginning of the answer.
     """
-    template = llm.chat_template
-    if template is None:
-        raise Refusal("this model has no chat template; use /v1/completions with a text.", param="messages")
+    template = template_of(llm, "use /v1/completions with a text")
     extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
     for name in ("messages", "self", "known", "add_generation_prompt"):
         extra.pop(name, None)
@@ -126,14 +140,12 @@ def prompt_of(
         beginning = last["content"]
     try:
         ids = template.encode(messages, **extra)
-        text = template.render(messages, **extra)
     except TemplateError as error:
-        raise Refusal(f"{error}.".replace("..", "."), param="messages") from None
+        raise refused(error) from None
+    format = select.detect(template.source)
+    open_thought = select.opens_thought(format, llm.tokenizer.decode(ids[-LAST:], special=True))
     if beginning:
         ids = ids + llm.tokenizer.encode(beginning, add_special=False)
-
-    format = select.detect(template.source)
-    open_thought = select.opens_thought(format, text)
 
     def single(tag: str) -> bool:
         id = llm.tokenizer.token_id(tag)

@@ -59,8 +59,7 @@ class Refusal(Exception):
     def headers(self) -> Mapping[str, str]:
         """The headers of the answer."""
         # Clients repeat requests after 5xx and 429 by themselves; only a busy server wants that.
-        retry = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        return retry if self.retry_after is not None else {"x-should-retry": "false"}
+        return {"x-should-retry": "false"} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
 
 def refusal_of(error: Exception, fields: Mapping[str, object] | None = None) -> Refusal:

@@ -168,3 +168,8 @@ class Fields:
         if not isinstance(value, kind):
             raise self.refuse(name, f"must be {words}, not {described(value)}")
         return value
+
+
+def is_token_id(value: object, n_vocab: int) -> bool:
+    """Whether a value of a body is a token id."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < n_vocab

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.errors import Refusal
 from engine.serving.hosts import is_loopback
+from engine.serving.openai.shapes import error_body
 from engine.serving.state import State
 
 log = logging.getLogger("engine.serving.access")
@@ -63,9 +64,8 @@ class Guard:
         try:
             refusal = self._refusal(scope, headers)
             if refusal is not None:
-                error = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.code}
                 # Both OpenAI's and Anthropic's clients find what they look for.
-                body = {"type": "error", "error": error, "request_id": request_id}
+                body = {"type": "error", **error_body(refusal), "request_id": request_id}
                 response = JSONResponse(body, refusal.status, refusal.headers())
                 await response(scope, receive, answer)
             else:

@@ -6,11 +6,11 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
-import engine
 from engine.speculative.params import SpeculationParams
 
 pytest.importorskip("starlette")
@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from engine.serving.answer import Answer, Ask
 from engine.serving.app import app
 from engine.serving.errors import Refusal
-from engine.serving.formats.plain import Plain
+from engine.serving.formats.plain import plain
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.served import Served, Spec
 from engine.serving.streams import PING, Stream
-from engine.text.template.chat import ChatTemplate
+from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")
 
@@ -33,10 +33,7 @@ CHAT = "/v1/chat/completions"
 N = 16
 
 
-def opened() -> engine.LLM:
-    llm = engine.load(device="cpu", n_ctx=256, parallel=6)
-    llm.chat_template = ChatTemplate.load("chatml", llm.tokenizer)
-    return llm
+opened = partial(bundled, parallel=6)
 
 
 def served(speculation: SpeculationParams | None = None) -> Guard:
@@ -116,7 +113,7 @@ async def within(seconds: float, holds: Any) -> None:
 
 def asked(most: int) -> Ask:
     ids = [5, 6, 7, 8]
-    return Ask(ids, lambda: Plain(single=lambda tag: False), {"max_tokens": most, "temperature": 0, "ignore_eos": True})
+    return Ask(ids, plain, {"max_tokens": most, "temperature": 0, "ignore_eos": True})
 
 
 @asynccontextmanager

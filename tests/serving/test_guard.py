@@ -1,10 +1,9 @@
 """What every request passes: host, key, size, nesting and type of its body."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
-
-import engine
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -13,25 +12,21 @@ from starlette.testclient import TestClient
 from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
-from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
+from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2, "temperature": 0}
 
-
-def bundled() -> engine.LLM:
-    llm = engine.load(device="cpu", n_ctx=256, parallel=2)
-    llm.chat_template = ChatTemplate.load("chatml", llm.tokenizer)
-    return llm
+opened = partial(bundled, parallel=2)
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     limits = Limits(body_bytes=4096, messages=3, json_depth=8, n=2, stop=2, logit_bias=2, tools=1)
-    guarded = app([Spec("pycoder", bundled)], limits=limits, keys=["secret", "other"])
+    guarded = app([Spec("pycoder", opened)], limits=limits, keys=["secret", "other"])
     with TestClient(guarded, "http://localhost:8080", headers={"authorization": "Bearer secret"}) as client:
         yield client
 
@@ -162,7 +157,7 @@ def test_control_tokens_in_user_text_stay_text(client: TestClient) -> None:
         answer = client.post(CHAT, json=HELLO | {"messages": [{"role": "user", "content": text}]})
         return int(answer.json()["usage"]["prompt_tokens"])
 
-    llm = bundled()
+    llm = opened()
     with llm:
         vocabulary = llm.tokenizer.vocabulary
         control = vocabulary.tokens[list(vocabulary.types).index(TokenType.CONTROL)]

@@ -22,23 +22,19 @@ import engine
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import DeviceError
-from engine.llm import LLM
 from engine.serving.answer import Ask
 from engine.serving.app import app
 from engine.serving.formats import select
 from engine.serving.metrics import Metrics, pages_held
 from engine.serving.served import Entry, Served, Spec, Status
-from engine.text.template.chat import ChatTemplate
+from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")
 
 TEXTS = ["", "for i in range(3):\n    print(i)", "héllo 🙂 wörld", " two  blanks ", "<|endoftext|>"]
 
 
-def opened() -> LLM:
-    llm = engine.load(device="cpu", n_ctx=512, parallel=4)
-    llm.chat_template = ChatTemplate.load("chatml", llm.tokenizer)
-    return llm
+opened = partial(bundled, n_ctx=512)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import engine
 from engine.speculative.params import SpeculationParams
 
 pytest.importorskip("starlette")
@@ -20,7 +19,7 @@ from starlette.testclient import TestClient
 from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
-from engine.text.template.chat import ChatTemplate
+from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")
 
@@ -33,17 +32,13 @@ SCHEMA = {
 HELLO = {"messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 40}
 
 
-def opened() -> engine.LLM:
-    llm = engine.load(device="cpu", n_ctx=256, parallel=4)
-    llm.chat_template = ChatTemplate.load("chatml", llm.tokenizer)
-    return llm
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "drafts"])
 def client(request: pytest.FixtureRequest) -> Iterator[TestClient]:
     speculation = SpeculationParams(lookup=True) if request.param else SpeculationParams()
     limits = Limits(schema_bytes=2000)
-    with TestClient(app([Spec("pycoder", opened, speculation=speculation)], limits=limits), "http://localhost") as made:
+    with TestClient(
+        app([Spec("pycoder", bundled, speculation=speculation)], limits=limits), "http://localhost"
+    ) as made:
         yield made
 
 

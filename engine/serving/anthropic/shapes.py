@@ -9,20 +9,8 @@ from engine.serving.answer import Answer
 from engine.serving.errors import Refusal
 from engine.serving.streams import sse
 
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-"""The types of errors by their status; others are an ``api_error``."""
+TYPES = {413: "request_too_large", 500: "api_error", 501: "api_error"}
+"""The types of errors that Anthropic names otherwise, by their status."""
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """Why an answer ended, in Anthropic's words."""
@@ -34,7 +22,7 @@ def error_body(refusal: Refusal, request_id: str) -> dict[str, Any]:
     if refusal.code == "context_length_exceeded":
         # Clients look for these words and shorten the conversation.
         message = f"prompt is too long: {message}"
-    error = {"type": TYPES.get(refusal.status, "api_error"), "message": message}
+    error = {"type": TYPES.get(refusal.status, refusal.kind), "message": message}
     return {"type": "error", "error": error, "request_id": request_id}
 
 

@@ -14,13 +14,13 @@ from engine.decode.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond
-from engine.serving.fields import Fields
-from engine.serving.formats import select
+from engine.serving.fields import Fields, is_token_id
 from engine.serving.formats.events import Content
+from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.llama_server.shapes import error_body, parameters
-from engine.serving.llama_server.tokens import MOST_IDS, is_id
-from engine.serving.openai.shapes import finite, timings_of
+from engine.serving.llama_server.tokens import MOST_IDS
+from engine.serving.openai.shapes import logprob_of, timings_of
 from engine.serving.sampling import clamped, read_bias, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
@@ -81,11 +81,7 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
         "logit_bias": read_bias(fields, llm, limits),
     }
 
-    def single(tag: str) -> bool:
-        return False
-
-    parser = partial(select.parser, "plain", single=single)
-    return Ask(ids, parser, options, logprobs=top or None, stop=read_stop(fields, limits))
+    return Ask(ids, plain, options, logprobs=top or None, stop=read_stop(fields, limits))
 
 
 def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
@@ -98,7 +94,7 @@ def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
     for i, part in enumerate(parts):
         if isinstance(part, str):
             ids += llm.tokenizer.encode(part, add_special=i == 0, parse_special=special)
-        elif is_id(part, llm.config.n_vocab):
+        elif is_token_id(part, llm.config.n_vocab):
             ids.append(part)
         else:
             problem = f"must be a text or a token id, 0 to {llm.config.n_vocab - 1}, not {described(part)}"
@@ -159,8 +155,7 @@ def _probabilities(tokens: list[TokenLogprob], served: Served, ask: Ask) -> dict
         return {}
 
     def entry(token: TokenLogprob) -> dict[str, Any]:
-        data = served.llm.tokenizer.token_bytes(token.id, special=True)
-        return {"id": token.id, "token": token.text, "bytes": list(data), "logprob": finite(token.logprob)}
+        return {"id": token.id, **logprob_of(served.llm.tokenizer, token)}
 
     found = [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
     return {"completion_probabilities": found}

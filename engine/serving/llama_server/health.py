@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serving.errors import Refusal
-from engine.serving.llama_server.shapes import state_of
 from engine.serving.served import Status
 from engine.serving.state import State
 
@@ -16,7 +15,7 @@ STALLED_SECONDS = 60
 
 async def health(request: Request) -> Response:
     """Status 200 if the server answers requests, else 503 with the reason."""
-    reason = problem(state_of(request))
+    reason = problem(State.of(request))
     if reason:
         raise Refusal(reason, 503, retry_after=5)
     return JSONResponse({"status": "ok"})

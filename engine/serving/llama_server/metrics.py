@@ -4,10 +4,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.serving.llama_server.shapes import state_of
+from engine.serving.state import State
 
 
 async def metrics(request: Request) -> Response:
     """All counts, in the text format of Prometheus."""
-    state = state_of(request)
+    state = State.of(request)
     return Response(state.metrics.text(state.models), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -8,7 +8,6 @@ from starlette.responses import JSONResponse, Response
 
 from engine.decode.params import SamplingParams
 from engine.serving.errors import Refusal
-from engine.serving.state import State
 
 KINDS = {503: "unavailable_error"}
 """The statuses whose errors llama-server names otherwise."""
@@ -30,12 +29,6 @@ def error_response(refusal: Refusal) -> Response:
 def model_of(request: Request) -> str | None:
     """The model that a GET request names: ``?model=NAME``."""
     return request.query_params.get("model")
-
-
-def state_of(request: Request) -> State:
-    """The state of the server that a request reached, also while it is shutting down."""
-    state: State = request.app.state.server
-    return state
 
 
 def parameters(params: SamplingParams) -> Mapping[str, Any]:

@@ -7,8 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.errors import TemplateError
 from engine.serving.body import read_fields
-from engine.serving.conversation import read_messages, read_tools
-from engine.serving.errors import Refusal
+from engine.serving.conversation import read_messages, read_tools, refused, template_of
 from engine.serving.state import State
 
 
@@ -22,11 +21,9 @@ async def apply_template(request: Request) -> Response:
     for name in ("messages", "self"):
         values.pop(name, None)
     async with state.models.use(fields.text("model")) as served:
-        template = served.llm.chat_template
-        if template is None:
-            raise Refusal("this model has no chat template; send a text to /completion.", param="messages")
+        template = template_of(served.llm, "send a text to /completion")
         try:
             text = await asyncio.to_thread(template.render, messages, **values)
         except TemplateError as error:
-            raise Refusal(f"{str(error).rstrip('.')}.", param="messages") from None
+            raise refused(error) from None
     return JSONResponse({"prompt": text})

@@ -8,8 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from engine.checks import described
 from engine.serving.body import read_fields
-from engine.serving.fields import Fields
-from engine.serving.llama_server.shapes import model_of, state_of
+from engine.serving.fields import Fields, is_token_id
+from engine.serving.llama_server.shapes import model_of
 from engine.serving.state import State
 from engine.text.tokenizer import Tokenizer
 
@@ -57,7 +57,7 @@ async def detokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """The special tokens and the chat template of a model, as lm-eval's remote tokenizer reads them."""
-    async with state_of(request).models.use(model_of(request)) as served:
+    async with State.of(request).models.use(model_of(request)) as served:
         llm = served.llm
         bos, eos = llm.tokenizer.bos_id, llm.tokenizer.eos_id
         found = {
@@ -74,14 +74,9 @@ def read_ids(fields: Fields, name: str, n_vocab: int) -> list[int]:
     """A list of token ids.  Raises Refusal."""
     ids = fields.items(name, MOST_IDS, f"at most {MOST_IDS}")
     for i, id in enumerate(ids):
-        if not is_id(id, n_vocab):
+        if not is_token_id(id, n_vocab):
             raise fields.refuse(f"{name}[{i}]", f"must be a token id, 0 to {n_vocab - 1}, not {described(id)}")
     return ids
-
-
-def is_id(value: object, n_vocab: int) -> bool:
-    """Whether a value of a body is a token id."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < n_vocab
 
 
 def special_text(llm: "LLM", id: int | None) -> str | None:

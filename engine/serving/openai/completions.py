@@ -15,10 +15,9 @@ from engine.checks import described
 from engine.llm import LLM
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.exchange import Plan, respond
-from engine.serving.fields import Fields
-from engine.serving.formats import select
+from engine.serving.fields import Fields, is_token_id
 from engine.serving.formats.events import Content
-from engine.serving.formats.parser import Parser
+from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.openai.chat import MEANINGLESS, Shape
 from engine.serving.openai.scores import Scores, joined
@@ -123,7 +122,7 @@ def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[i
     else:
         last = llm.config.n_vocab - 1
         for i, id in enumerate(prompt):
-            if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= last:
+            if not is_token_id(id, llm.config.n_vocab):
                 raise fields.refuse(
                     f"{name}[{i}]", f"must be a token id of this model, 0 to {last}, not {described(id)}"
                 )
@@ -131,11 +130,6 @@ def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[i
     if not ids:
         raise fields.refuse(name, "has no tokens: give at least one")
     return ids
-
-
-def plain() -> Parser:
-    """A parser for which everything is text."""
-    return select.parser("plain", (), single=lambda tag: False)
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

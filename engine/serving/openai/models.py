@@ -1,4 +1,4 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+"""``GET /v1/models`` and ``GET /v1/models/{id}``; also llama-server's ``GET /models``."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -7,7 +7,7 @@ from engine.serving.state import State
 
 
 async def list_models(request: Request) -> Response:
-    """The models of this server; whether they are open does not matter."""
+    """The models of this server; each with its status."""
     return JSONResponse({"object": "list", "data": State.of(request).models.described()})
 
 

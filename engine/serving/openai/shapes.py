@@ -56,14 +56,19 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else UNLIKELY
 
 
+def logprob_of(tokenizer: Tokenizer, token: TokenLogprob) -> dict[str, Any]:
+    """A token with its log-probability and its bytes, which may be a part of a character."""
+    data = tokenizer.token_bytes(token.id, special=True)
+    return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(data)}
+
+
 def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> Mapping[str, Any]:
     """The log-probabilities of tokens of a chat, with the ``top`` most probable tokens of each."""
 
-    def entry(token: TokenLogprob) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token.id, special=True)
-        return {"token": token.text, "logprob": finite(token.logprob), "bytes": list(data)}
-
-    content = [entry(token) | {"top_logprobs": [entry(other) for other in token.top[:top]]} for token in tokens]
+    content = [
+        logprob_of(tokenizer, token) | {"top_logprobs": [logprob_of(tokenizer, other) for other in token.top[:top]]}
+        for token in tokens
+    ]
     return {"content": content, "refusal": None}
 
 
