@@ -86,8 +86,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
-    drain = real(0)
-    add("--drain-seconds", metavar="X", type=drain, default=30.0, help="time for answers to end when the server ends")
+    add("--drain-seconds", metavar="X", type=real(0), default=30.0, help="time for answers to end when the server ends")
     add = top.add_argument_group("limits of a request").add_argument
     for limit in fields(Limits):
         metavar, text = LIMITS[limit.name]

@@ -85,7 +85,7 @@ class FormatParser:
             Whether to look for calls, and for thoughts; if not, their tags are text.
         """
         self.tools = Tools(tools)
-        self.input = Reader((*self.TAGS, *(self.THOUGHT or ()), *self.OPENS, *self.CLOSES), single)
+        self.input = Reader(self.tags, single)
         self.looks_for_calls = calls
         self.looks_for_reasoning = reasoning
         self._thought = tuple(map(self.input.symbol, self.THOUGHT)) if self.THOUGHT and reasoning else ("", "")
