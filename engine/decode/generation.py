@@ -10,10 +10,10 @@ import numpy as np
 
 from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
-from engine.decode.sampler import Sampler
+from engine.decode.sampler import Sampler, token_logprob
 from engine.decode.shown import Piece, Shown
 from engine.decode.timings import Timings
-from engine.decode.token_logprob import TokenLogprob, token_logprob
+from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics

@@ -22,9 +22,11 @@ from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
 from engine.decode.params import LogitsProcessor, SamplingParams
 from engine.decode.processors import processed
+from engine.decode.token_logprob import TokenLogprob
 from engine.errors import ModelError, NoToken, UsageError
 from engine.grammar.matcher import Matcher
 from engine.numerics import log
+from engine.text.tokenizer import Tokenizer
 
 # Below this, logit / temperature may overflow; it is far below the point where noise could change the result.
 _LEAST_TEMPERATURE = 1e-30
@@ -241,6 +243,17 @@ def logprobs(logits: npt.NDArray[np.float32], ids: Iterable[int] = (), top_n: in
         kernels.top_k(logits, all_ids, n_vocab, top_n, keys, spare, top_values, top_ids)
     top, log_total = np.float32(top), np.float32(log_total)
     return Logprobs((logits[chosen] - top) - log_total, top_ids, (top_values - top) - log_total)
+
+
+def token_logprob(tokenizer: Tokenizer, logits: npt.NDArray[np.float32], token: int, top: int) -> TokenLogprob:
+    """A token with its log-probability in logits float32 [n_vocab], and the ``top`` most probable tokens."""
+    found = logprobs(logits, [token], top)
+
+    def entry(id: int, value: float, others: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, others)
+
+    likely = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
+    return entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in likely))
 
 
 # --- checks ----------------------------------------------------------------------------------------------------

@@ -2,11 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from engine.decode.sampler import logprobs
-from engine.text.tokenizer import Tokenizer
-
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -40,14 +35,3 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple["TokenLogprob", ...] = ()
-
-
-def token_logprob(tokenizer: Tokenizer, logits: np.ndarray, token: int, top: int) -> TokenLogprob:
-    """A token with its log-probability in logits float32 [n_vocab], and the ``top`` most probable tokens."""
-    found = logprobs(logits, [token], top)
-
-    def entry(id: int, value: float, others: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(id, tokenizer.token_bytes(id, special=True).decode("utf-8", "replace"), value, others)
-
-    likely = zip(found.top_ids.tolist(), found.top_values.tolist(), strict=True)
-    return entry(token, float(found.values[0]), tuple(entry(id, value) for id, value in likely))

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from engine.decode.sampler import token_logprob
 from engine.decode.shown import Piece, Shown
-from engine.decode.token_logprob import TokenLogprob, token_logprob
+from engine.decode.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.formats.events import CallBegin, Event, Reasoning
 from engine.serving.formats.parser import Parser
