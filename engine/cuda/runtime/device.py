@@ -30,6 +30,12 @@ SHARED_PERCENT = 40
 step, because it changes only between two that do not overlap.  Kernels that need more for the blocks that should fit on a
 multiprocessor get more."""
 
+SMALL = 64 << 10
+"""The most bytes of a copy to the device that is not waited for."""
+
+STAGING = 1 << 20
+"""The number of bytes of pinned memory from which small copies are made."""
+
 _CTYPES = {"float32": ctypes.c_float, "int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64}
 
 
@@ -185,6 +191,11 @@ class Device:
         self._overlap = self.compute_capability >= (9, 0)
         self._first = True
         self._last = "nothing"
+        #: Small arrays on their way to the device, and how many bytes of this memory are in use.
+        self._staging: np.ndarray | None = None
+        self._staged_bytes = 0
+        #: Whether another device reads the memory of this one, in another stream.
+        self._is_reached = False
         self.allocated = 0
         self.compiled: list[str] = []
         self.compile_seconds = 0.0
@@ -263,6 +274,7 @@ class Device:
     def reach(self, other: "Device") -> None:
         """Let kernels of this device read and write the other's memory; raises DeviceError if the two are not connected."""
         self._use()
+        other._is_reached = True
         able = self._check(self._driver.cuDeviceCanAccessPeer(self._handle, other._handle), "a query of another GPU")
         if not able:
             raise DeviceError(
@@ -294,13 +306,31 @@ class Device:
         self._check(self._driver.cuMemsetD8Async(address, 0, n_bytes, self._stream), "the clearing of memory")
 
     def write(self, address: int, array: np.ndarray) -> None:
-        """Copy an array to the device; the array may be changed when this returns."""
+        """Copy an array to the device, after everything launched so far; the array may be changed when this returns.  A small
+        copy is not waited for."""
         self._use()
         array = np.ascontiguousarray(array)
-        if array.nbytes:
-            result = self._driver.cuMemcpyHtoDAsync(address, array.ctypes.data, array.nbytes, self._stream)
-            self._check(result, "a copy to the device")
+        if not array.nbytes:
+            return
+        wait = array.nbytes > SMALL or self._is_reached
+        source = array.ctypes.data if wait else self._staged(array)
+        result = self._driver.cuMemcpyHtoDAsync(address, source, array.nbytes, self._stream)
+        self._check(result, "a copy to the device")
+        if wait:
             self.synchronize("a copy to the device")
+        self._first = True
+
+    def _staged(self, array: np.ndarray) -> int:
+        """The host address of a copy of a small array in pinned memory, which is not reused before the copy to the device has
+        ended."""
+        if self._staging is None:
+            self._staging = self.pinned((STAGING,), np.uint8)[0]
+        if self._staged_bytes + array.nbytes > STAGING:
+            self.synchronize("a copy to the device")
+            self._staged_bytes = 0
+        at, self._staged_bytes = self._staged_bytes, self._staged_bytes + -(-array.nbytes // 16) * 16
+        self._staging[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        return int(self._staging.ctypes.data) + at
 
     def read(self, address: int, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Copy an array from the device, after everything launched so far."""
