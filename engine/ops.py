@@ -124,6 +124,24 @@ class Decoder(Protocol[A]):
         """Compute the rotation angles of positions [0, length)."""
 
 
+class SplitPass(Protocol):
+    """A pass over a part of a prompt, started in pieces, so that steps can run between them.  It computes the same bits as in
+    one piece."""
+
+    pieces: int
+    """The number of pieces, at least 1."""
+
+    def advance(self, count: int) -> int:
+        """Start the next ``count`` pieces; returns how many are left."""
+
+    def logits(self, wait: bool) -> np.ndarray | None:
+        """The logits of the last rows of the pass, all of which has been started, float32 [n_logits, n_vocab]; None if none
+        are wanted.  wait: whether to wait for the pass in any case."""
+
+    def cancel(self) -> None:
+        """Start no further piece.  What the pass should have stored is undefined."""
+
+
 class Operations(Protocol[A, V, M]):
     """A backend with arrays ``A``, values ``V`` (arrays or deferred results) and matrices ``M``.
 
@@ -138,6 +156,9 @@ class Operations(Protocol[A, V, M]):
 
     max_rows: int
     """The number of rows of the largest pass that reads a prompt."""
+
+    splits: bool
+    """Whether passes of many rows have several pieces (``split``)."""
 
     ahead_drafted: int
     """The number of steps with drafts that may be in flight at once."""
@@ -227,6 +248,10 @@ class Operations(Protocol[A, V, M]):
 
         inputs: the memory for its tokens and positions, from ``inputs()``; None: the backend's own.
         """
+
+    def split(self, forward: Forward[A], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+        """The pass over the rows of ``batch``, to be started in pieces.  Any other pass may run between two of them, and if
+        that needs the memory of this one, it lets this one end first."""
 
     def next_rows(self, left: int) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read: 1 to ``max_rows``."""

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -12,6 +12,7 @@ from engine.cache.pages import NoPages
 from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
+from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
 from engine.errors import ContextError, UsageError
@@ -97,16 +98,10 @@ class Reader:
         self._uses += 1
         slot.used, self._current = self._uses, slot
 
-    def read_part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: set[int]) -> np.ndarray:
-        """Read tokens after those that a slot holds; returns the logits of the last ``n_logits``, float32 [n_logits,
-        n_vocab].  Takes snapshots after the numbers of tokens in ``stops``."""
-        first, ids = slot.sequence.length, np.array(tokens, np.int32)
-        positions = np.arange(first, first + ids.size, dtype=np.int32)
-        logits = self.model.forward(ids, positions, n_logits, slot.sequence)
-        slot.sequence.settle()
-        for stop in sorted(stop for stop in stops if first < stop <= first + ids.size):
-            slot.save(stop)
-        return logits
+    def part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> Part:
+        """Tokens to be read after those that a slot holds, with the logits of the last ``n_logits`` and snapshots after the
+        numbers of tokens in ``stops``."""
+        return Part(self.model, slot, tokens, n_logits, stops)
 
     @in_turn
     def hold(self, slot: int, ids: Sequence[int]) -> None:
@@ -330,22 +325,23 @@ class Reader:
         """The number of tokens in the cache, of the text that was used last."""
         return 0 if self.closed else self.sequence.length
 
-    def _forward(
-        self, slot: Slot, tokens: np.ndarray, n_logits: int, stops: set[int] | frozenset[int] = frozenset()
-    ) -> np.ndarray:
+    def _forward(self, slot: Slot, tokens: np.ndarray, n_logits: int, stops: Collection[int] = ()) -> np.ndarray:
         """Read tokens after those that a slot without an owner holds; what an interrupted pass has overwritten is read again
         before, and slots that nobody uses are cleared if pages run out."""
         if not slot.sequence.intact:
             self.read(list(slot.sequence.tokens))
         while True:
             try:
-                return self.read_part(slot, tokens.tolist(), n_logits, set(stops))
+                part = self.part(slot, tokens.tolist(), n_logits, stops)
+                break
             except NoPages:
                 others = [other for other in self.slots if other is not slot and other.sequence.length]
                 if not others:
                     raise
                 self.scheduler.interrupt()
                 min(others, key=lambda other: other.used).clear()
+        part.advance(part.pieces)
+        return part.finish()
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""

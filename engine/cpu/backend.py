@@ -5,6 +5,7 @@ Arrays are NumPy arrays.  Every method returns a new array unless documented as 
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -22,6 +23,7 @@ from engine.cpu.products.repack import Records, arguments_of, empty_records, rep
 from engine.cpu.runtime.entry import entry_of
 from engine.cpu.runtime.plans import Plan, Plans
 from engine.cpu.runtime.pool import aligned
+from engine.cpu.runtime.split import SplitPass
 from engine.cpu.runtime.team import MOST_THREADS, team_jobs
 from engine.decode.sampler import SamplingParams
 from engine.errors import UsageError
@@ -38,6 +40,7 @@ class Backend(LatentOperations):
     """Operations on ``n_threads`` threads (0: one per available core).  The bits do not depend on the number of threads."""
 
     name = "cpu"
+    splits = False
     ahead_drafted = 1
     """The number of steps with drafts that may be in flight at once."""
 
@@ -178,6 +181,10 @@ class Backend(LatentOperations):
         self.run_program(plan.program)
         result = plan.program.result
         return None if result is None else np.array(result)
+
+    def split(self, forward: Forward[np.ndarray], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+        """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
+        return SplitPass(partial(self.run, forward, batch, n_logits))
 
     def next_rows(self, left: int) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""

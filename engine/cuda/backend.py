@@ -43,6 +43,7 @@ from engine.cuda.runtime.device import Device
 from engine.cuda.runtime.memory import Memory
 from engine.cuda.runtime.plans import Plans, padded
 from engine.cuda.runtime.recorder import Added, Recorder
+from engine.cuda.runtime.split import SplitPass
 from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
@@ -65,14 +66,15 @@ WIDE = (8, 0)
 """The lowest compute capability for passes of more rows than a step, whose kernels compute and copy at the same time."""
 
 FEW_ROWS = 128
-"""Prompts of at most this many tokens are read in passes of as many rows as a step: a block of a wide product computes about
-as many columns, whether they are used or not."""
+"""Prompts of fewer tokens are read in passes of as many rows as a step: a block of a wide product computes about as many
+columns, whether they are used or not."""
 
 
 class Backend(CompressedOperations):
     """Operations on one GPU."""
 
     name = "cuda"
+    splits = True
     ahead_drafted = DeviceSteps.ahead_drafted
 
     def __init__(self, index: int = 0, device: Device | None = None, max_rows: int = 0) -> None:
@@ -93,7 +95,9 @@ class Backend(CompressedOperations):
         self._observer: Observer[Tensor] | None = None
         #: The kernels that ``jobs`` has found, for ``warm_up``.
         self._needed: dict[Decoder[Tensor], list[Specialization]] = {}
-        self._inputs = self.inputs()
+        #: The pass of many rows that has begun last: its memory is in use until it has ended.
+        self._split: SplitPass | None = None
+        self._inputs, self._wide_inputs = self.inputs(), self.inputs()
         assert self._inputs.sequences is not None
         self.tokens, self.positions, self.sequences = (
             self._inputs.tokens,
@@ -215,27 +219,54 @@ class Backend(CompressedOperations):
         first call with a number of rows records the pass.  A mixed pass, of which the logits of all rows are requested, is
         padded with copies of its last row.
 
-        inputs: the memory for tokens, positions and slots; None: ``tokens``, ``positions`` and ``sequences``.
+        inputs: the memory for tokens, positions and slots; None: the backend's own.
         """
-        place, rows = inputs or self._inputs, padded(batch.rows) if batch.mixed else batch.rows
-        plan = self.plan(forward, rows, rows if batch.mixed else n_logits, inputs, batch.mixed)
+        passing = self._prepared(forward, batch, n_logits, inputs)
+        passing.advance(passing.pieces)
+        return passing.logits(wait=True)
+
+    def split(self, forward: Forward[Tensor], batch: Pass[np.ndarray], n_logits: int) -> SplitPass:
+        """The pass that ``run`` runs, to be started in pieces; only passes with more rows than a step have more than one."""
+        return self._prepared(forward, batch, n_logits, None)
+
+    def _prepared(
+        self, forward: Forward[Tensor], batch: Pass[np.ndarray], n_logits: int, inputs: Pass[Tensor] | None
+    ) -> SplitPass:
+        """A pass whose inputs are in place."""
+        wide = batch.rows > STEP_ROWS
+        if wide and self._split is not None:
+            self._split.finish()
+        rows, asked = batch.rows, n_logits
+        if batch.mixed:
+            rows = asked = padded(batch.rows)
+        elif wide:
+            asked = max(1, n_logits)  # so that one recording serves all parts of a prompt
+        place = self._place(rows, inputs)
+        plan = self.plan(forward, rows, asked, inputs, batch.mixed)
         assert place.sequences is not None
         slots = np.zeros(batch.rows, np.int32) if batch.sequences is None else batch.sequences
         given = ((place.tokens, batch.tokens), (place.positions, batch.positions), (place.sequences, slots))
         for target, numbers in given:
             self.device.write(target.address, np.pad(numbers, (0, rows - batch.rows), "edge"))
-        if inputs is None and self._steps is not None:
+        if place is self._inputs and self._steps is not None:
             self._steps.displace()
-        if plan.graph:
-            plan.graph.launch()
-        else:
-            self.start(plan)
-        return None if plan.result is None else self.download(plan.result[: batch.rows if batch.mixed else n_logits])
+        wanted = None
+        if plan.result is not None and n_logits:
+            wanted = plan.result[: batch.rows if batch.mixed else n_logits]
+        passing = SplitPass(plan, self, wanted, not wide)
+        if wide:
+            self._split = passing
+        return passing
+
+    def _place(self, rows: int, inputs: Pass[Tensor] | None) -> Pass[Tensor]:
+        """The memory of the inputs of a pass; None: the backend's own, since steps may run between the launches of a pass of
+        more rows."""
+        return inputs or (self._wide_inputs if rows > STEP_ROWS else self._inputs)
 
     def next_rows(self, left: int) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
         rows = min(left, self.max_rows)
-        return rows if rows > FEW_ROWS else min(rows, STEP_ROWS)
+        return rows if rows >= FEW_ROWS else min(rows, STEP_ROWS)
 
     def plan(
         self,
@@ -246,9 +277,8 @@ class Backend(CompressedOperations):
         mixed: bool = False,
     ) -> Plan:
         """The recorded pass of ``rows`` tokens that returns the logits of the last ``n_logits``; inputs: the memory of its
-        tokens, positions and slots, None: ``tokens``, ``positions`` and ``sequences``; mixed: see
-        :class:`engine.arrays.Pass`."""
-        return self.plans.plan(forward, inputs or self._inputs, rows, n_logits, self.max_rows, mixed)
+        tokens, positions and slots, None: the backend's own; mixed: see :class:`engine.arrays.Pass`."""
+        return self.plans.plan(forward, self._place(rows, inputs), rows, n_logits, self.max_rows, mixed)
 
     def jobs(self, model: Decoder[Tensor]) -> list[Job]:
         """A compile job for every kernel that the passes of a model and the choice of tokens use."""
@@ -262,11 +292,12 @@ class Backend(CompressedOperations):
         kernels: dict[Specialization, None] = {}
         most = min(self.max_rows, model.cache.n_ctx)
         # Attention may use another kernel for more rows: the least and the most rows cover both.
-        wide = (most, FEW_ROWS + 1) if most > FEW_ROWS else ()
+        wide = (most, FEW_ROWS) if most >= FEW_ROWS else ()
         for rows in (*wide, STEP_ROWS, 8, 4, 2, 1):  # the most memory first
             # A prompt needs the logits of the last row, a step with drafts those of all rows.
             for n_logits in {1, rows if rows <= STEP_ROWS else 1}:
-                plan = self.record(partial(model.compute, self._inputs.part(slice(rows)), n_logits))
+                batch = self._place(rows, None).part(slice(rows))
+                plan = self.recorder.record(partial(model.compute, batch, n_logits), rows > STEP_ROWS)
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         if model.cache.n_sequences > 1:
             for rows in (STEP_ROWS, 8, 4, 2):
@@ -295,10 +326,10 @@ class Backend(CompressedOperations):
                 model.mtp.ops.device.load(kernel)
         self.plan(model.compute, 1, 1)
         most = min(self.max_rows, model.cache.n_ctx)
-        if most == self.max_rows > FEW_ROWS:
-            # The passes that long prompts consist of.
-            self.plan(model.compute, most, 0)
-            self.plan(model.compute, most, 1)
+        if most == self.max_rows >= FEW_ROWS:
+            self.plan(model.compute, most, 1)  # what long prompts consist of
+            while model.cache.n_sequences > 1 and (most := padded(most) // 2) >= FEW_ROWS:
+                self.plan(model.compute, most, 1)  # and, beside answers, their ends
 
     def record(self, forward: Callable[[], Tensor | None]) -> Plan:
         """Record the launches of a pass without starting any."""

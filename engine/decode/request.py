@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from engine.decode.part import Part
 from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.speculative.loop import Speculation
@@ -65,6 +66,8 @@ class Request:
         self.thread, self.asking, self.served = 0, False, 0.0
         self.slot: Slot | None = None
         self.run: Run | None = None
+        #: The part of its tokens that is being read.
+        self.part: Part | None = None
         #: The tokens at the beginning of the prompt that did not have to be read.
         self.kept = 0
         #: The numbers of tokens after which snapshots are taken while the prompt is read.
@@ -99,6 +102,12 @@ class Request:
         """Let steps compute the rest.  What reported on the prompt is forgotten, since it may keep an abandoned answer."""
         self.run, self.begun = run, True
         self.on_prefill = None
+
+    def abandon(self) -> None:
+        """Stop reading the part that is being read; it has to be read again from its beginning."""
+        if self.part is not None:
+            self.part.cancel()
+            self.part = None
 
     def stopped(self) -> None:
         """Keep what ``run`` has computed, so that another one can continue."""

@@ -12,7 +12,7 @@ size of the parts in which prompts are read, nor which answer gives way when slo
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -21,6 +21,7 @@ import numpy as np
 from engine.cache.pages import NoPages
 from engine.decode.groups import next_group
 from engine.decode.pace import Pace
+from engine.decode.part import Part
 from engine.decode.request import Item, Request
 from engine.decode.slot import Slot
 from engine.limits import MOST_LOGITS, STEP_ROWS
@@ -71,18 +72,21 @@ class Reader(Protocol):
     def settled(self, slot: Slot) -> None:
         """Note that a slot is the one that was used last."""
 
-    def read_part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: set[int]) -> np.ndarray:
-        """Read tokens after those that a slot holds; returns the logits of the last ``n_logits``."""
+    def part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> Part:
+        """Tokens to be read after those that a slot holds, with the logits of the last ``n_logits`` and snapshots after the
+        numbers of tokens in ``stops``."""
 
     def free_pages(self) -> bool:
         """Forget what a slot without an owner holds; returns whether there was one."""
 
 
 class Flight(NamedTuple):
-    """A pass that has been started, and the requests that have rows in it."""
+    """A pass that has been started, the requests that have rows in it, and the rows and pieces of a prompt that were started
+    before it."""
 
     steps: Steps
     requests: list[Request]
+    read: tuple[int, int]
 
 
 class Scheduler:
@@ -193,8 +197,8 @@ class Scheduler:
                 self._waiting.appendleft(wanted)
             self._admit(wanted)
         reading = min((r for r in self._active if r.reading), key=lambda r: r.number, default=None)
-        if reading is not None:
-            self._read(reading, wanted)
+        if reading is not None and len(self._flights) < self._most_flights:
+            self._read(reading, wanted)  # and a step follows
         self._steps(wanted)
         return True
 
@@ -250,27 +254,30 @@ class Scheduler:
 
     def _read(self, request: Request, wanted: Request | None) -> None:
         """Read a part of the tokens that a request needs."""
-        slot, reader, target = request.slot, self._reader, request.target
+        slot, target = request.slot, request.target
         assert slot is not None
-        if not slot.sequence.intact:
+        if request.part is None and not slot.sequence.intact:
             self._preempt(request)  # an interrupted pass has overwritten what the next one needs
             return
         first, total = slot.sequence.length, len(target)
         try:
-            if first < total or not request.begun:
-                self._tell(request, first)
-            if request.closing or request.error is not None:
-                return
+            if request.part is None:
+                if first < total or not request.begun:
+                    self._tell(request, first)
+                if request.closing or request.error is not None:
+                    return
             logits = np.empty((0, 0), np.float32)
             if first < total:
-                part = self._part(request, first, total)
-                n_logits = part if request.scored else int(first + part == total and not request.begun)
-                logits = reader.read_part(slot, target[first : first + part], n_logits, request.stops)
-                self._pace.read(part)
+                part = request.part = request.part or self._part(request, first, total)
+                if part.left:
+                    self._advance(request, part)
+                    if part.left or (part.n_logits and self._beside):
+                        return  # to wait for logits, let a step be started before
+                request.part, logits = None, part.finish(self._beside)
                 if request.scored:
                     self._score(request, first, logits)
                     logits = logits[-1:]
-                first += part
+                first += len(part.tokens)
             if first < total:
                 return
             self._tell(request, total)
@@ -279,16 +286,42 @@ class Scheduler:
         except NoPages:
             self._make_room(request, wanted)
 
-    def _part(self, request: Request, first: int, total: int) -> int:
-        """The number of tokens to read at once: fewer if others wait for their next token meanwhile."""
+    def _part(self, request: Request, first: int, total: int) -> Part:
+        """The tokens to read in the next pass: fewer if others wait for their next token meanwhile, unless the pass can be
+        split."""
+        ops = self._model.ops
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = request.stops if self._reader.slot_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if request.scored:
             left = min(left, MOST_LOGITS)
-        if any(r.run is not None for r in self._active):
-            return self._pace.part(left, self._model.ops.max_rows)
-        return self._model.ops.next_rows(left)
+        if not self._beside:
+            rows = ops.next_rows(left)
+        elif ops.splits:
+            # A power of two, so that few recordings serve all parts.
+            rows = ops.next_rows(1 << (min(left, ops.max_rows).bit_length() - 1))
+        else:
+            rows = self._pace.part(left, ops.max_rows)
+        n_logits = rows if request.scored else int(first + rows == total and not request.begun)
+        assert request.slot is not None
+        return self._reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)
+
+    def _advance(self, request: Request, part: Part) -> None:
+        """Start pieces of a part: all of them, or as many as those who wait for their next token should wait for."""
+        rows, count = len(part.tokens), part.pieces
+        if self._beside:
+            count = self._pace.pieces(rows, count)
+        try:
+            started = part.advance(count)
+        except BaseException:
+            request.abandon()  # a piece may have been started or not
+            raise
+        self._pace.read(rows, started)
+
+    @property
+    def _beside(self) -> bool:
+        """Whether answers run while a prompt is read."""
+        return any(request.run is not None for request in self._active)
 
     def _score(self, request: Request, first: int, logits: np.ndarray) -> None:
         """Report the logits after tokens of a prompt."""
@@ -370,8 +403,9 @@ class Scheduler:
         if not together:
             return False
         steps = self._steps_of(together[0])
-        # Further parts of a prompt come between passes.
-        ahead = 1 if steps is self._host or any(r.reading for r in self._active) else steps.ahead
+        ahead = 1 if steps is self._host else steps.ahead
+        if any(r.reading for r in self._active):
+            ahead = min(ahead, self._most_flights)
         if len(self._flights) >= ahead:
             return False
         rides, requests, flights, rows = [], [], [], 0
@@ -407,8 +441,14 @@ class Scheduler:
         self._passes += 1
         for request in requests:
             request.turn = self._passes
-        self._flights.append(Flight(steps, requests))
+        self._flights.append(Flight(steps, requests, self._pace.started()))
         return True
+
+    @property
+    def _most_flights(self) -> int:
+        """The most steps in flight while a prompt is read: pieces of it come between steps, and a device that runs them
+        must not wait for the host to start the next ones."""
+        return 2 if self._model.ops.splits else 1
 
     def _take(self) -> None:
         """Wait for the first pass in flight and hand its tokens out."""
@@ -416,7 +456,7 @@ class Scheduler:
         steps = flight.steps.take()
         self._flights.popleft()
         begun, self._ended = self._ended, time.perf_counter()
-        self._pace.stepped(self._ended - begun)
+        self._pace.stepped(self._ended - begun, flight.read)
         for request, step in zip(flight.requests, steps, strict=True):
             self._deliver(request, step, self._ended - begun)
 
@@ -455,6 +495,7 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """Free the slot of a request that is done; none of its steps is in flight."""
         self._active.remove(request)
+        request.abandon()
         slot, run = request.slot, request.run
         assert slot is not None
         if run is not None:
@@ -480,6 +521,7 @@ class Scheduler:
         self._drain()
         if request not in self._active:
             return  # it was done with the steps in flight
+        request.abandon()
         slot, run = request.slot, request.run
         assert slot is not None
         if run is not None:

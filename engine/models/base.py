@@ -17,7 +17,7 @@ from engine.gguf.file import GGUF
 from engine.models.config import CompressedConfig, DeltaNetConfig, ModelConfig
 from engine.models.loader import Loader
 from engine.models.needs import hidden_ring, layer_shapes
-from engine.ops import Drafter, Ops
+from engine.ops import Drafter, Ops, SplitPass
 
 TokenSequences = SequenceOf[tuple[Sequence, SequenceOf[int]]]
 """Sequences, each with the tokens that a pass reads of it."""
@@ -85,11 +85,22 @@ class Model(Loader):
         sequence: None: the one in slot 0.  Raises ContextError if the positions do not fit into the context.
         """
         sequence = sequence or self.sequence
-        self.prepare(int(positions[0]), tokens.size, sequence)
-        slots = np.full(tokens.size, sequence.slot, np.int32)
-        logits = self.ops.run(self.compute, Pass(tokens, positions, slots), n_logits)
+        logits = self.ops.run(self.compute, self._pass(tokens, positions, sequence), n_logits)
         sequence.commit(tokens.tolist())
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
+
+    def split(self, tokens: np.ndarray, positions: np.ndarray, n_logits: int, sequence: Sequence) -> SplitPass:
+        """The pass that :meth:`forward` runs, to be started in pieces.  Whoever has started all of it commits the tokens.
+
+        tokens, positions: int32 [rows]; n_logits: the number of last rows whose logits are wanted.  Raises ContextError if
+        the positions do not fit into the context, and NoPages if the pages of the cache are all in use.
+        """
+        return self.ops.split(self.compute, self._pass(tokens, positions, sequence), n_logits)
+
+    def _pass(self, tokens: np.ndarray, positions: np.ndarray, sequence: Sequence) -> Pass[np.ndarray]:
+        """A pass over tokens of one sequence, whose positions are claimed."""
+        self.prepare(int(positions[0]), tokens.size, sequence)
+        return Pass(tokens, positions, np.full(tokens.size, sequence.slot, np.int32))
 
     def forward_many(self, parts: TokenSequences) -> list[np.ndarray]:
         """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their

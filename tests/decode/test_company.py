@@ -44,9 +44,92 @@ def test_everything_at_once(tmp_path: Path, kind: str) -> None:
         wanted = asks(one, 16, 1, 200)
         expected = [alone(one, ask) for ask in wanted]
     with load(tmp_path, kind, parallel=4) as many:
-        for seed, (reuse, hold) in enumerate([(True, 0), (False, 0), (True, 22)]):
+        pieces = Pieces(many.model.ops)
+        for seed, (reuse, hold, split) in enumerate([(True, 0, False), (False, 0, True), (True, 22, True)]):
+            pieces.split(split)
             found = together(many, wanted, seed, reuse, hold)
             assert differing(expected, found) == []
+        assert pieces.begun >= pieces.ended > 0 and pieces.beside > 0
+
+
+def test_a_part_of_a_prompt_is_left_in_the_middle(four: engine.LLM) -> None:
+    """A request that gives way, or is closed, while pieces of its prompt are read."""
+    four.reset()
+    n_vocab, pieces = four.config.n_vocab, Pieces(four.model.ops)
+    ids = np.random.default_rng(3).integers(0, n_vocab, (4, 150)).tolist()
+    expected = [four.complete(prompt, max_tokens=4, temperature=0, ignore_eos=True).ids for prompt in ids]
+    four.reset()
+
+    def request(i: int, count: int) -> Request:
+        made = Request(ids[i], Sampler(SamplingParams(temperature=0.0, seed=1), n_vocab), count)
+        four.scheduler.submit(made)
+        return made
+
+    pieces.split(True)
+    try:
+        running = request(0, 60)
+        while not running.items:
+            four.scheduler.step()
+        away, closed, last = (request(i, 4) for i in (1, 2, 3))
+        while away.part is None:
+            four.scheduler.step()
+        four.scheduler.interrupt()
+        assert away.part is None and away.slot is None
+        while closed.part is None:
+            four.scheduler.step()
+        four.scheduler.close(closed)
+        while four.scheduler.step():
+            pass
+    finally:
+        pieces.split(False)
+    assert pieces.begun > pieces.ended
+    found = [[token for token, _ in made.items] for made in (running, away, closed, last)]
+    assert [found[0][:4], *found[1:]] == [*expected[:2], [], expected[3]]
+    four.check_pages()
+
+
+class Pieces:
+    """Lets the CPU compute a pass of a prompt with the last of three pieces, as a GPU may: steps run between them, and what
+    is claimed stays claimed meanwhile."""
+
+    def __init__(self, ops: Any) -> None:
+        #: Passes begun and ended, and passes that ran between two pieces.
+        self.begun = self.ended = self.beside = 0
+        self._ops, self._split, self._run = ops, ops.split, ops.run
+        self._open = 0
+        ops.run = self._counted
+
+    def split(self, on: bool) -> None:
+        """Let passes have three pieces from now on, or one."""
+        self._ops.splits = on
+        self._ops.split = self._in_three if on else self._split
+
+    def _counted(self, *given: Any) -> Any:
+        self.beside += bool(self._open)
+        return self._run(*given)
+
+    def _in_three(self, forward: Any, batch: Any, n_logits: int) -> Any:
+        one, pieces = self._split(forward, batch, n_logits), self
+
+        class Three:
+            pieces, left = 3, 3
+
+            def advance(self, count: int) -> int:
+                if self.left == 3:
+                    pieces.begun += 1
+                pieces._open = self.left = max(0, self.left - count)
+                if not self.left:
+                    one.advance(1)
+                    pieces.ended += 1
+                return self.left
+
+            def logits(self, wait: bool) -> Any:
+                return one.logits(wait)
+
+            def cancel(self) -> None:
+                pieces._open = 0
+
+        return Three()
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from engine.limits import STEP_ROWS
 from engine.ops import Forward
 
 WIDE_PLANS = 4
-"""The number of passes with more rows than a step that are kept; only the latest, because prompts differ in length."""
+"""The number of passes with more rows than a step that are kept, besides the usual ones; only the latest, because prompts
+differ in length."""
 
 Key = tuple[Forward[Tensor], int, int, int, bool]
 """A pass, its number of rows, its number of rows with logits, the address of its tokens, and whether it is mixed."""
@@ -39,8 +40,8 @@ def percent(launches: Sequence[Launch], rows: int, shared_memory: int) -> int:
 class Plans:
     """The passes of one backend.
 
-    ``kept``: passes with at most as many rows as a step, or with the most rows; ``latest``: the latest of all other passes,
-    oldest first.
+    ``kept``: the usual passes, with at most as many rows as a step, with the most rows, or with a power of two, of which
+    prompts consist that are read beside answers; ``latest``: the latest of all other passes, oldest first.
     """
 
     def __init__(self, device: Device, recorder: Recorder) -> None:
@@ -55,20 +56,18 @@ class Plans:
         """The pass over the first ``rows`` tokens of ``place`` that returns the logits of the last ``n_logits``; most: the
         number of rows of the largest pass; mixed: see :class:`engine.arrays.Pass`.
 
-        A pass with at most as many rows as a step, or with the most rows, is captured and kept.  Of the others only the
-        latest are kept, and captured when they are requested again: a prompt of a new length starts its kernels one by one,
-        and the first of them run while the others are started.
+        A pass with at most as many rows as a step, or with the most rows, is captured.  The others are captured when they are
+        started as a whole for the second time.
         """
-        key, passing = (forward, rows, n_logits, place.tokens.address, mixed), STEP_ROWS < rows < most
+        key, often = (forward, rows, n_logits, place.tokens.address, mixed), rows <= STEP_ROWS or rows == most
+        passing = not often and padded(rows) != rows
         plan = self.latest.pop(key, None) if passing else self.kept.get(key)
         if plan is None:
             batch = replace(place.part(slice(rows)), mixed=mixed)
-            plan = self._recorder.record(lambda: forward(batch, n_logits))
+            plan = self._recorder.record(lambda: forward(batch, n_logits), rows > STEP_ROWS)
             plan.percent = percent(plan.launches, rows, self._device.shared_memory)
-            if not passing:
+            if often:
                 self.capture(plan)
-        elif plan.graph is None:
-            self.capture(plan)
         if passing and len(self.latest) >= WIDE_PLANS:
             self._device.synchronize()  # it may be in flight
             del self.latest[next(iter(self.latest))]
@@ -83,9 +82,21 @@ class Plans:
             self.start(plan)
         plan.graph = graph
 
-    def start(self, plan: Plan, then: Callable[[Launch], None] | None = None) -> None:
-        """Start the kernels of a plan one by one; then: called after each kernel, once it has ended."""
-        for launch in plan.launches:
+    def start_whole(self, plan: Plan) -> None:
+        """Start a plan.  Without a graph, its kernels are started one by one, and the first of them run while the others are
+        started; so a prompt of a new length does not wait for a capture."""
+        if plan.graph is None and plan.started:
+            self.capture(plan)
+        plan.started = True
+        if plan.graph is not None:
+            plan.graph.launch()
+        else:
+            self.start(plan)
+
+    def start(self, plan: Plan, then: Callable[[Launch], None] | None = None, which: slice = slice(None)) -> None:
+        """Start the kernels of a plan one by one; then: called after each kernel, once it has ended; which: the launches to
+        start."""
+        for launch in plan.launches[which]:
             self._device.launch(launch.kernel, launch.grid, launch.block, launch.arguments, plan.percent)
             if then is not None:
                 self._device.synchronize(f"the kernel {launch.kernel.name}")

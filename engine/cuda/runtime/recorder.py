@@ -39,12 +39,14 @@ class Added(NamedTuple):
 class Recorder:
     """Records the launches of a pass instead of starting them.
 
-    Results are allocated in one pool of memory.  When nothing refers to a result any more, later launches reuse its memory.
+    Results are allocated in one of two pools of memory: wide passes, which have more rows than a step, have their own, since
+    steps may run between their launches.  When nothing refers to a result any more, later launches reuse its memory.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._pool = Pool(device)
+        self._narrow, self._wide = Pool(device), Pool(device)
+        self._pool = self._narrow
         self._launches: list[Launch] | None = None
         self._added: Added | None = None
         #: The slots of rows that all belong to the sequence in slot 0, each array for more rows than the one before, which
@@ -61,9 +63,10 @@ class Recorder:
             self._first_slots.append(Tensor(buffer.address, (batch.rows,), np.dtype(np.int32), buffer))
         return self._first_slots[-1][: batch.rows]
 
-    def record(self, forward: Callable[[], Tensor | None]) -> Plan:
-        """Call ``forward`` and return its launches and its result."""
+    def record(self, forward: Callable[[], Tensor | None], wide: bool = False) -> Plan:
+        """Call ``forward`` and return its launches and its result; wide: whether it has more rows than a step."""
         self._launches, self._added = [], None
+        self._pool = self._wide if wide else self._narrow
         try:
             result = forward()
             return Plan(self._launches, result)

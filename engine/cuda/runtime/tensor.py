@@ -94,5 +94,7 @@ class Plan:
         self.launches = launches
         self.result = result
         self.graph: Graph | None = None
+        #: Whether it has been started as a whole.
+        self.started = False
         #: The percentage of fast memory that all kernels prefer as shared memory; 0: each its own.
         self.percent = 0

@@ -42,7 +42,7 @@ def read(ops: Any, forward: Any, rows: int, n_logits: int = 1) -> Any:
     assert (found is None) == (n_logits == 0)
     if n_logits:
         assert found.tolist() == (tokens + positions)[-n_logits:].tolist()
-    stays = rows <= 16 or rows == ops.max_rows
+    stays = rows in (1, 2, 16, 32, ops.max_rows)
     return ops.plan(forward, rows, n_logits) if stays else ops.plans.latest[next(reversed(ops.plans.latest))]
 
 
@@ -61,17 +61,65 @@ def test_passes_of_many_rows_are_captured_when_they_come_again(ops: Any) -> None
 
 def test_only_the_latest_of_them_are_kept(ops: Any) -> None:
     forward = Forward(ops)
-    for rows in (1, 2, 20, 21, 22, 23, 20, 24, 1, 2, 20, 21):
+    wide = list(range(20, 29))
+    for rows in (1, 2, 32, *wide, 20, 21, 1, 2, 32):
         read(ops, forward, rows)
-        read(ops, forward, rows, 0)
-    # The most recent two of 20 and of 21 rows are kept; the passes of steps stay.
-    assert [key[1] for key in ops.plans.latest] == [20, 20, 21, 21]
-    assert forward.recorded.count(1) == forward.recorded.count(2) == 2
-    for rows in (30, 40, 50, 60):
-        read(ops, forward, rows)
-    read(ops, forward, 30)
-    read(ops, forward, 61)
-    assert [key[1] for key in ops.plans.latest] == [50, 60, 30, 61]
+        assert ops.run(forward, Pass(np.zeros(rows, F), np.zeros(rows, F)), 0) is None
+    # One recording of many rows serves passes with logits and without; the passes of steps, and of powers of two, stay.
+    assert [key[1] for key in ops.plans.latest] == [*wide[-2:], 20, 21]
+    assert forward.recorded == [1, 1, 2, 2, 32, *wide, 20, 21]
+
+
+class Sums(Forward):
+    """A pass of several kernels: tokens + ``count`` times the positions."""
+
+    count = 5
+
+    def __call__(self, batch: Any, n_logits: int) -> Any:
+        x = batch.tokens
+        for _ in range(self.count):
+            x = self.ops.add(x, batch.positions)
+        return x[slice(batch.rows - n_logits, batch.rows)] if n_logits else None
+
+    def given(self, rows: int) -> tuple[Pass[np.ndarray], list[float]]:
+        """Random inputs, and the result of the last row."""
+        tokens, positions = np.random.default_rng(rows).integers(0, 100, (2, rows)).astype(F)
+        return Pass(tokens, positions), (tokens + self.count * positions)[-1:].tolist()
+
+
+def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
+    """Steps have other memory than a pass of many rows, for inputs and for results; a second pass of many rows lets the first
+    one end before."""
+    forward = Sums(ops)
+    (batch, result), (other, others) = forward.given(40), forward.given(60)
+    for _ in range(2):  # recorded, and captured
+        passing = ops.split(forward, batch, 1)
+        assert passing.pieces == forward.count
+        assert passing.advance(2) == 3
+        for rows in (1, 16):
+            step, expected = forward.given(rows)
+            assert ops.run(forward, step, 1).tolist() == expected
+        assert passing.advance(1) == 2 and passing.advance(9) == 0
+        step, expected = forward.given(8)
+        assert ops.run(forward, step, 1).tolist() == expected
+        assert passing.logits(False).tolist() == result
+    passing = ops.split(forward, batch, 1)
+    passing.advance(1)
+    assert ops.run(forward, other, 1).tolist() == others
+    assert passing.advance(1) == 0 and passing.logits(False).tolist() == result
+    assert ops.split(forward, forward.given(16)[0], 1).pieces == 1
+
+
+def test_no_piece_of_a_cancelled_pass_is_started(ops: Any) -> None:
+    forward = Sums(ops)
+    started: list[str] = []
+    (batch, _), (other, others) = forward.given(40), forward.given(60)
+    passing = ops.split(forward, batch, 1)
+    passing.advance(2)
+    passing.cancel()
+    ops.device.on_launch = started.append
+    assert ops.run(forward, other, 1).tolist() == others
+    assert len(started) == forward.count and passing.advance(1) == 0
 
 
 def test_a_small_pass_takes_the_memory_of_a_large_one(ops: Any) -> None:

@@ -1,0 +1,59 @@
+"""A part of a text that is being read into a slot."""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from engine.decode.slot import Slot
+from engine.models.base import Model
+
+AHEAD = 128
+"""The number of tokens of a prompt that may be in flight, unless a single pass reads more."""
+
+
+class Part:
+    """Tokens that follow those which a slot holds, in a pass that is started in pieces.
+
+    The sequence of the slot has claimed their positions; it holds the tokens when the part has been finished.
+    """
+
+    def __init__(
+        self, model: Model, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()
+    ) -> None:
+        """n_logits: the number of last tokens whose logits are wanted; stops: the numbers of tokens of the sequence after
+        which snapshots are taken.  Raises ContextError if the positions do not fit into the context, and NoPages."""
+        self.tokens, self.n_logits = tokens, n_logits
+        self.first = first = slot.sequence.length
+        self._slot = slot
+        self._stops = stops
+        self._n_vocab = model.config.n_vocab
+        ids = np.array(tokens, np.int32)
+        positions = np.arange(first, first + ids.size, dtype=np.int32)
+        self._pass = model.split(ids, positions, n_logits, slot.sequence)
+
+        #: The number of pieces of the pass, at least 1, and how many have not been started.
+        self.pieces = self.left = self._pass.pieces
+
+    def advance(self, count: int) -> int:
+        """Start the next ``count`` pieces, at most those that are left; returns how many were started."""
+        before, self.left = self.left, self._pass.advance(count)
+        return before - self.left
+
+    def finish(self, beside: bool = False) -> np.ndarray:
+        """Let the slot hold the tokens, all pieces having been started; returns the logits of the last ones, float32
+        [n_logits, n_vocab].
+
+        beside: wait only for logits and snapshots, because answers wait for their next token.  Otherwise at most ``AHEAD``
+        tokens are read before those started earlier have been, so that progress is true, and an interrupt is noticed.
+        """
+        sequence, end = self._slot.sequence, self.first + len(self.tokens)
+        logits = self._pass.logits(wait=not beside and end // AHEAD > self.first // AHEAD)
+        sequence.commit(self.tokens)
+        sequence.settle()
+        for stop in sorted(stop for stop in self._stops if self.first < stop <= sequence.length):
+            self._slot.save(stop)
+        return np.empty((0, self._n_vocab), np.float32) if logits is None else logits
+
+    def cancel(self) -> None:
+        """Start no further piece.  What the sequence has claimed is claimed again by its next pass."""
+        self._pass.cancel()
