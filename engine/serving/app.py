@@ -18,12 +18,17 @@ from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.llama_server.completion import completion
 from engine.serving.llama_server.health import health
+from engine.serving.llama_server.loading import load, unload
 from engine.serving.llama_server.metrics import metrics
 from engine.serving.llama_server.props import props
 from engine.serving.llama_server.shapes import error_response as llama_error
 from engine.serving.llama_server.slots import slots
 from engine.serving.llama_server.template import apply_template
 from engine.serving.llama_server.tokens import detokenize, tokenize, tokenizer_info
+from engine.serving.ollama import refused, shapes
+from engine.serving.ollama.chat import chat
+from engine.serving.ollama.generate import generate
+from engine.serving.ollama.models import ps, show, tags, version
 from engine.serving.openai.chat import chat_completions
 from engine.serving.openai.completions import completions
 from engine.serving.openai.embeddings import embeddings
@@ -103,18 +108,35 @@ def routes() -> list[Route]:
         _llama("/completion", completion, "POST"),
         _llama("/metrics", metrics),
         _llama("/models", list_models),
+        _llama("/models/load", load, "POST"),
+        _llama("/models/unload", unload, "POST"),
         _llama("/props", props),
         _llama("/slots", slots),
         _llama("/tokenizer_info", tokenizer_info),
         _llama("/tokenize", tokenize, "POST"),
         _llama("/detokenize", detokenize, "POST"),
         _llama("/apply-template", apply_template, "POST"),
+        _ollama("chat", chat, "POST"),
+        _ollama("generate", generate, "POST"),
+        _ollama("tags", tags),
+        _ollama("show", show, "POST"),
+        _ollama("ps", ps),
+        _ollama("version", version),
+        # Ollama's program asks in this way whether there is a server.
+        Route("/", answered(version, shapes.error_response), methods=["HEAD"]),
+        *(_ollama(name, embeddings, "POST") for name in ("embed", "embeddings")),
+        *(_ollama(name, refused.refused, method) for name, method in refused.NAMES.items()),
     ]
 
 
 def _llama(path: str, handler: Handler, method: str = "GET") -> Route:
     """A route of llama-server."""
     return Route(path, answered(handler, llama_error), methods=[method])
+
+
+def _ollama(name: str, handler: Handler, method: str = "GET") -> Route:
+    """A route of Ollama."""
+    return Route(shapes.PREFIX + name, answered(handler, shapes.error_response), methods=[method])
 
 
 def answered(handler: Handler, shape: Shape) -> Handler:
@@ -135,7 +157,10 @@ def answered(handler: Handler, shape: Shape) -> Handler:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    path = request.scope["path"]
+    shape, answering = error_response, "/v1/chat/completions"
+    if path.startswith(shapes.PREFIX):
+        shape, answering = shapes.error_response, "/api/chat"
     if error.status_code == 405:
-        return error_response(Refusal(f"{request.scope['path'][:80]} does not answer {request.method}.", 405))
-    problem = f"there is no {request.scope['path'][:80]} here; /v1/chat/completions answers conversations."
-    return error_response(Refusal(problem, error.status_code))
+        return shape(Refusal(f"{path[:80]} does not answer {request.method}.", 405))
+    return shape(Refusal(f"there is no {path[:80]} here; {answering} answers conversations.", error.status_code))

@@ -15,17 +15,23 @@ SMALL = 16 << 10
 """Bytes of a body that is parsed at once; a thread takes longer to start."""
 
 
-async def read_fields(request: Request, limits: Limits) -> Fields:
-    """The body of a request, which must be a JSON object."""
-    data = await read_body(request, limits)
+BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
+"""Headers that browsers send, whatever a page wants: ``Origin`` with every POST, the others with every request."""
+
+
+async def read_fields(request: Request, limits: Limits, *, declared: bool = True) -> Fields:
+    """The body of a request, which must be a JSON object; declared: it must also be declared as JSON, which otherwise only
+    browsers must do."""
+    data = await read_body(request, limits, declared=declared)
     values = parse(data, limits) if len(data) <= SMALL else await asyncio.to_thread(parse, data, limits)
     return Fields(values)
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The bytes of a body.  Raises Refusal if there are too many, or if they take too long to arrive."""
+async def read_body(request: Request, limits: Limits, *, declared: bool = True) -> bytes:
+    """The bytes of a body.  Raises Refusal if there are too many, if they take too long to arrive, or if they must be
+    declared as JSON and are not."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and (declared or any(name in request.headers for name in BROWSER)):
         # A form of another web site can send any other type without asking first.
         raise Refusal("send JSON, with the header Content-Type: application/json.", 415)
     length = request.headers.get("content-length", "0")

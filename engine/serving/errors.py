@@ -48,6 +48,8 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        # A name that the client gave may hold half a character, which UTF-8 cannot express.
+        message, param = _written(message), None if param is None else _written(param)
         super().__init__(message)
         self.message = message
         self.status = status
@@ -60,6 +62,10 @@ class Refusal(Exception):
         """The headers of the answer."""
         # Clients repeat requests after 5xx and 429 by themselves; only a busy server wants that.
         return {"x-should-retry": "false"} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def _written(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def refusal_of(error: Exception, fields: Mapping[str, object] | None = None) -> Refusal:

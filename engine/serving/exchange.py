@@ -13,7 +13,7 @@ from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.served import Served
 from engine.serving.state import State
-from engine.serving.streams import PING, Stream, until_disconnect
+from engine.serving.streams import SSE, Framing, Stream, until_disconnect
 
 
 class Plan(NamedTuple):
@@ -29,18 +29,22 @@ async def respond(
     request: Request,
     read: Callable[[Fields, Served], Awaitable[Plan]],
     failed: Callable[[Refusal], str],
-    ping: str = PING,
+    framing: Framing = SSE,
+    *,
+    fields: Fields | None = None,
+    streams: bool = False,
 ) -> Response:
     """Answer a request, as a whole or as a stream.
 
-    read: what the body asks for; failed: an error in a stream that has begun; ping: what fills the silence of a stream.
+    read: what the body asks for; failed: an error in a stream that has begun; framing: how a stream is written; fields: the
+    body, if it has been read already; streams: whether the answer is a stream if the body does not say.
     """
     state = State.of(request)
-    fields = await read_fields(request, state.limits)
+    fields = fields or await read_fields(request, state.limits)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
         plan = await read(fields, served)
-        stream = fields.flag("stream", False)
+        stream = fields.flag("stream", streams)
         answers: list[Answer] = []
         for ask in plan.asks:
             for answer in served.answers(ask):
@@ -49,7 +53,7 @@ async def respond(
                 answers.append(answer)
         _note(request, state, served, answers, fields)
         if stream:
-            return Stream(plan.chunks(answers), failed, state.limits.reader_seconds, stack.pop_all(), ping)
+            return Stream(plan.chunks(answers), failed, state.limits.reader_seconds, stack.pop_all(), framing)
         return JSONResponse(await until_disconnect(request, plan.whole(answers)))
 
 
@@ -58,7 +62,8 @@ def _note(request: Request, state: State, served: Served, answers: Sequence[Answ
     notes = request.scope["state"]["notes"]
     notes["model"] = served.name
     if ignored := fields.ignored():
-        notes["ignored"] = ",".join(name[:40] for name in ignored[:16])
+        # A name may hold anything; what could end the line is written as an escape.
+        notes["ignored"] = ",".join(name[:40].encode("unicode_escape").decode() for name in ignored[:16])
     for answer in answers:
         state.metrics.begin(served.name, answer)
     notes["tokens"] = _Tokens(answers)

@@ -23,6 +23,7 @@ class Fields:
         self.values: dict[str, Any] = values
         self.path = path
         self._read: set[str] = set()
+        self._parts: list[Fields] = []
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -42,8 +43,9 @@ class Fields:
         return self.values.get(name)
 
     def ignored(self) -> list[str]:
-        """The fields that nothing has read."""
-        return sorted(name for name, value in self.values.items() if name not in self._read and value is not None)
+        """The fields that nothing has read, and those of the objects among the others, as errors name them."""
+        own = sorted(name for name, value in self.values.items() if name not in self._read and value is not None)
+        return [self.name(name) for name in own] + [name for part in self._parts for name in part.ignored()]
 
     def ignore(self, *names: str) -> None:
         """Read fields that mean nothing here, whatever they hold."""
@@ -150,7 +152,11 @@ class Fields:
     def object(self, name: str) -> "Fields | None":
         """An object."""
         value = self.get(name)
-        return None if value is None else Fields(value, self.name(name))
+        if value is None:
+            return None
+        part = Fields(value, self.name(name))
+        self._parts.append(part)
+        return part
 
     def objects(self, name: str, most: int, limit: str) -> Iterator["Fields"]:
         """A list of objects."""

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.errors import Refusal
 from engine.serving.hosts import is_loopback
+from engine.serving.ollama import shapes as ollama
 from engine.serving.openai.shapes import error_body
 from engine.serving.state import State
 
@@ -66,6 +67,8 @@ class Guard:
             if refusal is not None:
                 # Both OpenAI's and Anthropic's clients find what they look for.
                 body = {"type": "error", **error_body(refusal), "request_id": request_id}
+                if scope["path"].startswith(ollama.PREFIX):
+                    body = dict(ollama.error_body(refusal))
                 response = JSONResponse(body, refusal.status, refusal.headers())
                 await response(scope, receive, answer)
             else:

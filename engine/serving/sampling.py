@@ -1,5 +1,6 @@
 """The parameters of sampling in a request, as keyword arguments of ``LLM.generate``."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from engine.llm import LLM
@@ -10,13 +11,14 @@ DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """OpenAI's defaults: tokens are drawn from the probabilities of the model.  The metadata of a model changes nothing."""
 
 
-def read_options(fields: Fields, llm: LLM, limits: Limits) -> dict[str, Any]:
-    """The parameters under the names of OpenAI and of vLLM's extensions."""
+def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str, float] = DEFAULTS) -> dict[str, Any]:
+    """The parameters under the names of OpenAI and of vLLM's extensions; defaults: what counts for those of
+    :data:`DEFAULTS` that are missing."""
     options: dict[str, Any] = {
-        "temperature": fields.number("temperature", DEFAULTS["temperature"], 0, 2),
-        "top_p": fields.number("top_p", DEFAULTS["top_p"], 0, 1),
-        "top_k": max(0, fields.whole("top_k", int(DEFAULTS["top_k"]), -1)),
-        "min_p": fields.number("min_p", DEFAULTS["min_p"], 0, 1),
+        "temperature": fields.number("temperature", defaults["temperature"], 0, 2),
+        "top_p": fields.number("top_p", defaults["top_p"], 0, 1),
+        "top_k": max(0, fields.whole("top_k", int(defaults["top_k"]), -1)),
+        "min_p": fields.number("min_p", defaults["min_p"], 0, 1),
         "typical_p": fields.number("typical_p", 1.0, 0, 1),
         "presence_penalty": fields.number("presence_penalty", 0.0, -2, 2),
         "frequency_penalty": fields.number("frequency_penalty", 0.0, -2, 2),
@@ -49,6 +51,15 @@ def read_bias(fields: Fields, llm: LLM, limits: Limits) -> dict[int, float]:
 def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
     """The stop texts."""
     return [text for text in fields.texts(name, limits.stop, "--stop") if text]
+
+
+def read_logprobs(fields: Fields, limits: Limits) -> int | None:
+    """How many of the most probable tokens to report per token; None: no log-probabilities at all."""
+    logprobs = fields.flag("logprobs", False)
+    top = fields.whole("top_logprobs", 0, 0, limits.top_logprobs)
+    if top and not logprobs:
+        raise fields.refuse("top_logprobs", "needs logprobs: true")
+    return top if logprobs else None
 
 
 def clamped(most: int | None, llm: LLM, n_prompt: int) -> int:

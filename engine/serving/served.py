@@ -101,6 +101,8 @@ class Entry:
         self.served: Served | None = None
         self.users = 0
         self.used = 0.0
+        #: Whether it is closed when nobody uses it any more.
+        self.leaving = False
         self.lock = asyncio.Lock()
 
 
@@ -115,9 +117,11 @@ class Models:
         self._most = most
 
     def find(self, name: str | None) -> Entry:
-        """The model of a name; None or "": the first.  Raises Refusal."""
+        """The model of a name, which may end in ``:latest`` as Ollama writes it; None or "": the first.  Raises Refusal."""
         if not name:
             return next(iter(self.entries.values()))
+        if name not in self._names:
+            name = name.removesuffix(":latest")
         if name not in self._names:
             known = ", ".join(self.entries)
             raise Refusal(f"there is no model {name!r:.80}; this server has {known}.", 404, "model", "model_not_found")
@@ -128,11 +132,14 @@ class Models:
         """A model, opened if necessary, and kept open meanwhile."""
         entry = self.find(name)
         entry.users += 1
+        entry.leaving = False
         try:
             yield await self.load(entry)
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
+            if entry.leaving and not entry.users:
+                await self.unload(entry)
 
     async def load(self, entry: Entry) -> Served:
         """Open a model, unless it is open; models that nobody uses are closed if there are too many, or too little memory."""
@@ -176,6 +183,13 @@ class Models:
             return False
         await self.unload(min(idle, key=lambda entry: entry.used))
         return True
+
+    async def release(self, entry: Entry) -> None:
+        """Close a model as soon as nobody uses it: answers in progress end first, and a request that comes before that keeps
+        it open."""
+        entry.leaving = entry.users > 0
+        if not entry.users:
+            await self.unload(entry)
 
     async def unload(self, entry: Entry) -> None:
         """Close a model; its answers end."""

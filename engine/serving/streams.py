@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,10 +17,25 @@ from engine.serving.errors import Refusal, refusal_of
 T = TypeVar("T")
 
 PING_SECONDS = 15.0
-"""Seconds without an event after which a comment is sent, so that nobody between takes the connection for dead."""
+"""Seconds without a text after which something is sent that clients skip, so that nobody between takes the connection for
+dead."""
 
-PING = ": ping\n\n"
-"""A comment, which clients skip."""
+
+class Framing(NamedTuple):
+    """How the texts of a stream are written.
+
+    media_type: what the stream is; ping: what fills its silence, which clients skip.
+    """
+
+    media_type: str
+    ping: str
+
+
+SSE = Framing("text/event-stream", ": ping\n\n")
+"""Server-sent events; a comment fills the silence."""
+
+NDJSON = Framing("application/x-ndjson", " ")
+"""Lines of JSON.  A line may begin with blanks, but must not be empty."""
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +49,11 @@ def sse(value: Any, event: str = "") -> str:
     """One server-sent event; ``event``: its name."""
     data = value if isinstance(value, str) else dump(value)
     return f"event: {event}\ndata: {data}\n\n" if event else f"data: {data}\n\n"
+
+
+def line(value: Any) -> str:
+    """One line of a stream of JSON."""
+    return dump(value) + "\n"
 
 
 class Disconnected(Exception):
@@ -64,8 +84,8 @@ class Stream(Response):
     """A response that is written while it is computed.
 
     Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
-    leaves or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``ping`` is sent when
-    nothing else was for a while.  ``held``: what is released at the end, even if nothing of the content was computed.
+    leaves or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``held``: what is
+    released at the end, even if nothing of the content was computed; ``framing``: how the texts are written.
     """
 
     def __init__(
@@ -74,15 +94,15 @@ class Stream(Response):
         failed: Callable[[Refusal], str],
         patience: float,
         held: AsyncExitStack,
-        ping: str,
+        framing: Framing,
     ) -> None:
         self.content = content
         self.failed = failed
         self.patience = patience
         self.held = held
-        self.ping = ping
+        self.ping = framing.ping
         self.status_code = 200
-        self.media_type = "text/event-stream"
+        self.media_type = framing.media_type
         self.background = None
         # Without it a proxy may collect the whole answer before it passes it on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})

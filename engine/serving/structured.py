@@ -36,11 +36,18 @@ async def read_grammar(fields: Fields, llm: LLM, limits: Limits) -> Grammar | No
         if kind == "json_schema" and name not in where:
             raise where.refuse(name, "is missing: give a JSON schema")
         value = {"type": "object"} if name not in where else where.get(name)
-        size = len(json.dumps(value))
     else:
         where, name, make = (given, "pattern", Grammar.regex) if kind == "regex" else (given, "grammar", Grammar.lark)
         value = where.required_text(name)
-        size = len(value.encode())
+    return await grammar_of(where, name, make, value, llm, limits)
+
+
+async def grammar_of(
+    where: Fields, name: str, make: Callable[[Any], Grammar], value: Any, llm: LLM, limits: Limits
+) -> Grammar:
+    """The grammar that ``make`` makes of ``value``, which the field ``name`` stands for.  Raises Refusal if it is invalid,
+    too large, or needs too much work."""
+    size = len((value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "surrogatepass"))
     if size > limits.schema_bytes:
         raise where.refuse(name, f"has {size} bytes and this server accepts {limits.schema_bytes} (--schema-bytes)")
 

@@ -74,10 +74,12 @@ def test_an_object_and_an_expression(client: TestClient) -> None:
         ({"type": "json_schema", "json_schema": {"schema": {"type": "zebra"}}}, "response_format.json_schema.schema"),
         ({"type": "regex", "pattern": "("}, "response_format.pattern"),
         ({"type": "regex", "pattern": "a" * 3000}, "response_format.pattern"),
+        ({"type": "regex", "pattern": "a\ud83d"}, "response_format.pattern"),
         ({"type": "grammar", "grammar": "start: (((("}, "response_format.grammar"),
     ],
 )
 def test_a_refusal_names_the_field(client: TestClient, form: dict[str, Any], param: str) -> None:
-    answer = client.post("/v1/chat/completions", json=HELLO | {"response_format": form})
+    body = json.dumps(HELLO | {"response_format": form})
+    answer = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param, answer.text

@@ -2,10 +2,10 @@
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any
 
+from engine.serving.formats.arguments import object_of
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 
 Message = dict[str, Any]
@@ -93,5 +93,5 @@ def joined(messages: Iterable[Message]) -> list[dict[str, Any]]:
             else:
                 blocks[index][name] += text
     for index, texts in inputs.items():
-        blocks[index]["input"] = json.loads("".join(texts))
+        blocks[index]["input"] = object_of("".join(texts))
     return blocks

@@ -16,19 +16,19 @@ from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
-from engine.serving.streams import merged, sse
+from engine.serving.streams import SSE, merged, sse
 
 MEANINGLESS = ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed")
 """Fields that change no answer here."""
 
-PING = sse({"type": "ping"}, "ping")
-"""Sent when nothing else was for a while."""
+EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
+"""Anthropic's clients know an event that fills the silence."""
 
 
 async def messages(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
     request_id = request.scope["state"]["request_id"]
-    response = await respond(request, _read, partial(error_event, request_id=request_id), PING)
+    response = await respond(request, _read, partial(error_event, request_id=request_id), EVENTS)
     response.headers["request-id"] = request_id
     return response
 

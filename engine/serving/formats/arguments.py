@@ -1,8 +1,11 @@
 """The arguments of a call, an object in JSON or in Gemma's dialect of it, turned into valid JSON while they arrive."""
 
 import json
+import math
 import re
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from engine.serving.formats.reader import SYMBOLS
 from engine.serving.formats.tools import MAX_DIGITS, NUMBER
@@ -18,6 +21,18 @@ _BARE_VALUE = re.compile(rf'[^,{{}}\[\]"\n{SYMBOLS}]+')
 _LITERALS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 _CLOSES = {"{": "}", "[": "]"}
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """The object that the complete arguments of a call stand for, such that it can be written as JSON again: half a character
+    becomes "?", and a number beyond the range of a float the greatest one."""
+    value = json.loads(text, parse_float=_finite)
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
 
 
 class Arguments:

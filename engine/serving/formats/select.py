@@ -85,6 +85,18 @@ def parser(
     return make(tools, single=single, reasoning_open=reasoning_open, calls=calls, reasoning=reasoning)
 
 
+def can_think(template: str | None) -> bool:
+    """Whether a model can think before it answers, as the source of its chat template shows."""
+    name = detect(template)
+    thought = FORMATS[name].THOUGHT
+    return name == "gpt_oss" or (thought is not None and thought[0] in (template or ""))
+
+
+def can_call(template: str | None) -> bool:
+    """Whether a model can call functions in a known format, as the source of its chat template shows."""
+    return detect(template) not in ("plain", "think")
+
+
 def opens_thought(name: str, prompt: str) -> bool:
     """Whether a prompt in the format ``name`` ends with the tag that begins a thought.
 

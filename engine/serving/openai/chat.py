@@ -17,7 +17,7 @@ from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Reasoning
 from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
-from engine.serving.sampling import clamped, read_options, read_stop
+from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.structured import read_grammar
@@ -88,10 +88,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")
     prompt = await asyncio.to_thread(prompt_of, llm, messages, tools, values, continue_final=continue_final)
-    logprobs = fields.flag("logprobs", False)
-    top = fields.whole("top_logprobs", 0, 0, limits.top_logprobs)
-    if top and not logprobs:
-        raise fields.refuse("top_logprobs", "needs logprobs: true")
+    top = read_logprobs(fields, limits)
     most = fields.whole("max_completion_tokens", fields.whole("max_tokens", None, 0), 0)
     options = read_options(fields, llm, limits) | {
         "max_tokens": clamped(most, llm, len(prompt.ids)),
@@ -104,7 +101,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         prompt.parser,
         options,
         fields.whole("n", 1, 1, limits.n),
-        top if logprobs else None,
+        top,
         stop=read_stop(fields, limits),
     )
     shape = Shape(
@@ -112,8 +109,8 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         int(time.time()),
         served.name,
         served.fingerprint,
-        logprobs,
-        top,
+        top is not None,
+        top or 0,
         given.flag("include_usage", False),
         given.flag("continuous_usage_stats", False),
     )

@@ -1,13 +1,14 @@
 """Arguments that become JSON while they arrive."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.serving.formats.arguments import MAX_DEPTH, Arguments
+from engine.serving.formats.arguments import MAX_DEPTH, Arguments, object_of
 from tests.serving.formats.answers import read
 from tests.tiers import examples
 
@@ -123,3 +124,14 @@ def test_deep_arguments_are_closed_where_they_become_too_deep() -> None:
     answer = read("qwen3", '<tool_call>{"name": "now", "arguments": {"a": ' + "[" * 1000)
     assert json.dumps(answer.calls[0][1]).count("[") == MAX_DEPTH - 1
     assert answer.content == "[" * (1000 - MAX_DEPTH + 1)
+
+
+@given(OBJECTS, st.sampled_from(LAYOUTS))
+def test_complete_arguments_are_an_object(value: dict[str, Any], layout: dict[str, Any]) -> None:
+    assert object_of(json.dumps(value, **layout)) == value
+
+
+def test_an_object_can_be_written_again() -> None:
+    found = object_of(r'{"a\ud83d": "\ud83d\ude42 \ude42", "b": [1e999, -1e999, 1.5]}')
+    assert found == {"a?": "🙂 ?", "b": [sys.float_info.max, -sys.float_info.max, 1.5]}
+    json.dumps(found, ensure_ascii=False, allow_nan=False).encode()

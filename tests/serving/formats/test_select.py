@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.serving.formats.select import FORMATS, detect, opens_thought, parser
+from engine.serving.formats.select import FORMATS, can_call, can_think, detect, opens_thought, parser
 from engine.text.template.builtin import TEMPLATES
 from tests.text.template import test_harmony
 
@@ -46,6 +46,26 @@ R1 = r"""{% if '</think>' in content %}{{ content.split('</think>')[-1] }}{% end
 )
 def test_a_template_shows_the_format(template: str | None, name: str) -> None:
     assert detect(template) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks", "calls"),
+    [
+        (QWEN3, True, True),
+        (QWEN25, False, True),
+        (QWEN35, True, True),
+        (GEMMA4, True, True),
+        (LLAMA3, False, True),
+        (R1, True, False),
+        (GLM, False, False),
+        (TEMPLATES["deepseek4"], True, True),
+        (TEMPLATES["chatml"], False, False),
+        (test_harmony.SOURCE, True, True),
+        (None, False, False),
+    ],
+)
+def test_a_template_shows_what_a_model_can_do(template: str | None, thinks: bool, calls: bool) -> None:
+    assert (can_think(template), can_call(template)) == (thinks, calls)
 
 
 def test_prompts_that_open_a_thought() -> None:

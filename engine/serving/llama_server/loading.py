@@ -1,0 +1,30 @@
+"""``POST /models/load`` and ``POST /models/unload``: a model is opened before it is needed, or closed."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.serving.body import read_fields
+from engine.serving.served import Entry, Models
+from engine.serving.state import State
+
+
+async def load(request: Request) -> Response:
+    """Open a model.  The answer comes when it is open."""
+    models, entry = await _find(request)
+    if entry.served is None:
+        async with models.use(entry.spec.name):
+            pass
+    return JSONResponse({"success": True})
+
+
+async def unload(request: Request) -> Response:
+    """Close a model as soon as nobody uses it: answers in progress end first."""
+    models, entry = await _find(request)
+    await models.release(entry)
+    return JSONResponse({"success": True})
+
+
+async def _find(request: Request) -> tuple[Models, Entry]:
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    return state.models, state.models.find(fields.required_text("model"))

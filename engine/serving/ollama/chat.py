@@ -1,0 +1,39 @@
+"""``POST /api/chat``."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.serving.conversation import Prompt, prompt_of
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+from engine.serving.ollama.conversation import read_messages, read_think, read_tools, refuse_unanswerable
+from engine.serving.ollama.exchange import respond
+from engine.serving.ollama.said import Said
+from engine.serving.served import Served
+
+
+async def chat(request: Request) -> Response:
+    """Answer a conversation, as a stream unless ``stream`` is false.  Without messages, only open or close the model."""
+    return await respond(request, _asks, _prompt, _form)
+
+
+def _asks(fields: Fields, limits: Limits) -> bool:
+    return bool(fields.items("messages", limits.messages, "--messages"))
+
+
+async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
+    refuse_unanswerable(fields, "_debug_render_only")
+    messages, tools = read_messages(fields, served.limits), read_tools(fields, served)
+    begun = messages[-1]["role"] == "assistant"
+    if begun and "tool_calls" in messages[-1]:
+        raise fields.refuse("messages", "ends with calls of tools: add messages of the role tool with their results")
+    values = read_think(fields, served, formatted, begun)
+    return await asyncio.to_thread(prompt_of, served.llm, messages, tools, values, continue_final=begun)
+
+
+def _form(said: Said) -> Mapping[str, Any]:
+    return {"message": {"role": "assistant", "content": said.content, **said.beside()}}

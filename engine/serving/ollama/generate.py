@@ -1,0 +1,50 @@
+"""``POST /api/generate``: the answer to one prompt, or the continuation of a text."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.serving.conversation import Message, Prompt, prompt_of
+from engine.serving.fields import Fields
+from engine.serving.formats.plain import plain
+from engine.serving.limits import Limits
+from engine.serving.ollama.conversation import read_think, refuse_unanswerable
+from engine.serving.ollama.exchange import respond
+from engine.serving.ollama.said import Said
+from engine.serving.served import Served
+
+UNANSWERABLE = ("suffix", "template", "context", "images", "_debug_render_only")
+"""Fields whose silent loss would change an answer."""
+
+
+async def generate(request: Request) -> Response:
+    """Answer a prompt, as a stream unless ``stream`` is false.  Without a prompt, only open or close the model."""
+    return await respond(request, _asks, _prompt, _form)
+
+
+def _asks(fields: Fields, limits: Limits) -> bool:
+    return bool(fields.text("prompt"))
+
+
+async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
+    """A message of the user, or, with ``raw`` and for models without a chat template, a text to continue.  Control tokens
+    are recognized with ``raw`` only, since that is what a chat template has written."""
+    refuse_unanswerable(fields, *UNANSWERABLE)
+    values = read_think(fields, served, formatted)
+    llm, text = served.llm, fields.text("prompt", "")
+    system, raw = fields.text("system", ""), fields.flag("raw", False)
+    if raw or llm.chat_template is None:
+        for name in ("system", "think"):
+            if fields.get(name):
+                raise fields.refuse(name, "needs a chat template, and this prompt is used without one: leave it out")
+        return Prompt(await asyncio.to_thread(llm.tokenizer.encode, text, parse_special=raw), plain)
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
+    return await asyncio.to_thread(prompt_of, llm, messages, values=values)
+
+
+def _form(said: Said) -> Mapping[str, Any]:
+    return {"response": said.content, **said.beside()}

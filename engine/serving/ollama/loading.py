@@ -1,0 +1,40 @@
+"""Requests without a prompt: they open a model, or close it."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from engine.serving.fields import Fields
+from engine.serving.ollama.shapes import now
+from engine.serving.state import State
+
+_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+
+
+async def open_or_close(request: Request, fields: Fields, nothing: Mapping[str, Any]) -> Response:
+    """Open a model, or, with ``keep_alive: 0``, close it when nobody uses it any more.  nothing: the fields of the answer
+    that hold what is said, here nothing."""
+    models = State.of(request).models
+    name = fields.text("model")
+    entry = models.find(name)
+    closing = keeps_nothing(fields)
+    if closing:
+        await models.release(entry)
+    else:
+        async with models.use(name):
+            pass
+    end = {"done": True, "done_reason": "unload" if closing else "load"}
+    return JSONResponse({"model": name or entry.spec.name, "created_at": now(), **nothing, **end})
+
+
+def keeps_nothing(fields: Fields) -> bool:
+    """Whether ``keep_alive`` is 0: a number of seconds, or a duration such as "0s" or "5m"."""
+    value = fields.get("keep_alive")
+    if isinstance(value, str):
+        if not _DURATION.fullmatch(value):
+            raise fields.refuse("keep_alive", 'must be a number of seconds or a duration such as "5m"')
+        return not any(digit in value for digit in "123456789")
+    return fields.number("keep_alive") == 0
