@@ -846,13 +846,13 @@ def test_answers_of_threads_are_those_of_one_thread(llm: engine.LLM, monkeypatch
     alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
     llm.reset()
     rows: list[int] = []
-    forward = llm.model.forward
+    split = llm.model.split
 
-    def counted(tokens: np.ndarray, *given: Any) -> np.ndarray:
+    def counted(tokens: np.ndarray, *given: Any) -> Any:
         rows.append(tokens.size)
-        return forward(tokens, *given)
+        return split(tokens, *given)
 
-    monkeypatch.setattr(llm.model, "forward", counted)
+    monkeypatch.setattr(llm.model, "split", counted)
     answers: list[engine.Generation] = []
     found: dict[int, list[list[int]]] = {i: [] for i in range(len(PROMPTS))}
 
@@ -953,13 +953,13 @@ def test_an_answer_that_waits_is_read_again_only_when_it_is_continued(monkeypatc
         whole = llm.complete(PROMPT, **long)
         waiting = begin(llm.generate(PROMPT, **long))
         rows: list[int] = []
-        forward = llm.model.forward
+        split = llm.model.split
 
-        def counted(tokens: np.ndarray, *given: Any) -> np.ndarray:
+        def counted(tokens: np.ndarray, *given: Any) -> Any:
             rows.append(tokens.size)
-            return forward(tokens, *given)
+            return split(tokens, *given)
 
-        monkeypatch.setattr(llm.model, "forward", counted)
+        monkeypatch.setattr(llm.model, "split", counted)
         answers = [llm.complete(prompt, **SEEDED) for prompt in PROMPTS[1:]]
         assert [answer.ids for answer in answers] == expected
         # Besides, tokens of the answer that waits were computed ahead, before it gave its slot back.

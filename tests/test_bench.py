@@ -276,16 +276,16 @@ def test_what_a_test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The depth is read once and then kept, even if a sliding window limits how far a cache can be truncated."""
     llm = engine.load(synthetic.make_model(tmp_path / "m.gguf", name, "Q4_0"), device="cpu", n_ctx=300)
     calls: list[tuple[int, int, int]] = []
-    forward = llm.model.forward
+    split = llm.model.split
 
-    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any) -> np.ndarray:
+    def recorded(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *given: Any) -> Any:
         assert tokens.dtype == positions.dtype == np.int32
         assert positions.tolist() == list(range(positions[0], positions[0] + tokens.size))
         assert tokens.max() < llm.config.n_vocab
         calls.append((int(positions[0]), tokens.size, n_logits))
-        return forward(tokens, positions, n_logits, *given)
+        return split(tokens, positions, n_logits, *given)
 
-    monkeypatch.setattr(llm.model, "forward", recorded)
+    monkeypatch.setattr(llm.model, "split", recorded)
     assert len(bench.measure(llm, 0, 3, 100, repetitions=2)) == 2
     read = [call for call in calls if call[0] < 100]
     assert sum(n for _, n, _ in read) == 100

@@ -85,7 +85,9 @@ class Model(Loader):
         sequence: None: the one in slot 0.  Raises ContextError if the positions do not fit into the context.
         """
         sequence = sequence or self.sequence
-        logits = self.ops.run(self.compute, self._pass(tokens, positions, sequence), n_logits)
+        passing = self.split(tokens, positions, n_logits, sequence)
+        passing.advance(passing.pieces)
+        logits = passing.logits(wait=True)
         sequence.commit(tokens.tolist())
         return np.empty((0, self.config.n_vocab), np.float32) if logits is None else logits
 
@@ -95,12 +97,9 @@ class Model(Loader):
         tokens, positions: int32 [rows]; n_logits: the number of last rows whose logits are wanted.  Raises ContextError if
         the positions do not fit into the context, and NoPages if the pages of the cache are all in use.
         """
-        return self.ops.split(self.compute, self._pass(tokens, positions, sequence), n_logits)
-
-    def _pass(self, tokens: np.ndarray, positions: np.ndarray, sequence: Sequence) -> Pass[np.ndarray]:
-        """A pass over tokens of one sequence, whose positions are claimed."""
         self.prepare(int(positions[0]), tokens.size, sequence)
-        return Pass(tokens, positions, np.full(tokens.size, sequence.slot, np.int32))
+        slots = np.full(tokens.size, sequence.slot, np.int32)
+        return self.ops.split(self.compute, Pass(tokens, positions, slots), n_logits)
 
     def forward_many(self, parts: TokenSequences) -> list[np.ndarray]:
         """Store the tokens of each of some sequences after those that it holds, in one pass, and return the logits of their

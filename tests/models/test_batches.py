@@ -35,14 +35,13 @@ def loaded(path: Path, batch_size: int, **options: Any) -> engine.LLM:
 def passes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(position, rows, rows of logits) of each pass from now on."""
     made: list[tuple[int, int, int]] = []
-    forward = llm.model.forward
+    split = llm.model.split
 
-    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *sequence: Any) -> np.ndarray:
+    def noted(tokens: np.ndarray, positions: np.ndarray, n_logits: int, *sequence: Any) -> Any:
         made.append((int(positions[0]), tokens.size, n_logits))
-        rows: np.ndarray = forward(tokens, positions, n_logits, *sequence)
-        return rows
+        return split(tokens, positions, n_logits, *sequence)
 
-    monkeypatch.setattr(llm.model, "forward", noted)
+    monkeypatch.setattr(llm.model, "split", noted)
     return made
 
 

@@ -225,13 +225,13 @@ def _greedy(make: Make, known: list[int], count: int) -> list[int]:
 def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     source = drafter(make(), make(300, 1))
     read: list[int] = []
-    forward = source.llm.model.forward
+    split = source.llm.model.split
 
     def noting(tokens: np.ndarray, *given: Any) -> Any:
         read.extend(tokens.tolist())
-        return forward(tokens, *given)
+        return split(tokens, *given)
 
-    monkeypatch.setattr(source.llm.model, "forward", noting)
+    monkeypatch.setattr(source.llm.model, "split", noting)
     greedy = sampler(300, temperature=0.0)
 
     def propose(known: list[int]) -> list[int]:

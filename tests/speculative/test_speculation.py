@@ -480,14 +480,14 @@ def test_a_draft_model_that_is_never_sure_is_left_alone(
     """What it has drafted in vain costs time, too."""
     assert drafting.draft is not None
     passes = 0
-    forward = drafting.draft.llm.model.forward
+    split = drafting.draft.llm.model.split
 
     def counting(*given: Any) -> Any:
         nonlocal passes
         passes += 1
-        return forward(*given)
+        return split(*given)
 
-    monkeypatch.setattr(drafting.draft.llm.model, "forward", counting)
+    monkeypatch.setattr(drafting.draft.llm.model, "split", counting)
     options = REPEATS | {"max_tokens": 140, "temperature": 1.5}
     params = SpeculationParams(draft_p_min=1.0, draft_min=least)
     found = drafting.complete(PROMPT, speculation=params, **options)

@@ -1,0 +1,115 @@
+"""What the server adds to the computation: tokens per second and time to the first token, with and without it.
+
+``python -m benchmarks.serving_overhead MODEL.gguf -np 1,16,64`` measures users in this process as ``bitmirror bench -np``
+does, then starts a server with the same model and lets as many clients ask at the same time, each with a connection
+of its own and a stream.  Rates count all tokens of prompts and answers over the whole time.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import engine
+from engine.cli.users import measure
+
+REPETITIONS = 20
+"""Requests whose median time to the first token is reported."""
+
+
+def main() -> None:
+    """Print one line per number of users, and the time to the first token."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-np", "--users", default="1,16,64", help="numbers of users")
+    parser.add_argument("-p", "--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("-n", "--answer", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    users, n_ctx = [int(n) for n in args.users.split(",")], args.prompt + args.answer
+    # A process of its own, so that the memory is free when the server starts.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        label, inside, first = pool.apply(without, (args.model, users, args.prompt, args.answer, args.device))
+    flags = ["-m", str(args.model), "-np", str(max(users)), "-c", str(n_ctx), "--device", args.device, "--port", "0"]
+    server = subprocess.Popen([sys.executable, "-m", "engine.serve", *flags], stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        found = None
+        while found is None:
+            found = re.search(r"http://[\d.]+:(\d+)", server.stderr.readline())
+        print(f"{label}: prompts of {args.prompt} tokens, answers of {args.answer}")
+        print("| users | without, tokens/s | with the server | ratio |")
+        print("| ---: | ---: | ---: | ---: |")
+        port = int(found[1])
+        for n, rate in zip(users, inside, strict=True):
+            for _ in range(2):  # the first time, kernels may be missing
+                seconds, _ = asyncio.run(ask(port, n, args.prompt, args.answer))
+            served = n * (args.prompt + args.answer) / seconds
+            print(f"| {n} | {rate:.0f} | {served:.0f} | {served / rate:.1%} |", flush=True)
+        firsts = [asyncio.run(ask(port, 1, args.prompt, 1))[1][0] for _ in range(REPETITIONS)]
+        print(f"\nfirst token: {1e3 * first:.2f} ms without, {1e3 * float(np.median(firsts)):.2f} ms with the server")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def without(model: Path, users: list[int], n_prompt: int, n_gen: int, device: str) -> tuple[str, list[float], float]:
+    """The device, tokens per second for each number of users, and the median time to a first token in seconds."""
+    llm = engine.load(model, n_ctx=n_prompt + n_gen, parallel=max(users), device=device)
+    rates = []
+    for n in users:
+        for _ in range(2):
+            found = measure(llm, "", n, n_prompt, n_gen)
+        rates.append(found.per_second)
+    firsts = [measure(llm, "", 1, n_prompt, 2).first_s for _ in range(REPETITIONS)]
+    return llm.model.ops.label, rates, float(np.median(firsts))
+
+
+async def ask(port: int, n: int, n_prompt: int, n_gen: int) -> tuple[float, list[float]]:
+    """Let ``n`` clients ask at once.  Returns the seconds until the last of them has its answer, and those until each has
+    its first token."""
+    rng = np.random.default_rng()
+    bodies = [
+        json.dumps(
+            {
+                "prompt": rng.integers(1000, 4000, n_prompt).tolist(),
+                "max_tokens": n_gen,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        for _ in range(n)
+    ]
+    connections = [await asyncio.open_connection("127.0.0.1", port) for _ in bodies]
+    begun = time.perf_counter()
+
+    async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes) -> float:
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise SystemExit(f"the server answered {status!r}: {await reader.read()!r}")
+        await reader.readuntil(b"data: ")
+        first = time.perf_counter() - begun
+        end = b""
+        while piece := await reader.read(1 << 16):
+            end = (end + piece)[-64:]
+        if b"[DONE]" not in end:
+            raise SystemExit("an answer of the server has no end")
+        writer.close()
+        return first
+
+    firsts = await asyncio.gather(*(client(*pair, body) for pair, body in zip(connections, bodies, strict=True)))
+    return time.perf_counter() - begun, list(firsts)
+
+
+if __name__ == "__main__":
+    main()
