@@ -19,6 +19,9 @@ from engine.text.vocabulary import TokenType
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+_MARKS = ((b"<", b">"), ("｜".encode(), "｜".encode()))
+"""What the texts of user-defined tokens that are special begin and end with; DeepSeek's have bars."""
+
 MOST_TRIED = 256
 """The number of grammars that are remembered as good for a tokenizer."""
 
@@ -26,8 +29,8 @@ MOST_TRIED = 256
 class Tokens:
     """The tokens of one tokenizer, and the tokens that end an answer.
 
-    Control, unknown and unused tokens, and user-defined ones in angle brackets, are *special*: only a grammar that names them
-    permits them.
+    Control, unknown and unused tokens, and user-defined ones in angle brackets or between bars, are *special*: only a grammar
+    that names them permits them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -40,6 +43,8 @@ class Tokens:
         texts = [tokenizer.token_bytes(id, special=True) for id in range(tokenizer.n_vocab)]
         special = [id for id, text in enumerate(texts) if _is_special(tokenizer.token_type(id), text)]
         self.ends = tokenizer.eog_ids
+        #: The tokens that only a grammar that names them permits.
+        self.special = frozenset(special)
         #: The number of words, int32, of a mask.
         self.words = -(-tokenizer.n_vocab // 32)
         #: The mask of the tokens that end an answer, int32 [words].
@@ -77,7 +82,7 @@ class Tokens:
 
 def _is_special(kind: TokenType, text: bytes) -> bool:
     if kind == TokenType.USER_DEFINED:
-        return text.startswith(b"<") and text.endswith(b">")
+        return any(text.startswith(begin) and text.endswith(end) for begin, end in _MARKS)
     return kind in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
 

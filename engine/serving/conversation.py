@@ -4,11 +4,12 @@ Every interface converts its messages to those of OpenAI's chat first, and this 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from engine.errors import TemplateError
 from engine.llm import LLM
+from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.formats import select
@@ -28,10 +29,16 @@ Message = dict[str, Any]
 
 
 class Prompt(NamedTuple):
-    """The token ids of a conversation, and what makes a parser of its answer."""
+    """The token ids of a conversation, and what makes a parser of its answer.
+
+    format: the name of the format in which the model writes calls and thoughts; thought: ``OPEN``, ``MAYBE`` or ``NONE`` of
+    ``engine.serving.calls.tagged``: whether the answer begins in a thought.
+    """
 
     ids: list[int]
     parser: Callable[[], Parser]
+    format: str = "plain"
+    thought: str = NONE
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
@@ -124,34 +131,61 @@ def prompt_of(
     values: Mapping[str, Any] | None = None,
     *,
     continue_final: bool = False,
+    names: Collection[str] | None = None,
+    ruled: bool = False,
 ) -> Prompt:
     """The prompt of a conversation.  Takes a while: call it in a thread.
 
     values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
-    the assistant, is the beginning of the answer.
+    the assistant, is the beginning of the answer; names: the functions that may be called, None: all ``tools``; ruled: the
+    answer follows a grammar of the request, so that nothing in it is a call or a thought.
     """
     template = template_of(llm, "use /v1/completions with a text")
     extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
     for name in ("messages", "self", "known", "add_generation_prompt"):
         extra.pop(name, None)
-    beginning = ""
+    last: Message = {}
     if continue_final:
         *messages, last = messages
-        beginning = last["content"]
     try:
         ids = template.encode(messages, **extra)
     except TemplateError as error:
         raise refused(error) from None
     format = select.detect(template.source)
-    open_thought = select.opens_thought(format, llm.tokenizer.decode(ids[-LAST:], special=True))
-    if beginning:
-        ids = ids + llm.tokenizer.encode(beginning, add_special=False)
-
-    def single(tag: str) -> bool:
-        id = llm.tokenizer.token_id(tag)
-        return id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    tags = select.FORMATS[format].THOUGHT
+    thought = NONE
+    end = llm.tokenizer.decode(ids[-LAST:], special=True)
+    if select.opens_thought(format, end):
+        thought = OPEN
+    elif format == "gpt_oss" or (tags and tags[0] in template.source and extra.get("enable_thinking") is not False):
+        thought = MAYBE
+    if thought == OPEN and (text := last.get("reasoning_content")):
+        ids = ids + llm.tokenizer.encode(text, add_special=False)
+    if text := last.get("content"):
+        if thought == OPEN and tags:
+            # What the client has begun is text, so the thought before it has ended.
+            own_line = tags[1] == "</think>" and end.endswith("\n")
+            close = f"\n{tags[1]}\n\n" if own_line else tags[1]
+            ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
+        ids, thought = ids + llm.tokenizer.encode(text, add_special=False), NONE
+    callable = [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def parser() -> Parser:
-        return select.parser(format, tools, single=single, reasoning_open=open_thought)
+        return select.parser(
+            format,
+            callable,
+            single=lambda tag: control_token(llm, tag) is not None,
+            reasoning_open=thought == OPEN,
+            calls=not ruled,
+            reasoning=not ruled,
+        )
 
-    return Prompt(ids, parser)
+    return Prompt(ids, parser, format, thought)
+
+
+def control_token(llm: LLM, text: str) -> int | None:
+    """The control or user-defined token that is this text; None if there is none."""
+    id = llm.tokenizer.token_id(text)
+    return (
+        id if id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED) else None
+    )

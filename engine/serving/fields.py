@@ -80,11 +80,15 @@ class Fields:
         return self._typed(name, bool, "true or false", default)
 
     @overload
-    def whole(self, name: str, default: int, least: int = ..., most: int | None = ...) -> int: ...
+    def whole(self, name: str, default: int, least: int = ..., most: int | None = ..., limit: str = ...) -> int: ...
     @overload
-    def whole(self, name: str, default: None = None, least: int = ..., most: int | None = ...) -> int | None: ...
-    def whole(self, name: str, default: int | None = None, least: int = 0, most: int | None = None) -> int | None:
-        """A whole number from ``least`` to ``most``."""
+    def whole(
+        self, name: str, default: None = None, least: int = ..., most: int | None = ..., limit: str = ...
+    ) -> int | None: ...
+    def whole(
+        self, name: str, default: int | None = None, least: int = 0, most: int | None = None, limit: str = ""
+    ) -> int | None:
+        """A whole number from ``least`` to ``most``; ``limit``: the flag of the server that raises this, if one does."""
         value = self.get(name)
         if value is None:
             return default
@@ -97,7 +101,8 @@ class Fields:
             or (most is not None and value > most)
         ):
             allowed = f"{least} or more" if most is None else f"{least} to {most}"
-            raise self.refuse(name, f"must be a whole number, {allowed}, not {described(value)}")
+            raised = f" ({limit} raises the limit of this server)" if limit and most is not None else ""
+            raise self.refuse(name, f"must be a whole number, {allowed}, not {described(value)}{raised}")
         return value
 
     @overload

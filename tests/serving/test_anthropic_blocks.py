@@ -14,7 +14,7 @@ anthropic = pytest.importorskip("anthropic")
 httpx = pytest.importorskip("httpx2")  # the client is built on it
 
 from engine.serving.anthropic.blocks import Blocks, joined  # noqa: E402
-from engine.serving.anthropic.conversation import read_messages, read_prompt, read_tools  # noqa: E402
+from engine.serving.anthropic.conversation import read_messages, read_prompt, read_tool_choice  # noqa: E402
 from engine.serving.anthropic.shapes import ending_of, error_event  # noqa: E402
 from engine.serving.errors import Refusal  # noqa: E402
 from engine.serving.fields import Fields  # noqa: E402
@@ -45,8 +45,9 @@ def test_tools_become_those_of_openai() -> None:
     search = {"type": "web_search_20250305", "name": "web_search"}
     body: dict[str, Any] = {"tools": [search, WEATHER | {"type": "custom"}]}
     function = {"name": "weather", "description": "Tells it", "parameters": WEATHER["input_schema"]}
-    assert read_tools(Fields(body), Limits()) == [{"type": "function", "function": function}]
-    assert read_tools(Fields(body | {"tool_choice": {"type": "none"}}), Limits()) == []
+    choice = read_tool_choice(Fields(body), Limits())
+    assert choice.tools == [{"type": "function", "function": function}] and not choice.ruled
+    assert read_tool_choice(Fields(body | {"tool_choice": {"type": "none"}}), Limits()).tools == []
 
 
 TEMPLATE = """{%- for m in messages -%}
@@ -59,7 +60,8 @@ TEMPLATE = """{%- for m in messages -%}
 def rendered(body: dict[str, Any]) -> str:
     tokenizer = made(bpe_metadata(["a b"]))
     llm: Any = SimpleNamespace(chat_template=ChatTemplate.from_source(TEMPLATE, tokenizer), tokenizer=tokenizer)
-    prompt = asyncio.run(read_prompt(Fields(body), llm, Limits()))
+    fields = Fields(body)
+    prompt = asyncio.run(read_prompt(fields, llm, Limits(), read_tool_choice(fields, Limits())))
     return tokenizer.decode(prompt.ids)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from engine.llm import LLM
@@ -9,6 +10,7 @@ from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
+from engine.serving.tool_choice import ToolChoice, chosen
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that differs with each request of a conversation, and that is not meant for a model."""
@@ -17,17 +19,18 @@ BLOCKS = 65536
 """The most blocks of a message."""
 
 
-async def read_prompt(fields: Fields, llm: LLM, limits: Limits) -> Prompt:
+async def read_prompt(fields: Fields, llm: LLM, limits: Limits, choice: ToolChoice) -> Prompt:
     """The prompt of a request."""
-    messages, tools = read_messages(fields, limits), read_tools(fields, limits)
+    messages = read_messages(fields, limits)
     prefilled = messages[-1]["role"] == "assistant"
     # Without the field Anthropic's models do not think, and clients take the first block for the text.  The beginning of an
     # answer that the client gives is text, too.
     thinking = fields.object("thinking") or Fields({"type": "disabled"}, "thinking")
     thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
     values = {"enable_thinking": thinks and not prefilled}
+    make = partial(prompt_of, llm, tools=choice.tools, values=values, continue_final=prefilled, names=choice.names)
     try:
-        return await asyncio.to_thread(prompt_of, llm, messages, tools, values, continue_final=prefilled)
+        return await asyncio.to_thread(make, messages)
     except Refusal:
         own = [dict(each) for each in messages]
         later = [each for each in own[1:] if each["role"] == "system"]
@@ -36,7 +39,7 @@ async def read_prompt(fields: Fields, llm: LLM, limits: Limits) -> Prompt:
         # Some templates have a place for a system message at the beginning only.
         for each in later:
             each["role"] = "user"
-        return await asyncio.to_thread(prompt_of, llm, own, tools, values, continue_final=prefilled)
+        return await asyncio.to_thread(make, own)
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
@@ -137,10 +140,11 @@ def _assistant(fields: Fields, names: dict[str, str]) -> Message:
     return message
 
 
-def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
-    """The tools that the model may call, as those of OpenAI's chat.  Tools of other types belong to a service and are left
-    out."""
+def read_tool_choice(fields: Fields, limits: Limits) -> ToolChoice:
+    """The tools of a request, as those of OpenAI's chat, and what ``tool_choice`` says about them.  Tools of other types
+    belong to a service and are left out."""
     tools: list[Mapping[str, Any]] = []
+    strict = []
     for tool in fields.objects("tools", limits.tools, "--tools"):
         name = tool.required_text("name")
         if tool.text("type", "custom") != "custom":
@@ -149,10 +153,17 @@ def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
         parameters = dict(tool.mapping("input_schema"))
         described = {"name": name, "description": tool.text("description", ""), "parameters": parameters}
         tools.append({"type": "function", "function": described})
-    choice = fields.object("tool_choice")
-    if choice is None:
-        return tools
-    kind = choice.required_text("type")
-    if kind not in ("auto", "none"):
-        raise choice.refuse("type", 'must be "auto" or "none": this server does not force calls yet')
-    return tools if kind == "auto" else []
+        if tool.flag("strict", False):
+            strict.append(name)
+    choice = fields.object("tool_choice") or Fields({"type": "auto"}, "tool_choice")
+    choice.required("type")
+    kind = choice.choice("type", ("auto", "any", "tool", "none"))
+    if kind == "none":
+        return ToolChoice([], [])
+    several = not choice.flag("disable_parallel_tool_use", False)
+    names = [tool["function"]["name"] for tool in tools]
+    if kind == "tool":
+        names = [choice.required_text("name")]
+    forced, named = kind in ("any", "tool"), kind == "tool"
+    several = several and not named
+    return chosen(fields, tools, names, strict, param="tool_choice", forced=forced, named=named, several=several)

@@ -10,13 +10,14 @@ from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask
 from engine.serving.anthropic.blocks import Blocks, joined
-from engine.serving.anthropic.conversation import read_prompt
+from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
 from engine.serving.anthropic.shapes import ending_of, error_event, usage_of
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
+from engine.serving.tool_choice import calls_grammar
 
 MEANINGLESS = ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed")
 """Fields that change no answer here."""
@@ -46,9 +47,14 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     fields.number("temperature", 1.0, 0, 1)
     options = read_options(fields, llm, limits)
     stop = read_stop(fields, limits, "stop_sequences")
-    prompt = await read_prompt(fields, llm, limits)
+    choice = read_tool_choice(fields, limits)
+    prompt = await read_prompt(fields, llm, limits, choice)
+    options |= {
+        "max_tokens": clamped(most, llm, len(prompt.ids)),
+        "grammar": await calls_grammar(choice, llm, prompt, limits),
+    }
     fields.ignore(*MEANINGLESS)
-    return Ask(prompt.ids, prompt.parser, options | {"max_tokens": clamped(most, llm, len(prompt.ids))}, stop=stop)
+    return Ask(prompt.ids, prompt.parser, options, stop=stop)
 
 
 def _head(answer: Answer, served: Served) -> dict[str, Any]:

@@ -12,19 +12,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask, Delta
-from engine.serving.conversation import prompt_of, read_messages, read_tools
+from engine.serving.conversation import prompt_of, read_messages
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
-from engine.serving.formats.events import CallArguments, CallBegin, Content, Reasoning
+from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.structured import read_grammar
+from engine.serving.tool_choice import calls_grammar, read_tool_choice
 
 MEANINGLESS = (
     *("user", "metadata", "store", "service_tier", "verbosity", "prediction", "prompt_cache_key", "safety_identifier"),
-    *("prompt_cache_options", "prompt_cache_retention", "moderation", "web_search_options", "parallel_tool_calls"),
+    *("prompt_cache_options", "prompt_cache_retention", "moderation", "web_search_options"),
     *(
         "cache_prompt",
         "add_generation_prompt",
@@ -60,6 +61,17 @@ class Shape:
         }
 
 
+@dataclass(frozen=True)
+class ChatShape(Shape):
+    """How an answer of a chat is written down; named: whether the request names the function to call."""
+
+    named: bool
+
+    def finish_of(self, answer: Answer) -> str:
+        """Why an answer ended, in OpenAI's words: a call that the request names is no reason."""
+        return "stop" if self.named and answer.finish_reason == "tool_calls" else answer.finish_reason
+
+
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
     return await respond(request, _read, error_event)
@@ -71,23 +83,31 @@ async def _read(fields: Fields, served: Served) -> Plan:
     return Plan([ask], whole, chunks)
 
 
-async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
+async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
-    messages, tools = read_messages(fields, limits), read_tools(fields, limits)
+    messages, choice = read_messages(fields, limits), read_tool_choice(fields, limits)
     values = dict(fields.mapping("chat_template_kwargs"))
     effort = fields.text("reasoning_effort")
     if effort is not None:
         values.setdefault("reasoning_effort", effort)
         values.setdefault("enable_thinking", effort != "none")
-    tools = read_tool_choice(fields, tools)
     grammar = await read_grammar(fields, llm, limits)
     if grammar is not None:
+        if choice.forced:
+            raise fields.refuse(
+                "tool_choice", "forces a call, and response_format describes a text: leave one of them out"
+            )
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     continue_final = fields.flag("continue_final_message", False)
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")
-    prompt = await asyncio.to_thread(prompt_of, llm, messages, tools, values, continue_final=continue_final)
+    prompt = await asyncio.to_thread(
+        partial(prompt_of, continue_final=continue_final, names=choice.names, ruled=grammar is not None),
+        *(llm, messages, choice.tools, values),
+    )
+    if grammar is None:
+        grammar = await calls_grammar(choice, llm, prompt, limits)
     top = read_logprobs(fields, limits)
     most = fields.whole("max_completion_tokens", fields.whole("max_tokens", None, 0), 0)
     options = read_options(fields, llm, limits) | {
@@ -100,11 +120,11 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         prompt.ids,
         prompt.parser,
         options,
-        fields.whole("n", 1, 1, limits.n),
+        fields.whole("n", 1, 1, limits.n, "--n"),
         top,
         stop=read_stop(fields, limits),
     )
-    shape = Shape(
+    shape = ChatShape(
         f"chatcmpl-{secrets.token_hex(12)}",
         int(time.time()),
         served.name,
@@ -113,20 +133,11 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, Shape]:
         top or 0,
         given.flag("include_usage", False),
         given.flag("continuous_usage_stats", False),
+        choice.named,
     )
     given.ignore("include_obfuscation")
     fields.ignore(*MEANINGLESS)
     return ask, shape
-
-
-def read_tool_choice(fields: Fields, tools: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The tools that the model may call."""
-    choice = fields.get("tool_choice")
-    if choice in (None, "auto"):
-        return tools
-    if choice == "none":
-        return []
-    raise fields.refuse("tool_choice", 'must be "auto" or "none": this server does not force calls yet')
 
 
 def refuse_unanswerable(fields: Fields) -> None:
@@ -142,7 +153,7 @@ def refuse_unanswerable(fields: Fields) -> None:
 # --- answers -------------------------------------------------------------------------------------------------------
 
 
-async def _whole(answers: list[Answer], served: Served, shape: Shape) -> dict[str, Any]:
+async def _whole(answers: list[Answer], served: Served, shape: ChatShape) -> dict[str, Any]:
     parts: dict[int, list[Delta]] = {answer.index: [] for answer in answers}
     async for answer, delta in merged(answers):
         parts[answer.index].append(delta)
@@ -151,17 +162,18 @@ async def _whole(answers: list[Answer], served: Served, shape: Shape) -> dict[st
     return body | {"timings": timings_of(answers[0])}
 
 
-def _choice(answer: Answer, deltas: list[Delta], served: Served, shape: Shape) -> dict[str, Any]:
-    events = [event for delta in deltas for event in delta.events]
-    thoughts = "".join(event.text for event in events if isinstance(event, Reasoning))
+def _choice(answer: Answer, deltas: list[Delta], served: Served, shape: ChatShape) -> dict[str, Any]:
+    said = Said(answer)
+    parts = [said.fields(event) for delta in deltas for event in delta.events]
+    thoughts = "".join(part.get("reasoning_content", "") for part in parts)
     calls: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if isinstance(event, CallBegin):
-            function = {"name": event.name, "arguments": ""}
-            calls[event.index] = {"id": call_id(answer, event.index), "type": "function", "function": function}
-        elif isinstance(event, CallArguments):
-            calls[event.index]["function"]["arguments"] += event.text
-    content = "".join(event.text for event in events if isinstance(event, Content))
+    for call in (call for part in parts for call in part.get("tool_calls", ())):
+        index = call.pop("index")
+        if index in calls:
+            calls[index]["function"]["arguments"] += call["function"]["arguments"]
+        else:
+            calls[index] = call
+    content = "".join(part.get("content", "") for part in parts)
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if thoughts:
         message |= {"reasoning_content": thoughts, "reasoning": thoughts}
@@ -171,7 +183,7 @@ def _choice(answer: Answer, deltas: list[Delta], served: Served, shape: Shape) -
     if shape.logprobs:
         tokens = [token for delta in deltas for token in delta.logprobs]
         logprobs = chat_logprobs(served.llm.tokenizer, tokens, shape.top_logprobs)
-    finish = {"logprobs": logprobs, "finish_reason": answer.finish_reason}
+    finish = {"logprobs": logprobs, "finish_reason": shape.finish_of(answer)}
     return {"index": answer.index, "message": message, **finish}
 
 
@@ -180,7 +192,7 @@ def call_id(answer: Answer, index: int) -> str:
     return f"call_{answer.generation.seed & 0xFFFFFFFF:08x}{answer.index:02x}{index:06x}"
 
 
-async def _chunks(answers: list[Answer], served: Served, shape: Shape) -> AsyncIterator[str]:
+async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> AsyncIterator[str]:
     head = shape.head("chat.completion.chunk")
 
     def chunk(answer: Answer, delta: Mapping[str, Any], finish: str | None, logprobs: Any = None) -> str:
@@ -188,6 +200,7 @@ async def _chunks(answers: list[Answer], served: Served, shape: Shape) -> AsyncI
         usage = {"usage": usage_of(answers)} if shape.continuous_usage else {}
         return sse(head | {"choices": [choice]} | usage)
 
+    said = {answer.index: Said(answer) for answer in answers}
     begun: set[int] = set()
     async for answer, delta in merged(answers):
         if answer.index not in begun:
@@ -197,29 +210,49 @@ async def _chunks(answers: list[Answer], served: Served, shape: Shape) -> AsyncI
         logprobs = None
         if shape.logprobs and delta.logprobs:
             logprobs = chat_logprobs(served.llm.tokenizer, delta.logprobs, shape.top_logprobs)
-        fields = [_fields(answer, event) for event in delta.events]
-        said = [each for each in fields if each]
-        if not said and logprobs is not None:
-            said = [{"content": ""}]
-        for i, each in enumerate(said):
+        fields = [said[answer.index].fields(event) for event in delta.events]
+        parts = [each for each in fields if each]
+        if not parts and logprobs is not None:
+            parts = [{"content": ""}]
+        for i, each in enumerate(parts):
             yield chunk(answer, each, None, logprobs if i == 0 else None)
         if delta.finish_reason:
-            yield chunk(answer, {}, delta.finish_reason)
+            yield chunk(answer, {}, shape.finish_of(answer))
     if shape.include_usage:
         yield sse(head | {"choices": [], "usage": usage_of(answers), "timings": timings_of(answers[0])})
     yield sse("[DONE]")
 
 
-def _fields(answer: Answer, event: Any) -> dict[str, Any]:
-    """An event as the delta of a chunk."""
-    if isinstance(event, Content):
-        return {"content": event.text}
-    if isinstance(event, Reasoning):
-        return {"reasoning_content": event.text, "reasoning": event.text}
-    if isinstance(event, CallBegin):
-        function = {"name": event.name, "arguments": ""}
-        call = {"index": event.index, "id": call_id(answer, event.index), "type": "function", "function": function}
-        return {"tool_calls": [call]}
-    if isinstance(event, CallArguments):
-        return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-    return {}
+class Said:
+    """Writes the events of one answer as deltas of chunks.
+
+    A message has one content, whatever stands between its parts: text after a call begins on a new line if there was text
+    before the call, and so do thoughts.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._said: set[type[Event]] = set()
+        self._apart: set[type[Event]] = set()
+
+    def fields(self, event: Event) -> dict[str, Any]:
+        """An event as the delta of a chunk; empty if there is nothing to write."""
+        if isinstance(event, Content):
+            return {"content": self._text(event)}
+        if isinstance(event, Reasoning):
+            text = self._text(event)
+            return {"reasoning_content": text, "reasoning": text}
+        if isinstance(event, CallBegin):
+            self._apart |= self._said
+            function = {"name": event.name, "arguments": ""}
+            id = call_id(self._answer, event.index)
+            return {"tool_calls": [{"index": event.index, "id": id, "type": "function", "function": function}]}
+        if isinstance(event, CallArguments):
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+        return {}
+
+    def _text(self, event: Content | Reasoning) -> str:
+        begin = "\n" if type(event) in self._apart else ""
+        self._apart.discard(type(event))
+        self._said.add(type(event))
+        return begin + event.text

@@ -56,7 +56,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
         raise fields.refuse(
             "suffix", "is not supported by this server, which continues texts at their end: leave it out"
         )
-    n = fields.whole("n", 1, 1, limits.n)
+    n = fields.whole("n", 1, 1, limits.n, "--n")
     best_of = fields.whole("best_of", n, 1)
     if best_of != n:
         problem = f"must be {n}, the number of answers (n), not {best_of}: this server returns every answer it computes"
@@ -66,7 +66,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
     if n * len(prompts) > most:
         problem = f"asks for {n * len(prompts)} answers and this server computes at most {most} at once (--queue)"
         raise fields.refuse("prompt", problem)
-    logprobs = fields.whole("logprobs", None, 0, limits.top_logprobs)
+    logprobs = fields.whole("logprobs", None, 0, limits.top_logprobs, "--top-logprobs")
     echo = fields.flag("echo", False)
     max_tokens = fields.whole("max_tokens", MAX_TOKENS, 0)
     options, stop = read_options(fields, llm, limits), read_stop(fields, limits)

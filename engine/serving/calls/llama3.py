@@ -1,0 +1,30 @@
+"""The grammar of calls of Llama 3."""
+
+import json
+
+from engine.serving.calls.rules import ANY
+from engine.serving.calls.tagged import NONE, Tagged
+from engine.serving.formats.llama3 import Llama3
+
+
+class Llama3Calls(Tagged):
+    """Calls as :class:`engine.serving.formats.llama3.Llama3` reads them: the whole answer, as JSON.
+
+    An answer that begins with a brace is a call.
+    """
+
+    FORMAT = Llama3
+
+    def forced(self, thought: str) -> str:
+        bodies = []
+        for function in self.functions:
+            head = f'{{"name": {json.dumps(function.name)}, "parameters": '
+            arguments = self.rules.json(function.schema, function.strict)
+            bodies.append(f'{self.rules.plain(head)} {arguments} "}}"')
+        call = self.alternatives(bodies)
+        return f'{call} ("; " {call})*' if self.several else call
+
+    def free(self) -> str:
+        brace = rf"[ \t\r\n]*\{{{ANY}"
+        text = self.rules.terminal(self.rules.regex([ANY], [brace, self.rules.any_of(self.rules.spelled)]))
+        return f"{text} | ({self.rules.text('<|python_tag|>')})? {self.rules.rule(self.forced(NONE))}"

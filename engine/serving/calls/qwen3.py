@@ -1,0 +1,22 @@
+"""The grammar of calls of Qwen3."""
+
+import json
+
+from engine.serving.calls.tagged import Tagged
+from engine.serving.formats.qwen3 import Qwen3
+
+
+class Qwen3Calls(Tagged):
+    """Calls as :class:`engine.serving.formats.qwen3.Qwen3` reads them: the name and the arguments in JSON."""
+
+    FORMAT = Qwen3
+    OPENINGS = FORCED = ("<tool_call>",)
+
+    def rest(self, opening: str) -> str:
+        bodies = []
+        for function in self.functions:
+            head = f'\n{{"name": {json.dumps(function.name)}, "arguments": '
+            arguments = self.rules.json(function.schema, function.strict)
+            bodies.append(f"{self.rules.plain(head)} {arguments}")
+        end = self.rules.text("}\n</tool_call>")
+        return f"{self.alternatives(bodies)} {end}"

@@ -1,0 +1,93 @@
+"""The grammar of calls of Qwen3-Coder and its successors."""
+
+import json
+import re
+from functools import partial
+
+from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.parameters import KEY, parameters
+from engine.serving.calls.schemas import Schema, choices, divided, patterns, with_definitions
+from engine.serving.calls.tagged import Tagged
+from engine.serving.formats.qwen3_coder import Qwen3Coder
+from engine.serving.formats.tools import NUMBER, Tools, json_of
+
+_BLANKS = r"[\s\x1c-\x1f]*"
+_WORDS = {
+    "null": "(?i:null|none)",
+    "boolean": "(?i:true|false)",
+    "integer": r"-?(?:0|[1-9][0-9]*)(?:\.0*)?",
+    "number": NUMBER.pattern,
+    "array": r"\[(?s:.*)",
+    "object": r"\{(?s:.*)",
+}
+"""The texts that count as a value of a type and not as a string, if a parameter may be both."""
+_PLAIN = {"null": "null", "boolean": "true|false", "integer": "-?(?:0|[1-9][0-9]*)", "number": NUMBER.pattern}
+"""Values that are written as they are in JSON."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_END = "\n</parameter>\n"
+
+
+class Qwen3CoderCalls(Tagged):
+    """Calls as :class:`engine.serving.formats.qwen3_coder.Qwen3Coder` reads them: strings as plain text, other values as
+    JSON.
+
+    A string contains no tag of a call.  If a parameter may be a string or something else, a text that would be read as
+    something else is no string.
+    """
+
+    FORMAT = Qwen3Coder
+    OPENINGS = ("<tool_call>", "<function=")
+    FORCED = ("<tool_call>",)
+
+    def rest(self, opening: str) -> str:
+        bare = opening == "<function="
+        bodies = []
+        for function in self.functions:
+            head = f"{function.name}>\n" if bare else f"\n<function={function.name}>\n"
+            values = parameters(self.rules, function, partial(self._parameter, function))
+            bodies.append(f"{self.rules.text(head)} {values}")
+        end = self.rules.text("</function>" if bare else "</function>\n</tool_call>")
+        return f"{self.alternatives(bodies)} {end}"
+
+    def _parameter(self, function: Function, key: str | None, schema: Schema) -> str:
+        if key is None:
+            # The parser takes the values of parameters that it does not know for strings.
+            name = f"{self.rules.terminal(self.rules.regex([KEY]))} {self.rules.plain('>' + chr(10))}"
+            types, schema = frozenset({"string"}), {}
+        else:
+            if not re.fullmatch(r"[^<>\s]+", key) or any(tag in key for tag in self.rules.tags):
+                raise Unenforceable(f"has a parameter {key[:40]!r}, whose name has blanks or brackets")
+            name = self.rules.text(f"{key}>\n")
+            described = {"name": function.name, "parameters": function.schema}
+            types = Tools([{"type": "function", "function": described}]).types(function.name, key)
+        return f"{self.rules.text('<parameter=')} {name} ({self._value(function, schema, types)})"
+
+    def _value(self, function: Function, schema: Schema, types: frozenset[str]) -> str:
+        """A value and the tag after it; types: those that the parser tells apart."""
+        root, strict, end = function.schema, function.strict, self.rules.text(_END)
+        if types and "string" not in types:
+            return f"{self.rules.json(with_definitions(schema, root), strict)} {end}"
+        strings, others = divided(schema, root, strict)
+        if types <= {"string"}:
+            others = []  # whatever the schema says, it becomes a string
+        texts = [value for each in strings for value in choices(each) or ()]
+        texts = [text for text in texts if json_of(text, types) == json.dumps(text, ensure_ascii=False)]
+        lines = [text + "\n" for text in texts if not any(tag in text for tag in self.rules.tags)]
+        lines += [json.dumps(value) + "\n" for each in others for value in choices(each) or ()]
+        bodies = [f"{self.rules.plain(line)} {self.rules.text(_END[1:])}" for line in lines]
+        words, without = [], [f"{_BLANKS}(?:{_WORDS[kind]}){_BLANKS}" for kind in sorted(types) if kind in _WORDS]
+        for each, kind in [(one, kind) for one in others if choices(one) is None for kind in one["type"]]:
+            bounded = any(bound in each for bound in _BOUNDS)
+            if kind in _PLAIN and not (bounded and kind in ("integer", "number")):
+                words.append(_PLAIN[kind])
+                continue
+            # Nothing but the first character tells such a value from a string while it is written.
+            without.append({"array": r"\[(?s:.*)", "object": r"\{(?s:.*)"}.get(kind, "[-0-9](?s:.*)"))
+            bodies.append(f"{self.rules.json(with_definitions({**each, 'type': kind}, root), strict)} {end}")
+        free = [patterns(each, strict) for each in strings if choices(each) is None]
+        bodies += [self.rules.until(_END, each, without, words) for each in free]
+        if words and not free:
+            bodies.append(f"{self.rules.terminal(self.rules.regex(['|'.join(words)]))} {end}")
+        if not bodies:
+            raise Unenforceable("has a parameter that no value in this format can satisfy")
+        return " | ".join(dict.fromkeys(bodies))

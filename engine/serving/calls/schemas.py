@@ -1,0 +1,210 @@
+"""Schemas of parameters whose strings are not written as JSON: taken apart into strings and other values."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from engine.serving.calls.function import Unenforceable
+
+Schema = Mapping[str, Any]
+
+KINDS = ("string", "number", "boolean", "null", "array", "object")
+"""The types of values; an integer is a number."""
+
+APPLICATORS = (
+    *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "uniqueItems"),
+    *("unevaluatedProperties", "unevaluatedItems", "propertyNames", "patternProperties", "minProperties"),
+    "maxProperties",
+)
+"""Keywords that change what a value may be, and that no grammar follows."""
+
+FORMATS = {
+    "date": r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])",
+    "time": r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])",
+    "email": r"[A-Za-z0-9_.+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+",
+    "uuid": r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
+    "ipv4": r"(?:(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])",
+}
+"""Regular expressions of the formats of strings."""
+FORMATS["date-time"] = f"{FORMATS['date']}T{FORMATS['time']}"
+
+
+class Member(NamedTuple):
+    """A parameter of a function."""
+
+    name: str
+    schema: Schema
+    required: bool
+
+
+class Divided(NamedTuple):
+    """What a schema permits: strings of any of ``strings``, and values of any of ``others``."""
+
+    strings: list[Schema]
+    others: list[Schema]
+
+
+def members(schema: Schema, root: Schema, strict: bool) -> tuple[list[Member], Schema | None]:
+    """The members of an object in their order, and the schema of further ones, None if there cannot be any.
+
+    Raises Unenforceable if the schema is strict and combines schemas.
+    """
+    check(schema, strict)
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        if strict and keyword in schema:
+            raise Unenforceable(f"has a schema with {keyword} where properties are listed, which cannot be enforced")
+    properties, required = schema.get("properties"), schema.get("required")
+    listed = properties if isinstance(properties, Mapping) else {}
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    found = [Member(name, as_schema(each), name in needed) for name, each in listed.items() if each is not False]
+    found += [Member(name, {}, True) for name in dict.fromkeys(needed) if name not in listed]
+    more = schema.get("additionalProperties", True)
+    return found, None if more is False or "properties" in schema else resolved(as_schema(more), root)
+
+
+def as_schema(value: Any) -> Schema:
+    """A schema that is ``true``, or nothing that is one, as an object."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def check(schema: Schema, strict: bool) -> None:
+    """Raise Unenforceable if a strict schema has a keyword that cannot be followed."""
+    for keyword in APPLICATORS:
+        if strict and keyword in schema:
+            raise Unenforceable(f"has a schema with {keyword}, which cannot be enforced")
+
+
+def with_definitions(schema: Schema, root: Schema) -> dict[str, Any]:
+    """A part of the schema ``root`` as one that stands alone."""
+    return {**{name: root[name] for name in ("$defs", "definitions") if name in root}, **schema}
+
+
+def resolved(schema: Schema, root: Schema) -> Schema:
+    """A schema without a reference at its top."""
+    for _ in range(32):
+        reference = schema.get("$ref")
+        if reference is None:
+            return schema
+        found: Any = root
+        for key in reference.removeprefix("#").split("/")[1:] if isinstance(reference, str) else ():
+            found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping) or not str(reference).startswith("#"):
+            raise Unenforceable(f"has a schema with the reference {str(reference)[:80]!r}, which leads nowhere")
+        schema = {**found, **{name: value for name, value in schema.items() if name != "$ref"}}
+    raise Unenforceable("has a schema with references that run in a circle")
+
+
+def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
+    """Strings and other values of a schema.  Raises Unenforceable if it is strict and they cannot be told apart."""
+    schema = resolved(schema, root)
+    check(schema, strict)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        branches = schema.get(keyword)
+        if not isinstance(branches, list) or not branches:
+            continue
+        outer = {name: value for name, value in schema.items() if name != keyword}
+        branches = [resolved(as_schema(branch), root) for branch in branches]
+        if keyword == "allOf":
+            return divided(_merged([outer, *branches], strict), root, strict)
+        parts = [divided(_merged([outer, branch], strict), root, strict) for branch in branches]
+        strings, others = (
+            [each for part in parts for each in part.strings],
+            [each for part in parts for each in part.others],
+        )
+        if keyword == "oneOf" and strict and len(strings) > 1 and not all("enum" in each for each in strings):
+            raise Unenforceable("has a schema with oneOf and several kinds of strings, which cannot be enforced")
+        return Divided(strings, others)
+    kinds = kinds_of(schema)
+    if (values := choices(schema)) is not None:
+        values = [value for value in values if kind_of(value) in kinds]
+        texts, rest = [v for v in values if isinstance(v, str)], [v for v in values if not isinstance(v, str)]
+        return Divided([{**schema, "enum": texts}] if texts else [], [{"enum": rest}] if rest else [])
+    rest = [kind for kind in kinds if kind != "string"]
+    if "integer" in (given := schema.get("type") or ()) and "number" not in given:
+        rest = ["integer" if kind == "number" else kind for kind in rest]
+    return Divided([schema] if "string" in kinds else [], [{**schema, "type": rest}] if rest else [])
+
+
+def choices(schema: Schema) -> list[Any] | None:
+    """The values that a schema lists; None if it lists none."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def kinds_of(schema: Schema) -> list[str]:
+    """The types that the keyword ``type`` of a schema permits, of :data:`KINDS`."""
+    given = schema.get("type", KINDS)
+    given = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else KINDS
+    return [kind for kind in KINDS if kind in given or (kind == "number" and "integer" in given)]
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value, of :data:`KINDS`."""
+    for kind, name in ((str, "string"), (bool, "boolean"), ((int, float), "number"), (list, "array")):
+        if isinstance(value, kind):  # type: ignore[arg-type]
+            return name
+    return "null" if value is None else "object"
+
+
+def _merged(schemas: Sequence[Schema], strict: bool) -> dict[str, Any]:
+    """Schemas that all count, as one.  Raises Unenforceable if they are strict and say different things."""
+    found: dict[str, Any] = {}
+    for schema in schemas:
+        for name, value in schema.items():
+            if strict and name in found and found[name] != value and name not in ("title", "description", "default"):
+                raise Unenforceable(f"has a schema that combines different values of {name}, which cannot be enforced")
+            found[name] = value
+    return found
+
+
+# --- strings -------------------------------------------------------------------------------------------------------
+
+
+def patterns(schema: Schema, strict: bool) -> list[str]:
+    """The regular expressions that a string of a schema must match.  Raises Unenforceable if it is strict and has a format
+    that is not known."""
+    found = []
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if least is not None or most is not None:
+        found.append(f"(?s:.{{{_count(least or 0, 'minLength')},{'' if most is None else _count(most, 'maxLength')}}})")
+    if isinstance(pattern := schema.get("pattern"), str):
+        found.append("|".join(f"(?:{each})" for each in map(_searched, _alternatives(pattern))))
+    if (name := schema.get("format")) is not None:
+        if name in FORMATS:
+            found.append(FORMATS[name])
+        elif strict:
+            raise Unenforceable(f"has a schema with the format {str(name)[:40]!r}, which cannot be enforced")
+    return found
+
+
+def _count(value: Any, keyword: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
+        raise Unenforceable(f"has a schema whose {keyword} is no whole number")
+    return int(value)
+
+
+def _searched(pattern: str) -> str:
+    """The expression of all texts in which ``pattern``, which is no choice, is found."""
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    inner = pattern[begins : len(pattern) - ends]
+    return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The parts of a pattern between the bars that are in no group."""
+    depth, begin, in_class, escaped = 0, 0, False, False
+    for i, character in enumerate(pattern):
+        if escaped or character == "\\":
+            escaped = not escaped
+        elif in_class:
+            in_class = character != "]"
+        elif character == "[":
+            in_class = True
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+        elif character == "|" and depth == 0:
+            yield pattern[begin:i]
+            begin = i + 1
+    yield pattern[begin:]

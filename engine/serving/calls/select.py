@@ -1,0 +1,74 @@
+"""The grammar of the calls of a request, in the format that a model writes."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from engine.serving.calls.deepseek4 import DeepSeek4Calls
+from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.gemma4 import Gemma4Calls
+from engine.serving.calls.gpt_oss import GptOssCalls
+from engine.serving.calls.llama3 import Llama3Calls
+from engine.serving.calls.qwen3 import Qwen3Calls
+from engine.serving.calls.qwen3_coder import Qwen3CoderCalls
+from engine.serving.calls.rules import Rules
+from engine.serving.calls.tagged import NONE, Tagged
+from engine.serving.formats.select import parser
+
+CALLS: Mapping[str, type[Tagged]] = {
+    "qwen3": Qwen3Calls,
+    "qwen3_coder": Qwen3CoderCalls,
+    "gemma4": Gemma4Calls,
+    "llama3": Llama3Calls,
+    "deepseek4": DeepSeek4Calls,
+    "gpt_oss": GptOssCalls,
+}
+"""The grammars of the formats that have calls, by the names of the formats."""
+
+
+def calls_source(
+    name: str,
+    functions: Sequence[Function],
+    *,
+    token: Callable[[str], int | None],
+    ends: Collection[int],
+    special: Collection[int],
+    forced: bool,
+    several: bool,
+    thought: str = NONE,
+) -> str:
+    """The grammar of an answer that may call ``functions``, in llguidance's variant of Lark.
+
+    Parameters
+    ----------
+    name : str
+        The format, a key of :data:`CALLS`.
+    functions : sequence of Function
+        The functions, at least one.
+    token : callable
+        The id of a control or user-defined token by its text, None if there is none.
+    ends, special : collection of int
+        The ids of the tokens that end an answer, and of all that are no text.
+    forced : bool
+        Whether the answer consists of calls, after a thought if there is one; otherwise it is any text with calls in it.
+    several : bool
+        Whether it may have more than one call.
+    thought : str
+        ``OPEN``, ``MAYBE`` or ``NONE``: how an answer that is forced begins.
+
+    Returns
+    -------
+    str
+        The grammar.
+
+    Raises
+    ------
+    Unenforceable
+        If the calls of a function cannot be described.
+    """
+    for function in functions:
+        function.check()
+    rules = Rules(parser(name, single=lambda tag: False).tags, token, ends, special)
+    made = CALLS[name](rules, functions, several)
+    try:
+        return rules.source(made.forced(thought) if forced else made.free())
+    except RecursionError:
+        raise Unenforceable("has a schema that is nested too deeply or refers to itself") from None

@@ -1,0 +1,59 @@
+"""Formats whose calls begin with a tag, wherever they stand in the answer: what their grammars have in common."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from engine.serving.calls.function import Function
+from engine.serving.calls.rules import Rules
+from engine.serving.formats.parser import FormatParser
+
+OPEN, MAYBE, NONE = "open", "maybe", "none"
+"""Whether an answer begins in a thought, may begin with one, or has none."""
+
+
+class Tagged:
+    """The grammar of one format.
+
+    functions: those that can be called; several: whether an answer may have more than one call.
+    """
+
+    FORMAT: ClassVar[type[FormatParser]]
+    OPENINGS: ClassVar[tuple[str, ...]]
+    """The tags with which calls begin; if the model must call, the answer begins with one of ``FORCED``."""
+    FORCED: ClassVar[tuple[str, ...]]
+    THOUGHT_BEGIN: ClassVar[str] = ""
+    """The text between the tag of a thought and the thought."""
+    MANY: ClassVar[bool] = False
+    """Whether several calls stand behind one tag."""
+
+    def __init__(self, rules: Rules, functions: Sequence[Function], several: bool) -> None:
+        self.rules = rules
+        self.functions = functions
+        self.several = several
+
+    def rest(self, opening: str) -> str:
+        """What follows the tag ``opening``, up to the end of the call.  Raises Unenforceable."""
+        raise NotImplementedError
+
+    def forced(self, thought: str) -> str:
+        """A thought if there is one, and calls; thought: ``OPEN``, ``MAYBE`` or ``NONE``.  Raises Unenforceable."""
+        blocks = [f"{self.rules.text(opening)} {self.rest(opening)}" for opening in self.FORCED]
+        block = self.rules.rule(" | ".join(blocks))
+        more = f' ("\\n" {block})*' if self.several and not self.MANY else ""
+        return f'{self._thought(thought)} "\\n"{{0,2}} {block}{more}'
+
+    def free(self) -> str:
+        """Any text, and calls.  Raises Unenforceable."""
+        openings = {opening: self.rest(opening) for opening in self.OPENINGS}
+        return self.rules.free(openings, self.FORMAT.OPENS, self.several)
+
+    def alternatives(self, bodies: Sequence[str]) -> str:
+        """One of the expressions."""
+        return self.rules.rule(" | ".join(bodies))
+
+    def _thought(self, thought: str) -> str:
+        if self.FORMAT.THOUGHT is None or thought == NONE:
+            return ""
+        begin, end = self.FORMAT.THOUGHT
+        inner = self.rules.until(end)
+        return inner if thought == OPEN else f"({self.rules.text(begin + self.THOUGHT_BEGIN)} {inner})?"

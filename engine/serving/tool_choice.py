@@ -1,0 +1,177 @@
+"""Which functions a model may call, and which it must call: ``tools``, ``tool_choice`` and their like."""
+
+import asyncio
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from engine.errors import UsageError
+from engine.grammar.grammar import Grammar
+from engine.grammar.tokens import tokens_of
+from engine.llm import LLM
+from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.select import CALLS, calls_source
+from engine.serving.conversation import Prompt, control_token, read_tools
+from engine.serving.errors import Refusal
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+
+Tool = Mapping[str, Any]
+
+
+class ToolChoice(NamedTuple):
+    """The functions of a request.
+
+    Attributes
+    ----------
+    tools : sequence of mapping
+        Those that the prompt describes, in OpenAI's form.
+    names : collection of str
+        Those that may be called.
+    forced : bool
+        Whether the answer consists of calls.
+    named : bool
+        Whether the request names the one function to call.
+    several : bool
+        Whether an answer may have more than one call.
+    strict : collection of str
+        Those whose calls must follow their schema.
+    param : str
+        The field that says what to call, as errors name it.
+    """
+
+    tools: Sequence[Tool]
+    names: Collection[str]
+    forced: bool = False
+    named: bool = False
+    several: bool = True
+    strict: Collection[str] = ()
+    param: str = "tool_choice"
+
+    @property
+    def callable(self) -> list[Tool]:
+        """The tools that may be called."""
+        return [tool for tool in self.tools if tool["function"]["name"] in self.names]
+
+    @property
+    def ruled(self) -> bool:
+        """Whether a grammar must hold the answer to the choice."""
+        return bool(self.names) and (self.forced or not self.several or any(n in self.strict for n in self.names))
+
+
+def chosen(
+    fields: Fields, tools: Sequence[Tool], names: Sequence[str], strict: Collection[str], *, param: str, **choice: bool
+) -> ToolChoice:
+    """A choice of ``names`` among ``tools``.  Raises Refusal if one of them is no tool, or a call is forced without tools."""
+    offered = [tool["function"]["name"] for tool in tools]
+    if choice.get("forced") and not offered:
+        raise fields.refuse(param, "forces a call, and there are no functions to call: give tools")
+    for name in names:
+        if name not in offered:
+            raise fields.refuse(param, f"names the function {name[:64]!r}, which is not one of the tools")
+    return ToolChoice(tools, names, strict=strict, param=fields.name(param), **choice)
+
+
+def read_tool_choice(fields: Fields, limits: Limits) -> ToolChoice:
+    """The functions of an OpenAI request, and what ``tool_choice`` and ``parallel_tool_calls`` say about them."""
+    tools = read_tools(fields, limits)
+    strict = []
+    for tool in fields.objects("tools", limits.tools, "--tools"):
+        function = tool.object("function") or tool
+        if tool.get("type") == "function" and function.flag("strict", False):
+            strict.append(function.required_text("name"))
+    several = fields.flag("parallel_tool_calls", True)
+    every = [tool["function"]["name"] for tool in tools]
+    given = fields.get("tool_choice")
+    names, forced, named = every, False, False
+    if isinstance(given, str):
+        if given not in ("none", "auto", "required"):
+            raise fields.refuse("tool_choice", f"must be none, auto, required or an object, not {given[:40]!r}")
+        if given == "none":
+            return ToolChoice([], [])
+        forced = given == "required"
+    elif given is not None:
+        choice = Fields(given, "tool_choice")
+        kind = choice.choice("type", ("function", "allowed_tools"))
+        if kind is None:
+            raise choice.refuse("type", "is missing: give function or allowed_tools")
+        if kind == "function":
+            names, forced, named = [(choice.object("function") or choice).required_text("name")], True, True
+        else:
+            allowed = choice.object("allowed_tools") or choice
+            forced = allowed.choice("mode", ("auto", "required"), "auto") == "required"
+            names = []
+            for tool in allowed.objects("tools", limits.tools, "--tools"):
+                names.append((tool.object("function") or tool).required_text("name"))
+            if not names:
+                raise allowed.refuse("tools", "is empty: name at least one function")
+    several = several and not named
+    return chosen(fields, tools, names, strict, param="tool_choice", forced=forced, named=named, several=several)
+
+
+async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits) -> Grammar | None:
+    """The grammar that holds an answer to the choice of a request; None if it may be any text.
+
+    Raises Refusal if the model writes calls in no known format, or a schema cannot be followed.
+    """
+    if not choice.ruled:
+        return None
+    if prompt.format not in CALLS:
+        if not choice.forced:
+            return None  # such a model calls nothing
+        problem = "forces a call, and the format of the calls of this model is not known: leave it out"
+        raise Refusal(f"{choice.param} {problem}.", param=choice.param)
+    size = len(json.dumps([tool["function"]["parameters"] for tool in choice.callable]))
+    if size > limits.schema_bytes:
+        problem = f"tools have schemas of {size} bytes, and this server accepts {limits.schema_bytes} (--schema-bytes)"
+        raise Refusal(f"{problem} if it has to enforce them.", param="tools")
+    # A grammar is tried in another process, which takes a while.
+    return await asyncio.to_thread(_grammar, choice, llm, prompt)
+
+
+def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt) -> Grammar:
+    def made(functions: Sequence[Function]) -> Grammar:
+        tokens = tokens_of(llm.tokenizer)
+        source = calls_source(
+            prompt.format,
+            functions,
+            token=lambda text: control_token(llm, text),
+            ends=tokens.ends,
+            special=tokens.special,
+            forced=choice.forced,
+            several=choice.several,
+            thought=prompt.thought,
+        )
+        grammar = Grammar.lark(source)
+        tokens.check(grammar)
+        return grammar
+
+    given = (tool["function"] for tool in choice.callable)
+    functions = [Function(each["name"], each["parameters"], each["name"] in choice.strict) for each in given]
+    try:
+        return made(functions)
+    except (UsageError, Unenforceable):
+        pass
+    # Which one is it?  A function that is not strict then takes any object.
+    for i, function in enumerate(functions):
+        for tried in (function, replace(function, given={"type": "object"})):
+            try:
+                made([tried])
+            except (UsageError, Unenforceable) as error:
+                if function.strict or tried is not function:
+                    raise _refused(function, error) from None
+            else:
+                functions[i] = tried
+                break
+    try:
+        return made(functions)
+    except (UsageError, Unenforceable) as error:
+        raise Refusal(f"the functions of this request cannot be enforced together: {error}", param="tools") from None
+
+
+def _refused(function: Function, error: Exception) -> Refusal:
+    if isinstance(error, Unenforceable):
+        remedy = "change it, or leave strict out" if function.strict else "change it"
+        return Refusal(f"the function {function.name[:64]!r} {error}: {remedy}.", param="tools")
+    return Refusal(f"the function {function.name[:64]!r} cannot be enforced: {error}", param="tools")
