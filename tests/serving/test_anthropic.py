@@ -161,7 +161,11 @@ def test_count_tokens(client: Any) -> None:
             "invalid_request_error",
             r"messages\[0\].content\[0\].type is 'image'",
         ),
-        ({"tool_choice": {"type": "any"}}, "invalid_request_error", "tool_choice forces a call, and there are no functions"),
+        (
+            {"tool_choice": {"type": "any"}},
+            "invalid_request_error",
+            "tool_choice forces a call, and there are no functions",
+        ),
         ({"tools": [{"name": "f"}]}, "invalid_request_error", r"tools\[0\].input_schema is missing"),
         ({"thinking": {"type": "maybe"}}, "invalid_request_error", "thinking.type must be"),
         ({"messages": [{"role": "user", "content": "word " * 2000}]}, "invalid_request_error", "prompt is too long: "),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.serving.calls.function import Function, Unenforceable
@@ -14,6 +14,7 @@ from engine.serving.calls.schemas import (
     as_schema,
     check,
     choices,
+    count,
     divided,
     members,
     patterns,
@@ -23,7 +24,6 @@ from engine.serving.formats.gemma4 import Gemma4
 
 _QUOTE = '<|"|>'
 _BARE = re.compile(r'[^\s:,{}\[\]"<>]+')
-_ARRAY = ("items", "prefixItems", "minItems", "maxItems")
 
 
 class Gemma4Calls(Tagged):
@@ -124,32 +124,24 @@ class _Values:
 
     def _array(self, schema: Schema) -> str:
         check(schema, self._strict)
-        first = schema.get("prefixItems")
+        first, items = schema.get("prefixItems"), schema.get("items", True)
         begin = [self.value(as_schema(each)) for each in first] if isinstance(first, list) else []
-        items = schema.get("items", True)
-        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        least = count(schema, "minItems") or 0
+        most = count(schema, "maxItems")
         if items is False:
-            most = min(len(begin), int(most) if most is not None else len(begin))
-        if most is not None and (int(most) < least or int(most) < 0):
-            raise Unenforceable("has an array that is to have fewer items than it must have")
-        item = self.value(as_schema(items)) if items is not False else ""
-        # One more item at a time, from the last: each may be followed by the rest.
-        rest = ""
-        n = len(begin)
-        if most is None or int(most) > n:
-            top = "" if most is None else str(int(most) - n)
-            low = max(0, least - n)
-            rest = f'("," {item}){{{low},{top}}}' if begin else ""
-            if not begin:
-                if least == 0:
-                    more = f'("," {item}){{0,{"" if most is None else int(most) - 1}}}'
-                    return self._rules.rule(f'"[" ({item} {more})? "]"')
-                more = f'("," {item}){{{least - 1},{"" if most is None else int(most) - 1}}}'
-                return self._rules.rule(f'"[" {item} {more} "]"')
-        count = min(n, int(most)) if most is not None else n
-        body = rest if count == n else ""
-        for i in reversed(range(count)):
-            own = f"{'' if i == 0 else chr(34) + ',' + chr(34)} {begin[i]} {body}"
+            most = len(begin) if most is None else min(len(begin), most)
+        if most is not None and most < least:
+            raise Unenforceable("has an array that must have more items than it can have")
+        begin = begin[:most]
+        if most is None or most > len(begin):
+            item = self.value(as_schema(items))
+            # The first item, which no comma precedes, counts as one of those that have places of their own.
+            begin = begin or [item]
+            body = _times(f'"," {item}', max(0, least - len(begin)), None if most is None else most - len(begin))
+        else:
+            body = ""
+        for i, each in reversed(list(enumerate(begin))):
+            own = f'"," {each} {body}' if i else f"{each} {body}"
             body = own if i < least else f"({own})?"
         return self._rules.rule(f'"[" {body} "]"')
 
@@ -161,8 +153,17 @@ class _Values:
             inner = f" {self._rules.plain(value)} " if value else " "
             return f"{self._rules.text(_QUOTE)}{inner}{self._rules.text(_QUOTE)}"
         if isinstance(value, list):
-            return f'"[" {" {} ".format(self._rules.plain(",")).join(map(self._literal, value))} "]"'
+            return f'"[" {self._row(map(self._literal, value))} "]"'
         if isinstance(value, Mapping):
-            parts = [f'{self._literal(key)} ":" {self._literal(each)}' for key, each in value.items()]
-            return f'"{{" {" {} ".format(self._rules.plain(",")).join(parts)} "}}"'
+            members = (f'{self._literal(key)} ":" {self._literal(each)}' for key, each in value.items())
+            return f'"{{" {self._row(members)} "}}"'
         return self._rules.plain(json.dumps(value))
+
+    def _row(self, bodies: Iterable[str]) -> str:
+        """Expressions with commas between them."""
+        return ' "," '.join(bodies)
+
+
+def _times(body: str, least: int, most: int | None) -> str:
+    """An expression ``least`` to ``most`` times in a row; None: any number of times."""
+    return "" if most == 0 else f"({body}){{{least},{'' if most is None else most}}}"

@@ -24,7 +24,7 @@ _WORDS = {
 _PLAIN = {"null": "null", "boolean": "true|false", "integer": "-?(?:0|[1-9][0-9]*)", "number": NUMBER.pattern}
 """Values that are written as they are in JSON."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_END = "\n</parameter>\n"
+_NAME_END, _END = r'">\n"', "\n</parameter>\n"
 
 
 class Qwen3CoderCalls(Tagged):
@@ -52,7 +52,7 @@ class Qwen3CoderCalls(Tagged):
     def _parameter(self, function: Function, key: str | None, schema: Schema) -> str:
         if key is None:
             # The parser takes the values of parameters that it does not know for strings.
-            name = f"{self.rules.terminal(self.rules.regex([KEY]))} {self.rules.plain('>' + chr(10))}"
+            name = f"{self.rules.terminal(self.rules.regex([KEY]))} {_NAME_END}"
             types, schema = frozenset({"string"}), {}
         else:
             if not re.fullmatch(r"[^<>\s]+", key) or any(tag in key for tag in self.rules.tags):

@@ -163,7 +163,7 @@ class Rules:
 def _slashed(pattern: str) -> str:
     """A regular expression as Lark writes it."""
     pattern = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL)
-    return f"/{pattern.replace(chr(10), chr(92) + 'n').replace(chr(13), chr(92) + 'r')}/"
+    return "/" + re.sub(r"\\?\n", r"\\n", re.sub(r"\\?\r", r"\\r", pattern)) + "/"
 
 
 def _ranges(ids: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Schemas of parameters whose strings are not written as JSON: taken apart into strings and other values."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ FORMATS = {
 }
 """Regular expressions of the formats of strings."""
 FORMATS["date-time"] = f"{FORMATS['date']}T{FORMATS['time']}"
+
+
+_ROOT = "arguments"
+"""The name of the definition of a whole schema within a part of it."""
 
 
 class Member(NamedTuple):
@@ -76,7 +81,22 @@ def check(schema: Schema, strict: bool) -> None:
 
 def with_definitions(schema: Schema, root: Schema) -> dict[str, Any]:
     """A part of the schema ``root`` as one that stands alone."""
-    return {**{name: root[name] for name in ("$defs", "definitions") if name in root}, **schema}
+    if '"$ref"' not in json.dumps(schema):
+        return dict(schema)
+    return {**_moved(schema), "$defs": {_ROOT: _moved(root)}}
+
+
+def _moved(value: Any) -> Any:
+    """A schema, or a part of one, whose references lead to the definition of the whole."""
+    if isinstance(value, Mapping):
+        return {name: _moved(each) if name != "$ref" else _moved_reference(each) for name, each in value.items()}
+    return [_moved(each) for each in value] if isinstance(value, list) else value
+
+
+def _moved_reference(reference: Any) -> Any:
+    if isinstance(reference, str) and reference.startswith("#"):
+        return f"#/$defs/{_ROOT}{reference[1:]}"
+    return reference
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
@@ -166,9 +186,9 @@ def patterns(schema: Schema, strict: bool) -> list[str]:
     """The regular expressions that a string of a schema must match.  Raises Unenforceable if it is strict and has a format
     that is not known."""
     found = []
-    least, most = schema.get("minLength"), schema.get("maxLength")
+    least, most = count(schema, "minLength"), count(schema, "maxLength")
     if least is not None or most is not None:
-        found.append(f"(?s:.{{{_count(least or 0, 'minLength')},{'' if most is None else _count(most, 'maxLength')}}})")
+        found.append(f"(?s:.{{{least or 0},{'' if most is None else most}}})")
     if isinstance(pattern := schema.get("pattern"), str):
         found.append("|".join(f"(?:{each})" for each in map(_searched, _alternatives(pattern))))
     if (name := schema.get("format")) is not None:
@@ -179,7 +199,11 @@ def patterns(schema: Schema, strict: bool) -> list[str]:
     return found
 
 
-def _count(value: Any, keyword: str) -> int:
+def count(schema: Schema, keyword: str) -> int | None:
+    """The number of items or characters that a keyword gives; None if it is missing.  Raises Unenforceable."""
+    value = schema.get(keyword)
+    if value is None:
+        return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
         raise Unenforceable(f"has a schema whose {keyword} is no whole number")
     return int(value)

@@ -22,8 +22,6 @@ from tests.serving.formats.answers import TOKENS, Answer, collected
 from tests.vocabularies import CONTROL, bpe_metadata, made
 
 MERGES = ["a b", "< /", "' :", '{ "', "Ċ <", '" :', "Ċ Ċ", "p a", "} }", "1 2"]
-ENDS = {"gpt_oss": ("<|call|>", "<|return|>")}
-"""The tags that end an answer."""
 
 
 class Model(NamedTuple):
@@ -66,7 +64,12 @@ def _tokenizer(model: Model) -> Tokenizer:
     return made(bpe_metadata(MERGES, special, eos_token_id=256 + len(MERGES)))
 
 
-MODELS = [Model(name, tags) for name in TOKENS if FORMATS[name].OPENS or name in ("llama3", "gpt_oss") for tags in (True, False)]
+MODELS = [
+    Model(name, tags)
+    for name in TOKENS
+    if FORMATS[name].OPENS or name in ("llama3", "gpt_oss")
+    for tags in (True, False)
+]
 
 
 def walk(
@@ -78,10 +81,13 @@ def walk(
     """
     tk, random, ids = model.tokenizer, Random(seed), list[int]()
     texts = [tk.token_bytes(id, special=True) for id in range(tk.n_vocab)]
-    weights = [
-        (30 if text[:1] in (b"<", b'"', b"}", b"]", b"\n") else 0.02 if max(text) > 126 else 1) * weight(text.decode("latin-1"))
-        for text in texts
-    ]
+    weights = []
+    for id, text in enumerate(texts):
+        if tk.token_type(id) == CONTROL:
+            weights.append(30 * weight(text.decode()))
+        else:
+            likely = 30 if text[:1] in (b"<", b'"', b"}", b"]", b"\n") else 0.02 if max(text) > 126 else 1
+            weights.append(likely * weight(text.decode("latin-1")))
     matcher = Matcher(grammar, tk, 0)
     for _ in range(n):
         bits = np.unpackbits(matcher.mask(ids).view(np.uint8), bitorder="little")[: tk.n_vocab]

@@ -1,0 +1,227 @@
+"""What grammars of calls permit: calls as templates write them, free text around them, and no call that breaks its schema."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.select import CALLS
+from engine.serving.calls.tagged import MAYBE, OPEN
+from engine.serving.formats.select import FORMATS
+from tests.serving.calls.walks import MODELS, Model, follows
+
+pytestmark = pytest.mark.together("serving")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 0, "maximum": 14},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+}
+F = [Function("weather", SCHEMA, strict=True), Function("now", {})]
+
+D = "｜DSML｜"
+HEAD = "<|channel|>commentary to=functions."
+JSON = " <|constrain|>json<|message|>"
+
+CODER = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n"
+    '{}<parameter=tags>\n["a", "b"]\n</parameter>\n</function>\n</tool_call>'
+)
+CODER_DAYS = "<parameter=days>\n{}\n</parameter>\n"
+CODER_ONE = "<tool_call>\n<function=f>\n{}</function>\n</tool_call>"
+CODER_VALUE = CODER_ONE.format("<parameter=p>\n{}\n</parameter>\n")
+DSML = (
+    f'<{D}tool_calls>\n<{D}invoke name="weather">\n<{D}parameter name="city" string="true">{{}}</{D}parameter>\n'
+    f'{{}}<{D}parameter name="tags" string="false">["a", "b"]</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>'
+)
+DSML_DAYS = f'<{D}parameter name="days" string="false">{{}}</{D}parameter>\n'
+ARGUMENTS = '{{"city": "{}", {}"tags": ["a", "b"]}}'
+
+CALL = {
+    "qwen3": '<tool_call>\n{{"name": "weather", "arguments": ' + ARGUMENTS + "}}\n</tool_call>",
+    "qwen3_coder": CODER,
+    "gemma4": '<|tool_call>call:weather{{city:<|"|>{}<|"|>,{}tags:[<|"|>a<|"|>,<|"|>b<|"|>]}}<tool_call|>',
+    "llama3": '{{"name": "weather", "parameters": ' + ARGUMENTS + "}}",
+    "deepseek4": DSML,
+    "gpt_oss": f"{HEAD}weather{JSON}" + ARGUMENTS + "<|call|>",
+}
+"""A call as templates write it, with a place for a city, and one for a number of days."""
+
+DAYS = {"qwen3_coder": CODER_DAYS, "deepseek4": DSML_DAYS, "gemma4": "days:{},"}
+"""The number of days, as a call writes it; JSON if nothing else."""
+
+NOW = {
+    "qwen3": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "gemma4": "<|tool_call>call:now{}<tool_call|>",
+    "llama3": '{"name": "now", "parameters": {}}',
+    "deepseek4": f'<{D}tool_calls>\n<{D}invoke name="now">\n\n</{D}invoke>\n</{D}tool_calls>',
+    "gpt_oss": f"{HEAD}now{JSON}{{}}<|call|>",
+}
+"""A call without arguments."""
+
+ENDING = Model("gpt_oss", True)
+"""Here the tag after a call is a token that ends the answer."""
+
+BETWEEN = {"llama3": "; ", "gpt_oss": "<|start|>assistant"}
+"""What stands between calls; a newline if nothing else."""
+
+
+def call(format: str, city: str = "Köln", days: object = 3) -> str:
+    return CALL[format].format(city, DAYS.get(format, '"days": {}, ').format(days))
+
+
+def two(format: str) -> str:
+    if format == "deepseek4":
+        return NOW[format].replace(f"</{D}tool_calls>", call(format).removeprefix(f"<{D}tool_calls>\n"))
+    return NOW[format] + BETWEEN.get(format, "\n") + call(format)
+
+
+def test_every_format_that_has_calls_has_a_grammar() -> None:
+    assert CALLS.keys() == FORMATS.keys() - {"plain", "think"} == CALL.keys() == {model.format for model in MODELS}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_a_call_as_templates_write_it(model: Model) -> None:
+    several, one = model.grammar(F), model.grammar(F, several=False)
+    texts = [(call(model.format), 1), (NOW[model.format], 1), (two(model.format), 2)]
+    if model == ENDING:
+        assert not follows(model, several, texts.pop()[0])
+    for text, calls in texts:
+        assert follows(model, several, text) and follows(model, one, text) == (calls == 1), text
+        ids = model.tokenizer.encode(text, add_special=False, parse_special=True)
+        assert len(model.read(ids, F).calls) == calls
+    for days in (-1, 15, "x", '"3"', "1.5"):
+        assert not follows(model, several, call(model.format, days=days))
+    assert not follows(model, several, NOW[model.format].replace("now", "later"))
+    assert not follows(model, several, f"I look. {NOW[model.format]}")
+    assert not follows(model, several, "")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_text_is_free_and_calls_in_it_are_not(model: Model) -> None:
+    several, one = model.grammar(F, forced=False), model.grammar(F, forced=False, several=False)
+    format = model.format
+    begin = "<|channel|>final<|message|>" if format == "gpt_oss" else ""
+    for text in ("Hello", "a < b, {c}\n\n<tool", "", "x<", "def f(a):\n\treturn [<b>]"):
+        assert follows(model, several, begin + text) and follows(model, one, begin + text), text
+    # Calls of Llama 3 are the whole answer.
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    before = {"gpt_oss": thought, "llama3": ""}.get(format, "I <look>.\n")
+    assert follows(model, several, before + call(format)) and follows(model, one, before + call(format))
+    assert follows(model, several, before + two(format)) == (model != ENDING)
+    assert not follows(model, one, before + two(format))
+    for grammar in (several, one):
+        assert not follows(model, grammar, before + call(format, days=15))
+        assert not follows(model, grammar, before + NOW[format].replace("now", "later"))
+
+
+@pytest.mark.parametrize("model", [model for model in MODELS if FORMATS[model.format].THOUGHT], ids=str)
+def test_a_thought_before_a_call(model: Model) -> None:
+    thought = FORMATS[model.format].THOUGHT
+    assert thought is not None
+    begin, end = thought
+    begin += "thought\n" if model.format == "gemma4" else ""
+    grammars = {kind: model.grammar(F, thought=kind) for kind in (OPEN, MAYBE)}
+    text = f"I look {{'it'}} up <b>.\n{end}\n\n{NOW[model.format]}"
+    assert follows(model, grammars[OPEN], text) and not follows(model, grammars[OPEN], NOW[model.format])
+    assert follows(model, grammars[MAYBE], begin + text) and follows(model, grammars[MAYBE], NOW[model.format])
+    assert not follows(model, model.grammar(F), begin + text)
+
+
+def test_a_function_of_gpt_oss_may_be_named_in_the_role() -> None:
+    model = Model("gpt_oss", True)
+    texts = (f" to=functions.now<|channel|>commentary{JSON}{{}}<|call|>", f"{HEAD}now json<|message|>{{}}<|call|>")
+    for text in texts:
+        assert follows(model, model.grammar(F), text) and follows(model, model.grammar(F, forced=False), text)
+        ids = model.tokenizer.encode(text, add_special=False, parse_special=True)
+        assert model.read(ids, F).calls == [("now", {})]
+
+
+def one(schema: Any, strict: bool = True) -> Function:
+    return Function("f", {"type": "object", "properties": {"p": schema}, "required": ["p"]}, strict)
+
+
+@pytest.mark.parametrize(
+    ("schema", "yes", "no"),
+    [
+        ({"type": "string"}, ["", "a\n\nb", "</b> 3", "\n", "null"], ["</parameter>", "x<parameter=p>", "<function="]),
+        ({"type": ["string", "integer"]}, ["3", "3a", "-12", "x", "3.5", ""], []),
+        ({"type": ["string", "integer"], "minimum": 5}, ["5", "x3"], ["3", "3a"]),
+        ({"type": ["string", "null", "boolean"]}, ["null", "true", "nullable", "trues"], ["None", "TRUE", " null"]),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, ["[1]", "a[", ""], ["[a", " [1"]),
+        ({"enum": ["a", "1", 1, None]}, ["a", "1", "null"], ["b", "None"]),
+        ({"enum": ["", "x\n"]}, ["", "x\n"], ["x"]),
+        ({"type": "string", "pattern": "^a/b+$", "maxLength": 4}, ["a/b", "a/bb"], ["a/bbb", "xa/b"]),
+        ({"type": "string", "format": "date"}, ["2024-02-29"], ["2024-2-29"]),
+        ({"type": "string", "minLength": 2}, ["é🙂"], ["é"]),
+        ({"$ref": "#/properties/p/anyOf/0", "anyOf": [{"type": "boolean"}]}, ["true"], ["True", "x"]),
+        ({}, ["x", "3"], []),
+        (True, ["x", "3"], []),
+    ],
+)
+@pytest.mark.parametrize("tags", [True, False])
+def test_values_of_qwen3_coder(schema: Any, yes: list[str], no: list[str], tags: bool) -> None:
+    model = Model("qwen3_coder", tags)
+    grammar = model.grammar([one(schema)])
+    for value in yes:
+        assert follows(model, grammar, CODER_VALUE.format(value)), value
+    for value in no:
+        assert not follows(model, grammar, CODER_VALUE.format(value)), value
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "string"}},
+        {"type": "string", "format": "uri-template"},
+        {"type": "string", "minLength": "x"},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "https://example.com/schema"},
+        {"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "maxLength": 5}]},
+        {"allOf": [{"type": "string", "minLength": 3}, {"minLength": 5}]},
+        {"anyOf": [{"$ref": "#/properties/p"}]},
+        {"enum": []},
+    ],
+)
+@pytest.mark.parametrize("format", ["qwen3_coder", "gemma4"])
+def test_what_cannot_be_enforced_is_said(format: str, schema: Any) -> None:
+    with pytest.raises(Unenforceable, match=r"^has a (schema|parameter) "):
+        Model(format, True).grammar([one(schema)])
+
+
+def test_a_loose_function_follows_what_is_known() -> None:
+    for format in ("qwen3", "qwen3_coder", "gemma4", "deepseek4"):
+        model = Model(format, True)
+        grammar = model.grammar([one({"type": "integer", "not": {"const": 3}, "maximum": 9}, strict=False)])
+        text = call(format).replace("weather", "f")
+        assert not follows(model, grammar, text)
+        wrap = {
+            "qwen3": '<tool_call>\n{{"name": "f", "arguments": {{"p": {}}}}}\n</tool_call>',
+            "qwen3_coder": CODER_VALUE,
+            "gemma4": "<|tool_call>call:f{{p:{}}}<tool_call|>",
+            "deepseek4": f'<{D}tool_calls>\n<{D}invoke name="f">\n<{D}parameter name="p" string="false">{{}}</{D}parameter>\n'
+            f"</{D}invoke>\n</{D}tool_calls>",
+        }[format]
+        assert follows(model, grammar, wrap.format(3)) and not follows(model, grammar, wrap.format(10))
+
+
+def test_a_function_whose_parameters_are_not_listed() -> None:
+    anything = [Function("f", {"type": "object"})]
+    coder = CODER_ONE.format("<parameter=a>\nx\n</parameter>\n<parameter=b>\n3\n</parameter>\n")
+    gemma = '<|tool_call>call:f{a:<|"|>x<|"|>,b:{c:[1,null]}}<tool_call|>'
+    for format, text in (("qwen3_coder", coder), ("gemma4", gemma)):
+        assert follows(Model(format, True), Model(format, True).grammar(anything), text)
+        assert not follows(Model(format, True), Model(format, True).grammar([Function("f", {})]), text)
+
+
+@pytest.mark.parametrize("name", ["a b", "a>b", 'a"b', "", "a{b", "a\n"])
+def test_names_that_no_call_can_have(name: str) -> None:
+    with pytest.raises(Unenforceable, match="has a name with blanks"):
+        Model("qwen3", True).grammar([Function(name, {})])

@@ -1,0 +1,278 @@
+"""Calls that a request forces, as the packages ``openai`` and ``anthropic`` see them.
+
+The model writes Python and knows of no calls, so that whatever is right comes from the grammar.
+"""
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("llguidance")
+pytest.importorskip("openai")
+pytest.importorskip("anthropic")
+pytest.importorskip("jsonschema")
+import anthropic
+import jsonschema
+import openai
+from starlette.testclient import TestClient
+
+import engine
+from engine.serving.app import app
+from engine.serving.calls.tagged import NONE, OPEN
+from engine.serving.conversation import prompt_of
+from engine.serving.served import Spec
+from engine.speculative.params import SpeculationParams
+from engine.text.template.builtin import TEMPLATES
+from engine.text.template.chat import ChatTemplate
+from tests.serving.formats.test_select import GEMMA4, LLAMA3, QWEN3, QWEN35, R1
+from tests.text.template import test_harmony
+from tests.vocabularies import CONTROL, bpe_metadata, made
+
+pytestmark = pytest.mark.together("serving")
+
+SOURCES = {
+    "qwen3": QWEN3,
+    "qwen3_coder": QWEN35,
+    "gemma4": GEMMA4,
+    "llama3": LLAMA3,
+    "deepseek4": TEMPLATES["deepseek4"],
+    "gpt_oss": test_harmony.SOURCE,
+    "think": R1,
+    "plain": "",
+}
+"""Templates that show the format, by its name."""
+
+ENDS = {"think": "{{ '<think>\\n' }}"}
+"""What a prompt ends with."""
+
+CALLING = [name for name in SOURCES if name not in ("think", "plain")]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+HELLO: Any = [{"role": "user", "content": "def add(a, b):"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "unit": {"enum": ["C", "F", None]},
+        "days": {"type": "integer", "minimum": 0, "maximum": 14},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, parameters: Any = None, **more: Any) -> Any:
+    """A function in OpenAI's form."""
+    return {"type": "function", "function": {"name": name, "parameters": parameters or {}, **more}}
+
+
+TOOLS: Any = [tool("weather", SCHEMA), tool("now")]
+SCHEMAS = {"weather": SCHEMA, "now": {"maxProperties": 0}}
+ANTHROPIC_TOOLS: Any = [
+    {"name": "weather", "input_schema": SCHEMA},
+    {"name": "now", "input_schema": {"type": "object", "properties": {}}},
+]
+ASK: Any = {"messages": HELLO, "max_tokens": 300}
+
+
+def template(llm: engine.LLM, format: str) -> ChatTemplate:
+    """A template that shows a format, for the model that is built in."""
+    shown = "{% if false %}{% raw %}" + SOURCES[format] + "{% endraw %}{% endif %}"
+    return ChatTemplate.from_source(shown + TEMPLATE + ENDS.get(format, ""), llm.tokenizer)
+
+
+class Server:
+    """A server with two models that are the same: ``plain``, and ``drafts``, which drafts."""
+
+    def __init__(self) -> None:
+        self._opened: list[engine.LLM] = []
+        self._format = "plain"
+        specs = [Spec("plain", self._open), Spec("drafts", self._open, speculation=SpeculationParams(lookup=True))]
+        self.client = TestClient(app(specs), "http://localhost")
+        key: Any = {"api_key": "none", "http_client": self.client, "max_retries": 0}
+        self.chat = openai.OpenAI(base_url="http://localhost/v1", **key).chat.completions
+        self.messages = anthropic.Anthropic(base_url="http://localhost", **key).messages
+
+    def _open(self) -> engine.LLM:
+        llm = engine.load(device="cpu", n_ctx=1024, parallel=2)
+        llm.chat_template = template(llm, self._format)
+        self._opened.append(llm)
+        return llm
+
+    def writes(self, format: str) -> None:
+        """The models write a format from now on."""
+        self._format = format
+        for llm in self._opened:
+            llm.chat_template = template(llm, format)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    opened = Server()
+    with opened.client:
+        yield opened
+
+
+@pytest.mark.parametrize("format", CALLING)
+def test_a_call_that_is_required(server: Server, format: str) -> None:
+    server.writes(format)
+    ask = {"model": "plain", "tools": TOOLS, "seed": 0, "reasoning_effort": "none"} | ASK
+    choice = server.chat.create(**ask, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == ""
+    (call,) = choice.message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize("format", ["qwen3_coder", "gpt_oss"])
+def test_a_call_that_openai_names(server: Server, format: str) -> None:
+    server.writes(format)
+    ask = {"model": "plain", "tools": TOOLS, "tool_choice": NAMED, "seed": 4, "reasoning_effort": "none"} | ASK
+    whole = server.chat.create(**ask).choices[0]
+    assert whole.finish_reason == "stop"
+    (call,) = whole.message.tool_calls
+    assert call.function.name == "weather"
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    with server.chat.stream(**ask) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "stop"
+    (streamed,) = final.message.tool_calls
+    assert (streamed.id, streamed.function.arguments) == (call.id, call.function.arguments)
+
+
+@pytest.mark.parametrize("format", ["qwen3", "gemma4"])
+@pytest.mark.parametrize(
+    "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}]
+)
+def test_a_call_that_anthropic_forces(server: Server, format: str, choice: Any) -> None:
+    server.writes(format)
+    ask = {"model": "plain", "tools": ANTHROPIC_TOOLS, "tool_choice": choice, "extra_body": {"seed": 3}} | ASK
+    whole = server.messages.create(**ask)
+    assert whole.stop_reason == "tool_use"
+    (call,) = whole.content
+    assert call.name in ("weather", "now") and choice.get("name", call.name) == call.name
+    jsonschema.validate(call.input, SCHEMAS[call.name])
+    with server.messages.stream(**ask) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    assert [(block.name, block.input) for block in final.content] == [(call.name, call.input)]
+
+
+def test_drafts_change_no_call(server: Server) -> None:
+    server.writes("qwen3_coder")
+    for seed in range(3):
+        ask = {"tools": TOOLS, "tool_choice": "required", "seed": seed, "reasoning_effort": "none"} | ASK
+        plain, drafts = (server.chat.create(**ask | {"max_tokens": 60}, model=name) for name in ("plain", "drafts"))
+        assert plain.choices[0].message == drafts.choices[0].message
+        assert plain.usage.completion_tokens == drafts.usage.completion_tokens
+
+
+def test_a_strict_function_is_followed_although_no_call_is_forced(server: Server) -> None:
+    """Everything begins with a brace, which begins a call of Llama 3."""
+    server.writes("llama3")
+    brace = server.client.post("/tokenize", json={"content": "{", "add_special": False}).json()["tokens"][-1]
+    ask = {"model": "plain", "seed": 0, "logit_bias": {str(brace): 30}} | ASK
+    loose = server.chat.create(**ask | {"max_tokens": 20}, tools=[tool("weather", SCHEMA)]).choices[0].message
+    assert loose.content.startswith("{") and not loose.tool_calls
+    strict = server.chat.create(**ask, tools=[tool("weather", SCHEMA, strict=True)], parallel_tool_calls=False).choices[
+        0
+    ]
+    assert strict.finish_reason == "tool_calls" and strict.message.content == ""
+    jsonschema.validate(json.loads(strict.message.tool_calls[0].function.arguments), SCHEMA)
+
+
+@pytest.mark.parametrize("format", ["qwen3", "qwen3_coder"])
+def test_a_text_without_calls_is_the_same_with_strict_functions(server: Server, format: str) -> None:
+    server.writes(format)
+    ask = {"model": "plain", "seed": 1} | ASK | {"max_tokens": 40}
+    loose, strict = (
+        server.chat.create(**ask, tools=[tool("f", SCHEMA, strict=s)]).choices[0].message for s in (False, True)
+    )
+    assert loose.content == strict.content and not loose.tool_calls
+
+
+def test_only_the_allowed_functions_are_called(server: Server) -> None:
+    server.writes("qwen3")
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    ask = {"model": "plain", "tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}} | ASK
+    choice = server.chat.create(**ask, parallel_tool_calls=False, reasoning_effort="none").choices[0]
+    assert [call.function.name for call in choice.message.tool_calls] == ["now"]
+
+
+def test_a_json_answer_that_names_a_function_is_no_call(server: Server) -> None:
+    server.writes("llama3")
+    value = {"name": "now", "parameters": {}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": value}}}
+    choice = server.chat.create(**ASK, model="plain", tools=TOOLS, response_format=form).choices[0]
+    assert json.loads(choice.message.content) == value
+    assert choice.finish_reason == "stop" and not choice.message.tool_calls
+
+
+def test_an_answer_that_the_client_has_begun_is_no_thought(server: Server) -> None:
+    server.writes("think")
+    begun: Any = [*HELLO, {"role": "assistant", "content": "    return a"}]
+    ask = {"model": "plain", "max_tokens": 8, "temperature": 0}
+    assert server.chat.create(**ask, messages=HELLO).choices[0].message.reasoning_content
+    message = server.chat.create(**ask, messages=begun, extra_body={"continue_final_message": True}).choices[0].message
+    assert message.content and not hasattr(message, "reasoning_content")
+    answer = server.messages.create(model="plain", max_tokens=8, messages=begun, extra_body={"temperature": 0})
+    assert [(block.type, block.text) for block in answer.content] == [("text", message.content)]
+    thought: Any = [*HELLO, {"role": "assistant", "content": "", "reasoning_content": "Hm"}]
+    ask = {"model": "plain", "max_tokens": 4, "temperature": 0, "messages": thought}
+    assert server.chat.create(**ask, extra_body={"continue_final_message": True}).choices[0].message.reasoning_content
+
+
+def test_the_thought_before_a_beginning_is_closed() -> None:
+    tokenizer = made(bpe_metadata([], {"<think>": CONTROL, "</think>": CONTROL}))
+    llm: Any = SimpleNamespace(tokenizer=tokenizer)
+    llm.chat_template = template(llm, "think")
+    last = {"role": "assistant", "content": "a</think>b", "reasoning_content": "hm"}
+    closed, opened = (prompt_of(llm, [*HELLO, last | more], continue_final=True) for more in ({}, {"content": ""}))
+    assert tokenizer.decode(closed.ids, special=True).endswith("assistant: <think>\nhm\n</think>\n\na</think>b")
+    assert closed.ids.count(tokenizer.token_id("</think>")) == 1
+    assert tokenizer.decode(opened.ids, special=True).endswith("assistant: <think>\nhm")
+    assert (closed.thought, opened.thought) == (NONE, OPEN)
+
+
+NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("format", "more", "param", "words"),
+    [
+        ("qwen3", {"tool_choice": "always"}, "tool_choice", "must be none, auto, required or an object"),
+        ("qwen3", {"tool_choice": "required", "tools": []}, "tool_choice", "give tools"),
+        ("qwen3", {"tool_choice": {"type": "custom"}}, "tool_choice.type", "must be function or allowed_tools"),
+        ("qwen3", {"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x', which is not one of the"),
+        ("plain", {"tool_choice": "required"}, "tool_choice", "the format of the calls of this model is not known"),
+        ("qwen3", {"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave one"),
+        ("qwen3", {"tools": [tool("f", NOT, strict=True)]}, "tools", "the function 'f' cannot be enforced"),
+        ("gemma4", {"tools": [tool("f", NOT, strict=True)]}, "tools", "the function 'f' has a schema with not"),
+        ("qwen3", {"tool_choice": "required", "tools": [tool("f x")]}, "tools", "'f x' has a name with blanks"),
+        ("qwen3", {"tools": [tool("f", {"type": "array"}, strict=True)]}, "tools", "parameters that are no object"),
+        ("qwen3", {"tool_choice": "required", "tools": [tool("f", {"a": "x" * 70000})]}, "tools", "--schema-bytes"),
+        ("qwen3", {"n": 100}, "n", "1 to 8, not 100 (--n raises the limit of this server)"),
+        ("qwen3", {"logprobs": True, "top_logprobs": 50}, "top_logprobs", "(--top-logprobs raises the limit"),
+    ],
+)
+def test_refusals(server: Server, format: str, more: Any, param: str, words: str) -> None:
+    server.writes(format)
+    answer = server.client.post("/v1/chat/completions", json={"model": "plain", "tools": TOOLS} | ASK | more)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param and words in error["message"], error
+
+
+def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}, "required": ["a"]}
+    for format in ("qwen3", "qwen3_coder"):
+        server.writes(format)
+        ask = {"model": "plain", "tools": [tool("f", parameters)], "tool_choice": "required", "seed": 0} | ASK
+        message = server.chat.create(**ask | {"max_tokens": 60}, reasoning_effort="none").choices[0].message
+        assert message.tool_calls[0].function.name == "f"
