@@ -11,6 +11,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.tokens import tokens_of
 from engine.llm import LLM
 from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.schemas import pruned
 from engine.serving.calls.select import CALLS, calls_source
 from engine.serving.conversation import Prompt, control_token, read_tools
 from engine.serving.errors import Refusal
@@ -122,15 +123,17 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
             return None  # such a model calls nothing
         problem = "forces a call, and the format of the calls of this model is not known: leave it out"
         raise Refusal(f"{choice.param} {problem}.", param=choice.param)
-    size = len(json.dumps([tool["function"]["parameters"] for tool in choice.callable]))
+    given = [tool["function"] for tool in choice.callable]
+    functions = [Function(each["name"], pruned(each["parameters"]), each["name"] in choice.strict) for each in given]
+    size = sum(len(json.dumps(function.given)) for function in functions)
     if size > limits.schema_bytes:
         problem = f"tools have schemas of {size} bytes, and this server accepts {limits.schema_bytes} (--schema-bytes)"
         raise Refusal(f"{problem} if it has to enforce them.", param="tools")
     # A grammar is tried in another process, which takes a while.
-    return await asyncio.to_thread(_grammar, choice, llm, prompt)
+    return await asyncio.to_thread(_grammar, functions, choice, llm, prompt)
 
 
-def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt) -> Grammar:
+def _grammar(functions: list[Function], choice: ToolChoice, llm: LLM, prompt: Prompt) -> Grammar:
     def made(functions: Sequence[Function]) -> Grammar:
         tokens = tokens_of(llm.tokenizer)
         source = calls_source(
@@ -147,8 +150,6 @@ def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt) -> Grammar:
         tokens.check(grammar)
         return grammar
 
-    given = (tool["function"] for tool in choice.callable)
-    functions = [Function(each["name"], each["parameters"], each["name"] in choice.strict) for each in given]
     try:
         return made(functions)
     except (UsageError, Unenforceable):

@@ -24,6 +24,8 @@ import engine
 from engine.serving.app import app
 from engine.serving.calls.tagged import NONE, OPEN
 from engine.serving.conversation import prompt_of
+from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning
+from engine.serving.openai.chat import Said
 from engine.serving.served import Spec
 from engine.speculative.params import SpeculationParams
 from engine.text.template.builtin import TEMPLATES
@@ -94,8 +96,8 @@ class Server:
         specs = [Spec("plain", self._open), Spec("drafts", self._open, speculation=SpeculationParams(lookup=True))]
         self.client = TestClient(app(specs), "http://localhost")
         key: Any = {"api_key": "none", "http_client": self.client, "max_retries": 0}
-        self.chat = openai.OpenAI(base_url="http://localhost/v1", **key).chat.completions
-        self.messages = anthropic.Anthropic(base_url="http://localhost", **key).messages
+        self.chat: Any = openai.OpenAI(base_url="http://localhost/v1", **key).chat.completions
+        self.messages: Any = anthropic.Anthropic(base_url="http://localhost", **key).messages
 
     def _open(self) -> engine.LLM:
         llm = engine.load(device="cpu", n_ctx=1024, parallel=2)
@@ -235,7 +237,7 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
     last = {"role": "assistant", "content": "a</think>b", "reasoning_content": "hm"}
     closed, opened = (prompt_of(llm, [*HELLO, last | more], continue_final=True) for more in ({}, {"content": ""}))
     assert tokenizer.decode(closed.ids, special=True).endswith("assistant: <think>\nhm\n</think>\n\na</think>b")
-    assert closed.ids.count(tokenizer.token_id("</think>")) == 1
+    assert sum(id == tokenizer.token_id("</think>") for id in closed.ids) == 1
     assert tokenizer.decode(opened.ids, special=True).endswith("assistant: <think>\nhm")
     assert (closed.thought, opened.thought) == (NONE, OPEN)
 
@@ -276,3 +278,22 @@ def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> No
         ask = {"model": "plain", "tools": [tool("f", parameters)], "tool_choice": "required", "seed": 0} | ASK
         message = server.chat.create(**ask | {"max_tokens": 60}, reasoning_effort="none").choices[0].message
         assert message.tool_calls[0].function.name == "f"
+
+
+def test_text_after_a_call_begins_on_a_new_line() -> None:
+    answer: Any = SimpleNamespace(index=0, generation=SimpleNamespace(seed=1))
+    said, call = Said(answer), CallBegin(0, "now")
+    events = [
+        Reasoning("hm"),
+        Content("I "),
+        Content("look."),
+        call,
+        CallEnd(0),
+        Content("It is"),
+        Content(" 3."),
+        call,
+    ]
+    parts = [said.fields(event) for event in [*events, Reasoning("so"), Content("Done.")]]
+    assert "".join(part.get("content", "") for part in parts) == "I look.\nIt is 3.\nDone."
+    assert "".join(part.get("reasoning_content", "") for part in parts) == "hm\nso"
+    assert Said(answer).fields(call) and Said(answer).fields(Content("a")) == {"content": "a"}

@@ -12,6 +12,19 @@ Schema = Mapping[str, Any]
 KINDS = ("string", "number", "boolean", "null", "array", "object")
 """The types of values; an integer is a number."""
 
+ANNOTATIONS = (
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+    "$schema",
+)
+"""Keywords that say nothing about what a value may be."""
+
 APPLICATORS = (
     *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains", "uniqueItems"),
     *("unevaluatedProperties", "unevaluatedItems", "propertyNames", "patternProperties", "minProperties"),
@@ -65,6 +78,21 @@ def members(schema: Schema, root: Schema, strict: bool) -> tuple[list[Member], S
     found += [Member(name, {}, True) for name in dict.fromkeys(needed) if name not in listed]
     more = schema.get("additionalProperties", True)
     return found, None if more is False or "properties" in schema else resolved(as_schema(more), root)
+
+
+def pruned(schema: Any) -> Any:
+    """A schema without what describes values to readers only."""
+    if not isinstance(schema, Mapping):
+        return [pruned(each) for each in schema] if isinstance(schema, list) else schema
+    found: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("enum", "const", "required"):
+            found[name] = value
+        elif name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(value, Mapping):
+            found[name] = {key: pruned(each) for key, each in value.items()}
+        elif name not in ANNOTATIONS:
+            found[name] = pruned(value)
+    return found
 
 
 def as_schema(value: Any) -> Schema:
@@ -173,7 +201,7 @@ def _merged(schemas: Sequence[Schema], strict: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for schema in schemas:
         for name, value in schema.items():
-            if strict and name in found and found[name] != value and name not in ("title", "description", "default"):
+            if strict and name in found and found[name] != value and name not in ANNOTATIONS:
                 raise Unenforceable(f"has a schema that combines different values of {name}, which cannot be enforced")
             found[name] = value
     return found

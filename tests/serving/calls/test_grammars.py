@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from engine.serving.calls.function import Function, Unenforceable
+from engine.serving.calls.schemas import pruned
 from engine.serving.calls.select import CALLS
 from engine.serving.calls.tagged import MAYBE, OPEN
 from engine.serving.formats.select import FORMATS
@@ -225,3 +226,12 @@ def test_a_function_whose_parameters_are_not_listed() -> None:
 def test_names_that_no_call_can_have(name: str) -> None:
     with pytest.raises(Unenforceable, match="has a name with blanks"):
         Model("qwen3", True).grammar([Function(name, {})])
+
+
+def test_what_describes_a_schema_is_left_out() -> None:
+    text = {"type": "string", "description": "x" * 99, "default": "a"}
+    values = {"enum": [{"title": "a"}], "title": "t"}
+    schema = {"title": "T", "type": "object", "properties": {"title": text, "p": {"anyOf": [text, values]}}}
+    string = {"type": "string"}
+    expected = {"title": string, "p": {"anyOf": [string, {"enum": [{"title": "a"}]}]}}
+    assert pruned(schema | {"required": ["title"]}) == {"type": "object", "properties": expected, "required": ["title"]}
