@@ -283,7 +283,7 @@ def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> No
 def test_text_after_a_call_begins_on_a_new_line() -> None:
     answer: Any = SimpleNamespace(index=0, generation=SimpleNamespace(seed=1))
     said, call = Said(answer), CallBegin(0, "now")
-    events = [
+    events: list[Event] = [
         Reasoning("hm"),
         Content("I "),
         Content("look."),
@@ -293,7 +293,7 @@ def test_text_after_a_call_begins_on_a_new_line() -> None:
         Content(" 3."),
         call,
     ]
-    parts = [said.fields(event) for event in [*events, Reasoning("so"), Content("Done.")]]
+    parts = [said.fields(event) for event in (*events, Reasoning("so"), Content("Done."))]
     assert "".join(part.get("content", "") for part in parts) == "I look.\nIt is 3.\nDone."
     assert "".join(part.get("reasoning_content", "") for part in parts) == "hm\nso"
     assert Said(answer).fields(call) and Said(answer).fields(Content("a")) == {"content": "a"}
