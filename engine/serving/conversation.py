@@ -168,12 +168,12 @@ def prompt_of(
             close = f"\n{tags[1]}\n\n" if own_line else tags[1]
             ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
         ids, thought = ids + llm.tokenizer.encode(text, add_special=False), NONE
-    callable = [tool for tool in tools if names is None or tool["function"]["name"] in names]
+    offered = [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def parser() -> Parser:
         return select.parser(
             format,
-            callable,
+            offered,
             single=lambda tag: control_token(llm, tag) is not None,
             reasoning_open=thought == OPEN,
             calls=not ruled,

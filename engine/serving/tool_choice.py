@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from engine.errors import UsageError
 from engine.grammar.grammar import Grammar
+from engine.grammar.messages import CRASH, SLOW
 from engine.grammar.tokens import tokens_of
 from engine.llm import LLM
 from engine.serving.calls.function import Function, Unenforceable
@@ -150,10 +151,14 @@ def _grammar(functions: list[Function], choice: ToolChoice, llm: LLM, prompt: Pr
         tokens.check(grammar)
         return grammar
 
+    together = "the functions of this request cannot be enforced together"
     try:
         return made(functions)
-    except (UsageError, Unenforceable):
+    except Unenforceable:
         pass
+    except UsageError as error:
+        if any(costly in str(error) for costly in (SLOW, CRASH)):  # to try each would take as long again
+            raise Refusal(f"{together}: {error}", param="tools") from None
     # Which one is it?  A function that is not strict then takes any object.
     for i, function in enumerate(functions):
         for tried in (function, replace(function, given={"type": "object"})):
@@ -168,7 +173,7 @@ def _grammar(functions: list[Function], choice: ToolChoice, llm: LLM, prompt: Pr
     try:
         return made(functions)
     except (UsageError, Unenforceable) as error:
-        raise Refusal(f"the functions of this request cannot be enforced together: {error}", param="tools") from None
+        raise Refusal(f"{together}: {error}", param="tools") from None
 
 
 def _refused(function: Function, error: Exception) -> Refusal:

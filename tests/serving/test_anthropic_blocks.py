@@ -21,6 +21,7 @@ from engine.serving.fields import Fields  # noqa: E402
 from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning  # noqa: E402
 from engine.serving.limits import Limits  # noqa: E402
 from engine.serving.streams import sse  # noqa: E402
+from engine.serving.tool_choice import ToolChoice  # noqa: E402
 from engine.text.template.chat import ChatTemplate  # noqa: E402
 from tests.serving.anthropic_requests import CONVERSATION, HELLO, SYSTEM, WEATHER  # noqa: E402
 from tests.tiers import examples  # noqa: E402
@@ -48,6 +49,24 @@ def test_tools_become_those_of_openai() -> None:
     choice = read_tool_choice(Fields(body), Limits())
     assert choice.tools == [{"type": "function", "function": function}] and not choice.ruled
     assert read_tool_choice(Fields(body | {"tool_choice": {"type": "none"}}), Limits()).tools == []
+
+
+def test_what_anthropic_says_about_calls() -> None:
+    tools = [WEATHER | {"strict": True}, WEATHER | {"name": "now"}]
+
+    def read(**choice: Any) -> ToolChoice:
+        return read_tool_choice(Fields({"tools": tools, "tool_choice": choice}), Limits())
+
+    assert read(type="auto") == ToolChoice(read(type="any").tools, ["weather", "now"], strict=["weather"])
+    assert read(type="auto").ruled and not read(type="none").ruled
+    one = read(type="any", disable_parallel_tool_use=True)
+    assert one.forced and not one.several and not one.named and read(type="any").several
+    named = read(type="tool", name="now")
+    assert (named.names, named.forced, named.named, named.several) == (["now"], True, True, False)
+    assert [tool["function"]["name"] for tool in named.tools] == ["weather", "now"]
+    for choice in ({"type": "tool"}, {"type": "tool", "name": "later"}, {}, {"type": "required"}):
+        with pytest.raises(Refusal, match="tool_choice"):
+            read(**choice)
 
 
 TEMPLATE = """{%- for m in messages -%}

@@ -21,6 +21,8 @@ import openai
 from starlette.testclient import TestClient
 
 import engine
+from engine.grammar.messages import SLOW
+from engine.grammar.trial import TRIAL
 from engine.serving.app import app
 from engine.serving.calls.tagged import NONE, OPEN
 from engine.serving.conversation import prompt_of
@@ -259,6 +261,7 @@ NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
         ("qwen3", {"tool_choice": "required", "tools": [tool("f x")]}, "tools", "'f x' has a name with blanks"),
         ("qwen3", {"tools": [tool("f", {"type": "array"}, strict=True)]}, "tools", "parameters that are no object"),
         ("qwen3", {"tool_choice": "required", "tools": [tool("f", {"a": "x" * 70000})]}, "tools", "--schema-bytes"),
+        ("qwen3", {"tools": [tool("f", SCHEMA, strict="yes")]}, "tools[0].function.strict", "must be true or false"),
         ("qwen3", {"n": 100}, "n", "1 to 8, not 100 (--n raises the limit of this server)"),
         ("qwen3", {"logprobs": True, "top_logprobs": 50}, "top_logprobs", "(--top-logprobs raises the limit"),
     ],
@@ -269,6 +272,20 @@ def test_refusals(server: Server, format: str, more: Any, param: str, words: str
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["param"] == param and words in error["message"], error
+
+
+def test_functions_that_take_long_are_tried_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def problem(source: str, vocabulary: str = "") -> str:
+        tried.append(source)
+        return SLOW
+
+    monkeypatch.setattr(TRIAL, "problem", problem)
+    server.writes("qwen3")
+    with pytest.raises(openai.BadRequestError, match="cannot be enforced together: .* takes too long to compile"):
+        server.chat.create(**ASK, model="plain", tools=TOOLS, tool_choice="required")
+    assert len(tried) == 1
 
 
 def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> None:

@@ -83,10 +83,9 @@ class Rules:
         """Whether a tag is a token that ends the answer."""
         return self._ids.get(tag) in self._ends
 
-    def json(self, schema: Mapping[str, Any] | bool, strict: bool) -> str:
+    def json(self, schema: Mapping[str, Any], strict: bool) -> str:
         """A JSON value; strict: whether a keyword that is not supported is an error."""
-        given = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
-        return f"%json {json.dumps({**given, 'x-guidance': JSON_OPTIONS | {'lenient': not strict}})}"
+        return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS | {'lenient': not strict}})}"
 
     def until(
         self, end: str, patterns: Sequence[str] = (), without: Sequence[str] = (), words: Sequence[str] = ()
@@ -102,7 +101,7 @@ class Rules:
             content = f"({content}) | {self.regex(['|'.join(words)])}"
         content = self.terminal(content)
         if len(parts) == 1:
-            return self.rule_lazy(f"{content} {self.plain(end)}")
+            return self.lazy(f"{content} {self.plain(end)}")
         head = f"{content} {self.plain(parts[0])}" if parts[0] else content
         return f"{self.terminal(head)} {self.text(end[len(parts[0]) :])}"
 
@@ -110,7 +109,7 @@ class Rules:
         """Any text that contains no tag."""
         return self.terminal(self.regex([ANY], [self.any_of(self.spelled)]))
 
-    def rule_lazy(self, body: str) -> str:
+    def lazy(self, body: str) -> str:
         """A name for an expression that is one regular expression, and ends as soon as it can."""
         name = self._lines.get(body)
         if name is None:
@@ -140,7 +139,7 @@ class Rules:
             parts = self._split.split(tag) if self._split else [tag]
             if len(parts) == 1:
                 content = self.terminal(self.regex([ANY], [self.any_of(spelled)]))
-                begun.append(f"{self.rule_lazy(f'{content} {self.plain(tag)}')} {rest}")
+                begun.append(f"{self.lazy(f'{content} {self.plain(tag)}')} {rest}")
                 continue
             head = parts[0]
             before = ""

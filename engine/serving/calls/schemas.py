@@ -13,15 +13,8 @@ KINDS = ("string", "number", "boolean", "null", "array", "object")
 """The types of values; an integer is a number."""
 
 ANNOTATIONS = (
-    "title",
-    "description",
-    "default",
-    "examples",
-    "deprecated",
-    "readOnly",
-    "writeOnly",
-    "$comment",
-    "$schema",
+    *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"),
+    "x-guidance",
 )
 """Keywords that say nothing about what a value may be."""
 
