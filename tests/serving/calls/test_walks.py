@@ -1,7 +1,9 @@
 """Random answers that a grammar permits are calls that follow their schemas, whatever the schema and the format."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 pytest.importorskip("llguidance")
 pytest.importorskip("jsonschema")
 
+from engine.grammar.grammar import Grammar
+from engine.grammar.matcher import Matcher
+from engine.limits import STEP_ROWS
 from engine.serving.calls.function import Function
 from engine.serving.calls.tagged import MAYBE, OPEN
 from tests.serving.calls.walks import MODELS, Model, validate, walk
@@ -83,7 +88,7 @@ DEFINITIONS = {
 
 
 @given(st.sampled_from(MODELS), objects(SCHEMAS), st.integers(0, 99), st.booleans())
-@examples(300)
+@examples(150)
 def test_forced_calls(model: Model, schema: Any, seed: int, several: bool) -> None:
     functions = [Function("f", schema | {"$defs": DEFINITIONS}, strict=True), Function("f_2", {})]
     ids = walk(model, model.grammar(functions, several=several), seed)
@@ -119,6 +124,17 @@ def test_a_thought_before_calls(model: Model, thought: str) -> None:
         validate(answer, FUNCTIONS)
     if model.tags:
         assert found
+        assert_drafts_are_masked(model, grammar, found[0])
+
+
+def assert_drafts_are_masked(model: Model, grammar: Grammar, ids: Sequence[int]) -> None:
+    """Drafts have the masks of their own positions, wherever they cross the end of a thought, a tag or a value."""
+    one, drafting = (Matcher(grammar, model.tokenizer, 0) for _ in range(2))
+    expected = [one.mask(ids[:i]) for i in range(len(ids) + 1)]
+    for i in range(len(ids)):
+        drafts = ids[i : i + STEP_ROWS - 1]
+        for mask, own in zip(drafting.masks(ids[:i], drafts), expected[i : i + len(drafts) + 1], strict=True):
+            assert np.array_equal(mask, own)
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model.tags], ids=str)
