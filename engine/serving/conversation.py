@@ -157,7 +157,7 @@ def prompt_of(
     end = llm.tokenizer.decode(ids[-LAST:], special=True)
     if select.opens_thought(format, end):
         thought = OPEN
-    elif format == "gpt_oss" or (tags and tags[0] in template.source and extra.get("enable_thinking") is not False):
+    elif format == "gpt_oss" or (tags and tags[0] in template.source and not _is_closed(end, tags[1], extra)):
         thought = MAYBE
     if thought == OPEN and (text := last.get("reasoning_content")):
         ids = ids + llm.tokenizer.encode(text, add_special=False)
@@ -181,6 +181,12 @@ def prompt_of(
         )
 
     return Prompt(ids, parser, format, thought)
+
+
+def _is_closed(end: str, close: str, values: Mapping[str, Any]) -> bool:
+    """Whether the model is not to think: the variables of the template say so, or the prompt ends with the tag after a
+    thought."""
+    return values.get("enable_thinking") is False or end.rstrip().endswith(close)
 
 
 def control_token(llm: LLM, text: str) -> int | None:

@@ -24,7 +24,7 @@ import engine
 from engine.grammar.messages import SLOW
 from engine.grammar.trial import TRIAL
 from engine.serving.app import app
-from engine.serving.calls.tagged import NONE, OPEN
+from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.conversation import prompt_of
 from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning
 from engine.serving.openai.chat import Said
@@ -83,10 +83,10 @@ ANTHROPIC_TOOLS: Any = [
 ASK: Any = {"messages": HELLO, "max_tokens": 300}
 
 
-def template(llm: engine.LLM, format: str) -> ChatTemplate:
-    """A template that shows a format, for the model that is built in."""
+def template(llm: engine.LLM, format: str, end: str = "") -> ChatTemplate:
+    """A template that shows a format; end: what its prompts end with."""
     shown = "{% if false %}{% raw %}" + SOURCES[format] + "{% endraw %}{% endif %}"
-    return ChatTemplate.from_source(shown + TEMPLATE + ENDS.get(format, ""), llm.tokenizer)
+    return ChatTemplate.from_source(shown + TEMPLATE + (end or ENDS.get(format, "")), llm.tokenizer)
 
 
 class Server:
@@ -242,6 +242,24 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
     assert sum(id == tokenizer.token_id("</think>") for id in closed.ids) == 1
     assert tokenizer.decode(opened.ids, special=True).endswith("assistant: <think>\nhm")
     assert (closed.thought, opened.thought) == (NONE, OPEN)
+
+
+@pytest.mark.parametrize(
+    ("format", "end", "values", "thought"),
+    [
+        ("qwen3", "", {}, MAYBE),
+        ("qwen3", "", {"enable_thinking": False}, NONE),
+        ("qwen3", "<think>\\n\\n</think>\\n\\n", {}, NONE),
+        ("qwen3", "<think>\\n", {}, OPEN),
+        ("gpt_oss", "", {}, MAYBE),
+        ("llama3", "", {}, NONE),
+    ],
+)
+def test_whether_an_answer_may_begin_with_a_thought(format: str, end: str, values: Any, thought: str) -> None:
+    tokenizer = made(bpe_metadata([], {"<think>": CONTROL, "</think>": CONTROL}))
+    llm: Any = SimpleNamespace(tokenizer=tokenizer)
+    llm.chat_template = template(llm, format, "{{ '" + end + "' }}")
+    assert prompt_of(llm, HELLO, values=values).thought == thought
 
 
 NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}

@@ -36,6 +36,7 @@ class Gemma4Calls(Tagged):
     FORMAT = Gemma4
     OPENINGS = FORCED = ("<|tool_call>",)
     THOUGHT_BEGIN = "thought\n"
+    BETWEEN = ""
 
     def rest(self, opening: str) -> str:
         bodies = []
@@ -87,7 +88,7 @@ class _Values:
     def object(self, schema: Schema) -> str:
         """An object."""
         found, more = members(schema, self._root, self._strict)
-        found = sorted(found, key=lambda member: member.name)
+        found = sorted(found, key=lambda member: member.name.lower())  # as Jinja's dictsort does
         extra = f'{self._rules.terminal(self._rules.regex([KEY]))} ":" {self.value(more)}' if more is not None else ""
         after = self._rules.rule(f'("," {extra})*' if extra else '""')
         first = self._rules.rule(f"({extra} {after})?" if extra else '""')

@@ -23,6 +23,8 @@ class Tagged:
     FORCED: ClassVar[tuple[str, ...]]
     THOUGHT_BEGIN: ClassVar[str] = ""
     """The text between the tag of a thought and the thought."""
+    BETWEEN: ClassVar[str] = "\n"
+    """The text between a call and the next one."""
     MANY: ClassVar[bool] = False
     """Whether several calls stand behind one tag."""
 
@@ -39,7 +41,7 @@ class Tagged:
         """A thought if there is one, and calls; thought: ``OPEN``, ``MAYBE`` or ``NONE``.  Raises Unenforceable."""
         blocks = [f"{self.rules.text(opening)} {self.rest(opening)}" for opening in self.FORCED]
         block = self.rules.rule(" | ".join(blocks))
-        more = f' ("\\n" {block})*' if self.several and not self.MANY else ""
+        more = f" ({self.rules.plain(self.BETWEEN)} {block})*" if self.several and not self.MANY else ""
         return f'{self._thought(thought)} "\\n"{{0,2}} {block}{more}'
 
     def free(self) -> str:

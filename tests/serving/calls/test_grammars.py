@@ -70,7 +70,7 @@ NOW = {
 ENDING = Model("gpt_oss", True)
 """Here the tag after a call is a token that ends the answer."""
 
-BETWEEN = {"llama3": "; ", "gpt_oss": "<|start|>assistant"}
+BETWEEN = {"llama3": "; ", "gemma4": "", "gpt_oss": "<|start|>assistant"}
 """What stands between calls; a newline if nothing else."""
 
 
@@ -235,3 +235,13 @@ def test_what_describes_a_schema_is_left_out() -> None:
     string = {"type": "string"}
     expected = {"title": string, "p": {"anyOf": [string, {"enum": [{"title": "a"}]}]}}
     assert pruned(schema | {"required": ["title"]}) == {"type": "object", "properties": expected, "required": ["title"]}
+
+
+def test_parameters_of_gemma_4_come_in_the_order_of_their_names() -> None:
+    properties: Any = {name: {"type": "integer"} for name in ("b", "a", "C")}
+    schema = {"type": "object", "properties": properties | {"o": {"type": "object", "properties": properties}}}
+    model, call = Model("gemma4", True), "<|tool_call>call:f{{{}}}<tool_call|>"
+    grammar = model.grammar([Function("f", schema)])
+    for members in ("a:1,b:2,C:3,o:{a:1,C:3}", "b:2,o:{}", "C:3", ""):
+        assert follows(model, grammar, call.format(members)), members
+    assert not follows(model, grammar, call.format("b:2,a:1"))
