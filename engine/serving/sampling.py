@@ -56,7 +56,7 @@ def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
 def read_logprobs(fields: Fields, limits: Limits) -> int | None:
     """How many of the most probable tokens to report per token; None: no log-probabilities at all."""
     logprobs = fields.flag("logprobs", False)
-    top = fields.whole("top_logprobs", 0, 0, limits.top_logprobs)
+    top = fields.whole("top_logprobs", 0, 0, limits.top_logprobs, "--top-logprobs")
     if top and not logprobs:
         raise fields.refuse("top_logprobs", "needs logprobs: true")
     return top if logprobs else None

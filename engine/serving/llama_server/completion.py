@@ -64,7 +64,7 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
             raise fields.refuse(name, "is not supported by this server: leave it out")
     ids = await asyncio.to_thread(read_prompt, fields, llm)
     n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
-    top = fields.whole("n_probs", 0, 0, limits.top_logprobs)
+    top = fields.whole("n_probs", 0, 0, limits.top_logprobs, "--top-logprobs")
     options: dict[str, Any] = {
         "max_tokens": clamped(None if n_predict < 0 else n_predict, llm, len(ids)),
         "seed": fields.whole("seed", -1, -1, 2**64 - 1),
