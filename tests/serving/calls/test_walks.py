@@ -15,6 +15,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.limits import STEP_ROWS
 from engine.serving.calls.function import Function
+from engine.serving.calls.schemas import FORMATS
 from engine.serving.calls.tagged import MAYBE, OPEN
 from tests.serving.calls.walks import MODELS, Model, validate, walk
 from tests.tiers import examples
@@ -30,7 +31,7 @@ SCALARS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.builds(lambda pattern: {"type": "string", "pattern": pattern}, st.sampled_from(PATTERNS)),
     st.builds(
         lambda name: {"type": "string", "format": name},
-        st.sampled_from(["date", "time", "date-time", "uuid", "ipv4", "email"]),
+        st.sampled_from(sorted(FORMATS)),
     ),
     st.builds(
         lambda n, m: {"type": "integer", "minimum": n, "maximum": n + m}, st.integers(-20, 20), st.integers(0, 99)
