@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from engine.serving.calls.function import Unenforceable
@@ -164,8 +165,10 @@ def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
             [each for part in parts for each in part.strings],
             [each for part in parts for each in part.others],
         )
-        if keyword == "oneOf" and strict and len(strings) > 1 and not all("enum" in each for each in strings):
-            raise Unenforceable("has a schema with oneOf and several kinds of strings, which cannot be enforced")
+        if keyword == "oneOf" and strict:
+            for one, other in [*combinations(strings, 2), *combinations(others, 2)]:
+                if not _apart(one, other, root):
+                    raise Unenforceable("has a schema with oneOf whose cases may overlap, which cannot be enforced")
         return Divided(strings, others)
     kinds = kinds_of(schema)
     if (values := choices(schema)) is not None:
@@ -176,6 +179,21 @@ def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
     if "integer" in (given := schema.get("type") or ()) and "number" not in given:
         rest = ["integer" if kind == "number" else kind for kind in rest]
     return Divided([schema] if "string" in kinds else [], [{**schema, "type": rest}] if rest else [])
+
+
+def _apart(one: Schema, other: Schema, root: Schema) -> bool:
+    """Whether it is plain that no value satisfies both schemas, which have no reference at their top."""
+    if not set(kinds_of(one)) & set(kinds_of(other)):
+        return True
+    values, others = choices(one), choices(other)
+    if values is not None and others is not None:
+        return not any(value in others for value in values)
+    for name in set(one.get("required", ())) & set(other.get("required", ())):
+        first, second = (resolved(as_schema(each.get("properties", {}).get(name)), root) for each in (one, other))
+        told = choices(first) is not None and choices(second) is not None
+        if told and _apart(first, second, root) and set(kinds_of(one)) == set(kinds_of(other)) == {"object"}:
+            return True
+    return False
 
 
 def choices(schema: Schema) -> list[Any] | None:

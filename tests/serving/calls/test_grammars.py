@@ -185,7 +185,7 @@ def test_values_of_qwen3_coder(schema: Any, yes: list[str], no: list[str], tags:
         {"type": "string", "minLength": "x"},
         {"$ref": "#/$defs/none"},
         {"$ref": "https://example.com/schema"},
-        {"oneOf": [{"type": "string", "minLength": 3}, {"type": "string", "maxLength": 5}]},
+        {"oneOf": [{"type": "string", "minLength": 3}, {"type": ["string", "null"], "maxLength": 5}]},
         {"allOf": [{"type": "string", "minLength": 3}, {"minLength": 5}]},
         {"anyOf": [{"$ref": "#/properties/p"}]},
         {"enum": []},
@@ -245,3 +245,31 @@ def test_parameters_of_gemma_4_come_in_the_order_of_their_names() -> None:
     for members in ("a:1,b:2,C:3,o:{a:1,C:3}", "b:2,o:{}", "C:3", ""):
         assert follows(model, grammar, call.format(members)), members
     assert not follows(model, grammar, call.format("b:2,a:1"))
+
+
+def test_cases_of_one_of_must_be_apart() -> None:
+    def case(kind: Any, name: str = "kind") -> Any:
+        return {"type": "object", "properties": {name: kind, "n": {"type": "integer"}}, "required": [name]}
+
+    model = Model("gemma4", True)
+    a, b, text = {"const": "a"}, {"enum": ["b", "c"]}, {"type": "string"}
+    apart: list[list[Any]] = [
+        [case(a), case(b)],
+        [{"type": "integer"}, {"type": "boolean"}, {"type": "string"}, case(a)],
+        [{"const": 1}, {"enum": [2, 3]}],
+    ]
+    for cases in apart:
+        model.grammar([one({"oneOf": cases})])
+    call = '<|tool_call>call:f{p:{kind:<|"|>b<|"|>,n:3}}<tool_call|>'
+    assert follows(model, model.grammar([one({"oneOf": apart[0]})]), call)
+    overlapping: list[list[Any]] = [
+        [case(a), case(text)],
+        [case(a), case(b, "sort")],
+        [{"type": "integer"}, {"type": "number"}],
+        [{"const": 1}, {"enum": [1, 2]}],
+        [{"type": "array"}, {"type": "array", "maxItems": 1}],
+    ]
+    for cases in overlapping:
+        with pytest.raises(Unenforceable, match="cases may overlap"):
+            model.grammar([one({"oneOf": cases})])
+        model.grammar([one({"oneOf": cases}, strict=False)])
