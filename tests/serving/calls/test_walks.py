@@ -118,7 +118,7 @@ def test_a_thought_before_calls(model: Model, thought: str) -> None:
     def weight(text: str) -> float:
         return 0.01 if text in ("<|call|>", "<|start|>") else 1
 
-    found = [ids for seed in range(3) if (ids := walk(model, grammar, seed, 300, weight)) is not None]
+    found = [ids for seed in range(2) if (ids := walk(model, grammar, seed, 250, weight)) is not None]
     for ids in found:
         answer = model.read(ids, FUNCTIONS, thought)
         assert len(answer.calls) == 1 and answer.content == ""
