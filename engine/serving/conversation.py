@@ -3,8 +3,10 @@
 Every interface converts its messages to those of OpenAI's chat first, and this converts them to what chat templates expect.
 """
 
+import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from engine.errors import TemplateError
@@ -43,18 +45,19 @@ class Prompt(NamedTuple):
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
     """The messages of an OpenAI chat."""
-    messages = [_message(each) for each in fields.objects("messages", limits.messages, "--messages")]
+    messages = [read_message(each) for each in fields.objects("messages", limits.messages, "--messages")]
     if not messages:
         raise fields.refuse("messages", "is empty: give at least one message", "missing_required_parameter")
     return messages
 
 
-def _message(fields: Fields) -> Message:
+def read_message(fields: Fields) -> Message:
+    """One message of an OpenAI chat."""
     role = fields.required_text("role")
     if role not in ROLES:
         raise fields.refuse("role", f"must be one of {', '.join(ROLES)}, not {role[:40]!r}")
     message: Message = {"role": "system" if role == "developer" else "tool" if role == "function" else role}
-    message["content"] = _content(fields)
+    message["content"] = read_content(fields, "content")
     thought = fields.text("reasoning_content") or fields.text("reasoning")
     if thought:
         message["reasoning_content"] = thought
@@ -67,13 +70,13 @@ def _message(fields: Fields) -> Message:
     return message
 
 
-def _content(fields: Fields) -> str:
-    """The text of a message: a text, or a list of parts that are texts."""
-    value = fields.get("content")
+def read_content(fields: Fields, name: str) -> str:
+    """The text of a message, which is the field ``name``: a text, or a list of parts that are texts."""
+    value = fields.get(name)
     if value is None or isinstance(value, str):
         return value or ""
     parts: list[str] = []
-    for part in fields.objects("content", 65536, "at most 65536"):
+    for part in fields.objects(name, 65536, "at most 65536"):
         kind = part.text("type", "text")
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise part.refuse("type", f"is {kind[:40]!r}, and this server reads text only: send text parts")
@@ -85,6 +88,14 @@ def _call(fields: Fields) -> Mapping[str, Any]:
     function = fields.object("function")
     if function is None:
         raise fields.refuse("function", "is missing: give the name and the arguments of the call")
+    return read_call(function, fields.text("id"))
+
+
+def read_call(function: Fields, id: str | None) -> Mapping[str, Any]:
+    """A call of a function in an answer.
+
+    function: has the name and the arguments; id: the id of the call, which the message with its result names.
+    """
     name, arguments = function.required_text("name"), function.get("arguments")
     if isinstance(arguments, str):
         # Templates write the arguments out one by one, so they need the object that the text stands for.
@@ -94,7 +105,7 @@ def _call(fields: Fields) -> Mapping[str, Any]:
             raise function.refuse("arguments", "must be the JSON text of an object") from None
     if arguments is not None and not isinstance(arguments, dict):
         raise function.refuse("arguments", "must be the JSON text of an object")
-    return {"type": "function", "id": fields.text("id"), "function": {"name": name, "arguments": arguments or {}}}
+    return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments or {}}}
 
 
 def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
@@ -195,3 +206,23 @@ def control_token(llm: LLM, text: str) -> int | None:
     return (
         id if id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED) else None
     )
+
+
+async def prompt_in_place(make: Callable[[Sequence[Message]], Prompt], messages: Sequence[Message]) -> Prompt:
+    """The prompt of a conversation whose system messages may be anywhere.
+
+    If the chat template has a place for one system message at the beginning only, those at the beginning become one message,
+    and later ones become messages of the user where they are.  ``make`` makes the prompt of messages, and is called in a
+    thread.
+    """
+    try:
+        return await asyncio.to_thread(make, messages)
+    except Refusal:
+        if not any(each["role"] == "system" for each in messages[1:]):
+            raise
+        first = list(takewhile(lambda each: each["role"] == "system", messages))
+        own: list[Message] = []
+        if first:
+            own.append({"role": "system", "content": "\n\n".join(each["content"] for each in first)})
+        own += [each | {"role": "user"} if each["role"] == "system" else each for each in messages[len(first) :]]
+        return await asyncio.to_thread(make, own)

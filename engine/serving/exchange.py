@@ -57,6 +57,14 @@ async def respond(
         return JSONResponse(await until_disconnect(request, plan.whole(answers)))
 
 
+async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[Sequence[int]]]) -> int:
+    """The number of tokens of the prompt of a request, which ``read`` gives."""
+    state = State.of(request)
+    fields = await read_fields(request, state.limits)
+    async with state.models.use(fields.text("model")) as served:
+        return len(await read(fields, served))
+
+
 def _note(request: Request, state: State, served: Served, answers: Sequence[Answer], fields: Fields) -> None:
     """Count answers when they end, and name in the line of the log what it says besides the path."""
     notes = request.scope["state"]["notes"]

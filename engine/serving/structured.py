@@ -17,10 +17,10 @@ KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 """The types of ``response_format``: OpenAI's, and a regular expression or a grammar of llguidance (Lark)."""
 
 
-async def read_grammar(fields: Fields, llm: LLM, limits: Limits) -> Grammar | None:
-    """The grammar of an answer, None if it may be any text.  Raises Refusal if it is invalid, too large, or needs too much
-    work."""
-    given = fields.object("response_format")
+async def read_grammar(fields: Fields, llm: LLM, limits: Limits, field: str) -> Grammar | None:
+    """The grammar of an answer, which ``field`` describes; None if the answer may be any text.  Raises Refusal if it is
+    invalid, too large, or needs too much work."""
+    given = fields.object(field)
     if given is None:
         return None
     kind = given.choice("type", KINDS)

@@ -1,4 +1,4 @@
-"""The blocks of an answer: texts, thoughts and calls, one after the other."""
+"""The blocks of an answer: its parts as Anthropic writes them."""
 
 import base64
 import hashlib
@@ -6,71 +6,49 @@ from collections.abc import Iterable
 from typing import Any
 
 from engine.serving.formats.arguments import object_of
-from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
+from engine.serving.parts import Kind, Message, Part, Parts
 
-Message = dict[str, Any]
-"""An event of a stream; "type" is its name."""
+DELTAS = {
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.THOUGHT: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
+"""The type of what adds to a part, and the field that holds its text."""
 
 
-class Blocks:
-    """Writes what a parser finds as events of a stream.
-
-    One block is open at a time, and blocks are numbered 0, 1, 2…: clients append a block to a list when it begins, and find
-    it by its number.
-    """
+class Blocks(Parts):
+    """Writes what a parser finds as blocks."""
 
     def __init__(self, call_prefix: str) -> None:
         """call_prefix: what the ids of calls begin with."""
+        super().__init__()
         self._call_prefix = call_prefix
-        self._index = -1
-        self._open = ""
-        self._thought: list[str] = []
 
-    def feed(self, events: Iterable[Event]) -> list[Message]:
-        """What to send for the next events."""
+    def begun(self, part: Part) -> list[Message]:
+        """The beginning of a block."""
+        block: dict[str, Any] = {"type": "text", "text": ""}
+        if part.kind is Kind.THOUGHT:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif part.kind is Kind.CALL:
+            id = f"{self._call_prefix}{part.call:06x}"
+            block = {"type": "tool_use", "id": id, "name": part.name, "input": {}}
+        return [{"type": "content_block_start", "index": part.index, "content_block": block}]
+
+    def added(self, part: Part, text: str) -> list[Message]:
+        """An addition to a block."""
+        kind, name = DELTAS[part.kind]
+        return [_delta(part, {"type": kind, name: text})]
+
+    def ended(self, part: Part) -> list[Message]:
+        """The end of a block."""
         messages: list[Message] = []
-        for event in events:
-            if isinstance(event, Content):
-                messages += self._text("text", event.text)
-            elif isinstance(event, Reasoning):
-                self._thought.append(event.text)
-                messages += self._text("thinking", event.text)
-            elif isinstance(event, CallBegin):
-                id = f"{self._call_prefix}{event.index:06x}"
-                messages += self._begin({"type": "tool_use", "id": id, "name": event.name, "input": {}})
-            elif isinstance(event, CallArguments):
-                if event.text:
-                    messages.append(self._delta({"type": "input_json_delta", "partial_json": event.text}))
-            else:
-                messages += self.end()
-        return messages
+        if part.kind is Kind.THOUGHT:
+            messages.append(_delta(part, {"type": "signature_delta", "signature": _signature(part.text)}))
+        return [*messages, {"type": "content_block_stop", "index": part.index}]
 
-    def end(self) -> list[Message]:
-        """What ends the block that is open, if one is."""
-        if not self._open:
-            return []
-        messages = []
-        if self._open == "thinking":
-            messages.append(self._delta({"type": "signature_delta", "signature": _signature("".join(self._thought))}))
-            self._thought.clear()
-        self._open = ""
-        return [*messages, {"type": "content_block_stop", "index": self._index}]
 
-    def _text(self, kind: str, text: str) -> list[Message]:
-        messages: list[Message] = []
-        if self._open != kind:
-            more = {"signature": ""} if kind == "thinking" else {}
-            messages = self._begin({"type": kind, kind: "", **more})
-        return [*messages, self._delta({"type": f"{kind}_delta", kind: text})]
-
-    def _begin(self, block: dict[str, Any]) -> list[Message]:
-        messages = self.end()
-        self._index += 1
-        self._open = block["type"]
-        return [*messages, {"type": "content_block_start", "index": self._index, "content_block": block}]
-
-    def _delta(self, delta: dict[str, str]) -> Message:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+def _delta(part: Part, delta: dict[str, str]) -> Message:
+    return {"type": "content_block_delta", "index": part.index, "delta": delta}
 
 
 def _signature(thought: str) -> str:

@@ -1,13 +1,11 @@
 """From the messages and tools of a request to those of OpenAI's chat."""
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from engine.llm import LLM
-from engine.serving.conversation import Message, Prompt, prompt_of
-from engine.serving.errors import Refusal
+from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.tool_choice import ToolChoice, chosen
@@ -29,17 +27,7 @@ async def read_prompt(fields: Fields, llm: LLM, limits: Limits, choice: ToolChoi
     thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
     values = {"enable_thinking": thinks and not prefilled}
     make = partial(prompt_of, llm, tools=choice.tools, values=values, continue_final=prefilled, names=choice.names)
-    try:
-        return await asyncio.to_thread(make, messages)
-    except Refusal:
-        own = [dict(each) for each in messages]
-        later = [each for each in own[1:] if each["role"] == "system"]
-        if not later:
-            raise
-        # Some templates have a place for a system message at the beginning only.
-        for each in later:
-            each["role"] = "user"
-        return await asyncio.to_thread(make, own)
+    return await prompt_in_place(make, messages)
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:

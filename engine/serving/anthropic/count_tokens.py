@@ -4,15 +4,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
-from engine.serving.body import read_fields
-from engine.serving.state import State
+from engine.serving.exchange import counted
+from engine.serving.fields import Fields
+from engine.serving.served import Served
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a prompt: exactly those that ``/v1/messages`` would read."""
-    state = State.of(request)
-    fields = await read_fields(request, state.limits)
-    async with state.models.use(fields.text("model")) as served:
-        prompt = await read_prompt(fields, served.llm, state.limits, read_tool_choice(fields, state.limits))
-    headers = {"request-id": request.scope["state"]["request_id"]}
-    return JSONResponse({"input_tokens": len(prompt.ids)}, headers=headers)
+    body = {"input_tokens": await counted(request, _ids)}
+    return JSONResponse(body, headers={"request-id": request.scope["state"]["request_id"]})
+
+
+async def _ids(fields: Fields, served: Served) -> list[int]:
+    choice = read_tool_choice(fields, served.limits)
+    return (await read_prompt(fields, served.llm, served.limits, choice)).ids

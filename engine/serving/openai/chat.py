@@ -1,6 +1,5 @@
 """``POST /v1/chat/completions``."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -12,16 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask, Delta
-from engine.serving.conversation import prompt_of, read_messages
+from engine.serving.conversation import read_messages
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
+from engine.serving.openai.prompt import read_prompt
 from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
-from engine.serving.structured import read_grammar
-from engine.serving.tool_choice import calls_grammar, read_tool_choice
+from engine.serving.tool_choice import read_tool_choice
 
 MEANINGLESS = (
     *("user", "metadata", "store", "service_tier", "verbosity", "prediction", "prompt_cache_key", "safety_identifier"),
@@ -87,27 +86,13 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
     messages, choice = read_messages(fields, limits), read_tool_choice(fields, limits)
-    values = dict(fields.mapping("chat_template_kwargs"))
-    effort = fields.text("reasoning_effort")
-    if effort is not None:
-        values.setdefault("reasoning_effort", effort)
-        values.setdefault("enable_thinking", effort != "none")
-    grammar = await read_grammar(fields, llm, limits)
-    if grammar is not None:
-        if choice.forced:
-            raise fields.refuse(
-                "tool_choice", "forces a call, and response_format describes a text: leave one of them out"
-            )
-        values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     continue_final = fields.flag("continue_final_message", False)
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")
-    prompt = await asyncio.to_thread(
-        partial(prompt_of, continue_final=continue_final, names=choice.names, ruled=grammar is not None),
-        *(llm, messages, choice.tools, values),
+    effort, form = fields.text("reasoning_effort"), (fields, "response_format")
+    prompt, grammar = await read_prompt(
+        fields, llm, limits, messages, choice, effort=effort, form=form, continue_final=continue_final
     )
-    if grammar is None:
-        grammar = await calls_grammar(choice, llm, prompt, limits)
     top = read_logprobs(fields, limits)
     most = fields.whole("max_completion_tokens", fields.whole("max_tokens", None, 0), 0)
     options = read_options(fields, llm, limits) | {

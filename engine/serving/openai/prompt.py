@@ -1,0 +1,46 @@
+"""The prompt of a conversation and the grammar of its answer: what chat and Responses read in the same way."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from engine.grammar.grammar import Grammar
+from engine.llm import LLM
+from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt_of
+from engine.serving.fields import Fields
+from engine.serving.limits import Limits
+from engine.serving.structured import read_grammar
+from engine.serving.tool_choice import ToolChoice, calls_grammar
+
+
+async def read_prompt(
+    fields: Fields,
+    llm: LLM,
+    limits: Limits,
+    messages: Sequence[Message],
+    choice: ToolChoice,
+    *,
+    effort: str | None,
+    form: tuple[Fields, str],
+    continue_final: bool = False,
+) -> tuple[Prompt, Grammar | None]:
+    """The prompt of a conversation, and the grammar of its answer, None if it may be any text.
+
+    messages: the conversation; choice: the functions that may or must be called; effort: how much the model should think,
+    "none": not at all; form: the object, and its field, that describe the form of the answer; continue_final: the last
+    message is the beginning of the answer.
+    """
+    values = dict(fields.mapping("chat_template_kwargs"))
+    if effort is not None:
+        values.setdefault("reasoning_effort", effort)
+        values.setdefault("enable_thinking", effort != "none")
+    grammar = await read_grammar(form[0], llm, limits, form[1])
+    if grammar is not None:
+        if choice.forced:
+            problem = f"forces a call, and {form[0].name(form[1])} describes a text: leave one of them out"
+            raise fields.refuse("tool_choice", problem)
+        values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
+    given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
+    make = partial(prompt_of, llm, values=values, continue_final=continue_final, **given)
+    prompt = await prompt_in_place(make, messages)
+    return prompt, await calls_grammar(choice, llm, prompt, limits) if grammar is None else grammar
