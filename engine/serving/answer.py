@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from engine.llm import LLM
 
 MERGED = 16
-"""Tokens that wait for a slow client before they are sent together; up to then each is sent by itself."""
+"""Tokens that wait for a slow client before they are sent together; up to then each is sent by itself, and with
+log-probabilities always."""
 
 
 @dataclass
@@ -153,7 +154,8 @@ class Answer(Listener):
             ended(self)
 
     def _next(self) -> Delta:
-        n = 1 if len(self._tokens) < MERGED else len(self._tokens)
+        # The log-probabilities of a token go with the events of this token.
+        n = 1 if self._with_logprobs or len(self._tokens) < MERGED else len(self._tokens)
         ids = [self._tokens.popleft() for _ in range(n)]
         request = self.generation.request
         if request.paused and len(self._tokens) < self._backlog // 2:

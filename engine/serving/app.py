@@ -34,6 +34,9 @@ from engine.serving.openai.completions import completions
 from engine.serving.openai.embeddings import embeddings
 from engine.serving.openai.models import list_models, show_model
 from engine.serving.openai.shapes import error_response
+from engine.serving.responses.input_tokens import input_tokens
+from engine.serving.responses.responses import responses
+from engine.serving.responses.stored import stored
 from engine.serving.served import Models, Spec
 from engine.serving.state import State
 from engine.serving.streams import Disconnected
@@ -98,6 +101,11 @@ def routes() -> list[Route]:
     """All routes."""
     return [
         Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
+        Route("/v1/responses", answered(responses, error_response), methods=["POST"]),
+        Route("/v1/responses/input_tokens", answered(input_tokens, error_response), methods=["POST"]),
+        Route("/v1/responses/{id}", answered(stored, error_response), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/cancel", answered(stored, error_response), methods=["POST"]),
+        Route("/v1/responses/{id}/input_items", answered(stored, error_response)),
         Route("/v1/messages", answered(messages, ErrorResponse), methods=["POST"]),
         Route("/v1/messages/count_tokens", answered(count_tokens, ErrorResponse), methods=["POST"]),
         Route("/v1/completions", answered(completions, error_response), methods=["POST"]),

@@ -1,0 +1,1 @@
+"""OpenAI's Responses, stateless: every request brings the whole conversation."""
