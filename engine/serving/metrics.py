@@ -79,12 +79,12 @@ class Metrics:
 
     def begin(self, model: str, answer: Answer) -> None:
         """Count the tokens of an answer when they arrive, and how it ended."""
-        generated = self._generated.labels(model)
+        generated, gap = self._generated.labels(model), self._gap.labels(model)
 
         def on_tokens(answer: Answer, n: int, now: float) -> None:
             generated.inc(n)
             if answer.first_token:
-                self._gap.labels(model).observe(now - answer.latest_token)
+                gap.observe(now - answer.latest_token)
             else:
                 self._first.labels(model).observe(now - answer.created)
 

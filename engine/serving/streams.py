@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, NamedTuple, TypeVar
@@ -104,58 +105,54 @@ class Stream(Response):
         self.status_code = 200
         self.media_type = framing.media_type
         self.background = None
+        #: Whether a text is being sent, and since when, or when the latest one was.
+        self._sending, self._since = False, time.monotonic()
         # Without it a proxy may collect the whole answer before it passes it on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer, watcher = asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_left(receive))
+        work = (self._write(send), self._tend(send), _left(receive))
+        writer, tender, watcher = tasks = [asyncio.ensure_future(each) for each in work]
         try:
-            await asyncio.wait({writer, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (writer, watcher):
+            for each in tasks:
                 each.cancel()
-            results = await asyncio.gather(writer, watcher, return_exceptions=True)
+            _, tended, _ = await asyncio.gather(writer, tender, watcher, return_exceptions=True)
             await self.held.aclose()
-        if isinstance(results[0], TimeoutError):
+        if isinstance(tended, TimeoutError):
             log.info("a client that read nothing for %g seconds was disconnected", self.patience)
-            raise results[0]
+            raise tended
 
     async def _write(self, send: Send) -> None:
-        async def put(text: str, more: bool = True) -> None:
-            async with asyncio.timeout(self.patience):
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
-
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # One task computes and this one sends, so that silence can be filled without a cancellation in between.
-        queue: asyncio.Queue[str | None] = asyncio.Queue(1)
-        producer = asyncio.ensure_future(self._produce(queue))
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout(PING_SECONDS):
-                        text = await queue.get()
-                except TimeoutError:
-                    await put(self.ping)
-                    continue
-                if text is None:
-                    break
-                await put(text)
-            await put("", more=False)
-        finally:
-            producer.cancel()
-            await asyncio.gather(producer, return_exceptions=True)
-
-    async def _produce(self, queue: asyncio.Queue[str | None]) -> None:
         try:
             async with aclosing(self.content) as content:  # type: ignore[type-var]
                 async for text in content:
-                    await queue.put(text)
+                    await self._put(send, text)
         except Exception as error:
             refusal = refusal_of(error)
             if refusal.status == 500:
                 log.exception("an answer failed")
-            await queue.put(self.failed(refusal))
-        await queue.put(None)
+            await self._put(send, self.failed(refusal))
+        await self._put(send, "", more=False)
+
+    async def _put(self, send: Send, text: str, more: bool = True) -> None:
+        self._sending, self._since = True, time.monotonic()
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+        self._sending, self._since = False, time.monotonic()
+
+    async def _tend(self, send: Send) -> None:
+        """Fill silence, and raise TimeoutError when a client has read nothing for too long.  One task looks at the time now
+        and then: a timer for each text would take longer than the text."""
+        while True:
+            left = self._since + (self.patience if self._sending else PING_SECONDS) - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(min(left, self.patience, PING_SECONDS))
+            elif self._sending:
+                raise TimeoutError
+            else:
+                await self._put(send, self.ping)
 
 
 async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta]]:

@@ -74,12 +74,3 @@ def _join(message: Message, more: Message) -> None:
             message[name] = "\n".join(texts)
     if "tool_calls" in more:
         message["tool_calls"] = [*message.get("tool_calls", ()), *more["tool_calls"]]
-
-
-def refuse_tools(fields: Fields, limits: Limits) -> None:
-    """Refuse tools that are no functions."""
-    for tool in fields.objects("tools", limits.tools, "--tools"):
-        kind = tool.required_text("type")
-        if kind != "function":
-            problem = "and this server knows functions only: leave the tool out, or describe it as a function"
-            raise tool.refuse("type", f"is {kind[:40]!r}, {problem}")

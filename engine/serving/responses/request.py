@@ -15,7 +15,7 @@ from engine.serving.answer import Ask
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.openai.prompt import read_prompt
-from engine.serving.responses.conversation import read_messages, refuse_tools
+from engine.serving.responses.conversation import read_messages
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.tool_choice import read_tool_choice
@@ -77,7 +77,6 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     effort = reasoning.text("effort")
     reasoning.ignore("summary", "generate_summary", "context", "mode")
     messages = read_messages(fields, limits)
-    refuse_tools(fields, limits)
     choice = read_tool_choice(fields, limits)
     try:
         prompt, grammar = await read_prompt(fields, llm, limits, messages, choice, effort=effort, form=(text, "format"))
