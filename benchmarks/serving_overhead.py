@@ -1,7 +1,7 @@
 """What the server adds to the computation: tokens per second and time to the first token, with and without it.
 
-``python -m benchmarks.serving_overhead MODEL.gguf -np 1,16,64`` measures users in this process as ``bitmirror bench -np``
-does, then starts a server with the same model and lets as many clients ask at the same time, each with a connection
+``python -m benchmarks.serving_overhead MODEL.gguf -np 1,16,64`` measures users without a server, as ``bitmirror bench -np``
+does and with all requests at once, then starts a server with the same model and lets as many clients ask at the same time, each with a connection
 of its own and a stream.  Rates count all tokens of prompts and answers over the whole time.
 """
 
@@ -19,6 +19,8 @@ import numpy as np
 
 import engine
 from engine.cli.users import measure
+from engine.decode.request import Request
+from engine.decode.sampler import Sampler, SamplingParams
 
 REPETITIONS = 20
 """Requests whose median time to the first token is reported."""
@@ -45,14 +47,15 @@ def main() -> None:
         while found is None:
             found = re.search(r"http://[\d.]+:(\d+)", server.stderr.readline())
         print(f"{label}: prompts of {args.prompt} tokens, answers of {args.answer}")
-        print("| users | without, tokens/s | with the server | ratio |")
-        print("| ---: | ---: | ---: | ---: |")
+        print("| users | bench, tokens/s | all at once | with the server | of bench | of all at once |")
+        print("| ---: | ---: | ---: | ---: | ---: | ---: |")
         port = int(found[1])
-        for n, rate in zip(users, inside, strict=True):
+        for n, (bench, rate) in zip(users, inside, strict=True):
             for _ in range(2):  # the first time, kernels may be missing
                 seconds, _ = asyncio.run(ask(port, n, args.prompt, args.answer))
             served = n * (args.prompt + args.answer) / seconds
-            print(f"| {n} | {rate:.0f} | {served:.0f} | {served / rate:.1%} |", flush=True)
+            ratios = f"{served / bench:.1%} | {served / rate:.1%}"
+            print(f"| {n} | {bench:.0f} | {rate:.0f} | {served:.0f} | {ratios} |", flush=True)
         firsts = [asyncio.run(ask(port, 1, args.prompt, 1))[1][0] for _ in range(REPETITIONS)]
         print(f"\nfirst token: {1e3 * first:.2f} ms without, {1e3 * float(np.median(firsts)):.2f} ms with the server")
     finally:
@@ -60,16 +63,33 @@ def main() -> None:
         server.wait()
 
 
-def without(model: Path, users: list[int], n_prompt: int, n_gen: int, device: str) -> tuple[str, list[float], float]:
-    """The device, tokens per second for each number of users, and the median time to a first token in seconds."""
+def without(
+    model: Path, users: list[int], n_prompt: int, n_gen: int, device: str
+) -> tuple[str, list[tuple[float, float]], float]:
+    """The device; tokens per second for each number of users, as the bench measures them and if all ask at once for prompt
+    and answer; and the median time to a first token in seconds."""
     llm = engine.load(model, n_ctx=n_prompt + n_gen, parallel=max(users), device=device)
     rates = []
     for n in users:
         for _ in range(2):
             found = measure(llm, "", n, n_prompt, n_gen)
-        rates.append(found.per_second)
+            seconds = at_once(llm, n, n_prompt, n_gen)
+        rates.append((found.per_second, n * (n_prompt + n_gen) / seconds))
     firsts = [measure(llm, "", 1, n_prompt, 2).first_s for _ in range(REPETITIONS)]
     return llm.model.ops.label, rates, float(np.median(firsts))
+
+
+def at_once(llm: engine.LLM, n: int, n_prompt: int, n_gen: int) -> float:
+    """Seconds until ``n`` requests that are submitted at once have their answers."""
+    rng, n_vocab = np.random.default_rng(), llm.config.n_vocab
+    llm.reset()
+    begun = time.perf_counter()
+    for _ in range(n):
+        greedy = Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab)
+        llm.scheduler.submit(Request(rng.integers(1000, 4000, n_prompt).tolist(), greedy, n_gen))
+    while llm.scheduler.step():
+        pass
+    return time.perf_counter() - begun
 
 
 async def ask(port: int, n: int, n_prompt: int, n_gen: int) -> tuple[float, list[float]]:

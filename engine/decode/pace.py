@@ -47,21 +47,23 @@ class Pace:
         mean = self._piece.get(rows, piece)
         self._piece[rows] = mean + WEIGHT * (piece - mean)
 
-    def pieces(self, rows: int, total: int) -> int:
+    def pieces(self, rows: int, total: int, crowd: float) -> int:
         """The number of pieces to read at once, of the ``total`` ones of a part of ``rows`` tokens, at least 1: as many as
-        take their share of time, and at most twice as many as before."""
+        take their share of time, and at most twice as many as before; crowd: how many prompts there are per answer that
+        waits, at least 1."""
         count, piece = max(1, total // UNKNOWN), self._piece.get(rows)
         if piece is not None:
             most = 2 * self._latest.get(rows, total)
-            count = max(1, min(total, most, int(SHARE * self._step / piece) if piece else most))
+            count = max(1, min(total, most, int(SHARE * crowd * self._step / piece) if piece else most))
         self._latest[rows] = count
         return count
 
-    def part(self, left: int, most: int) -> int:
+    def part(self, left: int, most: int, crowd: float) -> int:
         """The number of tokens to read at once in one piece, of the ``left`` ones of a prompt and at most ``most``: a power
-        of two, so that few programs serve all parts; 16, or as many as have not taken more than their share of time."""
+        of two, so that few programs serve all parts; 16, or as many as have not taken more than their share of time; crowd:
+        how many prompts there are per answer that waits, at least 1."""
         most = 1 << (min(left, most).bit_length() - 1)
-        size, share = min(most, STEP_ROWS), SHARE * self._step
+        size, share = min(most, STEP_ROWS), SHARE * crowd * self._step
         while size < most and self._piece.get(size, math.inf) <= share / 2:
             size *= 2
         while size > STEP_ROWS and self._piece.get(size, 0.0) > share:

@@ -301,7 +301,7 @@ class Scheduler:
             # A power of two, so that few recordings serve all parts.
             rows = ops.next_rows(1 << (min(left, ops.max_rows).bit_length() - 1))
         else:
-            rows = self._pace.part(left, ops.max_rows)
+            rows = self._pace.part(left, ops.max_rows, self._crowd)
         n_logits = rows if request.scored else int(first + rows == total and not request.begun)
         assert request.slot is not None
         return self._reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)
@@ -310,7 +310,7 @@ class Scheduler:
         """Start pieces of a part: all of them, or as many as those who wait for their next token should wait for."""
         rows, count = len(part.tokens), part.pieces
         if self._beside:
-            count = self._pace.pieces(rows, count)
+            count = self._pace.pieces(rows, count, self._crowd)
         try:
             started = part.advance(count)
         except BaseException:
@@ -443,6 +443,13 @@ class Scheduler:
             request.turn = self._passes
         self._flights.append(Flight(steps, requests, self._pace.started()))
         return True
+
+    @property
+    def _crowd(self) -> float:
+        """How many prompts are to be read per answer that runs, at least 1: a step of few answers takes about as long as one
+        of many, so the more prompts there are, the sooner they should be read."""
+        running = sum(request.run is not None for request in self._active)
+        return max(1.0, sum(request.reading for request in self._active) / max(1, running))
 
     @property
     def _most_flights(self) -> int:
