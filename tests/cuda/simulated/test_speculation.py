@@ -175,6 +175,35 @@ def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
     assert other.ids == expected
 
 
+@pytest.mark.thorough
+def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers with grammars and without, alone and together, with drafts of the own layer and without, are those of the CPU;
+    the device chooses all tokens but the first."""
+    pytest.importorskip("llguidance", reason="grammars need the extra serve")
+    monkeypatch.setattr(loop, "MEASURED", 0)
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=3, draft_max=2) for device in ("cpu", "cuda"))
+    monkeypatch.setattr(gpu.scheduler._host, "start", None)
+    asked: list[dict[str, Any]] = [
+        {"grammar": engine.Grammar.regex("[a-z]{2,5}"), "temperature": 0},
+        {"ignore_eos": True, "temperature": 0.8, "seed": 5},
+        {
+            "grammar": engine.Grammar.json_schema({"type": "integer"}),
+            "temperature": 0.9,
+            "seed": 2,
+            "repeat_penalty": 1.2,
+        },
+    ]
+    plain = SpeculationParams(enabled=False)
+    expected = [cpu.complete(PROMPT, max_tokens=5, speculation=plain, **options).ids for options in asked]
+    for speculation in (plain, SpeculationParams()):
+        given: dict[str, Any] = {"max_tokens": 5, "speculation": speculation}
+        assert [gpu.complete(PROMPT, **given, **options).ids for options in asked] == expected
+        live = answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
+        while live:
+            live = [answer for answer in live if next(answer, None) is not None]
+        assert [answer.ids for answer in answers] == expected
+
+
 # --- several answers ---------------------------------------------------------------------------------------------
 
 
