@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor
 
 
-PATIENCE = 5e-4
+PATIENCE = 1e-3
 """Seconds after which several threads compute the masks that are still missing.  Most masks take less time than to wake a
 thread."""
 

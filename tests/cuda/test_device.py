@@ -838,11 +838,12 @@ def test_answers_with_grammars(drafted: Any, draft: str, temperature: float) -> 
         engine.Grammar.regex(r"(.|\n)*"),
         engine.Grammar.regex("[a-f]{3,30}"),
     ]
+    ways: list[dict[str, Any]] = [{"enabled": False}, {}, {"lookup": True}]
     launched: list[str] = []
     for seed, grammar in enumerate(grammars):
         options: dict[str, Any] = {"grammar": grammar, "max_tokens": 60, "temperature": temperature, "seed": seed}
         expected = cpu.complete(PROMPTS[0], speculation=SpeculationParams(enabled=False), **options).ids
-        for params in ({"enabled": False}, {}, {"lookup": True}):
+        for params in ways:
             launched.clear()
             on_gpu.model.ops.device.on_launch = launched.append
             answer = on_gpu.complete(PROMPTS[0], speculation=SpeculationParams(**params), **options)
