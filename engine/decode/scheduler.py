@@ -274,8 +274,9 @@ class Scheduler:
                 part = request.part = request.part or self._part(request, first, total)
                 if part.left:
                     self._advance(request, part)
-                    if part.left or (part.n_logits and self._beside):
-                        return  # to wait for logits, let a step be started before
+                    # To wait for logits, let a step be started before, unless it uses the memory of this pass.
+                    if part.left or (part.n_logits and self._beside and part.pieces > 1):
+                        return
                 request.part, logits = None, part.finish(self._beside)
                 if request.scored:
                     self._score(request, first, logits)

@@ -28,7 +28,7 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.layout import remembered
 from tests.cuda.simulated.device import SimulatedDevice
-from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Party
+from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Device, Party
 
 SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
 PROMPT = [3, 7, 11, 3, 7]
@@ -119,6 +119,19 @@ def test_to_the_end_of_the_context(pair: Pair) -> None:
     assert len(found.prompt_ids) + len(found.ids) == 12
     again = gpu.complete(PROMPT, temperature=0, ignore_eos=True, speculation=SpeculationParams(enabled=False))
     assert again.ids == expected.ids
+
+
+def test_a_prompt_of_one_token_beside_an_answer(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are read before the next step of the answer, which is the same pass, overwrites them."""
+    monkeypatch.setattr(backend, "Device", Device)
+    cpu, gpu = (engine.load(files[0], device=device, n_ctx=24, parallel=2) for device in ("cpu", "cuda"))
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    expected = [cpu.complete(prompt, max_tokens=n, **options).ids for prompt, n in ((PROMPT, 12), ([225], 2))]
+    one = gpu.generate(PROMPT, max_tokens=12, **options)
+    next(one)
+    other = gpu.complete([225], max_tokens=2, **options)
+    "".join(one)
+    assert [one.ids, other.ids] == expected
 
 
 # --- a layer of the model itself ---------------------------------------------------------------------------------
