@@ -117,7 +117,7 @@ class Context(Reader):
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
         device."""
-        return sampler.matcher is None and self.model.ops.can_sample(sampler.params)
+        return self.model.ops.can_sample(sampler.params)
 
     # --- saved states ------------------------------------------------------------------------------------------
 

@@ -37,11 +37,28 @@ class Answer:
     finish: str | None = None
 
 
-def asks(llm: engine.LLM, count: int, seed: int, longest: int, drafts: bool = True) -> list[Ask]:
-    """Random requests, many of which begin alike, with prompts of up to ``longest`` tokens."""
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {}},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def asks(
+    llm: engine.LLM, count: int, seed: int, longest: int, drafts: bool = True, grammars: bool = False
+) -> list[Ask]:
+    """Random requests, many of which begin alike, with prompts of up to ``longest`` tokens; grammars: half of them have a
+    grammar."""
     rng = np.random.default_rng(seed)
     n_vocab = llm.config.n_vocab
     texts = [rng.integers(0, n_vocab, longest).tolist() for _ in range(3)]
+    regex, schema = engine.Grammar.regex, engine.Grammar.json_schema
+    given = [schema(PERSON), regex(r"(.|\n)*"), regex("[a-f]{2,30}")] if grammars else []
     found = []
     for _ in range(count):
         ids = texts[int(rng.integers(3))][: int(rng.integers(1, longest + 1))]
@@ -68,6 +85,8 @@ def asks(llm: engine.LLM, count: int, seed: int, longest: int, drafts: bool = Tr
                 options["speculation"] = engine.SpeculationParams(enabled=False)
         else:
             options["speculation"] = engine.SpeculationParams(enabled=False)
+        if given and rng.random() < 0.5:
+            options["grammar"] = given[int(rng.integers(len(given)))]
         found.append(Ask(ids, options, int(rng.integers(1, 9)) if rng.random() < 0.2 else None))
     return found
 
@@ -142,6 +161,7 @@ def main() -> None:
     parser.add_argument("-np", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cpu", type=int, default=40, help="requests that are also computed on the CPU")
+    parser.add_argument("--grammars", action="store_true", help="half of the requests have a grammar")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
 
@@ -156,7 +176,7 @@ def main() -> None:
             path, started = file(target), time.perf_counter()
             load = partial(engine.load, path, **given)
             with load(device=args.device) as one:
-                wanted = asks(one, args.n, 1, 200)
+                wanted = asks(one, args.n, 1, 200, grammars=args.grammars)
                 expected = [alone(one, ask) for ask in wanted]
             with load(device="cpu") as cpu:
                 on_cpu = [alone(cpu, ask) for ask in wanted[: args.cpu]]

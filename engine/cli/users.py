@@ -12,6 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from engine.decode.request import Request
+    from engine.grammar.grammar import Grammar
     from engine.llm import LLM
 
 
@@ -65,27 +66,45 @@ class Users:
         return asdict(self) | {name: round(getattr(self, name), 6) for name in rates}
 
 
-def measure(llm: "LLM", name: str, n_users: int, n_prompt: int, n_gen: int, drafts: bool = False) -> Users:
+def measure(
+    llm: "LLM",
+    name: str,
+    n_users: int,
+    n_prompt: int,
+    n_gen: int,
+    drafts: bool = False,
+    grammars: Sequence["Grammar | None"] = (),
+) -> Users:
     """Let ``n_users`` users ask at the same time, with random prompts; the answers are the likeliest tokens.  All prompts are
-    read before the answers go on after their first tokens, as in llama-batched-bench."""
+    read before the answers go on after their first tokens, as in llama-batched-bench.  grammars: of the answers of the first
+    users, which end only where nothing else is permitted."""
     from engine.decode.request import Request
     from engine.decode.sampler import Sampler, SamplingParams
+    from engine.grammar.matcher import Matcher
     from engine.speculative.loop import Speculation
     from engine.speculative.params import SpeculationParams
 
     rng, n_vocab = np.random.default_rng(n_users), llm.config.n_vocab
     llm.reset()
 
-    def request(ids: list[int], count: int, begun: bool) -> Request:
-        greedy = Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab)
+    def sampler(i: int) -> Sampler:
+        grammar = grammars[i] if i < len(grammars) else None
+        matcher = None if grammar is None else Matcher(grammar, llm.tokenizer, n_prompt, ends_late=True)
+        return Sampler(SamplingParams(temperature=0.0, seed=0), n_vocab, matcher)
+
+    samplers = [sampler(i) for i in range(n_users)]
+
+    def request(greedy: Sampler, ids: list[int], count: int, begun: bool) -> Request:
         source = Speculation(SpeculationParams(), greedy, llm.draft, llm.n_bytes_read) if drafts and begun else None
         return Request(ids, greedy, count, source, begun=begun)
 
     prompts = [rng.integers(0, n_vocab, n_prompt, dtype=np.int32).tolist() for _ in range(n_users)]
-    asked, begun = [request(ids, 1, False) for ids in prompts], time.perf_counter()
+    asked = [request(own, ids, 1, False) for own, ids in zip(samplers, prompts, strict=True)]
+    begun = time.perf_counter()
     firsts = [own[0] - begun for own in _times(llm, asked)]
     prompt_s = time.perf_counter() - begun
-    answers = [request([*ids, first.items[0][0]], n_gen - 1, True) for ids, first in zip(prompts, asked, strict=True)]
+    given = zip(samplers, prompts, asked, strict=True)
+    answers = [request(own, [*ids, first.items[0][0]], n_gen - 1, True) for own, ids, first in given]
     begun = time.perf_counter()
     times = _times(llm, answers)
     answer_s = time.perf_counter() - begun

@@ -28,6 +28,7 @@ from engine.cuda import (
     embed,
     mtp,
     per_layer,
+    permit,
     rms_norm,
     sample,
     softcap,
@@ -234,6 +235,8 @@ class Backend(CompressedOperations):
     ) -> SplitPass:
         """A pass whose inputs are in place."""
         wide = batch.rows > STEP_ROWS
+        if not wide and self._steps is not None:
+            self._steps.choose()  # this pass overwrites what the choice reads
         if wide and self._split is not None:
             self._split.finish()
         rows, asked = batch.rows, n_logits
@@ -306,6 +309,7 @@ class Backend(CompressedOperations):
                 kernels.update(dict.fromkeys(launch.kernel for launch in plan.launches))
         for greedy in (True, False):
             kernels.update(dict.fromkeys(sample.DeviceSampler.kernels(greedy, True)))
+        kernels[permit.permit(permit.THREADS)] = None
         kernels.update(dict.fromkeys(drafting_kernels()))
         return self._needed.setdefault(model, list(kernels))
 

@@ -93,6 +93,9 @@ _TEMPERATURE, _TOP_P, _LOG_MIN_P = map(_word, ("temperature", "top_p", "log_min_
 _REPEAT, _FREQUENCY, _PRESENCE = map(_word, ("repeat", "frequency", "presence"))
 _TOP_K, _LAST_N, _N_BIAS, _BIAS_IDS, _BIAS = map(_word, ("top_k", "last_n", "n_bias", "bias_ids", "bias"))
 
+FINITE = u64(0x00800000) << u64(32)
+"""The smallest key of a logit above -inf."""
+
 _BATCH = 8  # loads of a lane in flight at once; 8 x 1024 lines are 262144 logits
 _IN_GROUPS, _FOUND, _ABOVE = 0, 1, 2  # counters of draw
 
@@ -324,6 +327,7 @@ def draw(groups: int, keep: bool) -> KernelCode:
 
         # A bound that at least k of the maxima reach, and not many more.
         mine = best[row * groups + thread]
+        finite = I(cuda.syncthreads_count(I(mine >= FINITE)))
         least = u64(0)
         count = min(I((n_vocab + 31) >> 5), I(groups))
         enough = I(k + (k >> 2) + 8)
@@ -335,6 +339,9 @@ def draw(groups: int, keep: bool) -> KernelCode:
                 least = middle
                 count = reached
             bit -= 1
+        # A mask leaves -inf nearly everywhere.  It is never drawn beside another logit, so it need not be collected.
+        if not keep and finite > 0:
+            least = max(least, FINITE)
 
         # The keys that reach it, in any order.
         cuda.syncthreads()
@@ -368,6 +375,7 @@ def draw(groups: int, keep: bool) -> KernelCode:
 
         # The first k of them, sorted.
         n = counters[_FOUND]
+        k = min(k, n)
         if thread < n:
             key = keys[thread]
             rank = I(0)
@@ -496,11 +504,14 @@ def pack_params(sampler: Sampler, p_accept: float = 0.0) -> np.ndarray:
     return packed
 
 
-def token_of(word: int) -> int:
-    """The token that was found; raises the error that ``Sampler.sample`` raises for such logits."""
+def token_of(word: int, sampler: Sampler | None = None) -> int:
+    """The token that was found; raises the error that ``Sampler.sample`` of this sampler raises for such logits."""
     word = int(word)
     if word < 0:
-        host._check_largest({NAN: math.nan, INFINITE: math.inf, BANNED: -math.inf}[word])
+        largest = {NAN: math.nan, INFINITE: math.inf, BANNED: -math.inf}[word]
+        if sampler is not None:
+            sampler._check(largest)
+        host._check_largest(largest)
     return word
 
 
@@ -559,6 +570,7 @@ class DeviceSampler:
         self.step = device.allocate(4 * n_slots, "the number of steps")
         #: The number of results of each slot that have been taken.
         self.taken = [0] * n_slots
+        self._samplers: list[Sampler | None] = [None] * n_slots
         self._lists: list[Buffer] = []
 
     @property
@@ -589,24 +601,29 @@ class DeviceSampler:
         self._device.write(self.step.address + 4 * slot, np.zeros(1, np.int32))
         self.ring[slot] = EMPTY
         self.taken[slot] = 0
+        self._samplers[slot] = sampler
 
-    def _next(self, slot: int) -> np.ndarray:
-        """The part of a slot's ring for the next result."""
+    def _next(self, slot: int, later: int = 0) -> np.ndarray:
+        """The part of a slot's ring for the next result, or for a later one."""
         ring = self.ring[slot]
-        return ring[self.taken[slot] % len(ring)]
+        return ring[(self.taken[slot] + later) % len(ring)]
 
-    def ready(self, slot: int = 0) -> bool:
-        """Whether the result of the next step of a slot has arrived."""
-        return bool(self._next(slot)[0] != EMPTY)
+    def ready(self, slot: int = 0, later: int = 0) -> bool:
+        """Whether the result of the next step of a slot has arrived, or of the step ``later`` steps after that."""
+        return bool(self._next(slot, later)[0] != EMPTY)
+
+    def words(self, slot: int, later: int = 0) -> list[int]:
+        """The tokens of that step, once :meth:`ready`, without taking them; a negative one could not be chosen."""
+        part = self._next(slot, later)
+        return part[1 : 1 + int(part[0])].tolist()  # type: ignore[no-any-return]
 
     def take(self, slot: int = 0) -> list[int]:
         """The tokens of the next step of a slot, once :meth:`ready`; frees its part of the ring.  Raises what
         ``Sampler.sample`` raises if one could not be chosen; the tokens before it are lost."""
-        part = self._next(slot)
-        words = part[1 : 1 + int(part[0])].tolist()
-        part[0] = EMPTY
+        words = self.words(slot)
+        self._next(slot)[0] = EMPTY
         self.taken[slot] += 1
-        return [token_of(word) for word in words]
+        return [token_of(word, self._samplers[slot]) for word in words]
 
     @staticmethod
     def kernels(greedy: bool, with_edit: bool, mode: str = "exact", accept: bool = True) -> list[Specialization]:

@@ -94,6 +94,11 @@ class Request:
         return self.on_logits is not None and not self.begun
 
     @property
+    def masked(self) -> bool:
+        """Whether a grammar decides which tokens may come next."""
+        return self.sampler.matcher is not None
+
+    @property
     def target(self) -> list[int]:
         """What its sequence must hold before the next token can be chosen: all known tokens, or all but the certain one."""
         return self.known[:-1] if self.begun else self.known

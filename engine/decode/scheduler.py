@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engine.cache.pages import NoPages
-from engine.decode.groups import next_group
+from engine.decode.groups import adapts, next_group
 from engine.decode.pace import Pace
 from engine.decode.part import Part
 from engine.decode.request import Item, Request
@@ -35,6 +35,9 @@ AHEAD_TOKENS = 16
 
 PATIENCE = 0.5
 """Seconds after which an answer whose tokens nobody fetches gives its slot to one that has none."""
+
+AHEAD_MASKED = 2
+"""Steps in flight of answers with a grammar: the mask of a step needs the token of the one before."""
 
 POLL_SECONDS = 1e-3
 """The time, in seconds, that a thread sleeps while it waits for others to fetch their tokens."""
@@ -271,8 +274,9 @@ class Scheduler:
                 part = request.part = request.part or self._part(request, first, total)
                 if part.left:
                     self._advance(request, part)
-                    if part.left or (part.n_logits and self._beside):
-                        return  # to wait for logits, let a step be started before
+                    # To wait for logits, let a step be started before, unless it uses the memory of this pass.
+                    if part.left or (part.n_logits and self._beside and part.pieces > 1):
+                        return
                 request.part, logits = None, part.finish(self._beside)
                 if request.scored:
                     self._score(request, first, logits)
@@ -375,7 +379,8 @@ class Scheduler:
         """What computes the steps of an answer: the device, unless it cannot choose its tokens."""
         run, ops = request.run, self._model.ops
         assert run is not None
-        on_host = request.with_logits or run.params.sequential or run.sampler.matcher is not None
+        # What drafts are drawn from takes a grammar into account, and the host draws them.
+        on_host = request.with_logits or run.params.sequential or (request.masked and not adapts(request))
         if on_host or not ops.can_sample(run.sampler.params):
             return self._host
         if self._device is None:
@@ -406,14 +411,19 @@ class Scheduler:
         ahead = 1 if steps is self._host else steps.ahead
         if any(r.reading for r in self._active):
             ahead = min(ahead, self._most_flights)
+        if any(r.masked for r in together):
+            ahead = min(ahead, AHEAD_MASKED)
         if len(self._flights) >= ahead:
             return False
-        rides, requests, flights, rows = [], [], [], 0
-        for i, request in enumerate(together):
+        rides: list[Ride] = []
+        requests, flights, rows = [], [], 0
+        for i, request in enumerate(sorted(together, key=lambda request: request.masked)):
             run = request.run
             assert run is not None
             # Each may draft as much as the others, and what those before it have left.
             room = STEP_ROWS * (i + 1) // len(together) - rows - 1
+            if request.masked and any(ride.proposal.device_draft is not None for ride in rides):
+                room = 0  # drafts of the device replace those of the host, and masks cannot be made for them
             try:
                 with self._reader.reserved(PROCESSOR):
                     following = run.following(steps, room)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from engine.grammar.messages import problem
 from engine.grammar.tokens import tokens_of
 from engine.limits import STEP_ROWS
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
 """One bit per token, the lowest bit of the first word for token 0, int32 [words]: 1 if the token is permitted."""
@@ -44,6 +47,11 @@ class Matcher:
         #: The mask after these, once it is known.
         self._mask: Mask | None = None
 
+    @property
+    def words(self) -> int:
+        """The number of words of a mask."""
+        return self._tokens.words
+
     @cached_property
     def ahead(self) -> "Matcher":
         """Another matcher of the same answer, for tokens that may turn out differently: drafts.
@@ -59,11 +67,8 @@ class Matcher:
         if not self._follow(tokens):
             return self._tokens.end_mask
         if self._mask is None:
-            mask = np.frombuffer(self._state.compute_bitmask(), np.int32)[: self._tokens.words]
-            self._check()
-            if self._ends_late and (others := mask & ~self._tokens.end_mask).any():
-                mask = others
-            self._mask = mask
+            self.settle(np.frombuffer(self._state.compute_bitmask(), np.int32)[: self._tokens.words])
+        assert self._mask is not None
         return self._mask
 
     def permitted(self, tokens: Sequence[int], drafts: Sequence[int]) -> int:
@@ -81,13 +86,34 @@ class Matcher:
         """The tokens that may follow ``tokens``, prompt included, and those that may follow each of the first drafts that the
         grammar permits; int32 [1 + n, words], n <= the number of drafts.  Raises NoToken as :meth:`mask` does."""
         rows, history = [self.mask(tokens)], list(tokens)
-        for draft in drafts[: self.ahead.permitted(tokens, drafts)]:
+        for draft in drafts[: self.ahead.permitted(tokens, drafts) if drafts else 0]:
             history.append(draft)
             try:
                 rows.append(self.ahead.mask(history))
             except NoToken:  # a limit that the answer itself may not reach
                 break
         return np.stack(rows)
+
+    def following(self, tokens: Sequence[int]) -> "LLMatcher | None":
+        """What computes the mask after ``tokens``, for :meth:`settle`; None if :meth:`mask` need not compute it.  Raises
+        NoToken as :meth:`mask` does.
+
+        The tokens of a step with drafts come several at once.  Their masks are computed all the same, so that the limits of
+        an answer do not depend on its drafts.
+        """
+        passed = self._n_prompt + len(self._followed)
+        if len(tokens) - passed <= STEP_ROWS:
+            for n in range(passed + 1, len(tokens)):
+                self.mask(tokens[:n])
+        return self._state if self._follow(tokens) and self._mask is None else None
+
+    def settle(self, mask: Mask) -> None:
+        """Take the mask, int32 [words], that what :meth:`following` returned has computed.  Raises NoToken if a limit is
+        exceeded."""
+        self._check()
+        if self._ends_late and (others := mask & ~self._tokens.end_mask).any():
+            mask = others
+        self._mask = mask
 
     def _follow(self, tokens: Sequence[int]) -> bool:
         """Move to the end of ``tokens``; returns False if the answer has ended before."""

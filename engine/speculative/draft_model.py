@@ -1,5 +1,6 @@
 """A small model that drafts for a large one with the same vocabulary (Leviathan et al. 2023, Chen et al. 2023)."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -81,7 +82,10 @@ class DraftModel(Source):
             return Proposal()
         whole = sampler.n_vocab == self.llm.config.n_vocab and self.script is None
         if whole and not with_distributions and p_min == 0 and self.llm.can_sample(sampler):
-            return Proposal([token for token, _ in islice(self.llm.decode(known, sampler, count), count)])
+            drafts: list[int] = []
+            with contextlib.suppress(NoToken):  # no error before the target cannot choose one either
+                drafts.extend(token for token, _ in islice(self.llm.decode(known, sampler, count), count))
+            return Proposal(drafts)
         return drafted(self.logits, known, count, sampler, p_min, with_distributions, self.script)
 
     def logits(self, history: list[int]) -> np.ndarray:

@@ -117,8 +117,10 @@ class Speculation:
         return draft.cache.rewind - draft.reads + 1
 
     def _on_device(self, steps: Steps) -> bool:
-        draft = self._draft
-        return draft is not None and self.params.draft_p_min == 0 and draft.reads_all and steps.drafts_here(draft)
+        # The host makes the masks, and so the drafts, of an answer with a grammar.
+        if (draft := self._draft) is None or self._matcher is not None:
+            return False
+        return self.params.draft_p_min == 0 and draft.reads_all and steps.drafts_here(draft)
 
     def passed(self, seconds: float) -> None:
         """Record the end of a plain step."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -514,14 +515,19 @@ SAMPLERS = [
 @pytest.mark.together("sampling")
 @pytest.mark.parametrize("n_vocab", [289, 32000, 151936])
 @pytest.mark.parametrize("ties", [False, True])
-def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
-    """20 tokens of each sampler, each chosen with the ones before it."""
+@pytest.mark.parametrize("permitted", [None, 0.0, 1e-4, 0.5])
+def test_sampling(gpu: Any, n_vocab: int, ties: bool, permitted: float | None) -> None:
+    """20 tokens of each sampler, each chosen with the ones before it; permitted: the share of the vocabulary that a mask
+    permits besides one token."""
+    from engine.cuda.permit import Masks
     from engine.cuda.sample import DeviceSampler, Rows, edits
 
     n_ctx, rng = 64, np.random.default_rng(n_vocab)
-    machine = DeviceSampler(gpu.device, n_vocab, n_ctx)
+    machine, masks = DeviceSampler(gpu.device, n_vocab, n_ctx), Masks(gpu.device, n_vocab)
+    mask = np.zeros(-(-n_vocab // 32), np.int32)
+    matcher: Any = None if permitted is None else SimpleNamespace(mask=lambda history: mask)
     for params in SAMPLERS:
-        sampler = Sampler(params, n_vocab)
+        sampler = Sampler(params, n_vocab, matcher)
         history = [3, 200, 3]
         memory = np.zeros(n_ctx, np.int32)
         memory[:3] = history
@@ -534,6 +540,11 @@ def test_sampling(gpu: Any, n_vocab: int, ties: bool) -> None:
             if ties:
                 logits = np.round(logits)
             row = gpu.upload(logits)
+            if permitted is not None:
+                bits = rng.random(32 * mask.size) < permitted
+                bits[9] = True
+                mask[:] = np.packbits(bits, bitorder="little").view(np.int32)
+                masks.apply(row.address, n_vocab, [(0, mask)])
             rows = Rows(*(array.address for array in (tokens, positions, slots, starts, past)))
             machine.launch(row.address, n_vocab, 1, rows, at.address, params.greedy, edits(params))
             gpu.device.synchronize()
@@ -806,6 +817,40 @@ def test_drafts_change_nothing(drafted: Any, draft: str, temperature: float) -> 
             found = on_gpu.complete(prompt, speculation=params, **options)
             assert (found.ids, found.text) == (expected.ids, expected.text), (prompt, params, found.speculation)
     on_gpu.draft = model
+
+
+@pytest.mark.together("drafts")
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["perfect", "useless"])
+@pytest.mark.begin(-1)
+def test_answers_with_grammars(drafted: Any, draft: str, temperature: float) -> None:
+    """Those of the CPU, without drafts, with drafts of a model and with lookup; the host chooses only the first token."""
+    pytest.importorskip("llguidance", reason="grammars need the extra serve")
+    cpu, on_gpu = drafted[draft]
+    person = {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer"},
+        "tags": {"enum": ["a", ["b"], None]},
+    }
+    schema = {"type": "object", "properties": person, "required": [*person], "additionalProperties": False}
+    grammars = [
+        engine.Grammar.json_schema(schema),
+        engine.Grammar.regex(r"(.|\n)*"),
+        engine.Grammar.regex("[a-f]{3,30}"),
+    ]
+    ways: list[dict[str, Any]] = [{"enabled": False}, {}, {"lookup": True}]
+    launched: list[str] = []
+    for seed, grammar in enumerate(grammars):
+        options: dict[str, Any] = {"grammar": grammar, "max_tokens": 60, "temperature": temperature, "seed": seed}
+        expected = cpu.complete(PROMPTS[0], speculation=SpeculationParams(enabled=False), **options).ids
+        for params in ways:
+            launched.clear()
+            on_gpu.model.ops.device.on_launch = launched.append
+            answer = on_gpu.complete(PROMPTS[0], speculation=SpeculationParams(**params), **options)
+            on_gpu.model.ops.device.on_launch = None
+            assert answer.ids == expected
+            steps = len(answer.ids) - (answer.speculation.accepted if answer.speculation is not None else 0)
+            assert sum(name.startswith("permit") for name in launched) >= steps - 1
 
 
 @pytest.mark.together("drafts")

@@ -26,7 +26,7 @@ from numba import cuda
 
 import engine.cuda
 from engine.cache.types import BLOCK, CACHE_TYPES
-from engine.cuda import compressed_attention, sample
+from engine.cuda import compressed_attention, permit, sample
 from engine.cuda.attention import attend as attention
 from engine.cuda.attention import direct as direct_attention
 from engine.cuda.attention import integer_steps, integer_tile, integer_tiled
@@ -340,6 +340,7 @@ EXAMPLES: dict[str, list[tuple[Any, ...]]] = {
     "maxima": [(sample.GROUPS, sample.WARPS)],
     "mtp_input": [(), (4,)],
     "per_layer_inputs": [(256,), (96,)],
+    "permit": [(permit.THREADS,)],
     "propose": [(False,), (True,)],
     "quantize": [
         (256, "swiglu"),

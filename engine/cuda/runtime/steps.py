@@ -8,11 +8,18 @@ another and to the target.
 
 A pass of one answer has kernels of its own for each number of rows.  Passes of several answers are *mixed*
 (``engine/arrays.py``), and padded to a few numbers of rows.
+
+An answer with a grammar needs a mask for each token, which the host computes from the tokens before it.  So a step with such
+an answer is two graphs: a pass, and the choice of its tokens.  The pass is launched before the token of the step before is
+known, like that of any other step, and the choice when the masks are known, which are computed while the pass runs.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,12 +27,14 @@ from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
 from engine.cuda import accept, sample
+from engine.cuda.permit import Masks
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device, Graph
 from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
-from engine.errors import DeviceError, EngineError
+from engine.errors import DeviceError, EngineError, NoToken
+from engine.grammar.masks import Asked, masks_of
 from engine.ops import AnyOperations, Decoder, Forward
 from engine.speculative.proposal import DeviceDraft
 from engine.speculative.steps import Answering, ModelSteps, Ride, Step
@@ -96,6 +105,35 @@ def kind_of(rides: Sequence[Ride]) -> Kind:
     return Kind(greedy, any(sample.edits(p) for p in params), mode)
 
 
+@dataclass
+class Flight:
+    """A pass whose results have not been taken; masks: by slot, the number of rows that have a mask; the others, of which no
+    token is wanted, forbid everything."""
+
+    rides: list[Ride]
+    masks: dict[int, int] = field(default_factory=dict)
+
+
+class Choice(NamedTuple):
+    """The choice of the tokens of a pass: its graph, and the logits of the rows, one every ``stride``."""
+
+    graph: Graph
+    logits: int
+    stride: int
+
+
+class Graphs(NamedTuple):
+    """The graph of a step; or that of its pass, and the choice of its tokens."""
+
+    graph: Graph
+    choice: Choice | None
+
+
+def masked(ride: Ride) -> bool:
+    """Whether the tokens of an answer are chosen with masks."""
+    return ride.run.sampler.matcher is not None
+
+
 class DeviceSteps(ModelSteps):
     """Steps of one model on one GPU.  Several passes may be started before the results of the first are taken, unless one of
     them has drafts from the host."""
@@ -123,9 +161,14 @@ class DeviceSteps(ModelSteps):
         self._n_layouts = 0
         #: The entries whose rows the next step finds in place: pairs of a slot and a number of rows, 0 for any.
         self._placed: list[tuple[int, int]] = []
-        self._graphs: dict[tuple[Hashable, ...], Graph] = {}
+        self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
-        self._flights: deque[Sequence[Ride]] = deque()
+        self._flights: deque[Flight] = deque()
+        self._masks: Masks | None = None
+        #: The slots of answers that continue elsewhere than the device assumes.
+        self._stray: set[int] = set()
+        #: The choice of the tokens of the latest pass, until their masks are known.
+        self._left: Choice | None = None
 
     def drafts_here(self, draft: DeviceDraft) -> bool:
         """Whether a source computes its drafts as part of a step."""
@@ -141,12 +184,17 @@ class DeviceSteps(ModelSteps):
         write(self._history[slot : slot + 1].address, np.asarray(run.known, np.int32))
         write(self._at[slot : slot + 1].address, np.array([len(run.known) - 1], np.int32))
         self._chooser.begin(run.sampler, run.params.accept, run.params.accept_p_min, slot)
+        self._stray.discard(slot)
         if self._drafting is not None:
             self._drafting.begin(run.sampler, slot)
         self._placed = []
 
     def start(self, rides: Sequence[Ride]) -> None:
         """Launch a pass that reads the last known token and the drafts of each answer."""
+        self.choose()
+        for run, _ in rides:
+            if run.sequence.slot in self._stray:
+                self.begin(run)
         draft = next((r.proposal.device_draft for r in rides if r.proposal.device_draft is not None), None)
         if draft is not None:
             self._follow(draft, rides)
@@ -164,14 +212,52 @@ class DeviceSteps(ModelSteps):
             if draft is not None:
                 draft.reserve(end)
         self._model.cache.publish()
-        graph = self._graph(rides, draft)
+        # The host knows no drafts but its own.
+        assert draft is None or not any(masked(ride) and ride.proposal for ride in rides)
+        graph, choice = self._graph(rides, draft)
         self._place(rides)
-        self._flights.append(rides)
+        self._flights.append(Flight(list(rides)))
         graph.launch()
+        self._left = choice
+
+    def choose(self) -> None:
+        """Launch the choice of the tokens of the latest pass, if it still lacks masks.  Waits for the results of the steps
+        before it, which decide what they are."""
+        if self._left is None:
+            return
+        flight, asked, places, row = self._flights[-1], [], [], 0
+        for ride in flight.rides:
+            tokens = self._certain(ride.run) if masked(ride) else None
+            if tokens is not None:
+                assert ride.run.sampler.matcher is not None
+                asked.append(Asked(ride.run.sampler.matcher, tokens, ride.proposal.tokens))
+                places.append((row, ride.run.sequence.slot))
+            row += 1 + len(ride.proposal)
+        masks = []
+        for (row, slot), (_, _, drafts), found in zip(places, asked, masks_of(asked), strict=True):
+            flight.masks[slot] = len(found)
+            nothing = np.zeros((1 + len(drafts) - len(found), found.shape[1]), np.int32)
+            masks += [(row + i, mask) for i, mask in enumerate([*found, *nothing])]
+        (graph, logits, stride), self._left = self._left, None
+        if self._masks is None:
+            self._masks = Masks(self._device, self._model.config.n_vocab)
+        self._masks.apply(logits, stride, masks)
+        graph.launch()
+
+    def _certain(self, run: Answering) -> list[int] | None:
+        """The tokens of an answer before its last step in flight, once all are there; None if one could not be chosen."""
+        slot, tokens = run.sequence.slot, run.known
+        for later in range(sum(ride.run is run for flight in self._flights for ride in flight.rides) - 1):
+            self._wait(slot, later)
+            words = self._chooser.words(slot, later)
+            if min(words) < 0:
+                return None
+            tokens = tokens + words
+        return tokens
 
     def _under_way(self, run: Answering) -> int:
         """The most tokens that the steps in flight can give to an answer."""
-        return sum(1 + len(ride.proposal) for rides in self._flights for ride in rides if ride.run is run)
+        return sum(1 + len(ride.proposal) for flight in self._flights for ride in flight.rides if ride.run is run)
 
     def _place(self, rides: Sequence[Ride]) -> None:
         """Lay the rows of a pass out, unless they are in place."""
@@ -195,28 +281,40 @@ class DeviceSteps(ModelSteps):
 
     def take(self) -> list[Step]:
         """Wait for the first pass whose results have not been taken, and return them."""
-        rides = self._flights[0]
-        steps = [self._taken(ride) for ride in rides]
+        if self._left is not None:
+            *before, last = self._flights
+            unsettled = {id(ride.run) for flight in before for ride in flight.rides}
+            if not any(masked(ride) and id(ride.run) in unsettled for ride in last.rides):
+                self.choose()  # without waiting
+        flight = self._flights[0]
+        steps = [self._taken(ride, flight) for ride in flight.rides]
         self._flights.popleft()
         return steps
 
-    def _taken(self, ride: Ride) -> Step:
-        run, proposal = ride
-        sequence, slot = run.sequence, run.sequence.slot
+    def _wait(self, slot: int, later: int = 0) -> None:
+        """Wait for the result of the next step of a slot, or of the step ``later`` steps after that."""
         # Without further steps in flight the device would be idle while the host sleeps.
         pause = POLL_SECONDS if len(self._flights) > 1 else 0
-        while not self._chooser.ready(slot):
+        while not self._chooser.ready(slot, later):
             # is_idle raises DeviceError if a kernel has failed.
-            if self._device.is_idle() and not self._chooser.ready(slot):
+            if self._device.is_idle() and not self._chooser.ready(slot, later):
                 raise DeviceError(
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
                 )
             time.sleep(pause)
-        step = Step([])
+
+    def _taken(self, ride: Ride, flight: Flight) -> Step:
+        run, proposal = ride
+        sequence, slot = run.sequence, run.sequence.slot
+        self._wait(slot)
+        words = self._chooser.words(slot)
+        step = Step([*itertools.takewhile(lambda word: word >= 0, words)])
         try:
-            step.tokens = self._chooser.take(slot)
+            self._chooser.take(slot)
         except EngineError as error:
             step.error = error
+        if step.error is not None and masked(ride):
+            step.error = self._refused(run, step, flight.masks.get(slot, 0))
         sequence.claim(sequence.length, 1 + len(proposal))
         if proposal.device_draft is not None and step.tokens:
             proposal.device_draft.keep(run.known, proposal.count, step.tokens, slot)
@@ -225,18 +323,33 @@ class DeviceSteps(ModelSteps):
             sequence.settle()
         return step
 
+    def _refused(self, run: Answering, step: Step, n_masks: int) -> Exception | None:
+        """Why no token could be chosen after those of a step; None if it only lacked a mask: then the next step continues
+        after these."""
+        matcher = run.sampler.matcher
+        if matcher is None or len(step.tokens) < n_masks:
+            return step.error
+        try:
+            matcher.mask(run.known + step.tokens)
+        except NoToken as error:
+            return error
+        self._stray.add(run.sequence.slot)
+        return None if step.tokens else step.error
+
     def end(self, run: Answering) -> None:
         """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
         under_way = self._under_way(run)
         if not under_way:
             return
+        self.choose()
         self._device.synchronize()
         drafts = self._drafting.draft.sequence(run.sequence.slot) if self._drafting is not None else None
         for sequence in (run.sequence, drafts):
             if sequence is not None:
                 sequence.overwrite(len(run.known) - 1 + under_way)
-        kept = ([ride for ride in rides if ride.run is not run] for rides in self._flights)
-        self._flights = deque(rides for rides in kept if rides)
+        for flight in self._flights:
+            flight.rides = [ride for ride in flight.rides if ride.run is not run]
+        self._flights = deque(flight for flight in self._flights if flight.rides)
 
     # --- graphs ------------------------------------------------------------------------------------------------
 
@@ -253,15 +366,15 @@ class DeviceSteps(ModelSteps):
             if not self._under_way(ride.run):
                 draft.catch_up(ride.run.known, ride.run.sequence.slot)
 
-    def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graph:
-        """The graph of a step of these answers."""
-        kind, n = kind_of(rides), len(rides)
+    def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graphs:
+        """The graph of a step of these answers, or, if some have a grammar, its two graphs."""
+        kind, n, apart = kind_of(rides), len(rides), any(map(masked, rides))
         used = sum(1 + len(ride.proposal) for ride in rides)
         rows = used if n == 1 else padded(used)
         count = max(len(ride.proposal) for ride in rides) if draft is not None else 0
         entries = 1 if n == 1 else rows
         drafting = (count, 1 if n == 1 else padded(n), self._drafting.scripted) if self._drafting and count else ()
-        key = (rows, entries, kind, drafting)
+        key = (rows, entries, kind, apart, drafting)
         if key not in self._graphs:
             mixed = n > 1
             self._ops.plan(self._model.compute, rows, rows, None, mixed)
@@ -271,19 +384,24 @@ class DeviceSteps(ModelSteps):
             for kernel in [*kernels, *self._chooser.kernels(*kind)]:
                 self._device.load(kernel)  # before a capture begins
             place = self._rows(rows, mixed)
+            lists = self._drafting.lists(kind.mode) if drafting and self._drafting else None
+            plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
+            assert plan.result is not None
+            logits, stride = plan.result.address, plan.result.shape[-1]
+            where = (logits, stride, rows, place, self._at.address)
+            choose = partial(self._chooser.launch, *where, *kind, draft_lists=lists, n_entries=entries)
             with self._device.capture() as graph:
-                lists = None
                 if drafting and self._drafting:
                     self._drafting.launch(count, drafting[1], place, kind)
-                    lists = self._drafting.lists(kind.mode)
-                plan = self._ops.plan(self._model.compute, rows, rows, None, mixed)
-                assert plan.result is not None
                 self._ops.start(plan)
-                logits, stride = plan.result.address, plan.result.shape[-1]
-                self._chooser.launch(
-                    logits, stride, rows, place, self._at.address, *kind, draft_lists=lists, n_entries=entries
-                )
-            self._graphs[key] = graph
+                if not apart:
+                    choose()
+            graphs = Graphs(graph, None)
+            if apart:
+                with self._device.capture() as choice:
+                    choose()
+                graphs = Graphs(graph, Choice(choice, logits, stride))
+            self._graphs[key] = graphs
         return self._graphs[key]
 
     def _rows(self, rows: int, mixed: bool) -> sample.Rows:

@@ -28,7 +28,7 @@ from engine.synthetic.model import make_model
 from engine.synthetic.shape import Shape
 from engine.verify.layout import remembered
 from tests.cuda.simulated.device import SimulatedDevice
-from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Party
+from tests.cuda.simulated.test_steps import PROMPTS, SAMPLERS, Device, Party
 
 SHAPE = Shape("qwen3", 1, 32, 1, 1, 32, 32, 289, 64, 1e4, 1e-6)
 PROMPT = [3, 7, 11, 3, 7]
@@ -121,6 +121,19 @@ def test_to_the_end_of_the_context(pair: Pair) -> None:
     assert again.ids == expected.ids
 
 
+def test_a_prompt_of_one_token_beside_an_answer(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logits are read before the next step of the answer, which is the same pass, overwrites them."""
+    monkeypatch.setattr(backend, "Device", Device)
+    cpu, gpu = (engine.load(files[0], device=device, n_ctx=24, parallel=2) for device in ("cpu", "cuda"))
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    expected = [cpu.complete(prompt, max_tokens=n, **options).ids for prompt, n in ((PROMPT, 12), ([225], 2))]
+    one = gpu.generate(PROMPT, max_tokens=12, **options)
+    next(one)
+    other = gpu.complete([225], max_tokens=2, **options)
+    "".join(one)
+    assert [one.ids, other.ids] == expected
+
+
 # --- a layer of the model itself ---------------------------------------------------------------------------------
 
 HYBRID = Shape(
@@ -173,6 +186,35 @@ def test_an_answer_that_is_closed_leaves_another_alone(hybrid: Path) -> None:
     one.close()
     list(other)
     assert other.ids == expected
+
+
+@pytest.mark.thorough
+def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers with grammars and without, alone and together, with drafts of the own layer and without, are those of the CPU;
+    the device chooses all tokens but the first."""
+    pytest.importorskip("llguidance", reason="grammars need the extra serve")
+    monkeypatch.setattr(loop, "MEASURED", 0)
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=3, draft_max=2) for device in ("cpu", "cuda"))
+    monkeypatch.setattr(gpu.scheduler._host, "start", None)
+    asked: list[dict[str, Any]] = [
+        {"grammar": engine.Grammar.regex("[a-z]{2,5}"), "temperature": 0},
+        {"ignore_eos": True, "temperature": 0.8, "seed": 5},
+        {
+            "grammar": engine.Grammar.json_schema({"type": "integer"}),
+            "temperature": 0.9,
+            "seed": 2,
+            "repeat_penalty": 1.2,
+        },
+    ]
+    plain = SpeculationParams(enabled=False)
+    expected = [cpu.complete(PROMPT, max_tokens=5, speculation=plain, **options).ids for options in asked]
+    for speculation in (plain, SpeculationParams()):
+        given: dict[str, Any] = {"max_tokens": 5, "speculation": speculation}
+        assert [gpu.complete(PROMPT, **given, **options).ids for options in asked] == expected
+        live = answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
+        while live:
+            live = [answer for answer in live if next(answer, None) is not None]
+        assert [answer.ids for answer in answers] == expected
 
 
 # --- several answers ---------------------------------------------------------------------------------------------

@@ -107,11 +107,11 @@ class OnHost:
         return TABLE[tokens]
 
 
-def alone(i: int) -> list[int]:
+def alone(i: int, sampler: Sampler) -> list[int]:
     """A prompt and its answer up to the end of the context, computed alone, of which the host chooses the tokens."""
     model: Any = OnHost()
     model.sequence.commit(PROMPTS[i][:-1])
-    run = Run(model.sequence, Sampler(SamplingParams(**SAMPLERS[i]), N_VOCAB), PROMPTS[i], N_CTX - len(PROMPTS[i]))
+    run = Run(model.sequence, sampler, PROMPTS[i], N_CTX - len(PROMPTS[i]))
     return [*PROMPTS[i], *(token for token, _ in follow(HostSteps(model), run))]
 
 
@@ -131,6 +131,10 @@ class Party:
         #: The number of tokens of each step of an answer.
         self.sizes: dict[str, list[int]] = {name: [] for name in NAMES}
 
+    def sampler(self, i: int) -> Sampler:
+        """That of an answer."""
+        return Sampler(SamplingParams(**SAMPLERS[i]), self.n_vocab)
+
     def hold(self, sequence: TokenSequence, tokens: list[int]) -> None:
         """Make a sequence hold exactly ``tokens``."""
         raise NotImplementedError
@@ -149,8 +153,7 @@ class Party:
         i, alone = NAMES.index(name), self.alone[name]
         known = alone[: len(PROMPTS[i]) + n]
         self.hold(self.sequence(name), known[:-1])
-        sampler = Sampler(SamplingParams(**SAMPLERS[i]), self.n_vocab)
-        self.runs[name] = Run(self.sequence(name), sampler, known, len(alone) - len(known))
+        self.runs[name] = Run(self.sequence(name), self.sampler(i), known, len(alone) - len(known))
         self.steps.begin(self.runs[name])
 
     def script(self, name: str, wrong: int) -> None:
@@ -212,7 +215,8 @@ class Tables(Party):
 
     def __init__(self, ops: Any, draft: Any = None) -> None:
         model = Table(ops)
-        super().__init__(model, draft(model) if draft else None, [alone(i) for i in range(SLOTS)])
+        self.n_vocab = N_VOCAB
+        super().__init__(model, draft(model) if draft else None, [alone(i, self.sampler(i)) for i in range(SLOTS)])
 
     def hold(self, sequence: TokenSequence, tokens: list[int]) -> None:
         self.model.hold(sequence.slot, tokens)
@@ -404,7 +408,7 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     model: Any = Table(ops, 128)
     draft: Any = draft_model(model)
     steps: Any = ops.steps(model)
-    monkeypatch.setattr(steps, "_graph", lambda *given: SimpleNamespace(launch=lambda: None))
+    monkeypatch.setattr(steps, "_graph", lambda *given: (SimpleNamespace(launch=lambda: None), None))
     rides = []
     for slot, count in ((1, 3), (2, 0)):
         model.hold(slot, [1] * 62)
