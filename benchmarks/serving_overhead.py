@@ -1,8 +1,8 @@
 """What the server adds to the computation: tokens per second and time to the first token, with and without it.
 
 ``python -m benchmarks.serving_overhead MODEL.gguf -np 1,16,64`` measures users without a server, as ``bitmirror bench -np``
-does and with all requests at once, then starts a server with the same model and lets as many clients ask at the same time, each with a connection
-of its own and a stream.  Rates count all tokens of prompts and answers over the whole time.
+does and with all requests at once, then starts a server with the same model and lets as many clients ask at the same time,
+each with a connection of its own and a stream.  Rates count all tokens of prompts and answers over the whole time.
 """
 
 import argparse
