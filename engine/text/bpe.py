@@ -27,6 +27,9 @@ _CASED = (
     rf"|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
 
+LONG = 1 << 14
+"""Characters of a text that takes a while."""
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -184,7 +187,7 @@ class BPE:
         """The ids of ``text``; bytes that the vocabulary cannot express at all are left out."""
         if self.raw:
             return self._encode_raw(text)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._ids(text)
         return ids if self.complete else [id for id in ids if id < self.n_vocab]
 
     def _encode_raw(self, text: str) -> list[int]:
@@ -194,8 +197,15 @@ class BPE:
             if piece[0] == "\n" and piece in self.index:
                 ids.append(self.index[piece])
             else:
-                ids += self.tokenizer.encode(piece, add_special_tokens=False).ids
+                ids += self._ids(piece)
         return ids
+
+    def _ids(self, text: str) -> list[int]:
+        if len(text) < LONG:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+        # The other method stops all threads of the program meanwhile.
+        (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return found.ids  # type: ignore[no-any-return]
 
 
 def _merges(vocabulary: Vocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
