@@ -12,6 +12,7 @@ import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,16 +59,11 @@ class Sampler:
         self._breakers = _breaker_arrays(params.dry_breakers, n_vocab) if params.penalizes_repetitions else ()
         self._temperature = np.float32(max(params.temperature, _LEAST_TEMPERATURE))
         self._log_min_p = np.float32(log(np.float32(params.min_p)))
-        # Untouched memory pages cost nothing, so every array is as long as the vocabulary.
-        self._all_ids = np.arange(n_vocab, dtype=np.int32)
-        self._lists = [(np.zeros(n_vocab, np.float32), np.zeros(n_vocab, np.int32)) for _ in range(2)]
-        self._edited = np.empty(n_vocab, np.float32)
-        self._counts = np.zeros(n_vocab, np.int32)
-        self._weights = np.empty(n_vocab, np.float32)
-        self._scores = np.empty(n_vocab, np.float32)
-        self._partial = np.empty(-(-n_vocab // kernels.CHUNK), np.float32)
-        self._keys = np.empty(n_vocab, np.uint64)
-        self._spare = np.empty(n_vocab, np.uint64)
+
+    @cached_property
+    def _work(self) -> "_Work":
+        # With the first token: answers that wait for others need no memory, and one that a GPU samples never does.
+        return _Work(self.n_vocab)
 
     @property
     def temperature(self) -> np.float32:
@@ -135,19 +131,20 @@ class Sampler:
         window = self._recent(history, p.dry_penalty_last_n if p.penalizes_repetitions else 0)
         if not (self.matcher is not None or self._bias.size or recent.size or window.size):
             return logits
-        np.copyto(self._edited, logits)
+        edited, counts = self._work.edited, self._work.counts
+        np.copyto(edited, logits)
         if self.matcher is not None:
-            kernels.permit(self._edited, self.matcher.mask(history).view(np.uint32))
+            kernels.permit(edited, self.matcher.mask(history).view(np.uint32))
         if self._bias.size:
-            kernels.add_bias(self._edited, self._bias_ids, self._bias)
+            kernels.add_bias(edited, self._bias_ids, self._bias)
         if recent.size:
             penalties = (np.float32(p.repeat_penalty), np.float32(p.frequency_penalty), np.float32(p.presence_penalty))
-            kernels.penalize(self._edited, recent, self._counts, *penalties)
+            kernels.penalize(edited, recent, counts, *penalties)
         if window.size:
             # No repetition is longer than the window, and the kernel takes 64 bits.
             strength = (p.dry_multiplier, p.dry_base, min(p.dry_allowed_length, window.size + 1))
-            dry.penalize_repetitions(self._edited, window, *strength, *self._breakers, self._counts)
-        return self._edited
+            dry.penalize_repetitions(edited, window, *strength, *self._breakers, counts)
+        return edited
 
     def _recent(self, history: Sequence[int], last_n: int) -> npt.NDArray[np.int64]:
         """The last ``last_n`` tokens, checked; -1: all."""
@@ -164,10 +161,11 @@ class Sampler:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], int]:
         """The candidate list: (values, ids, n)."""
         p = self.params
-        values, ids, n = self._edit(logits, history), self._all_ids, self.n_vocab
-        front, back = self._lists
-        sums = (self._weights, self._scores, self._partial)
-        sort = (self._keys, self._spare)
+        work = self._work
+        values, ids, n = self._edit(logits, history), work.all_ids, self.n_vocab
+        front, back = work.lists
+        sums = (work.weights, work.scores, work.partial)
+        sort = (work.keys, work.spare)
         if p.greedy:
             place = int(kernels.argmax(values, n))
             self._check(float(values[place]))
@@ -182,7 +180,7 @@ class Sampler:
             n = kernels.typical(values, ids, n, np.float32(p.typical_p), *sums, *sort, *front)
             (values, ids), front, back = front, back, front
         if p.top_p < 1 and n > 1:
-            n = kernels.top_p(values, ids, n, np.float32(p.top_p), self._weights, self._partial, *sort, *front)
+            n = kernels.top_p(values, ids, n, np.float32(p.top_p), work.weights, work.partial, *sort, *front)
             (values, ids), front, back = front, back, front
         if p.min_p > 0 and n > 1:
             n = kernels.min_p(values, ids, n, self._log_min_p, *front)
@@ -193,7 +191,7 @@ class Sampler:
             and xtc.strikes(np.uint64(self.seed), position, np.float32(p.xtc_probability))
         ):
             threshold = np.float32(p.xtc_threshold)
-            n = xtc.exclude(values, ids, n, threshold, self._weights, self._partial, *front)
+            n = xtc.exclude(values, ids, n, threshold, work.weights, work.partial, *front)
             values, ids = front
         return values, ids, n
 
@@ -202,6 +200,21 @@ class Sampler:
         if largest == -math.inf and self.matcher is not None:
             raise NoToken("logit_bias or a logits processor bans every token that the grammar permits; ban fewer")
         _check_largest(largest)
+
+
+class _Work:
+    """The arrays of a sampler.  Untouched memory pages cost nothing, so every array is as long as the vocabulary."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.all_ids = np.arange(n_vocab, dtype=np.int32)
+        self.lists = [(np.zeros(n_vocab, np.float32), np.zeros(n_vocab, np.int32)) for _ in range(2)]
+        self.edited = np.empty(n_vocab, np.float32)
+        self.counts = np.zeros(n_vocab, np.int32)
+        self.weights = np.empty(n_vocab, np.float32)
+        self.scores = np.empty(n_vocab, np.float32)
+        self.partial = np.empty(-(-n_vocab // kernels.CHUNK), np.float32)
+        self.keys = np.empty(n_vocab, np.uint64)
+        self.spare = np.empty(n_vocab, np.uint64)
 
 
 class Logprobs(NamedTuple):
