@@ -62,6 +62,8 @@ def token_ids(
     prompt: object, wanted: str = "a prompt must be a text or a sequence of token ids (whole numbers)"
 ) -> list[int]:
     """Token ids as plain integers. Raises UsageError, which says what was ``wanted``, for anything else."""
+    if type(prompt) is list and set(map(type, prompt)) == {int}:
+        return prompt.copy()  # there may be a million of them
     if not isinstance(prompt, (bytes, bytearray, Mapping)):
         try:
             # True is 1 to operator.index, but not to people.

@@ -353,14 +353,18 @@ class Reader:
         tokens = token_ids(ids, "token ids must be a sequence of whole numbers, as tokenize() returns them")
         if not tokens:
             raise UsageError("the prompt has no tokens; give some text.")
+        self.check_length(len(tokens))
         if min(tokens) < 0 or max(tokens) >= self.config.n_vocab:
             raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
-        if len(tokens) > self.n_ctx:
+        return np.array(tokens, np.int32)
+
+    def check_length(self, n_prompt: int) -> None:
+        """Raise ContextError if a prompt of so many tokens does not fit into the context."""
+        if n_prompt > self.n_ctx:
             raise ContextError(
-                f"the prompt has {len(tokens)} tokens and the context {self.n_ctx}; "
+                f"the prompt has {n_prompt} tokens and the context {self.n_ctx}; "
                 "shorten the prompt or choose a larger context (-c)."
             )
-        return np.array(tokens, np.int32)
 
     @contextmanager
     def reserved(self, caller: str) -> Iterator[None]:

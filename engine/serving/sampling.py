@@ -63,6 +63,8 @@ def read_logprobs(fields: Fields, limits: Limits) -> int | None:
 
 
 def clamped(most: int | None, llm: LLM, n_prompt: int) -> int:
-    """``max_tokens`` of an answer: no more than the context has room for; None: as many."""
+    """``max_tokens`` of an answer: no more than the context has room for; None: as many.  Raises ContextError if the prompt
+    alone does not fit."""
+    llm.check_length(n_prompt)
     room = max(0, llm.n_ctx - n_prompt)
     return room if most is None else min(most, room)
