@@ -41,9 +41,11 @@ MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""
 
 LIMITS: dict[str, tuple[str, str]] = {
+    "header_seconds": ("X", "most seconds in which the header of a request must arrive"),
     "body_bytes": ("N", "most bytes of a request's body"),
     "body_seconds": ("X", "most seconds in which a body must arrive"),
     "json_depth": ("N", "most levels of nesting in a body"),
+    "json_items": ("N", "most commas and opening brackets in a body, those in texts included"),
     "messages": ("N", "most messages of a conversation"),
     "tools": ("N", "most tools of a request"),
     "stop": ("N", "most stop texts of a request"),

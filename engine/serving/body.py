@@ -59,7 +59,12 @@ def _too_large(limits: Limits) -> Refusal:
 
 
 def parse(data: bytes, limits: Limits) -> Any:
-    """The value of a JSON text.  Raises Refusal if it is none, or nested too deeply."""
+    """The value of a JSON text.  Raises Refusal if it is none, nested too deeply, or of too many values."""
+    n_items = sum(map(data.count, (b",", b"[", b"{")))
+    if n_items > limits.json_items:
+        # The parser lets no other thread run.
+        problem = f"the body has {n_items} commas and opening brackets and this server accepts {limits.json_items}"
+        raise Refusal(f"{problem} (--json-items).", 413)
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_constant)
     except UnicodeDecodeError:

@@ -9,12 +9,17 @@ class Limits:
 
     Attributes
     ----------
+    header_seconds : float
+        Seconds in which the header of a request must arrive.
     body_bytes : int
         Bytes of a body, counted while it is read.
     body_seconds : float
         Seconds in which a body must arrive.
     json_depth : int
         Levels of nesting in a body.
+    json_items : int
+        Commas and opening brackets in a body, those in texts included. About as many values are parsed, during which nothing
+        else is done.
     messages, tools, stop, logit_bias, prompts : int
         Entries of these lists of a request.
     n : int
@@ -31,9 +36,11 @@ class Limits:
         Tokens of an answer that wait to be sent, after which its computation pauses.
     """
 
+    header_seconds: float = 10.0
     body_bytes: int = 8 << 20
     body_seconds: float = 30.0
     json_depth: int = 64
+    json_items: int = 1 << 18
     messages: int = 4096
     tools: int = 128
     stop: int = 16

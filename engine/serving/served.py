@@ -115,6 +115,8 @@ class Models:
         self._names = {name: spec.name for spec in specs for name in (*spec.aliases, spec.name)}
         self._limits = limits
         self._most = most
+        #: Called in a thread when a model has been opened or closed.
+        self.changed: Callable[[], None] = lambda: None
 
     def find(self, name: str | None) -> Entry:
         """The model of a name, which may end in ``:latest`` as Ollama writes it; None or "": the first.  Raises Refusal."""
@@ -173,8 +175,15 @@ class Models:
                 if not await self._make_room(entry):
                     raise
                 continue
+            served = Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
+            await asyncio.to_thread(self._complete, served)
             log.info("%s is open", entry.spec.name)
-            return Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
+            return served
+
+    def _complete(self, served: Served) -> None:
+        """Compute what would delay the first request."""
+        assert served.fingerprint
+        self.changed()
 
     async def _make_room(self, wanting: Entry) -> bool:
         """Close the model that was used least recently, of those that nobody uses; returns whether there was one."""
@@ -198,6 +207,8 @@ class Models:
             if served is not None:
                 await asyncio.to_thread(served.close)
                 log.info("%s is closed", entry.spec.name)
+                del served
+                await asyncio.to_thread(self.changed)
 
     @property
     def n_answers(self) -> int:

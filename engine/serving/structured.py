@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from engine.errors import UsageError
@@ -15,6 +16,9 @@ from engine.serving.limits import Limits
 
 KINDS = ("text", "json_object", "json_schema", "regex", "grammar")
 """The types of ``response_format``: OpenAI's, and a regular expression or a grammar of llguidance (Lark)."""
+
+_TRIALS = ThreadPoolExecutor(1, "grammar")
+"""Where grammars are tried, one after another.  Those that take long delay other grammars, and nothing else."""
 
 
 async def read_grammar(fields: Fields, llm: LLM, limits: Limits, field: str) -> Grammar | None:
@@ -58,6 +62,6 @@ async def grammar_of(
 
     try:
         # It is tried in another process, which takes a while.
-        return await asyncio.to_thread(made)
+        return await asyncio.get_running_loop().run_in_executor(_TRIALS, made)
     except UsageError as error:
         raise Refusal(f"{where.name(name)}: {error}", param=where.name(name)) from None

@@ -1,6 +1,8 @@
 """``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``: text and token ids."""
 
 import asyncio
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -11,11 +13,15 @@ from engine.serving.body import read_fields
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.llama_server.shapes import model_of
 from engine.serving.state import State
+from engine.serving.streams import dump
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.llm import LLM
 
+
+PART = 4096
+"""Entries of a list that are written at once."""
 
 MOST_IDS = 1 << 22
 """Token ids of one text; a body has no room for more by default."""
@@ -37,11 +43,18 @@ async def tokenize(request: Request) -> Response:
     with_pieces = fields.flag("with_pieces", False)
     async with state.models.use(fields.text("model")) as served:
         tokenizer, n_ctx = served.llm.tokenizer, served.llm.n_ctx
+
+        def written() -> str:
+            ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+            if prompt is not None:
+                return f'{{"tokens":{_written(ids)},"count":{len(ids)},"max_model_len":{n_ctx}}}'
+            if not with_pieces:
+                return f'{{"tokens":{_written(ids)}}}'
+            pieces = ({"id": id, "piece": _piece(tokenizer, id)} for id in ids)
+            return f'{{"tokens":{_written(pieces)}}}'
+
         # The text may be long.
-        ids = await asyncio.to_thread(tokenizer.encode, text, add_special=add_special, parse_special=parse_special)
-    if prompt is not None:
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": n_ctx})
-    return JSONResponse({"tokens": [{"id": id, "piece": _piece(tokenizer, id)} for id in ids] if with_pieces else ids})
+        return Response(await asyncio.to_thread(written), media_type="application/json")
 
 
 async def detokenize(request: Request) -> Response:
@@ -68,6 +81,13 @@ async def tokenizer_info(request: Request) -> Response:
             "chat_template": llm.chat_template.source if llm.chat_template is not None else None,
         }
         return JSONResponse(found)
+
+
+def _written(values: Iterable[Any]) -> str:
+    """A list as JSON, written in parts, between which other threads can run."""
+    rest = iter(values)
+    parts = iter(lambda: list(islice(rest, PART)), [])
+    return f"[{','.join(dump(part)[1:-1] for part in parts)}]"
 
 
 def read_ids(fields: Fields, name: str, n_vocab: int) -> list[int]:
