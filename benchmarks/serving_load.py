@@ -38,6 +38,9 @@ EXPECTED = (200, 400, 408, 413, 415, 503)
 """The statuses that a server may give under this load."""
 
 PROBE_SECONDS = 0.02
+TIDY_SECONDS = 6
+"""The time in which a server that has nothing to do gives memory back."""
+
 SLOW_SECONDS = 0.02
 """The time that a slow reader waits before each kilobyte."""
 
@@ -129,7 +132,7 @@ async def client(address: tuple[str, int], work: list[int], seed: int, tally: Ta
         sent = malformed(rng) if behaviour < 0.1 else valid(rng)
         if writer is None:
             reader, writer = await asyncio.open_connection(*address, limit=1024)
-        assert reader is not None
+        assert reader is not None and writer is not None
         try:
             writer.write(sent.data())
             await writer.drain()
@@ -146,7 +149,7 @@ async def client(address: tuple[str, int], work: list[int], seed: int, tally: Ta
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
             tally.broken.append(f"{sent.path} {sent.body[:60]!r}: {error!r}")
             whole = False
-        if not whole:
+        if not whole and writer is not None:
             writer.close()
             writer = None
     if writer is not None:
@@ -269,8 +272,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             begun = time.monotonic()
             tally, seconds = loaded(url, args, i)
             found = settled(url)
+            took = time.monotonic() - begun
+            time.sleep(TIDY_SECONDS)
             shown = " ".join(f"{status}:{n}" for status, n in sorted(tally.statuses.items()))
-            print(f"round {i + 1}: {time.monotonic() - begun:.1f} s, statuses {shown}, {tally.left} clients left")
+            print(f"round {i + 1}: {took:.1f} s, statuses {shown}, {tally.left} clients left")
             cuts = statistics.quantiles(seconds, n=100)
             print(
                 f"  {args.path}: {len(seconds)} answers, p50 {1e3 * cuts[49]:.1f} ms, p99 {1e3 * cuts[98]:.1f} ms, "

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,9 @@ from engine.serving.streams import Disconnected
 
 SMALL = 16 << 10
 """Bytes of a body that is parsed at once; a thread takes longer to start."""
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
@@ -77,7 +81,7 @@ def parse(data: bytes, limits: Limits) -> Any:
     for _ in range(limits.json_depth):
         level = [item for each in level for item in _within(each)]
         if not level:
-            return value
+            return _whole(value) if _HALF.search(data) else value
     raise _too_deep(limits)
 
 
@@ -85,6 +89,15 @@ def _within(value: Any) -> list[Any]:
     """The lists and objects in a list or an object."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [item for item in items if isinstance(item, (dict, list))]
+
+
+def _whole(value: Any) -> Any:
+    """A value whose texts hold U+FFFD where JSON has half a character, which no answer could repeat."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return {_whole(name): _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _constant(name: str) -> NoReturn:

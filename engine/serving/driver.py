@@ -15,6 +15,9 @@ from engine.llm import LLM
 
 log = logging.getLogger(__name__)
 
+IDLE_SECONDS = 1.0
+"""Seconds without work after which the pages of the cache are checked."""
+
 
 class News(NamedTuple):
     """What a round has brought an answer: tokens that have text, and whether it is over, and why if that was an error."""
@@ -126,8 +129,17 @@ class Driver:
             self._hand_out()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
                 self.moved = math.inf
-                self._wake.wait()
+                if not self._wake.wait(IDLE_SECONDS):
+                    self._check()
+                    self._wake.wait()
         self._end(EngineError("the server is shutting down; send the request again later."))
+
+    def _check(self) -> None:
+        """Look for pages that no sequence holds and that are not free."""
+        try:
+            self.llm.check_pages()
+        except AssertionError:
+            log.exception("pages of the cache are lost")
 
     @staticmethod
     def _moves(request: Request) -> bool:

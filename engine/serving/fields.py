@@ -1,6 +1,7 @@
 """The fields of a body: each is read with its type and range, and an error names it."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -116,7 +117,8 @@ class Fields:
         value = self.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most
+        if wrong or not -sys.float_info.max <= value <= sys.float_info.max:
             allowed = (
                 ""
                 if math.isinf(least)

@@ -82,6 +82,9 @@ class Guard:
                 log.info("%s %s %d %.1f ms id=%s%s", scope["method"], path, status, milliseconds, request_id, more)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            # What stands between may believe the other one, and take the rest of the body for a request (smuggling).
+            return Refusal("the request has both Content-Length and Transfer-Encoding; send one of them.", 400)
         host = headers.get(b"host", b"").decode("latin-1")
         if self._local and not is_loopback(_PORT.sub("", host)):
             return Refusal("this server answers requests to this machine only; use localhost as the host.", 403)

@@ -1,7 +1,6 @@
 """The process of a server: it listens, and ends when its answers are complete."""
 
 import asyncio
-import gc
 import logging
 import socket
 import sys
@@ -13,13 +12,18 @@ import uvicorn
 from engine.errors import UsageError
 from engine.serving.app import app
 from engine.serving.errors import Refusal
+from engine.serving.guard import Guard
 from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
+from engine.serving.memory import freeze, give_back
 from engine.serving.protocol import protocol
 from engine.serving.served import Spec
 from engine.serving.state import State
 
 log = logging.getLogger(__name__)
+
+TIDY_TICKS = 50
+"""Tenths of a second after which a server without an answer in progress gives memory back."""
 
 POLL_SECONDS = 0.05
 """The time between two looks at whether all answers are complete."""
@@ -40,18 +44,29 @@ class Server(uvicorn.Server):
         self.problem = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        #: The requests that had been answered when memory was given back.
+        self._tidied = 0
+        self._tidying: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called when the event loop runs: opens the first model before any request is answered."""
         self._loop = asyncio.get_running_loop()
         models = self._state.models
-        models.changed = _freeze
+        models.changed = freeze
         try:
             await models.load(models.find(None))
         except Refusal as refusal:
             self.problem, self.should_exit = refusal.message, True
             return
         await super().startup(sockets)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second."""
+        served = self.server_state.total_requests
+        if served > self._tidied and counter % TIDY_TICKS == 0 and not self._state.models.n_answers:
+            self._tidied = served
+            self._tidying = asyncio.ensure_future(asyncio.to_thread(give_back))
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called on SIGINT and SIGTERM."""
@@ -76,12 +91,39 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _freeze() -> None:
-    """Exclude all objects that exist from the search for garbage: models live long, and each search through their hundreds
-    of thousands of objects would stop all threads for 0.1 s and more."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+def config_of(application: Guard, limits: Limits, host: str, port: int) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        application,
+        host=host,
+        port=port,
+        http=protocol(limits),  # type: ignore[arg-type]
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=64 << 10,
+    )
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0: a free one.  Raises UsageError if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol asyncio sets TCP_NODELAY; without it each answer waits 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)  # clients wait while the model is opened
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        problem = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"the server cannot listen on {host}:{port} ({problem}): choose another --port or --host"
+        ) from None
+    return listener
 
 
 def serve(
@@ -98,32 +140,8 @@ def serve(
     first model cannot be opened."""
     local = is_loopback(host)
     application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
-    config = uvicorn.Config(
-        application,
-        host=host,
-        port=port,
-        http=protocol(limits),  # type: ignore[arg-type]
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 << 10,
-    )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol asyncio sets TCP_NODELAY; without it each answer waits 40 ms for an acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)  # clients wait while the model is opened
-    except (OSError, UnicodeError) as error:
-        listener.close()
-        problem = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"the server cannot listen on {host}:{port} ({problem}): choose another --port or --host"
-        ) from None
+    config = config_of(application, limits, host, port)
+    listener = listening(host, port)
     # Threads that compute and this one take turns; the default of 5 ms would delay tokens.
     sys.setswitchinterval(5e-4)
     server = Server(config, application.state, drain_seconds)

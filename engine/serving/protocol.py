@@ -1,4 +1,5 @@
-"""HTTP of one connection: uvicorn's, which in addition ends connections whose requests do not arrive."""
+"""HTTP of one connection: uvicorn's with h11, which refuses ambiguous lengths of bodies, and which here also ends connections
+whose requests do not arrive."""
 
 import asyncio
 import json
@@ -15,8 +16,12 @@ from engine.serving.openai.shapes import error_body
 
 
 class Protocol(H11Protocol):
-    """One connection.  A client that connects must send the header of a request within ``seconds``, and so must one that
-    has begun to send the header of a further request."""
+    """One connection.
+
+    A client that connects must send the header of a request within ``seconds``, and so must one that has begun to send the
+    header of a further request.  As much time is left for the rest of a body when the answer, which does not need it, has
+    been sent.
+    """
 
     def __init__(self, *args: Any, seconds: float, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -31,10 +36,12 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Called when bytes have arrived."""
         super().data_received(data)
-        if not self._header_begun:
-            self._forget()
-        elif self._deadline is None:
-            self._deadline = self.loop.call_later(self._seconds, self._late)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Called when an answer has been sent."""
+        super().on_response_complete()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection has ended."""
@@ -45,6 +52,17 @@ class Protocol(H11Protocol):
     def _header_begun(self) -> bool:
         """Whether a part of a header has arrived."""
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+
+    @property
+    def _body_left(self) -> bool:
+        """Whether a part of a body is missing that nobody wants any more."""
+        return self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete
+
+    def _watch(self) -> None:
+        if not self._header_begun and not self._body_left:
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._seconds, self._late)
 
     def _forget(self) -> None:
         if self._deadline is not None:

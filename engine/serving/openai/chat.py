@@ -130,7 +130,7 @@ def refuse_unanswerable(fields: Fields) -> None:
     kinds = fields.get("modalities")
     if kinds is not None and kinds != ["text"]:
         raise fields.refuse("modalities", 'must be ["text"]: this server answers in text only')
-    for name in ("audio", "functions", "function_call"):
+    for name in ("audio", "functions", "function_call", "chat_template"):
         if fields.get(name):
             raise fields.refuse(name, "is not supported by this server: leave it out")
 

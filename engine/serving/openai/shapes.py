@@ -18,7 +18,11 @@ UNLIKELY = -9999.0
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
     """The body of an error."""
-    fields = {"message": refusal.message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    message = refusal.message
+    if refusal.code == "context_length_exceeded":
+        # litellm looks for these words, and then tries a model with a longer context.
+        message = f"prompt is too long: {message}"
+    fields = {"message": message, "type": refusal.kind, "param": refusal.param, "code": refusal.code}
     return {"error": fields}
 
 

@@ -1,0 +1,279 @@
+"""Requests that no honest client sends: the bytes of the protocol, times, and values that try to break something."""
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+import httpx
+
+from engine.serving.app import app
+from engine.serving.limits import Limits
+from engine.serving.served import Spec
+from tests.serving.bundled import bundled
+from tests.serving.live import live
+from tests.tiers import amount
+
+pytestmark = pytest.mark.together("serving")
+
+SECONDS = 0.3
+CHAT = "/v1/chat/completions"
+JSON = "application/json"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+ROUTES: dict[str, dict[str, Any]] = {
+    CHAT: HELLO,
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/messages": HELLO,
+    "/completion": {"prompt": "a", "n_predict": 1},
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [1]},
+    "/apply-template": HELLO,
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    limits = Limits(header_seconds=SECONDS, body_seconds=SECONDS, json_items=1000)
+    with live(app([Spec("pycoder", partial(bundled, parallel=2))], limits=limits, keys=["secret"])) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(address: tuple[str, int]) -> Iterator[Any]:
+    headers = {"authorization": "Bearer secret"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", headers=headers, timeout=30) as client:
+        yield client
+
+
+def sent(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> str:
+    """What the server answers to bytes, until it closes the connection."""
+    with socket.create_connection(address, timeout=10) as connection:
+        data = b""
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+            if not pause:
+                connection.shutdown(socket.SHUT_WR)
+        except BrokenPipeError:
+            pass
+        try:
+            while more := connection.recv(1 << 16):
+                data += more
+        except ConnectionResetError:
+            pass
+    return data.decode()
+
+
+def status(answer: str) -> int:
+    return int(answer.split()[1]) if answer else 0
+
+
+def posted(*headers: str, body: str = "{}") -> bytes:
+    lines = [
+        f"POST {CHAT} HTTP/1.1",
+        "Host: localhost",
+        "Authorization: Bearer secret",
+        f"Content-Type: {JSON}",
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", body]).encode()
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ("Content-Length: 2", "Content-Length: 30"),
+        ("Content-Length: 2", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked", "Content-Length: 2"),
+        ("Content-Length: -2",),
+        ("Content-Length: +2",),
+        ("Content-Length: 2, 30",),
+        ("Transfer-Encoding: chunked, identity",),
+        ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
+        ("Content-Length : 2",),
+        ("Host: evil.example",),
+        ("X: a\x00b",),
+        ("X: " + "a" * (70 << 10),),
+    ],
+    ids=lambda headers: headers[0][:30] + str(len(headers)),
+)
+def test_an_ambiguous_or_damaged_header_is_refused(address: tuple[str, int], headers: tuple[str, ...]) -> None:
+    """And what follows it is not taken for another request."""
+    answer = sent(address, posted(*headers, body="0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+    assert status(answer) in (400, 431, 501)
+    assert answer.count("HTTP/1.1 ") == 1 or "smuggled" not in answer
+    assert '"object":"list"' not in answer
+
+
+def test_a_request_without_a_host_is_refused(address: tuple[str, int]) -> None:
+    assert status(sent(address, b"GET /health HTTP/1.1\r\n\r\n")) == 400
+    assert status(sent(address, b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")) == 400
+    assert status(sent(address, b"GET /health HTTP/1.1\r\nHost: \r\n\r\n")) == 403
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(
+            "//v1/models",
+            "/health/../v1/models",
+            "/health/%2e%2e/v1/models",
+            "/v1%2Fmodels",
+            "/health%2F..%2Fv1/models",
+        ),
+        *(
+            "/v1/models?x=/health",
+            "/v1/models#/health",
+            "/health;/v1/models",
+            "/V1/MODELS",
+            "/v1/models/",
+            "/health%00",
+        ),
+        *("http://localhost/v1/models", "http://evil.example/health", "*", "/v1/models%0aGET%20/health", "/health/"),
+        *("/v1/models\\..\\health", "/%68ealth/../v1/models", "/invocations", "/pause", "/update_weights", "/slots"),
+    ],
+)
+def test_no_way_to_write_a_path_goes_round_the_key(address: tuple[str, int], target: str) -> None:
+    """The Host header and the query are no part of the path, and the path is taken as it is."""
+    answer = sent(address, f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    assert status(answer) in (400, 401)
+    assert "owned_by" not in answer and "n_ctx" not in answer
+
+
+def test_a_silent_connection_is_closed(address: tuple[str, int]) -> None:
+    begun = time.monotonic()
+    assert sent(address, b"", pause=0.01) == ""
+    assert time.monotonic() - begun >= SECONDS / 2
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "further"])
+def test_a_header_that_takes_too_long_is_refused(address: tuple[str, int], before: bytes) -> None:
+    """Also one that arrives byte by byte (slowloris)."""
+    parts = [bytes([byte]) for byte in b"GET /health HTTP"]
+    answer = sent(address, before + parts[0], *parts[1:8], pause=SECONDS / 6)
+    assert answer.startswith("HTTP/1.1 408 " if not before else "HTTP/1.1 200 ")
+    assert "--header-seconds" in answer and answer.count("HTTP/1.1 408 ") == 1
+
+
+def test_a_body_that_takes_too_long_is_refused(address: tuple[str, int]) -> None:
+    answer = sent(address, posted("Content-Length: 10", body='{"a":'), pause=0.01)
+    assert status(answer) == 408 and "--body-seconds" in answer
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+VALUES: list[Any] = [
+    *(10**400, ["\ud800"], {"\ud800": 1}, [{"role": "user", "content": "\ud800"}]),
+    *(True, -1, 1.5, 2**70, "1e999", "\ud800", [None], [[[]]], {"a": {}}),
+    [{"type": "text", "text": "\ud800"}],
+    [{"role": "assistant", "tool_calls": [{"function": {"name": "\ud800", "arguments": "[1]"}}]}],
+    [{"type": "function", "function": {"name": "\ud800", "parameters": {"\ud800": 0}}}],
+]
+FIELDS = (
+    *(
+        "messages",
+        "prompt",
+        "content",
+        "tokens",
+        "system",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "n_predict",
+        "n",
+        "stop",
+    ),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "typical_p",
+        "repeat_last_n",
+        "logit_bias",
+        "logprobs",
+        "n_probs",
+        "echo",
+        "seed",
+    ),
+    *("stream_options", "chat_template_kwargs", "response_format", "thinking", "model"),
+)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_value_of_a_field_is_a_defect(http: Any, path: str) -> None:
+    """Halves of characters, numbers that are no float, and every type: refused with a sentence, or answered."""
+    for field in FIELDS:
+        for value in VALUES[: amount(len(VALUES), 4)]:
+            body = json.dumps({**ROUTES[path], field: value}).replace('"1e999"', "1e999")
+            answer = http.post(path, content=body, headers={"content-type": JSON})
+            assert answer.status_code in (200, 400, 404), (field, value, answer.text)
+            if answer.status_code != 200:
+                assert re.search(r"\w.*[.]$", answer.json()["error"]["message"])
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("text", ["[1," * 600, '{"a": "' + "," * 2000 + '"}'])
+def test_too_many_values_are_refused(http: Any, path: str, text: str) -> None:
+    answer = http.post(path, content=text, headers={"content-type": JSON})
+    assert answer.status_code == 413 and "--json-items" in answer.text
+
+
+def test_a_template_of_a_client_is_not_rendered(http: Any) -> None:
+    answer = http.post(CHAT, json=HELLO | {"chat_template": "{{ 7 * 7 }}"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "chat_template")
+    written = {
+        "messages": [{"role": "user", "content": "{{ 7 * 7 }}{% for %}"}],
+        "chat_template_kwargs": {"x": "{{ 1 }}"},
+    }
+    assert "{{ 7 * 7 }}{% for %}" in http.post("/apply-template", json=written).json()["prompt"]
+
+
+def test_no_file_and_no_address_is_read(http: Any) -> None:
+    for url in ("file:///etc/passwd", "http://127.0.0.1:1/", "http:\\\\evil.example"):
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        answer = http.post(CHAT, json=HELLO | {"messages": [{"role": "user", "content": content}]})
+        assert answer.json()["error"]["param"] == "messages[0].content[0].type"
+    for path in ("/api/pull", "/api/create", "/slots/0?action=save", "/props", "/lora-adapters"):
+        assert http.post(path, json={"filename": "../x"}).status_code in (404, 405)
+
+
+BOMBS = {
+    "deep": {"type": "grammar", "grammar": "start: " + "(" * 20000 + '"a"' + ")" * 20000},
+    "counted": {"type": "regex", "pattern": "((((a{1,90}){1,90}){1,90}){1,90}){1,90}"},
+    "slow": {"type": "regex", "pattern": "a?" * 20_000 + "a" * 20_000},
+    "endless": {"type": "grammar", "grammar": "start: start start"},
+    "schema": {"type": "json_schema", "schema": {"$ref": "#"}},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_grammar_that_needs_too_much_work_ends_with_a_sentence(http: Any, name: str) -> None:
+    """And nobody else waits for it."""
+    pytest.importorskip("llguidance")
+    with ThreadPoolExecutor(1) as pool:
+        bomb = pool.submit(http.post, CHAT, json=HELLO | {"response_format": BOMBS[name]})
+        others = [http.post(CHAT, json=HELLO).status_code for _ in range(3)]
+        waits = not bomb.done()
+        assert others == [200] * 3 and (waits or name != "slow")
+        answer = bomb.result()
+    assert answer.status_code in (200, 400)
+    if answer.status_code == 400:
+        error = answer.json()["error"]
+        assert error["param"].startswith("response_format") and error["message"].endswith(".")
+    else:
+        assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
