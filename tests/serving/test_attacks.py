@@ -277,3 +277,39 @@ def test_a_grammar_that_needs_too_much_work_ends_with_a_sentence(http: Any, name
         assert error["param"].startswith("response_format") and error["message"].endswith(".")
     else:
         assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+# --- other web sites, and clients that do not read -------------------------------------------------------------------
+
+
+def test_other_web_sites_are_allowed_nothing(http: Any) -> None:
+    asks = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    for answer in (http.options(CHAT, headers=asks), http.post(CHAT, json=HELLO, headers=asks)):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_client_that_reads_nothing_is_disconnected() -> None:
+    limits = Limits(reader_seconds=SECONDS, backlog=4)
+    guarded = app([Spec("pycoder", bundled)], limits=limits)
+    more = {"n": 8, "max_tokens": 240, "ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    body = json.dumps(HELLO | more)
+    with live(guarded) as address, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address)
+        connection.sendall(posted(f"Content-Length: {len(body)}", body=body))
+        served = guarded.state.models.entries["pycoder"].served
+        assert served is not None
+        deadline = time.monotonic() + 20
+        while not served.driver.n_answers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while served.driver.n_answers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert served.driver.n_answers == 0
+        served.llm.check_pages()
+        data = b""
+        try:
+            while more_data := connection.recv(1 << 16):
+                data += more_data
+        except ConnectionResetError:
+            pass
+    assert data.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in data
