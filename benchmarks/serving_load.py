@@ -197,8 +197,9 @@ def probe(address: tuple[str, int], path: str, stop: Any, results: Connection) -
             assert got.startswith(b"HTTP/1.1 200"), got
             while not got.endswith(b"}"):
                 got += connection.recv(1 << 16)
-            due = max(due + PROBE_SECONDS, time.perf_counter())
-            time.sleep(due - time.perf_counter() if due > time.perf_counter() else 0)
+            due += PROBE_SECONDS
+            time.sleep(max(0.0, due - time.perf_counter()))
+            due = max(due, time.perf_counter())
     results.send(seconds)
 
 
@@ -245,6 +246,9 @@ def loaded(url: str, args: argparse.Namespace, seed: int) -> tuple[Tally, list[f
     load = context.Process(target=clients, args=(address, args.requests, args.connections, seed, send_tally))
     watcher.start()
     load.start()
+    # What a process that has failed does not send is not waited for.
+    send_probed.close()
+    send_tally.close()
     tally = tallied.recv()
     load.join()
     stop.set()

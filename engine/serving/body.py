@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,10 +13,6 @@ from engine.serving.streams import Disconnected
 
 SMALL = 16 << 10
 """Bytes of a body that is parsed at once; a thread takes longer to start."""
-
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send, whatever a page wants: ``Origin`` with every POST, the others with every request."""
@@ -81,7 +76,7 @@ def parse(data: bytes, limits: Limits) -> Any:
     for _ in range(limits.json_depth):
         level = [item for each in level for item in _within(each)]
         if not level:
-            return _whole(value) if _HALF.search(data) else value
+            return value
     raise _too_deep(limits)
 
 
@@ -89,15 +84,6 @@ def _within(value: Any) -> list[Any]:
     """The lists and objects in a list or an object."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [item for item in items if isinstance(item, (dict, list))]
-
-
-def _whole(value: Any) -> Any:
-    """A value whose texts hold U+FFFD where JSON has half a character, which no answer could repeat."""
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {_whole(name): _whole(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _constant(name: str) -> NoReturn:

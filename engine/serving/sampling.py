@@ -41,7 +41,8 @@ def read_bias(fields: Fields, llm: LLM, limits: Limits) -> dict[int, float]:
     bias: dict[int, float] = {}
     own = Fields(dict(given), fields.name("logit_bias"))
     for name in given:
-        if not name.isascii() or not name.isdigit() or not int(name) < llm.config.n_vocab:
+        written = name.isascii() and name.isdigit() and len(name) < 20
+        if not written or not int(name) < llm.config.n_vocab:
             raise own.refuse(name[:40], f"is no token id of this model: ids are 0 to {llm.config.n_vocab - 1}")
         value = own.number(name, 0.0, -100, 100)
         bias[int(name)] = float("-inf") if value <= -100 else value
@@ -50,7 +51,11 @@ def read_bias(fields: Fields, llm: LLM, limits: Limits) -> dict[int, float]:
 
 def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
     """The stop texts."""
-    return [text for text in fields.texts(name, limits.stop, "--stop") if text]
+    texts = fields.texts(name, limits.stop, "--stop")
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise fields.refuse(name, "holds half a character, which no text contains: give whole characters")
+    return [text for text in texts if text]
 
 
 def read_logprobs(fields: Fields, limits: Limits) -> int | None:
