@@ -22,22 +22,36 @@ from tests.serving.live import live
 
 pytestmark = pytest.mark.together("serving")
 
-TOOL = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"enum": ["first", "second"]}},
+    "required": ["a"],
+    "additionalProperties": False,
 }
-SAID = r'<think>\nhm\n</think>\n\nok<tool_call>\n\{"name": "add", "arguments": \{"a": [0-9]{3}\}\}\n</tool_call>'
+FUNCTION = {"name": "add", "parameters": PARAMETERS}
+TOOL: dict[str, Any] = {"type": "function", "function": FUNCTION}
 HELLO: Any = [{"role": "user", "content": "def add(a, b):"}]
-CALLING: dict[str, Any] = {"messages": HELLO, "tools": [TOOL], "seed": 1}
-FORCED: dict[str, Any] = {"response_format": {"type": "regex", "pattern": SAID}}
-"""What lets a model that cannot think and call do both."""
+CALLING: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 100}
+CALLING["reasoning_effort"] = "none"
+THINKING: dict[str, Any] = {
+    "chat_template_kwargs": {"enable_thinking": True},
+    "max_tokens": 24,
+    "temperature": 1,
+    "seed": 2,
+}
+"""The model thinks until its answer is cut off."""
+
+TEMPLATE = (
+    '{# <think> </think> <tool_call> "arguments" #}'
+    + TEMPLATES["chatml"]
+    + "{% if add_generation_prompt and enable_thinking %}{{ '<think>\n' }}{% endif %}"
+)
+"""The chat template of a model that thinks and calls."""
 
 
 def opened() -> Any:
     llm = bundled(n_ctx=512)
-    # A comment makes the template one of a model whose format is known.
-    source = '{# <think> </think> <tool_call> "arguments" #}' + TEMPLATES["chatml"]
-    llm.chat_template = ChatTemplate.from_source(source, llm.tokenizer)
+    llm.chat_template = ChatTemplate.from_source(TEMPLATE, llm.tokenizer)
     return llm
 
 
@@ -83,13 +97,12 @@ def frames(http: Any, **body: Any) -> list[Any]:
 
 def test_openai_sdk_every_part_of_a_call_has_an_index(openai: Any) -> None:
     """The SDK's helper appends calls to a list and finds them by their index: null raises TypeError."""
-    asked: dict[str, Any] = {"model": "", "max_tokens": 80, **CALLING, "extra_body": FORCED}
-    with openai.chat.completions.stream(**asked) as stream:
+    with openai.chat.completions.stream(model="", messages=HELLO, seed=1, **CALLING) as stream:
         events = list(stream)
         final = stream.get_final_completion().choices[0]
     (call,) = final.message.tool_calls
     assert call.function.name == "add" and list(json.loads(call.function.arguments)) == ["a"]
-    assert final.finish_reason == "tool_calls" and final.message.content == "ok"
+    assert final.finish_reason == "tool_calls"
     parts = [part for e in events if e.type == "chunk" for c in e.chunk.choices for part in c.delta.tool_calls or ()]
     assert len(parts) > 2 and {part.index for part in parts} == {0}
     assert [bool(part.id) for part in parts] == [True] + [False] * (len(parts) - 1)
@@ -105,7 +118,7 @@ def test_openai_sdk_repeats_no_request_that_would_fail_again(openai: Any, http: 
 
 def test_anthropic_sdk_frames_have_names_and_indices_in_a_row(anthropic: Any) -> None:
     """The SDK drops frames without a known name, appends blocks, and finds them by their index."""
-    tool = {"name": "add", "input_schema": TOOL["function"]["parameters"]}  # type: ignore[index]
+    tool = {"name": "add", "input_schema": PARAMETERS}
     asked: dict[str, Any] = {"model": "", "max_tokens": 8, "messages": HELLO, "tools": [tool]}
     asked["extra_body"] = {"temperature": 0}
     with anthropic.messages.stream(**asked) as stream:
@@ -145,12 +158,19 @@ def test_codex_tools_of_a_service_are_left_out(http: Any) -> None:
     kinds = [{"type": kind, "name": "x"} for kind in ("web_search", "namespace", "image_generation", "custom")]
     plain, more = (chat(http, tools=tools).json() for tools in ([TOOL], [*kinds, TOOL]))
     assert more["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    flat = {"type": "function", **FUNCTION}
+    asked = [
+        http.post("/v1/responses", json={"input": "def add(a, b):", "max_output_tokens": 16, "tools": tools})
+        for tools in ([flat], [*kinds, flat])
+    ]
+    assert [answer.status_code for answer in asked] == [200, 200], asked[1].text
+    assert len({answer.json()["usage"]["input_tokens"] for answer in asked}) == 1
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_open_webui_every_choice_has_an_index(http: Any, n: int) -> None:
     """A delta without one is dropped, and the chat hangs."""
-    chunks = frames(http, n=n, tools=[TOOL], max_tokens=80, **FORCED)
+    chunks = frames(http, n=n, **CALLING)
     assert {choice["index"] for chunk in chunks for choice in chunk["choices"]} == set(range(n))
     calls = [c for chunk in chunks for choice in chunk["choices"] for c in choice["delta"].get("tool_calls", ())]
     assert calls and all(type(call["index"]) is int for call in calls)
@@ -158,17 +178,13 @@ def test_open_webui_every_choice_has_an_index(http: Any, n: int) -> None:
 
 def test_litellm_and_langchain_thoughts_have_both_names(http: Any) -> None:
     """litellm reads ``reasoning_content``, others ``reasoning``; a content of null counts as an empty answer."""
-    message = chat(http, max_tokens=80, **FORCED).json()["choices"][0]["message"]
-    assert message["reasoning_content"] == message["reasoning"] == "hm"
-    deltas = [choice["delta"] for chunk in frames(http, max_tokens=80, **FORCED) for choice in chunk["choices"]]
+    message = chat(http, **THINKING).json()["choices"][0]["message"]
+    assert message["content"] == "" and message["reasoning_content"] == message["reasoning"] != ""
+    deltas = [choice["delta"] for chunk in frames(http, **THINKING) for choice in chunk["choices"]]
     assert deltas[0] == {"role": "assistant", "content": ""}
     for name in ("reasoning_content", "reasoning"):
-        assert "".join(delta.get(name, "") for delta in deltas) == "hm"
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
     assert all(delta.get("content", "") is not None for delta in deltas)
-    # Cut off in the middle of a thought.
-    endless: dict[str, Any] = {"response_format": {"type": "regex", "pattern": "<think>[a-z ]{400}"}}
-    message = chat(http, max_tokens=40, **endless).json()["choices"][0]["message"]
-    assert message["content"] == "" and message["reasoning_content"]
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
@@ -210,6 +226,8 @@ def test_guidellm_probes_and_fields(http: Any) -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts) and counts[-1] == 6
     assert chunks[-1]["choices"] == []
+    (call,) = chat(http, **CALLING).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
 
 
 def test_vllm_bench_first_chunk_is_the_first_token_and_usage_has_no_choices(http: Any) -> None:
