@@ -33,6 +33,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     CHAT: HELLO,
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/messages": HELLO,
+    "/v1/responses": {"input": "a", "max_output_tokens": 16},
     "/completion": {"prompt": "a", "n_predict": 1},
     "/tokenize": {"content": "a"},
     "/detokenize": {"tokens": [1]},
@@ -211,7 +212,7 @@ FIELDS = (
         "echo",
         "seed",
     ),
-    *("stream_options", "chat_template_kwargs", "response_format", "thinking", "model"),
+    *("input", "instructions", "stream_options", "chat_template_kwargs", "response_format", "thinking", "model"),
 )
 
 
