@@ -180,7 +180,7 @@ def test_a_body_that_takes_too_long_is_refused(address: tuple[str, int]) -> None
 
 
 VALUES: list[Any] = [
-    *(10**400, ["\ud800"], {"\ud800": 1}, {"1" * 5000: 1}, [{"role": "user", "content": "\ud800"}]),
+    *(10**400, ["\ud800"], {"\ud800": 1, "1" * 5000: 1}, [{"role": "user", "content": "\ud800"}], {"1" * 5000: 1}),
     *(True, -1, 1.5, 2**70, "1e999", "\ud800", [None], [[[]]], {"a": {}}),
     [{"type": "text", "text": "\ud800"}],
     [{"role": "assistant", "tool_calls": [{"function": {"name": "\ud800", "arguments": "[1]"}}]}],
@@ -221,7 +221,7 @@ FIELDS = (
 def test_no_value_of_a_field_is_a_defect(http: Any, path: str) -> None:
     """Halves of characters, numbers that are no float, and every type: refused with a sentence, or answered."""
     for field in FIELDS:
-        for value in VALUES[: amount(len(VALUES), 5)]:
+        for value in VALUES[: amount(len(VALUES), 3)]:
             body = json.dumps({**ROUTES[path], field: value}).replace('"1e999"', "1e999")
             answer = http.post(path, content=body, headers={"content-type": JSON})
             assert answer.status_code in (200, 400, 404), (field, value, answer.text)
@@ -292,6 +292,7 @@ def test_other_web_sites_are_allowed_nothing(http: Any) -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
+@pytest.mark.thorough
 def test_a_client_that_reads_nothing_is_disconnected() -> None:
     limits = Limits(reader_seconds=SECONDS, backlog=4)
     guarded = app([Spec("pycoder", bundled)], limits=limits)
