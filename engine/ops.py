@@ -253,8 +253,9 @@ class Operations(Protocol[A, V, M]):
         """The pass over the rows of ``batch``, to be started in pieces.  Any other pass may run between two of them, and if
         that needs the memory of this one, it lets this one end first."""
 
-    def next_rows(self, left: int) -> int:
-        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read: 1 to ``max_rows``."""
+    def next_rows(self, left: int, beside: bool = False) -> int:
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read: 1 to ``max_rows``;
+        beside: whether steps of answers run between its pieces."""
 
     def jobs(self, model: Decoder[A]) -> list[Job]:
         """A compile job for every kernel that the passes and steps of a model use; any process can run it."""

@@ -186,8 +186,9 @@ class Backend(LatentOperations):
         """The pass that ``run`` runs, which begins with ``advance`` and has a single piece."""
         return SplitPass(partial(self.run, forward, batch, n_logits))
 
-    def next_rows(self, left: int) -> int:
-        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
+    def next_rows(self, left: int, beside: bool = False) -> int:
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.  beside: has no effect,
+        since passes are not split."""
         return min(left, self.max_rows)
 
     def jobs(self, model: Decoder[np.ndarray]) -> list[Job]:

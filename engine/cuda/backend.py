@@ -266,10 +266,20 @@ class Backend(CompressedOperations):
         more rows."""
         return inputs or (self._wide_inputs if rows > STEP_ROWS else self._inputs)
 
-    def next_rows(self, left: int) -> int:
-        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read."""
+    def next_rows(self, left: int, beside: bool = False) -> int:
+        """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.
+
+        beside: whether steps of answers run between its pieces.  Then it is a power of two, so that few recordings serve all
+        prompts.  Odd tokens come first: the logits of a prompt are awaited while steps run, whose memory passes of few rows
+        share.
+        """
         rows = min(left, self.max_rows)
-        return rows if rows >= FEW_ROWS else min(rows, STEP_ROWS)
+        if rows < FEW_ROWS:
+            return min(rows, STEP_ROWS)
+        if not beside:
+            return rows
+        odd = left % FEW_ROWS
+        return min(odd, STEP_ROWS) if odd else 1 << (rows.bit_length() - 1)
 
     def plan(
         self,

@@ -4,7 +4,7 @@ import math
 
 from engine.limits import STEP_ROWS
 
-SHARE = 1.45
+SHARE = 1.5
 """The most time of a part of a prompt, or of pieces of one, in steps of the answers that wait for it."""
 
 UNKNOWN = 32

@@ -10,9 +10,9 @@ is sampled in plain decoding or to verify a draft.
 import math
 import operator
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,10 +60,9 @@ class Sampler:
         self._temperature = np.float32(max(params.temperature, _LEAST_TEMPERATURE))
         self._log_min_p = np.float32(log(np.float32(params.min_p)))
 
-    @cached_property
+    @property
     def _work(self) -> "_Work":
-        # With the first token: answers that wait for others need no memory, and one that a GPU samples never does.
-        return _Work(self.n_vocab)
+        return _work_of(self.n_vocab)
 
     @property
     def temperature(self) -> np.float32:
@@ -203,7 +202,8 @@ class Sampler:
 
 
 class _Work:
-    """The arrays of a sampler.  Untouched memory pages cost nothing, so every array is as long as the vocabulary."""
+    """The arrays of the samplers of one vocabulary that a thread uses, one after another: making them for each answer would
+    delay its first token.  Untouched memory pages cost nothing, so every array is as long as the vocabulary."""
 
     def __init__(self, n_vocab: int) -> None:
         self.all_ids = np.arange(n_vocab, dtype=np.int32)
@@ -215,6 +215,23 @@ class _Work:
         self.partial = np.empty(-(-n_vocab // kernels.CHUNK), np.float32)
         self.keys = np.empty(n_vocab, np.uint64)
         self.spare = np.empty(n_vocab, np.uint64)
+
+
+class _Works(threading.local):
+    """The arrays that a thread has, by the number of tokens of the vocabulary."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, _Work] = {}
+
+
+_WORKS = _Works()
+
+
+def _work_of(n_vocab: int) -> _Work:
+    """The arrays of this thread for a vocabulary."""
+    if n_vocab not in _WORKS.found:
+        _WORKS.found[n_vocab] = _Work(n_vocab)
+    return _WORKS.found[n_vocab]
 
 
 class Logprobs(NamedTuple):

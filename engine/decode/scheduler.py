@@ -299,13 +299,10 @@ class Scheduler:
         left = min((stop for stop in borders if stop > first), default=total) - first
         if request.scored:
             left = min(left, MOST_LOGITS)
-        if not self._beside:
-            rows = ops.next_rows(left)
-        elif ops.splits:
-            # A power of two, so that few recordings serve all parts.
-            rows = ops.next_rows(1 << (min(left, ops.max_rows).bit_length() - 1))
-        else:
+        if self._beside and not ops.splits:
             rows = self._pace.part(left, ops.max_rows, self._crowd)
+        else:
+            rows = ops.next_rows(left, self._beside)
         n_logits = rows if request.scored else int(first + rows == total and not request.begun)
         assert request.slot is not None
         return self._reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)

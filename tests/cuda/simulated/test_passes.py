@@ -150,3 +150,22 @@ def test_gpus_that_cannot_copy_while_they_compute(monkeypatch: pytest.MonkeyPatc
     assert [backend.Backend(max_rows=rows).max_rows for rows in (0, 8, 16, 17, 4096)] == [16, 8, 16, 16, 16]
     monkeypatch.setattr(backend, "Device", SimulatedDevice)
     assert [backend.Backend(max_rows=rows).max_rows for rows in (0, 8, 4096)] == [1024, 8, 4096]
+
+
+def test_how_a_prompt_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside answers the odd tokens come first, so that the logits are those of a pass with memory of its own."""
+    monkeypatch.setattr(backend, "Device", SimulatedDevice)
+    ops: Any = backend.Backend()
+
+    def parts(left: int, beside: bool) -> list[int]:
+        found = []
+        while left:
+            found.append(ops.next_rows(left, beside))
+            left -= found[-1]
+        return found
+
+    assert parts(4000, False) == [1024, 1024, 1024, 928]
+    assert parts(4000, True) == [16, 16, 1024, 1024, 1024, 512, 256, 128]
+    assert parts(133, False) == [133] and parts(133, True) == [5, 128]
+    assert parts(127, False) == parts(127, True) == [16] * 7 + [15]
+    assert parts(128, False) == parts(128, True) == [128]
