@@ -224,7 +224,7 @@ SPENT: pytest.StashKey[float] = pytest.StashKey()
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     if not (config.getoption("--seconds") or Tier.gpu) or not hasattr(terminalreporter, "stats"):
         return
-    reports = [r for rs in terminalreporter.stats.values() for r in rs if hasattr(r, "when")]
+    reports = [r for rs in terminalreporter.stats.values() for r in rs if hasattr(r, "duration")]  # not collections
     terminalreporter.section("seconds by room", sep="-")
     for line in table(reports):
         terminalreporter.write_line(line)
