@@ -1,0 +1,103 @@
+"""The same requests to servers, in different company: each must get the same answer.
+
+``python -m tests.served MODEL -n 64 --device cuda`` sends random requests one after another, all at once, in reverse order,
+after a restart, and to a server that drafts, and compares texts and log-probabilities, which CI does only on a CPU.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+N_CTX = 512
+
+
+def bodies(n: int, n_vocab: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Random requests to ``/v1/completions``; some begin alike."""
+    rng = np.random.default_rng(seed)
+    texts = rng.integers(0, n_vocab, (4, 300)).tolist()
+    made = []
+    for i in range(n):
+        prompt = texts[int(rng.integers(4))][: int(rng.integers(1, 300))]
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": int(rng.integers(1, 48)), "seed": i, "ignore_eos": True}
+        body |= {"temperature": float(rng.choice([0, 0.8, 1.3])), "top_k": int(rng.choice([0, 40]))}
+        body |= {"repeat_penalty": float(rng.choice([1.0, 1.2]))}
+        if i % 3 == 0:
+            body["logprobs"] = 2
+        made.append(body)
+    return made
+
+
+@contextmanager
+def server(model: str, flags: Sequence[str]) -> Iterator[str]:
+    """The address of a server that answers."""
+    words = [sys.executable, "-m", "engine.serve", "-m", model, "-c", str(N_CTX), "--port", "0", *flags]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        while (found := re.search(r"listening on (http://\S+)", line := process.stderr.readline())) is None:
+            if not line:
+                raise SystemExit("the server has ended before it listened")
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(process.stderr.read)  # its log must not fill the pipe
+            yield found[1]
+            process.terminate()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answer(url: str, body: dict[str, Any]) -> Any:
+    """What the server answers, without what differs by design."""
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print how many answers differ in each company; exit status 1 if any does."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("-n", type=int, default=64, help="the number of requests")
+    parser.add_argument("-np", type=int, default=32, help="answers that the server computes at once")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args(argv)
+    flags = ["--device", args.device, "-np", str(args.np), "--queue", str(args.n)]
+    begun = time.perf_counter()
+
+    def at_once(url: str, asked: list[dict[str, Any]]) -> list[Any]:
+        with ThreadPoolExecutor(args.n) as pool:
+            return list(pool.map(lambda body: answer(url, body), asked))
+
+    with server(args.model, flags) as url:
+        with urllib.request.urlopen(f"{url}/v1/models") as response:
+            n_vocab = json.load(response)["data"][0]["meta"]["n_vocab"]
+        asked = bodies(args.n, n_vocab)
+        alone = [answer(url, body) for body in asked]
+        found = {"all at once": at_once(url, asked), "in reverse order": at_once(url, asked[::-1])[::-1]}
+    with server(args.model, flags) as url:
+        found["after a restart"] = at_once(url, asked)
+    with server(args.model, [*flags, "--draft-lookup"]) as url:
+        found["with drafts"] = at_once(url, asked)
+    differing = {name: sum(a != b for a, b in zip(alone, own, strict=True)) for name, own in found.items()}
+    print(
+        f"{args.model}: of {args.n} answers differ from those alone: "
+        + ", ".join(f"{name} {count}" for name, count in differing.items())
+        + f"; {time.perf_counter() - begun:.0f} s"
+    )
+    return int(any(differing.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
