@@ -82,9 +82,9 @@ class Sums(Forward):
         return x[slice(batch.rows - n_logits, batch.rows)] if n_logits else None
 
     def given(self, rows: int) -> tuple[Pass[np.ndarray], list[float]]:
-        """Random inputs, and the result of the last row."""
+        """Random inputs, and the result of each row."""
         tokens, positions = np.random.default_rng(rows).integers(0, 100, (2, rows)).astype(F)
-        return Pass(tokens, positions), (tokens + self.count * positions)[-1:].tolist()
+        return Pass(tokens, positions), (tokens + self.count * positions).tolist()
 
 
 def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
@@ -93,19 +93,19 @@ def test_passes_run_between_the_pieces_of_another(ops: Any) -> None:
     forward = Sums(ops)
     (batch, result), (other, others) = forward.given(40), forward.given(60)
     for _ in range(2):  # recorded, and captured
-        passing = ops.split(forward, batch, 1)
+        passing = ops.split(forward, batch, 40)
         assert passing.pieces == forward.count
         assert passing.advance(2) == 3
         for rows in (1, 16):
             step, expected = forward.given(rows)
-            assert ops.run(forward, step, 1).tolist() == expected
+            assert ops.run(forward, step, step.rows).tolist() == expected
         assert passing.advance(1) == 2 and passing.advance(9) == 0
         step, expected = forward.given(8)
-        assert ops.run(forward, step, 1).tolist() == expected
+        assert ops.run(forward, step, step.rows).tolist() == expected
         assert passing.logits(False).tolist() == result
-    passing = ops.split(forward, batch, 1)
+    passing = ops.split(forward, batch, 40)
     passing.advance(1)
-    assert ops.run(forward, other, 1).tolist() == others
+    assert ops.run(forward, other, 60).tolist() == others
     assert passing.advance(1) == 0 and passing.logits(False).tolist() == result
     assert ops.split(forward, forward.given(16)[0], 1).pieces == 1
 
@@ -114,11 +114,11 @@ def test_no_piece_of_a_cancelled_pass_is_started(ops: Any) -> None:
     forward = Sums(ops)
     started: list[str] = []
     (batch, _), (other, others) = forward.given(40), forward.given(60)
-    passing = ops.split(forward, batch, 1)
+    passing = ops.split(forward, batch, 40)
     passing.advance(2)
     passing.cancel()
     ops.device.on_launch = started.append
-    assert ops.run(forward, other, 1).tolist() == others
+    assert ops.run(forward, other, 60).tolist() == others
     assert len(started) == forward.count and passing.advance(1) == 0
 
 
