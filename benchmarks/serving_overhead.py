@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.serving_overhead MODEL.gguf -np 1,16,64`` measures users without a server, as ``bitmirror bench -np``
 does and with all requests at once, then starts a server with the same model and lets as many clients ask at the same time,
-each with a connection of its own and a stream.  Rates count all tokens of prompts and answers over the whole time.
+each with a connection of its own and a stream.  Rates count all tokens of prompts and answers over the whole time; each is
+the median of ``-r`` repetitions, after two that compile and record what is missing.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import multiprocessing
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,7 +24,10 @@ from engine.cli.users import measure
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 
-REPETITIONS = 20
+WARM_UP = 2
+"""Repetitions that are not counted: kernels may be missing, and passes are recorded when they are started again."""
+
+FIRSTS = 20
 """Requests whose median time to the first token is reported."""
 
 
@@ -33,12 +38,13 @@ def main() -> None:
     parser.add_argument("-np", "--users", default="1,16,64", help="numbers of users")
     parser.add_argument("-p", "--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("-n", "--answer", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("-r", "--repetitions", type=int, default=3, help="repetitions of each case (3)")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     users, n_ctx = [int(n) for n in args.users.split(",")], args.prompt + args.answer
     # A process of its own, so that the memory is free when the server starts.
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        label, inside, first = pool.apply(without, (args.model, users, args.prompt, args.answer, args.device))
+        label, inside, first = pool.apply(without, (args, users))
     flags = ["-m", str(args.model), "-np", str(max(users)), "-c", str(n_ctx), "--device", args.device, "--port", "0"]
     server = subprocess.Popen([sys.executable, "-m", "engine.serve", *flags], stderr=subprocess.PIPE, text=True)
     try:
@@ -46,36 +52,37 @@ def main() -> None:
         found = None
         while found is None:
             found = re.search(r"http://[\d.]+:(\d+)", server.stderr.readline())
+        # Its log must be read, or it waits.
+        threading.Thread(target=server.stderr.read, daemon=True).start()
         print(f"{label}: prompts of {args.prompt} tokens, answers of {args.answer}")
         print("| users | bench, tokens/s | all at once | with the server | of bench | of all at once |")
         print("| ---: | ---: | ---: | ---: | ---: | ---: |")
         port = int(found[1])
         for n, (bench, rate) in zip(users, inside, strict=True):
-            for _ in range(2):  # the first time, kernels may be missing
-                seconds, _ = asyncio.run(ask(port, n, args.prompt, args.answer))
-            served = n * (args.prompt + args.answer) / seconds
+            times = [asyncio.run(ask(port, n, args.prompt, args.answer))[0] for _ in range(WARM_UP + args.repetitions)]
+            served = n * (args.prompt + args.answer) / float(np.median(times[WARM_UP:]))
             ratios = f"{served / bench:.1%} | {served / rate:.1%}"
             print(f"| {n} | {bench:.0f} | {rate:.0f} | {served:.0f} | {ratios} |", flush=True)
-        firsts = [asyncio.run(ask(port, 1, args.prompt, 1))[1][0] for _ in range(REPETITIONS)]
+        firsts = [asyncio.run(ask(port, 1, args.prompt, 1))[1][0] for _ in range(FIRSTS)]
         print(f"\nfirst token: {1e3 * first:.2f} ms without, {1e3 * float(np.median(firsts)):.2f} ms with the server")
     finally:
         server.terminate()
         server.wait()
 
 
-def without(
-    model: Path, users: list[int], n_prompt: int, n_gen: int, device: str
-) -> tuple[str, list[tuple[float, float]], float]:
+def without(args: argparse.Namespace, users: list[int]) -> tuple[str, list[tuple[float, float]], float]:
     """The device; tokens per second for each number of users, as the bench measures them and if all ask at once for prompt
     and answer; and the median time to a first token in seconds."""
-    llm = engine.load(model, n_ctx=n_prompt + n_gen, parallel=max(users), device=device)
+    n_prompt, n_gen = args.prompt, args.answer
+    llm = engine.load(args.model, n_ctx=n_prompt + n_gen, parallel=max(users), device=args.device)
     rates = []
     for n in users:
-        for _ in range(2):
-            found = measure(llm, "", n, n_prompt, n_gen)
-            seconds = at_once(llm, n, n_prompt, n_gen)
-        rates.append((found.per_second, n * (n_prompt + n_gen) / seconds))
-    firsts = [measure(llm, "", 1, n_prompt, 2).first_s for _ in range(REPETITIONS)]
+        apart, together = [], []
+        for _ in range(WARM_UP + args.repetitions):
+            apart.append(measure(llm, "", n, n_prompt, n_gen).per_second)
+            together.append(n * (n_prompt + n_gen) / at_once(llm, n, n_prompt, n_gen))
+        rates.append((float(np.median(apart[WARM_UP:])), float(np.median(together[WARM_UP:]))))
+    firsts = [measure(llm, "", 1, n_prompt, 2).first_s for _ in range(FIRSTS)]
     return llm.model.ops.label, rates, float(np.median(firsts))
 
 

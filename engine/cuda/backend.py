@@ -269,17 +269,19 @@ class Backend(CompressedOperations):
     def next_rows(self, left: int, beside: bool = False) -> int:
         """The number of tokens, out of the ``left`` ones of a prompt, that the next pass should read.
 
-        beside: whether steps of answers run between its pieces.  Then it is a power of two, so that few recordings serve all
-        prompts.  Odd tokens come first: the logits of a prompt are awaited while steps run, whose memory passes of few rows
-        share.
+        beside: whether steps of answers run between its pieces, which should not wait for a new recording.  Then wide
+        passes have few sizes.  Odd tokens come first: the logits of a prompt are awaited while steps run, whose memory
+        passes of few rows share.
         """
         rows = min(left, self.max_rows)
         if rows < FEW_ROWS:
             return min(rows, STEP_ROWS)
         if not beside:
             return rows
-        odd = left % FEW_ROWS
-        return min(odd, STEP_ROWS) if odd else 1 << (rows.bit_length() - 1)
+        odd, unit = left % FEW_ROWS, max(FEW_ROWS, self.max_rows // 8)
+        if odd:
+            return min(odd, STEP_ROWS)
+        return rows - rows % unit or rows
 
     def plan(
         self,

@@ -1,15 +1,14 @@
 """Which answers share a pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engine.decode.request import Request
 from engine.limits import STEP_ROWS
-from engine.speculative.steps import Steps
 
 
-def next_group(running: Sequence[Request], steps_of: Callable[[Request], Steps]) -> list[Request]:
+def next_group(running: Sequence[Request]) -> list[Request]:
     """The answers of the next pass: of those that have the fewest steps in flight, the ones whose turn was the longest time
-    ago; none if all must wait.  steps_of: what computes the steps of an answer.
+    ago; none if all must wait.
 
     Answers are divided into as few groups as possible, which take turns.  A group stays together: it waits until all of its
     answers have as many steps in flight, since a pass of few rows takes almost as long as one of many.
@@ -21,7 +20,7 @@ def next_group(running: Sequence[Request], steps_of: Callable[[Request], Steps])
             # How many drafts there are must not depend on the others.
             groups.append([request])
             continue
-        kind = id(steps_of(request))
+        kind = id(request.steps)
         if kind not in shared or len(shared[kind]) == STEP_ROWS:
             shared[kind] = []
             groups.append(shared[kind])

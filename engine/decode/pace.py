@@ -1,17 +1,24 @@
-"""How much of a prompt is read at once while other answers wait for their next token."""
+"""How much of prompts is read at once while other answers wait for their next token."""
 
 import math
+from collections.abc import Mapping
 
 from engine.limits import STEP_ROWS
 
 SHARE = 1.5
-"""The most time of a part of a prompt, or of pieces of one, in steps of the answers that wait for it."""
+"""The time for which one prompt is read between two steps of the answers that wait for it, in steps."""
+
+MOST_SECONDS = 0.5
+"""The most seconds for which an answer waits for its next token because several prompts are read."""
 
 UNKNOWN = 32
 """Of a pass whose time is not known, one piece in this many is started at first."""
 
 WEIGHT = 0.25
 """The weight of a new measurement in a mean: times vary, since the host is delayed at times."""
+
+Read = Mapping[int, int]
+"""What is read between two steps: the number of pieces, by the number of tokens of the part that they belong to."""
 
 
 class Pace:
@@ -22,48 +29,73 @@ class Pace:
 
     def __init__(self) -> None:
         self._step = 0.0
-        #: Seconds of a piece, by the number of tokens of the part, and how many were read at once before.
+        #: Seconds of a piece, by the number of tokens of the part, and the most pieces that were read at once.
         self._piece: dict[int, float] = {}
-        self._latest: dict[int, int] = {}
-        self._read = (0, 0)
+        self._most: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+
+    @property
+    def reading(self) -> bool:
+        """Whether something is read before the next step."""
+        return bool(self._read)
 
     def read(self, rows: int, pieces: int) -> None:
         """Record that ``pieces`` pieces of a part of ``rows`` tokens are read before the next step."""
-        before = self._read
-        self._read = rows, pieces + (before[1] if before[0] == rows else 0)
+        self._read[rows] = self._read.get(rows, 0) + pieces
 
-    def started(self) -> tuple[int, int]:
-        """What is read before the step that begins now: the number of tokens of the part, and of pieces."""
-        read, self._read = self._read, (0, 0)
+    def started(self) -> Read:
+        """What is read before the step that begins now."""
+        read, self._read = self._read, {}
         return read
 
-    def stepped(self, seconds: float, read: tuple[int, int]) -> None:
+    def stepped(self, seconds: float, read: Read) -> None:
         """Record the end of a step, ``seconds`` after the one before it; read: what ``started`` returned when it began."""
-        rows, pieces = read
-        if not pieces:
+        if not read:
             self._step += WEIGHT * (seconds - self._step) if self._step else seconds
             return
-        piece = max(seconds - self._step, 0.0) / pieces
-        mean = self._piece.get(rows, piece)
-        self._piece[rows] = mean + WEIGHT * (piece - mean)
+        # Pieces of unknown time are read by themselves.  Others differ from what was expected by the same factor.
+        took, expected = max(seconds - self._step, 0.0), self._seconds(read)
+        for rows, count in read.items():
+            mean = self._piece.get(rows)
+            if mean is None:
+                self._piece[rows] = took / count
+            elif expected:
+                self._piece[rows] = mean + WEIGHT * (mean * took / expected - mean)
 
-    def pieces(self, rows: int, total: int, crowd: float) -> int:
+    def _seconds(self, read: Read) -> float:
+        """The time that is expected for what is read."""
+        return sum(count * self._piece.get(rows, math.inf) for rows, count in read.items())
+
+    def share(self, prompts: int, groups: int) -> float:
+        """Seconds for which prompts should be read between two steps.
+
+        prompts: how many wait; groups: the number of passes in which all answers get a token.  A single prompt should not
+        delay answers much.  Several are those of users who wait for a first token, and a pass of the answers they will join
+        takes hardly longer than one without them, so they have precedence, up to a bound.
+        """
+        share = prompts**2 * SHARE * self._step
+        return share if prompts < 2 else max(SHARE * self._step, min(share, MOST_SECONDS / groups))
+
+    def has_time(self, rows: int, share: float) -> bool:
+        """Whether a further piece of a part of ``rows`` tokens may be read before the next step."""
+        return not self._read or self._seconds(self._read) + self._piece.get(rows, math.inf) <= share
+
+    def pieces(self, rows: int, total: int, share: float) -> int:
         """The number of pieces to read at once, of the ``total`` ones of a part of ``rows`` tokens, at least 1: as many as
-        take their share of time, and at most twice as many as before; crowd: how many prompts there are per answer that
-        waits, at least 1."""
+        fit into ``share`` seconds with what has been read since the latest step, and at most twice as many as ever before,
+        since a few do not tell the mean time of all."""
         count, piece = max(1, total // UNKNOWN), self._piece.get(rows)
         if piece is not None:
-            most = 2 * self._latest.get(rows, total)
-            count = max(1, min(total, most, int(SHARE * crowd * self._step / piece) if piece else most))
-        self._latest[rows] = count
+            left, most = share - self._seconds(self._read), 2 * self._most.get(rows, total)
+            count = max(1, min(total, most, int(left / piece) if piece else most))
+        self._most[rows] = max(count, self._most.get(rows, 0))
         return count
 
-    def part(self, left: int, most: int, crowd: float) -> int:
+    def part(self, left: int, most: int, share: float) -> int:
         """The number of tokens to read at once in one piece, of the ``left`` ones of a prompt and at most ``most``: a power
-        of two, so that few programs serve all parts; 16, or as many as have not taken more than their share of time; crowd:
-        how many prompts there are per answer that waits, at least 1."""
+        of two, so that few programs serve all parts; 16, or as many as have not taken more than ``share`` seconds."""
         most = 1 << (min(left, most).bit_length() - 1)
-        size, share = min(most, STEP_ROWS), SHARE * crowd * self._step
+        size = min(most, STEP_ROWS)
         while size < most and self._piece.get(size, math.inf) <= share / 2:
             size *= 2
         while size > STEP_ROWS and self._piece.get(size, 0.0) > share:

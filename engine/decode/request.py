@@ -10,6 +10,7 @@ from engine.decode.sampler import Sampler
 from engine.decode.slot import Slot
 from engine.speculative.loop import Speculation
 from engine.speculative.run import Run
+from engine.speculative.steps import Steps
 
 Item = tuple[int, np.ndarray]
 """A token and the logits that it was chosen from, float32 [n_vocab]; empty if they stayed on the device."""
@@ -66,6 +67,8 @@ class Request:
         self.thread, self.asking, self.served = 0, False, 0.0
         self.slot: Slot | None = None
         self.run: Run | None = None
+        #: What computes its steps while it runs.
+        self.steps: Steps
         #: The part of its tokens that is being read.
         self.part: Part | None = None
         #: The tokens at the beginning of the prompt that did not have to be read.
@@ -103,9 +106,9 @@ class Request:
         """What its sequence must hold before the next token can be chosen: all known tokens, or all but the certain one."""
         return self.known[:-1] if self.begun else self.known
 
-    def began(self, run: Run) -> None:
+    def began(self, run: Run, steps: Steps) -> None:
         """Let steps compute the rest.  What reported on the prompt is forgotten, since it may keep an abandoned answer."""
-        self.run, self.begun = run, True
+        self.run, self.steps, self.begun = run, steps, True
         self.on_prefill = None
 
     def abandon(self) -> None:

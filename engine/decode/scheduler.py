@@ -20,7 +20,7 @@ import numpy as np
 
 from engine.cache.pages import NoPages
 from engine.decode.groups import adapts, next_group
-from engine.decode.pace import Pace
+from engine.decode.pace import Pace, Read
 from engine.decode.part import Part
 from engine.decode.request import Item, Request
 from engine.decode.slot import Slot
@@ -36,8 +36,9 @@ AHEAD_TOKENS = 16
 PATIENCE = 0.5
 """Seconds after which an answer whose tokens nobody fetches gives its slot to one that has none."""
 
-AHEAD_MASKED = 2
-"""Steps in flight of answers with a grammar: the mask of a step needs the token of the one before."""
+AHEAD_MASKED = 3
+"""Passes in flight if the next one has answers with a grammar.  The masks of a pass need the tokens of the pass before it in
+its group; they are computed while the device runs a pass of another group, and further passes would only wait for them."""
 
 POLL_SECONDS = 1e-3
 """The time, in seconds, that a thread sleeps while it waits for others to fetch their tokens."""
@@ -84,12 +85,11 @@ class Reader(Protocol):
 
 
 class Flight(NamedTuple):
-    """A pass that has been started, the requests that have rows in it, and the rows and pieces of a prompt that were started
-    before it."""
+    """A pass that has been started, the requests that have rows in it, and what of prompts was started before it."""
 
     steps: Steps
     requests: list[Request]
-    read: tuple[int, int]
+    read: Read
 
 
 class Scheduler:
@@ -201,7 +201,10 @@ class Scheduler:
             self._admit(wanted)
         reading = min((r for r in self._active if r.reading), key=lambda r: r.number, default=None)
         if reading is not None and len(self._flights) < self._most_flights:
-            self._read(reading, wanted)  # and a step follows
+            self._read(reading, wanted)
+            if self._reads_on:
+                self._drain()
+                return True
         self._steps(wanted)
         return True
 
@@ -293,31 +296,53 @@ class Scheduler:
     def _part(self, request: Request, first: int, total: int) -> Part:
         """The tokens to read in the next pass: fewer if others wait for their next token meanwhile, unless the pass can be
         split."""
-        ops = self._model.ops
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = request.stops if self._reader.slot_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if request.scored:
             left = min(left, MOST_LOGITS)
-        if self._beside and not ops.splits:
-            rows = self._pace.part(left, ops.max_rows, self._crowd)
-        else:
-            rows = ops.next_rows(left, self._beside)
+        rows = self._rows(left)
         n_logits = rows if request.scored else int(first + rows == total and not request.begun)
         assert request.slot is not None
         return self._reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)
 
+    def _rows(self, left: int) -> int:
+        """The number of tokens to read in the next pass, of the ``left`` ones of a prompt."""
+        ops = self._model.ops
+        if self._beside and not ops.splits:
+            return self._pace.part(left, ops.max_rows, self._share)
+        return ops.next_rows(left, self._beside)
+
     def _advance(self, request: Request, part: Part) -> None:
         """Start pieces of a part: all of them, or as many as those who wait for their next token should wait for."""
-        rows, count = len(part.tokens), part.pieces
+        rows, count, begun = len(part.tokens), part.pieces, time.perf_counter()
         if self._beside:
-            count = self._pace.pieces(rows, count, self._crowd)
+            count = self._pace.pieces(rows, count, self._share)
         try:
             started = part.advance(count)
         except BaseException:
             request.abandon()  # a piece may have been started or not
             raise
+        if not self._beside:
+            self._pace.started()  # nobody waits for a step
+            return
+        if not self._flights and not self._pace.reading:
+            self._ended = begun
         self._pace.read(rows, started)
+
+    @property
+    def _reads_on(self) -> bool:
+        """Whether more of prompts is to be read before the next step."""
+        if not self._beside:
+            return False
+        reading = [r for r in self._active if r.reading and (r.part is None or r.part.left)]
+        if not reading:
+            return False
+        request = min(reading, key=lambda r: r.number)
+        assert request.slot is not None
+        left = len(request.target) - request.slot.sequence.length
+        rows = len(request.part.tokens) if request.part is not None else self._rows(left) if left else 0
+        return self._pace.has_time(rows, self._share)
 
     @property
     def _beside(self) -> bool:
@@ -367,15 +392,14 @@ class Scheduler:
                 self._finish(request)
                 return
         run = Run(slot.sequence, request.sampler, request.known, request.left, request.speculation)
-        request.began(run)
-        self._steps_of(request).begin(run)
+        request.began(run, self._steps_of(request, run))
+        request.steps.begin(run)
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def _steps_of(self, request: Request) -> Steps:
+    def _steps_of(self, request: Request, run: Run) -> Steps:
         """What computes the steps of an answer: the device, unless it cannot choose its tokens."""
-        run, ops = request.run, self._model.ops
-        assert run is not None
+        ops = self._model.ops
         # What drafts are drawn from takes a grammar into account, and the host draws them.
         on_host = request.with_logits or run.params.sequential or (request.masked and not adapts(request))
         if on_host or not ops.can_sample(run.sampler.params):
@@ -394,17 +418,17 @@ class Scheduler:
     def _start(self, wanted: Request | None) -> bool:
         """Start one pass; returns whether there was one to start."""
         begun = time.perf_counter()
+        if len(self._flights) >= max(self._host.ahead, self._device.ahead if self._device is not None else 0):
+            return False
         running = [r for r in self._active if r.run is not None and not r.done and self._moves(r, wanted)]
-        for request in running:
+        together = next_group(running)
+        if not together:
+            return False
+        for request in together:
             if request.run is not None and not request.run.started and not request.run.sequence.intact:
                 self._preempt(request)  # an interrupted pass has overwritten what its next step needs
                 return True
-        if not running:
-            return False
-        together = next_group(running, self._steps_of)
-        if not together:
-            return False
-        steps = self._steps_of(together[0])
+        steps = together[0].steps
         ahead = 1 if steps is self._host else steps.ahead
         if any(r.reading for r in self._active):
             ahead = min(ahead, self._most_flights)
@@ -441,7 +465,7 @@ class Scheduler:
         except NoPages:
             self._make_room(max(requests, key=lambda request: request.number), wanted)
             return True
-        if not self._flights:
+        if not self._flights and not self._pace.reading:
             self._ended = begun  # drafting counts, and so does what the host computes at once
         for ride, flight in zip(rides, flights, strict=True):
             ride.run.started.append(flight)  # type: ignore[attr-defined]
@@ -452,11 +476,11 @@ class Scheduler:
         return True
 
     @property
-    def _crowd(self) -> float:
-        """How many prompts are to be read per answer that runs, at least 1: a step of few answers takes about as long as one
-        of many, so the more prompts there are, the sooner they should be read."""
+    def _share(self) -> float:
+        """The time, in seconds, for which prompts should be read between two steps."""
         running = sum(request.run is not None for request in self._active)
-        return max(1.0, sum(request.reading for request in self._active) / max(1, running))
+        prompts = sum(request.reading for request in self._active)
+        return self._pace.share(prompts, max(1, -(-running // STEP_ROWS)))
 
     @property
     def _most_flights(self) -> int:
@@ -513,7 +537,7 @@ class Scheduler:
         slot, run = request.slot, request.run
         assert slot is not None
         if run is not None:
-            self._steps_of(request).end(run)
+            request.steps.end(run)
         if request.closing:
             request.items.clear()
         if run is not None:
@@ -539,7 +563,7 @@ class Scheduler:
         slot, run = request.slot, request.run
         assert slot is not None
         if run is not None:
-            self._steps_of(request).end(run)
+            request.steps.end(run)
             request.stopped()
         self._active.remove(request)
         request.slot, slot.owner = None, None

@@ -20,7 +20,7 @@ from engine.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from engine.llm import LLM
 
-MERGED = 16
+MERGED = 2
 """Tokens that wait for a slow client before they are sent together; up to then each is sent by itself, and with
 log-probabilities always."""
 

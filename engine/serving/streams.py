@@ -40,10 +40,13 @@ NDJSON = Framing("application/x-ndjson", " ")
 
 log = logging.getLogger(__name__)
 
+# json.dumps would make an encoder for each value.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
 
 def dump(value: Any) -> str:
     """JSON as it is sent: compact, and the characters as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def sse(value: Any, event: str = "") -> str:

@@ -19,6 +19,7 @@ __all__ = ["TokenStream", "TokenType", "Tokenizer"]
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _BLANKS = " \t\n\v\f\r"
+_TYPES = list(TokenType)  # every token is looked up, and TokenType(value) takes longer
 
 
 class Tokenizer:

@@ -1,6 +1,8 @@
 """Models whose format is not known: everything is text."""
 
+from engine.serving.formats.events import Content, Event
 from engine.serving.formats.parser import FormatParser
+from engine.serving.formats.reader import characters
 
 
 class Plain(FormatParser):
@@ -8,6 +10,14 @@ class Plain(FormatParser):
 
     There are no tags: what the model writes is the answer, whatever it looks like.
     """
+
+    def feed(self, piece: str, special: bool = False) -> list[Event]:
+        """Returns the piece, which is certain."""
+        return [Content(characters(piece))] if piece else []
+
+    def finish(self) -> list[Event]:
+        """Returns nothing: no text waits."""
+        return []
 
 
 def plain() -> Plain:

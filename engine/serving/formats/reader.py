@@ -21,6 +21,11 @@ _SYMBOL = re.compile(f"[{SYMBOLS}]")
 _BLANKS = re.compile(r"[ \t\r\n]+")
 
 
+def characters(piece: str) -> str:
+    """``piece`` without lone surrogates, which are no characters: no tokenizer decodes to one."""
+    return piece if piece.isascii() else _SYMBOL.sub("\ufffd", piece)
+
+
 class Broken(Exception):
     """What was read is no call in the format of the model."""
 
@@ -73,9 +78,7 @@ class Reader:
     def add(self, piece: str, special: bool) -> None:
         """Takes the next piece; ``special``: it is one token that the vocabulary marks as control or user-defined."""
         symbol = self._tokens.get(piece) if special else None
-        # A lone surrogate is not a character, and no tokenizer decodes to one.
-        text = symbol or (piece if piece.isascii() else _SYMBOL.sub("\ufffd", piece))
-        self._append(text)
+        self._append(symbol or characters(piece))
 
     def end(self) -> None:
         """No more pieces follow."""
