@@ -344,7 +344,8 @@ class LLM(Context):
                 "shorten the prompt or choose a larger context (-c)."
             )
         ending = Ending()
-        params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
+        if params.logits_processors:
+            params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
         matcher = Matcher(grammar, self.tokenizer, len(ids), ends_late=ignore_eos) if grammar is not None else None
         sampler = Sampler(params, self.config.n_vocab, matcher)
         return Generation(

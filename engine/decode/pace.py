@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from engine.limits import STEP_ROWS
 
-SHARE = 1.5
+SHARE = 1.4
 """The time for which one prompt is read between two steps of the answers that wait for it, in steps."""
 
 MOST_SECONDS = 0.5

@@ -154,7 +154,7 @@ class Tokenizer:
         """The type of token ``id``; raises TokenizerError for an id outside the vocabulary."""
         if not 0 <= id < self.n_vocab:
             raise TokenizerError(f"token id {described(id)} is outside the vocabulary of {self.n_vocab} tokens")
-        return TokenType(self.vocabulary.types[id])
+        return _TYPES[self.vocabulary.types[id]]
 
     def token_id(self, text: str) -> int | None:
         """The id of the token stored as ``text`` (``"<|im_end|>"``), None if there is none."""
