@@ -30,7 +30,6 @@ from engine.cuda import accept, sample
 from engine.cuda.permit import Masks
 from engine.cuda.runtime.compiler import Specialization
 from engine.cuda.runtime.device import Device, Graph
-from engine.cuda.runtime.nap import POLL_SECONDS, Nap
 from engine.cuda.runtime.plans import padded
 from engine.cuda.runtime.tensor import Plan, Tensor
 from engine.decode.sampler import Sampler
@@ -48,6 +47,9 @@ AHEAD_DRAFTED = 2
 
 LAYOUTS = 16
 """Descriptions of rows in pinned memory: more than passes can be in flight."""
+
+POLL_SECONDS = 5e-5
+"""The time, in seconds, that the host sleeps while it waits for a token and further steps are in flight."""
 
 
 class GraphOperations(Protocol):
@@ -162,7 +164,6 @@ class DeviceSteps(ModelSteps):
         self._graphs: dict[tuple[Hashable, ...], Graphs] = {}
         self._drafting: DeviceDrafts | None = None
         self._flights: deque[Flight] = deque()
-        self._nap = Nap()
         self._masks: Masks | None = None
         #: The slots of answers that continue elsewhere than the device assumes.
         self._stray: set[int] = set()
@@ -292,20 +293,15 @@ class DeviceSteps(ModelSteps):
 
     def _wait(self, slot: int, later: int = 0) -> None:
         """Wait for the result of the next step of a slot, or of the step ``later`` steps after that."""
-        if self._chooser.ready(slot, later):
-            return
         # Without further steps in flight the device would be idle while the host sleeps.
-        queued = len(self._flights) > 1
-        if queued:
-            time.sleep(self._nap.seconds(time.perf_counter()))
+        pause = POLL_SECONDS if len(self._flights) > 1 else 0
         while not self._chooser.ready(slot, later):
             # is_idle raises DeviceError if a kernel has failed.
             if self._device.is_idle() and not self._chooser.ready(slot, later):
                 raise DeviceError(
                     f"{self._device.info.name} ended its work and left no token; this is a defect of this program"
                 )
-            time.sleep(POLL_SECONDS if queued else 0)
-        self._nap.came(time.perf_counter())
+            time.sleep(pause)
 
     def _taken(self, ride: Ride, flight: Flight) -> Step:
         run, proposal = ride
