@@ -675,7 +675,7 @@ FAULTS = (
     Fault(
         "logits that are read after the next step",
         "company",
-        "engine/decode/scheduler.py",
+        "engine/decode/prompts.py",
         "part.n_logits and self._beside and part.pieces > 1",
         "part.n_logits and self._beside",
         "the first token of an answer is chosen from the logits of another one",

@@ -978,7 +978,7 @@ def test_slow_answers_do_not_take_the_slot_of_each_other(monkeypatch: pytest.Mon
         alone = [llm.complete(prompt, **SEEDED).ids for prompt in PROMPTS]
         first = llm.generate(PROMPT, **SEEDED)
         next(first)
-        request = next(r for r in llm.scheduler._active)
+        request = next(r for r in llm.scheduler._company.active)
         request.asking = True  # as while another thread waits in ``Scheduler.next``
         other = threading.Thread(target=lambda: found.append(llm.complete(OTHER, **SEEDED).ids), daemon=True)
         found: list[list[int]] = []

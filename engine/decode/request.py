@@ -68,7 +68,7 @@ class Request:
         self.slot: Slot | None = None
         self.run: Run | None = None
         #: What computes its steps while it runs.
-        self.steps: Steps
+        self.steps: Steps | None = None
         #: The part of its tokens that is being read.
         self.part: Part | None = None
         #: The tokens at the beginning of the prompt that did not have to be read.
@@ -116,6 +116,12 @@ class Request:
         if self.part is not None:
             self.part.cancel()
             self.part = None
+
+    def end_steps(self) -> None:
+        """Wait for its steps in flight, whose results are dropped; none follows."""
+        if self.run is not None and self.steps is not None:
+            self.steps.end(self.run)
+            self.steps = None
 
     def stopped(self) -> None:
         """Keep what ``run`` has computed, so that another one can continue."""

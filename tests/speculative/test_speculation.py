@@ -240,7 +240,7 @@ def test_the_cache_ends_where_the_reader_does(
         stop = int(random.integers(1, count + 1))
         script: Any = Script(known, random)
         watched = Watched(llm.model, known, script, n)
-        monkeypatch.setattr(llm.scheduler, "_host", watched)
+        monkeypatch.setattr(llm.scheduler._company, "host", watched)
         stream = llm.decode(known.tokens[:n], known.sampler, count, script, bool(seed % 2))
         for at in range(n, n + stop):
             token, logits = next(stream)

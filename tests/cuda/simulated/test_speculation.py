@@ -195,7 +195,7 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance", reason="grammars need the extra serve")
     monkeypatch.setattr(loop, "MEASURED", 0)
     cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=3, draft_max=2) for device in ("cpu", "cuda"))
-    monkeypatch.setattr(gpu.scheduler._host, "start", None)
+    monkeypatch.setattr(gpu.scheduler._company.host, "start", None)
     asked: list[dict[str, Any]] = [
         {"grammar": engine.Grammar.regex("[a-z]{2,5}"), "temperature": 0},
         {"ignore_eos": True, "temperature": 0.8, "seed": 5},
