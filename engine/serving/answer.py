@@ -20,10 +20,6 @@ from engine.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from engine.llm import LLM
 
-MERGED = 2
-"""Tokens that wait for a slow client before they are sent together; up to then each is sent by itself, and with
-log-probabilities always."""
-
 
 @dataclass
 class Ask:
@@ -127,8 +123,8 @@ class Answer(Listener):
     # --- for an interface ------------------------------------------------------------------------------------------
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        """The deltas, one per token unless the client is slow.  Raises what ended the answer, if that was an error.  Ends the
-        answer if it is left early."""
+        """The deltas, each with all tokens that have arrived, or with one if log-probabilities are wanted.  Raises what
+        ended the answer, if that was an error.  Ends the answer if it is left early."""
         try:
             while True:
                 while self._tokens:
@@ -154,9 +150,9 @@ class Answer(Listener):
             ended(self)
 
     def _next(self) -> Delta:
-        # The log-probabilities of a token go with the events of this token.
-        n = 1 if self._with_logprobs or len(self._tokens) < MERGED else len(self._tokens)
-        ids = [self._tokens.popleft() for _ in range(n)]
+        # Writing takes time that the steps of other answers need, so tokens that wait are written together.  The
+        # log-probabilities of a token go with the events of this token.
+        ids = [self._tokens.popleft() for _ in range(1 if self._with_logprobs else len(self._tokens))]
         request = self.generation.request
         if request.paused and len(self._tokens) < self._backlog // 2:
             self._driver.proceed(request)

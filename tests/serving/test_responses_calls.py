@@ -13,7 +13,7 @@ openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx2")  # the client is built on it
 
 import engine  # noqa: E402
-from engine.serving.answer import MERGED, Ask  # noqa: E402
+from engine.serving.answer import Ask  # noqa: E402
 from engine.serving.app import app  # noqa: E402
 from engine.serving.formats.plain import plain  # noqa: E402
 from engine.serving.responses.sealed import opened  # noqa: E402
@@ -277,12 +277,12 @@ def test_log_probabilities_are_sent_token_by_token(talk: Any) -> None:
     async def test(client: Any, script: Script) -> None:
         script.pattern = ""
         async with script.models.use(None) as opened:
-            for logprobs, most in ((None, 2 * MERGED), (0, 1)):
-                options = {"max_tokens": 2 * MERGED, "ignore_eos": True}
+            for logprobs, most in ((None, 8), (0, 1)):
+                options = {"max_tokens": 8, "ignore_eos": True}
                 (answer,) = opened.answers(Ask([1], plain, options, logprobs=logprobs))
                 arrived: list[int] = []
                 answer.on_tokens = lambda answer, n, now, arrived=arrived: arrived.append(n)  # type: ignore[misc]
-                while sum(arrived) < 2 * MERGED:
+                while sum(arrived) < 8:
                     await asyncio.sleep(0.001)
                 assert max([len(delta.ids) async for delta in answer]) == most
 
