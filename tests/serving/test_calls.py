@@ -26,7 +26,7 @@ from engine.grammar.trial import TRIAL
 from engine.serving.app import app
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.conversation import prompt_of
-from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning
+from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning, merged
 from engine.serving.openai.chat import Said
 from engine.serving.served import Spec
 from engine.speculative.params import SpeculationParams
@@ -263,6 +263,30 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
     assert sum(id == tokenizer.token_id("</think>") for id in closed.ids) == 1
     assert tokenizer.decode(opened.ids, special=True).endswith("assistant: <think>\nhm")
     assert (closed.thought, opened.thought) == (NONE, OPEN)
+
+
+def test_a_beginning_is_in_the_channel_of_texts() -> None:
+    harmony = test_harmony.TEMPLATE
+    llm: Any = SimpleNamespace(tokenizer=test_harmony.TOK, chat_template=harmony)
+    turns = test_harmony.turns("a", "Yes, <|end|>", "c")
+    prompt = prompt_of(llm, turns[:2], continue_final=True)
+    text = llm.tokenizer.decode(prompt.ids, special=True)
+    assert text.endswith("Yes, <|end|>") and harmony.render(turns).startswith(text)
+    assert prompt.ids == harmony.encode(turns)[: len(prompt.ids)]
+    parser = prompt.parser()
+    pieces = ["I", " do.", "<|end|>", "<|start|>", "assistant", "<|channel|>", "analysis", "<|message|>", "hm"]
+    events = [event for piece in pieces for event in parser.feed(piece, piece in test_harmony.MARKS)]
+    assert merged(events + parser.finish()) == [Content("I do."), Reasoning("hm")]
+
+
+def test_a_call_is_not_forced_within_a_text_of_gpt_oss(server: Server) -> None:
+    server.writes("gpt_oss")
+    begun: Any = [*HELLO, {"role": "assistant", "content": "    return a"}]
+    ask = {"model": "plain", "tools": TOOLS, "extra_body": {"continue_final_message": True}} | ASK
+    ask |= {"messages": begun, "max_tokens": 4}
+    with pytest.raises(openai.BadRequestError, match="tool_choice cannot be enforced .* has begun"):
+        server.chat.create(**ask, tool_choice="required")
+    assert server.chat.create(**ask).choices[0].message.content
 
 
 @pytest.mark.parametrize(
