@@ -1,10 +1,12 @@
 """One answer of the server: the tokens of a driver, as events that an interface writes down."""
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -203,6 +205,18 @@ class Answer(Listener):
     def _delta(self, events: list[Event], ids: list[int]) -> Delta:
         first, self._taken = self._taken, self._taken + len(ids)
         return Delta(events, ids, self.generation.logprobs[first : self._taken] if self._with_logprobs else [])
+
+    # --- ids of calls ----------------------------------------------------------------------------------------------
+
+    def call_id(self, index: int, prefix: str = "call_") -> str:
+        """The id of the call with an index: the same for the same prompt and seed, another in the next turn."""
+        return f"{prefix}{self._identity}{index:06x}"
+
+    @cached_property
+    def _identity(self) -> str:
+        """A digest of prompt and seed.  The answers to one request have different seeds."""
+        prompt, seed = np.array(self.generation.prompt_ids, "<i4"), self.generation.seed
+        return hashlib.blake2b(prompt.tobytes(), digest_size=8, key=seed.to_bytes(8, "little")).hexdigest()
 
     # --- usage -----------------------------------------------------------------------------------------------------
 

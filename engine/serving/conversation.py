@@ -34,13 +34,15 @@ class Prompt(NamedTuple):
     """The token ids of a conversation, and what makes a parser of its answer.
 
     format: the name of the format in which the model writes calls and thoughts; thought: ``OPEN``, ``MAYBE`` or ``NONE`` of
-    ``engine.serving.calls.tagged``: whether the answer begins in a thought.
+    ``engine.serving.calls.tagged``: whether the answer begins in a thought; headed: whether it begins in a text that the
+    prompt has given a header, so that no call can follow before the end of this text.
     """
 
     ids: list[int]
     parser: Callable[[], Parser]
     format: str = "plain"
     thought: str = NONE
+    headed: bool = False
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
@@ -172,17 +174,20 @@ def prompt_of(
         thought = MAYBE
     if thought == OPEN and (text := last.get("reasoning_content")):
         ids = ids + llm.tokenizer.encode(text, add_special=False)
+    header: tuple[str, ...] = ()
     if text := last.get("content"):
         if thought == OPEN and tags:
             # What the client has begun is text, so the thought before it has ended.
             own_line = tags[1] == "</think>" and end.endswith("\n")
             close = f"\n{tags[1]}\n\n" if own_line else tags[1]
             ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
+        if header := select.FORMATS[format].HEADER:
+            ids = ids + llm.tokenizer.encode("".join(header), add_special=False, parse_special=True)
         ids, thought = ids + llm.tokenizer.encode(text, add_special=False), NONE
     offered = [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def parser() -> Parser:
-        return select.parser(
+        made = select.parser(
             format,
             offered,
             single=lambda tag: control_token(llm, tag) is not None,
@@ -190,8 +195,11 @@ def prompt_of(
             calls=not ruled,
             reasoning=not ruled,
         )
+        for piece in header:
+            made.feed(piece, True)
+        return made
 
-    return Prompt(ids, parser, format, thought)
+    return Prompt(ids, parser, format, thought, bool(header))
 
 
 def _is_closed(end: str, close: str, values: Mapping[str, Any]) -> bool:

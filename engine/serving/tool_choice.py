@@ -124,6 +124,13 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
             return None  # such a model calls nothing
         problem = "forces a call, and the format of the calls of this model is not known: leave it out"
         raise Refusal(f"{choice.param} {problem}.", param=choice.param)
+    if prompt.headed:
+        problem = (
+            "cannot be enforced in an answer of this model that has begun: leave out its beginning, or do not force"
+        )
+        raise Refusal(
+            f"{choice.param} {problem} calls, make functions strict or forbid parallel calls.", param=choice.param
+        )
     given = [tool["function"] for tool in choice.callable]
     functions = [Function(each["name"], pruned(each["parameters"]), each["name"] in choice.strict) for each in given]
     size = sum(len(json.dumps(function.given)) for function in functions)

@@ -132,7 +132,7 @@ START = sse(
 
 
 def test_blocks_as_the_client_reads_them() -> None:
-    blocks = Blocks("toolu_")
+    blocks = Blocks("toolu_{}".format)
     written = [message for event in EVENTS for message in blocks.feed([event])] + blocks.end()
     end = sse({"type": "message_stop"}, "message_stop")
     message = received(START + "".join(sse(each, each["type"]) for each in written) + end)
@@ -178,7 +178,7 @@ def test_blocks_of_any_answer(parts: list[tuple[str, list[str]]]) -> None:
         events += [Content(piece) if kind == "text" else Reasoning(piece) for piece in pieces]
         before = expected.pop()[1] if expected and expected[-1][0] == kind else ""
         expected.append((kind, before + "".join(pieces)))
-    blocks = Blocks("toolu_")
+    blocks = Blocks("toolu_{}".format)
     written = blocks.feed(events) + blocks.end()
     found = joined(written)
     assert [(each["type"], each["input" if each["type"] == "tool_use" else each["type"]]) for each in found] == expected

@@ -26,7 +26,7 @@ from engine.grammar.trial import TRIAL
 from engine.serving.app import app
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.conversation import prompt_of
-from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning
+from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning, merged
 from engine.serving.openai.chat import Said
 from engine.serving.served import Spec
 from engine.speculative.params import SpeculationParams
@@ -150,6 +150,27 @@ def test_a_call_that_openai_names(server: Server, format: str) -> None:
     assert (streamed.id, streamed.function.arguments) == (call.id, call.function.arguments)
 
 
+def test_calls_of_different_turns_have_different_ids(server: Server) -> None:
+    """The seed is fixed; the same request has the same ids."""
+    server.writes("qwen3")
+    ask = {"model": "plain", "tools": TOOLS, "tool_choice": NAMED, "reasoning_effort": "none"} | ASK
+    first, again = (server.chat.create(**ask, seed=5, n=2).choices for _ in range(2))
+    ids = [call.id for choice in first for call in choice.message.tool_calls]
+    assert ids == [call.id for choice in again for call in choice.message.tool_calls]
+    said = first[0].message
+    told = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "sunny"}
+    second = server.chat.create(**ask | {"messages": [*HELLO, said, told]}, seed=5).choices[0].message
+    ids.append(second.tool_calls[0].id)
+    assert len(set(ids)) == 3
+
+    ask = {"model": "plain", "tools": ANTHROPIC_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}} | ASK
+    one, same = (server.messages.create(**ask, extra_body={"seed": 5}).content for _ in range(2))
+    assert one[0].id == same[0].id
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": one[0].id, "content": "sunny"}]}
+    ask["messages"] = [*HELLO, {"role": "assistant", "content": one}, result]
+    assert server.messages.create(**ask, extra_body={"seed": 5}).content[0].id != one[0].id
+
+
 @pytest.mark.parametrize("format", ["qwen3", "gemma4"])
 @pytest.mark.parametrize(
     "choice", [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "weather"}]
@@ -244,6 +265,30 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
     assert (closed.thought, opened.thought) == (NONE, OPEN)
 
 
+def test_a_beginning_is_in_the_channel_of_texts() -> None:
+    harmony = test_harmony.TEMPLATE
+    llm: Any = SimpleNamespace(tokenizer=test_harmony.TOK, chat_template=harmony)
+    turns = test_harmony.turns("a", "Yes, <|end|>", "c")
+    prompt = prompt_of(llm, turns[:2], continue_final=True)
+    text = llm.tokenizer.decode(prompt.ids, special=True)
+    assert text.endswith("Yes, <|end|>") and harmony.render(turns).startswith(text)
+    assert prompt.ids == harmony.encode(turns)[: len(prompt.ids)]
+    parser = prompt.parser()
+    pieces = ["I", " do.", "<|end|>", "<|start|>", "assistant", "<|channel|>", "analysis", "<|message|>", "hm"]
+    events = [event for piece in pieces for event in parser.feed(piece, piece in test_harmony.MARKS)]
+    assert merged(events + parser.finish()) == [Content("I do."), Reasoning("hm")]
+
+
+def test_a_call_is_not_forced_within_a_text_of_gpt_oss(server: Server) -> None:
+    server.writes("gpt_oss")
+    begun: Any = [*HELLO, {"role": "assistant", "content": "    return a"}]
+    ask = {"model": "plain", "tools": TOOLS, "extra_body": {"continue_final_message": True}} | ASK
+    ask |= {"messages": begun, "max_tokens": 4}
+    with pytest.raises(openai.BadRequestError, match="tool_choice cannot be enforced .* has begun"):
+        server.chat.create(**ask, tool_choice="required")
+    assert server.chat.create(**ask).choices[0].message.content
+
+
 @pytest.mark.parametrize(
     ("format", "end", "values", "thought"),
     [
@@ -316,7 +361,7 @@ def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> No
 
 
 def test_text_after_a_call_begins_on_a_new_line() -> None:
-    answer: Any = SimpleNamespace(index=0, generation=SimpleNamespace(seed=1))
+    answer: Any = SimpleNamespace(call_id="call_{}".format)
     said, call = Said(answer), CallBegin(0, "now")
     events: list[Event] = [
         Reasoning("hm"),

@@ -453,7 +453,10 @@ CALL: Any = {
     "required": ["name", "parameters"],
     "additionalProperties": False,
 }
-"""Forces a model that knows no tools to call one."""
+"""What a call is."""
+
+THOUGHT = "why</think>because"
+"""A thought, and a text after it."""
 
 
 def weather(city: str, days: int) -> str:
@@ -466,9 +469,17 @@ def weather(city: str, days: int) -> str:
     return f"sunny in {city}, in {days} days"
 
 
-def with_template(source: str | None) -> LLM:
+def with_template(source: str | None, form: Any = None) -> LLM:
+    """A model with a chat template.  form: the schema of what it writes unless a request has a grammar."""
     llm = bundled(parallel=2, n_ctx=512)
     llm.chat_template = None if source is None else ChatTemplate.from_source(source, llm.tokenizer)
+    if form is not None:
+        generate, grammar = llm.generate, Grammar.json_schema(form)
+
+        def formed(prompt: Any, **options: Any) -> Any:
+            return generate(prompt, **options | {"grammar": options.get("grammar") or grammar})
+
+        setattr(llm, "generate", formed)  # noqa: B010
     return llm
 
 
@@ -477,6 +488,8 @@ def special() -> Iterator[str]:
     """The address of a server of models with other chat templates than that of the process."""
     templates = {"caller": CALLING, "thinker": THINKING, "plain": None}
     specs = [Spec(name, partial(with_template, source)) for name, source in templates.items()]
+    specs.append(Spec("calls", partial(with_template, CALLING, CALL)))
+    specs.append(Spec("thinks", partial(with_template, THINKING, {"const": THOUGHT})))
     specs.append(Spec("lost", bundled, path="/nowhere/lost.gguf"))
     application = app(specs, limits=Limits(tools=2), keys=["secret"], preload=False)
     served = uvicorn.Server(uvicorn.Config(application, port=0, log_config=None))
@@ -514,11 +527,11 @@ def test_a_key_is_needed(special: str) -> None:
 
 def test_a_function_is_called(templated: Any, special: str) -> None:
     messages: Any = [{"role": "user", "content": "How is the weather?"}]
-    answer = templated.chat("caller", messages, tools=[weather], format=CALL, options={"seed": 1})
+    answer = templated.chat("calls", messages, tools=[weather], options={"seed": 1})
     (call,) = answer.message.tool_calls
     assert (call.function.name, answer.message.content, answer.done_reason) == ("weather", "", "stop")
     jsonschema.validate(call.function.arguments, CALL["properties"]["parameters"])
-    chunks = list(templated.chat("caller", messages, tools=[weather], format=CALL, options={"seed": 1}, stream=True))
+    chunks = list(templated.chat("calls", messages, tools=[weather], options={"seed": 1}, stream=True))
     assert [each for chunk in chunks for each in chunk.message.tool_calls or ()] == [call]
     assert joined(chunks) == ""
     result = weather(**call.function.arguments)
@@ -563,12 +576,23 @@ def test_thoughts_are_separate(templated: Any, special: str, think: Any, values:
 
 
 def test_a_text_follows_a_thought(templated: Any) -> None:
-    form = {"const": "why</think>because"}
-    answer = templated.generate("thinker", "always", format=form)
+    answer = templated.generate("thinks", "always")
     assert (answer.thinking, answer.response) == ('"why', 'because"')
-    chunks = list(templated.generate("thinker", "always", format=form, stream=True))
+    chunks = list(templated.generate("thinks", "always", stream=True))
     assert "".join(chunk.thinking or "" for chunk in chunks) == '"why'
     assert "".join(chunk.response for chunk in chunks) == 'because"'
+
+
+def test_what_has_a_format_is_text(templated: Any) -> None:
+    messages: Any = [{"role": "user", "content": "always"}]
+    said = templated.chat("caller", messages, tools=[weather], format=CALL).message
+    assert not said.tool_calls
+    jsonschema.validate(json.loads(said.content), CALL)
+    form = {"const": THOUGHT}
+    said = templated.chat("thinker", messages, format=form).message
+    assert (said.thinking, json.loads(said.content)) == (None, THOUGHT)
+    answer = templated.generate("thinker", "always", format=form)
+    assert (answer.thinking, json.loads(answer.response)) == (None, THOUGHT)
 
 
 def test_what_models_can_do(templated: Any) -> None:

@@ -130,7 +130,7 @@ def test_items_of_any_answer(parts: list[tuple[str, list[str]]], reason: str) ->
         expected.append((kind, before + "".join(pieces)))
     if reason == "stop" and not [kind for kind, _ in expected if kind != "reasoning"]:
         expected.append(("message", ""))
-    answer: Any = SimpleNamespace(generation=SimpleNamespace(seed=1), index=0)
+    answer: Any = SimpleNamespace(call_id="call_{}".format)
     output: list[dict[str, Any]] = []
     items = Items(answer, "1", output, lambda tokens: [], False)
     written = [message for event in events for message in items.delta(Delta([event], [], []))]
@@ -149,7 +149,7 @@ def test_log_probabilities_of_a_text_are_those_of_its_tokens() -> None:
         return {"bytes": list(text)}
 
     output: list[dict[str, Any]] = []
-    answer: Any = SimpleNamespace(generation=SimpleNamespace(seed=1), index=0)
+    answer: Any = SimpleNamespace(call_id="call_{}".format)
     described: Any = list
     items = Items(answer, "1", output, described, False)
     half, rest = "👍".encode()[:2], "👍".encode()[2:]

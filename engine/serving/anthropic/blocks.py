@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from engine.serving.formats.arguments import object_of
@@ -19,10 +19,10 @@ DELTAS = {
 class Blocks(Parts):
     """Writes what a parser finds as blocks."""
 
-    def __init__(self, call_prefix: str) -> None:
-        """call_prefix: what the ids of calls begin with."""
+    def __init__(self, call_id: Callable[[int], str]) -> None:
+        """call_id: the id of the call with an index."""
         super().__init__()
-        self._call_prefix = call_prefix
+        self._call_id = call_id
 
     def begun(self, part: Part) -> list[Message]:
         """The beginning of a block."""
@@ -30,8 +30,7 @@ class Blocks(Parts):
         if part.kind is Kind.THOUGHT:
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif part.kind is Kind.CALL:
-            id = f"{self._call_prefix}{part.call:06x}"
-            block = {"type": "tool_use", "id": id, "name": part.name, "input": {}}
+            block = {"type": "tool_use", "id": self._call_id(part.call), "name": part.name, "input": {}}
         return [{"type": "content_block_start", "index": part.index, "content_block": block}]
 
     def added(self, part: Part, text: str) -> list[Message]:

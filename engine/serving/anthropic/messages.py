@@ -71,14 +71,9 @@ def _head(answer: Answer, served: Served) -> dict[str, Any]:
     }
 
 
-def _blocks(answer: Answer) -> Blocks:
-    # The ids of calls are the same for the same request and seed.
-    return Blocks(f"toolu_{answer.generation.seed & 0xFFFFFFFF:08x}")
-
-
 async def _whole(answers: list[Answer], served: Served) -> dict[str, Any]:
     (answer,) = answers
-    blocks = _blocks(answer)
+    blocks = Blocks(partial(answer.call_id, prefix="toolu_"))
     written = []
     async for _, delta in merged(answers):
         written += blocks.feed(delta.events)
@@ -88,7 +83,7 @@ async def _whole(answers: list[Answer], served: Served) -> dict[str, Any]:
 
 async def _events(answers: list[Answer], served: Served) -> AsyncIterator[str]:
     (answer,) = answers
-    blocks = _blocks(answer)
+    blocks = Blocks(partial(answer.call_id, prefix="toolu_"))
     begun = False
     async for _, delta in merged(answers):
         if not begun:

@@ -26,6 +26,7 @@ class GptOss(FormatParser):
     """
 
     CLOSES = ("<|end|>", "<|call|>", "<|return|>")
+    HEADER = (_CHANNEL, "final", _MESSAGE)
     TAGS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN)
 
     def _answer(self) -> Steps[None]:

@@ -61,6 +61,8 @@ class FormatParser:
     """The tags with which a call may begin."""
     CLOSES: ClassVar[tuple[str, ...]] = ()
     """The tags after a call. More of them than belong there are dropped."""
+    HEADER: ClassVar[tuple[str, ...]] = ()
+    """What stands before a text, in pieces: each is a tag or contains none."""
     TAGS: ClassVar[tuple[str, ...]] = ()
     """The other tags, and tokens that tags contain."""
 

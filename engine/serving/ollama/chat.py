@@ -32,7 +32,8 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
     if begun and "tool_calls" in messages[-1]:
         raise fields.refuse("messages", "ends with calls of tools: add messages of the role tool with their results")
     values = read_think(fields, served, formatted, begun)
-    return await asyncio.to_thread(prompt_of, served.llm, messages, tools, values, continue_final=begun)
+    given: Any = {"continue_final": begun, "ruled": formatted}
+    return await asyncio.to_thread(prompt_of, served.llm, messages, tools, values, **given)
 
 
 def _form(said: Said) -> Mapping[str, Any]:

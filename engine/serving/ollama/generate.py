@@ -43,7 +43,7 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
         return Prompt(await asyncio.to_thread(llm.tokenizer.encode, text, parse_special=raw), plain)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
-    return await asyncio.to_thread(prompt_of, llm, messages, values=values)
+    return await asyncio.to_thread(prompt_of, llm, messages, values=values, ruled=formatted)
 
 
 def _form(said: Said) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from engine.serving.answer import Answer
 from engine.serving.formats.arguments import object_of
 from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
-from engine.serving.openai.chat import call_id
 
 
 class Said(NamedTuple):
@@ -51,4 +50,4 @@ class Listening:
     def _call(self, index: int) -> Mapping[str, Any]:
         arguments = object_of("".join(self._arguments) or "{}")
         function = {"index": index, "name": self._name, "arguments": arguments}
-        return {"id": call_id(self._answer, index), "function": function}
+        return {"id": self._answer.call_id(index), "function": function}

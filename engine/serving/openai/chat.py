@@ -172,11 +172,6 @@ def _choice(answer: Answer, deltas: list[Delta], served: Served, shape: ChatShap
     return {"index": answer.index, "message": message, **finish}
 
 
-def call_id(answer: Answer, index: int) -> str:
-    """The id of a call of an answer, the same for the same request and seed."""
-    return f"call_{answer.generation.seed & 0xFFFFFFFF:08x}{answer.index:02x}{index:06x}"
-
-
 async def _chunks(answers: list[Answer], served: Served, shape: ChatShape) -> AsyncIterator[str]:
     head = shape.head("chat.completion.chunk")
 
@@ -230,7 +225,7 @@ class Said:
         if isinstance(event, CallBegin):
             self._apart |= self._said
             function = {"name": event.name, "arguments": ""}
-            id = call_id(self._answer, event.index)
+            id = self._answer.call_id(event.index)
             return {"tool_calls": [{"index": event.index, "id": id, "type": "function", "function": function}]}
         if isinstance(event, CallArguments):
             return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}

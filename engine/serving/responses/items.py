@@ -5,7 +5,6 @@ from typing import Any
 
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Delta
-from engine.serving.openai.chat import call_id
 from engine.serving.parts import Kind, Message, Part, Parts
 from engine.serving.responses.sealed import sealed
 
@@ -104,7 +103,7 @@ class Items(Parts):
     def _item(self, part: Part, status: str, content: list[Any]) -> dict[str, Any]:
         id = self._item_id(part)
         if part.kind is Kind.CALL:
-            call = {"call_id": call_id(self._answer, part.call), "name": part.name, "arguments": part.text}
+            call = {"call_id": self._answer.call_id(part.call), "name": part.name, "arguments": part.text}
             return {"id": id, "type": "function_call", "status": status, **call}
         if part.kind is Kind.THOUGHT:
             item = {"id": id, "type": "reasoning", "status": status, "summary": [], "content": content}
