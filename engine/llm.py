@@ -337,7 +337,7 @@ class LLM(Context):
         n_vocab = self.config.n_vocab
         require(0 <= whole("logprobs", logprobs) <= n_vocab, "logprobs", f"between 0 and {n_vocab}", logprobs)
         function("on_prefill", on_prefill)
-        self._checked(ids)
+        self.check_ids(ids)
         if len(ids) >= self.n_ctx and max_tokens != 0:
             raise ContextError(
                 f"the prompt has {len(ids)} tokens, which fills the context of {self.n_ctx}; "

@@ -350,13 +350,24 @@ class Reader:
 
     def _checked(self, ids: Sequence[int]) -> np.ndarray:
         self.check_open()
-        tokens = token_ids(ids, "token ids must be a sequence of whole numbers, as tokenize() returns them")
-        if not tokens:
+        return self.check_ids(
+            token_ids(ids, "token ids must be a sequence of whole numbers, as tokenize() returns them")
+        )
+
+    def check_ids(self, ids: list[int]) -> np.ndarray:
+        """Whole numbers as token ids int32 [n]. Raises UsageError if there are none or if the vocabulary lacks one, and
+        ContextError if they do not fit into the context."""
+        if not ids:
             raise UsageError("the prompt has no tokens; give some text.")
-        self.check_length(len(tokens))
-        if min(tokens) < 0 or max(tokens) >= self.config.n_vocab:
+        self.check_length(len(ids))
+        try:
+            tokens = np.array(ids, np.int32)
+            valid = tokens.min() >= 0 and tokens.max() < self.config.n_vocab
+        except OverflowError:  # no int32
+            valid = False
+        if not valid:
             raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
-        return np.array(tokens, np.int32)
+        return tokens
 
     def check_length(self, n_prompt: int) -> None:
         """Raise ContextError if a prompt of so many tokens does not fit into the context."""
