@@ -165,7 +165,7 @@ def test_how_a_prompt_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
         return found
 
     assert parts(4000, False) == [1024, 1024, 1024, 928]
-    assert parts(4000, True) == [16, 16, 1024, 1024, 1024, 512, 256, 128]
+    assert parts(4000, True) == [16, 16, 1024, 1024, 1024, 896]
     assert parts(133, False) == [133] and parts(133, True) == [5, 128]
     assert parts(127, False) == parts(127, True) == [16] * 7 + [15]
     assert parts(128, False) == parts(128, True) == [128]
