@@ -166,7 +166,8 @@ def test_a_silent_connection_is_closed(address: tuple[str, int]) -> None:
 def test_a_header_that_takes_too_long_is_refused(address: tuple[str, int], before: bytes) -> None:
     """Also one that arrives byte by byte (slowloris)."""
     parts = [bytes([byte]) for byte in b"GET /health HTTP"]
-    answer = sent(address, before + parts[0], *parts[1:8], pause=SECONDS / 6)
+    # The last byte comes before the time is over: after that, a reset could take the answer away.
+    answer = sent(address, before + parts[0], *parts[1:5], pause=SECONDS / 6)
     assert answer.startswith("HTTP/1.1 408 " if not before else "HTTP/1.1 200 ")
     assert "--header-seconds" in answer and answer.count("HTTP/1.1 408 ") == 1
 
