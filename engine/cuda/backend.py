@@ -278,9 +278,11 @@ class Backend(CompressedOperations):
             return min(rows, STEP_ROWS)
         if not beside:
             return rows
-        odd, unit = left % FEW_ROWS, max(FEW_ROWS, self.max_rows // 8)
+        odd = left % FEW_ROWS
         if odd:
             return min(odd, STEP_ROWS)
+        # Eighths of the largest pass in whole units, so that no odd tokens remain.
+        unit = max(1, self.max_rows // FEW_ROWS // 8) * FEW_ROWS
         return rows - rows % unit or rows
 
     def plan(

@@ -166,6 +166,11 @@ def test_how_a_prompt_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert parts(4000, False) == [1024, 1024, 1024, 928]
     assert parts(4000, True) == [16, 16, 1024, 1024, 1024, 896]
+    for ops.max_rows in (200, 1000, 1500, 2000, 2048, 3000):
+        wide = [rows for rows in parts(9999, True) if rows > 16]
+        assert parts(9999, True)[-len(wide) :] == wide and not any(rows % 128 for rows in wide)
+        assert len(set(wide)) <= 9
+    ops.max_rows = 1024
     assert parts(133, False) == [133] and parts(133, True) == [5, 128]
     assert parts(127, False) == parts(127, True) == [16] * 7 + [15]
     assert parts(128, False) == parts(128, True) == [128]
