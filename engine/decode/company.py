@@ -13,20 +13,20 @@ PROCESSOR = "a logits processor"
 """What may run on the host while a token is chosen, as an error message calls it."""
 
 
-class Displaced(Exception):
-    """An interrupted pass has overwritten what the next pass of ``request`` needs: it has to read its tokens again."""
+class CannotGoOn(Exception):
+    """The next pass of ``request`` cannot be started as things are."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
         self.request = request
 
 
-class NoRoom(Exception):
-    """There are no pages for the next tokens of ``request``."""
+class Displaced(CannotGoOn):
+    """An interrupted pass has overwritten what the next pass of a request needs: it has to read its tokens again."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.request = request
+
+class NoRoom(CannotGoOn):
+    """There are no pages for the next tokens of a request."""
 
 
 class Company:
@@ -95,10 +95,12 @@ class Company:
         return self._device
 
     def finish(self, request: Request) -> None:
+        """End an answer that has all of its tokens."""
         request.done = True
         self.leave(request)
 
     def fail(self, request: Request, error: Exception) -> None:
+        """End an answer with an error, which its reader gets after the tokens before it."""
         request.error = error
         self.finish(request)
 

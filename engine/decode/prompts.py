@@ -64,19 +64,19 @@ class Prompts:
     def _part(self, request: Request, first: int, total: int) -> Part:
         """The tokens to read in the next pass: fewer if others wait for their next token meanwhile, unless the pass can be
         split."""
+        rows = self._rows(request, first, total)
+        n_logits = rows if request.scored else int(first + rows == total and not request.begun)
+        assert request.slot is not None
+        return self._company.reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)
+
+    def _rows(self, request: Request, first: int, total: int) -> int:
+        """The number of tokens to read in the next pass, of those from index ``first`` to ``total``."""
+        ops = self._company.model.ops
         # The output of the trunk that a layer which drafts needs is still there when a pass ends; states are not.
         borders = request.stops if self._company.reader.slot_bytes else set()
         left = min((stop for stop in borders if stop > first), default=total) - first
         if request.scored:
             left = min(left, MOST_LOGITS)
-        rows = self._rows(left)
-        n_logits = rows if request.scored else int(first + rows == total and not request.begun)
-        assert request.slot is not None
-        return self._company.reader.part(request.slot, request.target[first : first + rows], n_logits, request.stops)
-
-    def _rows(self, left: int) -> int:
-        """The number of tokens to read in the next pass, of the ``left`` ones of a prompt."""
-        ops = self._company.model.ops
         if self._beside and not ops.splits:
             return self._pace.part(left, ops.max_rows, self._share)
         return ops.next_rows(left, self._beside)
@@ -105,10 +105,11 @@ class Prompts:
         if not reading:
             return False
         request = min(reading, key=lambda r: r.number)
+        if request.part is not None:
+            return self._pace.has_time(len(request.part.tokens), self._share)
         assert request.slot is not None
-        left = len(request.target) - request.slot.sequence.length
-        rows = len(request.part.tokens) if request.part is not None else self._rows(left) if left else 0
-        return self._pace.has_time(rows, self._share)
+        first, total = request.slot.sequence.length, len(request.target)
+        return first < total and self._pace.has_time(self._rows(request, first, total), self._share)
 
     @property
     def _beside(self) -> bool:
