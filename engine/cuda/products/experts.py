@@ -5,8 +5,9 @@ Shapes: a *pair* is a row and one of its experts, pair = row * n_used + s; ids i
     The matrices of all experts form one of n_expert * R rows: rows [e R, (e + 1) R) are those of expert e.  Outputs float32
     [pairs, R]; if a network that every row uses takes part, ``rows`` more follow: [pairs + rows, R].  Activations are int8 in
     the layout of ``engine/cuda/products/quantize.py``: for gate and up one row per row, for down one per output.
-Who owns what: ``matmul_experts``: a block owns 16 rows of the matrix of a pair's expert, and multiplies them by all pairs of
-    that expert if its own is the first of them; otherwise it exits.  So an expert is read once, however many rows use it.
+Who owns what: ``matmul_experts``: a block owns a run of tiles of 16 rows of the matrix of a pair's expert, and multiplies
+    them by all pairs of that expert if its own is the first of them; otherwise it exits.  So an expert is read once, however
+    many rows use it.
 Reduction order: that of ``engine/cuda/products/matmul.py``, then fma(y, factor, bias), y * factor or y + bias where experts
     have factors or biases.
 Bytes moved: the matrices of every expert in use, once.
@@ -45,9 +46,29 @@ u32 = np.uint32
 I = np.int32  # noqa: E741
 
 
+MOST_TILES = 8
+"""The most tiles of a block."""
+
+ROUNDS = 4
+"""The least number of blocks that a place for a block gets, one after another, if blocks own several tiles."""
+
+
 def tiles(n_rows: int) -> int:
     """Records of 16 rows that the matrix of an expert touches; if R is not a multiple of 16, it may begin inside a record."""
     return n_rows // 16 if n_rows % 16 == 0 else (n_rows + 30) // 16
+
+
+def run_of(n_tiles: int, pairs: int, n_matrices: int, at_once: int) -> int:
+    """The number of tiles that a block owns, a power of two, of ``n_tiles`` ones of each of ``n_matrices`` matrices of an
+    expert.
+
+    Finding the pairs of an expert takes about as long as a tile, for each of ``pairs`` pairs, so a block should own several
+    tiles; but the last blocks should not be few.  at_once: the blocks that are resident on the GPU.
+    """
+    size = MOST_TILES
+    while size > 1 and pairs * n_matrices * -(-n_tiles // size) < ROUNDS * at_once:
+        size //= 2
+    return size
 
 
 # --- factors and biases ----------------------------------------------------------------------------------------
@@ -91,13 +112,16 @@ def make_finish(finish: Finish) -> tuple[DeviceFunction, DeviceFunction]:
 
 def resident(formats: tuple[str, ...], most: int, *others: DeviceFunction) -> int:
     """Blocks per multiprocessor: three if 80 registers per thread are enough."""
-    small = {"Q2_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ3_XXS", "IQ4_XS"}.isdisjoint(formats) and len(set(formats)) == 1
-    return 3 if most == 1 and small else 2
+    if len(set(formats)) > 1:
+        return 2
+    if most > 1:
+        return 3 if formats[0] in ("Q4_0", "Q8_0", "MXFP4") else 2
+    return 2 if formats[0] in ("Q2_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ3_XXS", "IQ4_XS") else 3
 
 
 @kernel(
     *(U32P, U32P, U32P, U32P, F32P, F32P, I32P, F32P, F32P, F32P, F32P, F32P, I32P, I32P, F32P, F32P, F32P, F32P),
-    *(i32, i32, i32, i32, U32P, F32P, U32P),
+    *(i32, i32, i32, i32, i32, U32P, F32P, U32P),
     threads=32 * CHAINS,
     blocks=resident,
     cached=True,
@@ -119,7 +143,8 @@ def matmul_experts(
     most: rows, 1, 8 or 16.  n_expert: for a single row, the kernel itself chooses among that many by ``logits`` and the law
     ``routing``, and writes ids and weights, with the experts' ``scales`` if ``scaled``.
     finish: what is done with the products of experts: factors f0 and f1 [n_expert], biases b0 and b1 [n_expert, R].
-    Grid: (matrices * ``tiles(R)``, pairs + ``shared``) blocks of 32 * ``matmul.warps(units, False)`` threads.
+    run: the tiles of a block, a power of two; 1 for a single row.
+    Grid: (matrices * ceil(``tiles(R)`` / run), pairs + ``shared``) blocks of 32 * ``matmul.warps(units, False)`` threads.
     """
     kinds = [T[name] for name in formats]
     two, mixed = len(kinds) > 1, len(set(kinds)) > 1
@@ -129,6 +154,7 @@ def matmul_experts(
     row_tiles, columns = -(-most // 8), min(most, 2)
     n_acc, n_columns = 4 * row_tiles, 1 if most == 1 else 8 * row_tiles
     n_parts, n_where = CHAINS * 16 * n_columns, n_places(most)
+    n_shared = n_parts if most == 1 else 2 * n_parts
     single, first_pair, chooses = most == 1, int(shared), n_expert > 0
     choose, share = make_route(max(n_expert, 1), n_used, scaled, routing)
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
@@ -154,7 +180,8 @@ def matmul_experts(
         b0,
         b1,
         rows,
-        n_tiles,
+        n_runs,
+        run,
         n_rows,
         units,
         q,
@@ -162,7 +189,7 @@ def matmul_experts(
         s,
     ):
         let_next_begin()
-        parts = pointer(cuda.shared.array(n_parts, np.float32))
+        parts = pointer(cuda.shared.array(n_shared, np.float32))
         listed = pointer(cuda.shared.array(n_columns, np.int32))
         inputs = pointer(cuda.shared.array(n_columns, np.int32))
         places = cuda.local.array(n_where, np.int32)
@@ -174,10 +201,10 @@ def matmul_experts(
         last = min(I(first + length), units)
         tile, pair = I(cuda.blockIdx.x), I(I(cuda.blockIdx.y) - first_pair)
         pairs = I(rows * n_used)
-        second = two and tile >= n_tiles
+        second = two and tile >= n_runs
         w, common, out, size, factors, biases = w0, s0, out0, I(size0), f0, b0
         if second:
-            tile = I(tile - n_tiles)
+            tile = I(tile - n_runs)
             w, common, out, size, factors, biases = w1, s1, out1, I(size1), f1, b1
         origin, count, expert = I(0), I(1), I(0)
         if shared and pair < 0:
@@ -219,48 +246,57 @@ def matmul_experts(
                     j = I(cuda.popc(I(bits & I(I(I(1) << lane) - 1))))
                     listed[j] = own
                     inputs[j] = own if down else lane
-        # The tile's first row, negative if the expert begins inside a record.
-        low = I(16 * tile - (origin & 15))
-        if low >= n_rows:
-            wait_for_inputs()
-            return
-        factor, bias = f32(1.0), f32(0.0)
-        if finishes and pair >= 0:
-            factor, bias = load_finish(factors, biases, expert, I(low + (thread & 15)), n_rows)
         alone = pair if pair >= 0 else I(n_used)
-        if single:
-            gather(alone if down else I(0), count, units, places)
-        else:
+        if not single:
+            tile = I(tile * run)
             cuda.syncthreads()
-            gather(inputs, count, units, places)
-        for k in range(n_acc):
-            acc[k] = f32(0.0)
-        records = advance(w, np.int64(I(I(I((origin >> 4) + tile) * units) + first)) * size)
-        if not mixed or not second:
-            chain0(records, first, last, units, places, q, d, s, acc)
-        else:
-            chain1(records, first, last, units, places, q, d, s, acc)
-        column = I(2 * (lane & 3))
-        if columns > 1 or column == 0:
-            own_parts = advance(parts, I(warp * (16 * n_columns) + 16 * column + (lane >> 2)))
-            for n in range(row_tiles):
-                for c in range(columns):
-                    own_parts[(8 * n + c) * 16] = acc[4 * n + c]
-                    own_parts[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
-        cuda.syncthreads()
-        i = thread
-        while i < 16 * count:
-            r = I(low + (i & 15))
-            if r >= 0 and r < n_rows:
-                total = f32(0.0)
-                for c in range(CHAINS):
-                    if c * 32 < cuda.blockDim.x:
-                        total = total + parts[c * (16 * n_columns) + i]
-                t = alone if single else listed[i >> 4]
-                if finishes and pair >= 0:
-                    total = apply_finish(total, factor, bias)
-                out[np.int64(t) * n_rows + r] = total
-            i = I(i + cuda.blockDim.x)
+        while True:
+            # The tile's first row, negative if the expert begins inside a record.
+            low = I(16 * tile - (origin & 15))
+            if low >= n_rows:
+                wait_for_inputs()
+                return
+            factor, bias = f32(1.0), f32(0.0)
+            if finishes and pair >= 0:
+                factor, bias = load_finish(factors, biases, expert, I(low + (thread & 15)), n_rows)
+            # What a tile needs is computed again for each: it would take registers meanwhile.
+            if single:
+                gather(alone if down else I(0), count, units, places)
+            else:
+                gather(inputs, count, units, places)
+            for k in range(n_acc):
+                acc[k] = f32(0.0)
+            records = advance(w, np.int64(I(I(I((origin >> 4) + tile) * units) + first)) * size)
+            if not mixed or not second:
+                chain0(records, first, last, units, places, q, d, s, acc)
+            else:
+                chain1(records, first, last, units, places, q, d, s, acc)
+            # Two sets of parts in turn, so that a warp may begin the next tile while others still read these.
+            begin = I(0) if single else I(I(tile & 1) * n_parts)
+            column = I(2 * (lane & 3))
+            if columns > 1 or column == 0:
+                own_parts = advance(parts, I(begin + warp * (16 * n_columns) + 16 * column + (lane >> 2)))
+                for n in range(row_tiles):
+                    for c in range(columns):
+                        own_parts[(8 * n + c) * 16] = acc[4 * n + c]
+                        own_parts[(8 * n + c) * 16 + 8] = acc[4 * n + 2 + c]
+            cuda.syncthreads()
+            i = thread
+            while i < 16 * count:
+                r = I(low + (i & 15))
+                if r >= 0 and r < n_rows:
+                    total = f32(0.0)
+                    for c in range(CHAINS):
+                        if c * 32 < cuda.blockDim.x:
+                            total = total + parts[begin + c * (16 * n_columns) + i]
+                    t = alone if single else listed[i >> 4]
+                    if finishes and pair >= 0:
+                        total = apply_finish(total, factor, bias)
+                    out[np.int64(t) * n_rows + r] = total
+                i = I(i + cuda.blockDim.x)
+            tile = I(tile + 1)
+            if single or tile & I(run - 1) == 0:
+                return
 
     return matmul_experts
 

@@ -293,25 +293,29 @@ class Mixture:
             self._route(logits)
         units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
         formats = tuple(w.format.name for w in stacks)
+        most, threads = matmul.compiled_rows(self._rows), 32 * matmul.warps(units, False)
+        at_once = kernels.resident(formats, most) * self._recorder.device.multiprocessors * (256 // threads)
+        run = 1 if most == 1 else kernels.run_of(n_tiles, self._pairs, len(stacks), at_once)
+        n_runs = -(-n_tiles // run)
         spare: Sequence[DeviceWeight | int] = others or [0]
         finish, added = finish_of(ends)
         arguments = (
             *(stacks[0], stacks[-1], spare[0], spare[-1], outs[0], outs[-1]),
             *(self._ids, self._weights, logits, scales or 0, *self._choice, *added),
-            *(self._rows, n_tiles, n_rows, units, *x),
+            *(self._rows, n_runs, run, n_rows, units, *x),
         )
-        constants: tuple[Constant, ...] = (formats, matmul.compiled_rows(self._rows), n_used, self._joins, down)
+        constants: tuple[Constant, ...] = (formats, most, n_used, self._joins, down)
         law = self._experts.routing if chooses else router.USUAL
         if chooses or finish != kernels.NOTHING:
             constants += (n_expert, scales is not None) if chooses else (0, False)
         if law != router.USUAL or finish != kernels.NOTHING:
             constants += (law, finish)
         kernel = kernels.matmul_experts(*constants)
-        grid = (len(stacks) * n_tiles, self._pairs + self._joins)
+        grid = (len(stacks) * n_runs, self._pairs + self._joins)
         written = dense.results(outs)
         if chooses:
             written |= {"ids": self._ids, "weights": self._weights}
-        self._recorder.launch(kernel, grid, 32 * matmul.warps(units, False), arguments, **written)
+        self._recorder.launch(kernel, grid, threads, arguments, **written)
         self._routed = True
 
     def _matmul_join(self, act: Gated, logits: Tensor, units: int, n_rows: int) -> Tensor:

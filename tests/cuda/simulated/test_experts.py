@@ -197,7 +197,7 @@ def packed(unit: int, x: np.ndarray, wide: bool = False) -> list[np.ndarray]:
         [
             ("Q4_K Q6_K", 10, 2, True, False, 1, 16),
             ("IQ2_XXS", 1, 3, True, True, 1, 16),
-            ("Q8_0 Q5_1", 9, 1, False, False, 3, 32),
+            ("Q8_0 Q5_1", 9, 1, False, False, 3, 80),
             # Experts begin within a record; more units than chains.
             ("Q2_K", 2, 2, False, True, 1, 24),
             ("Q4_1", 2, 1, True, True, 18, 8),
@@ -231,9 +231,11 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
     records = [repack.repack_rows(w.format, w.data) for w in stacks]
     others = [repack.repack_rows(w.format, w.data) for w in commons]
     kernel = matmul_experts(tuple(e.name for e in entries), 1 if rows == 1 else -(-rows // 8) * 8, n_used, shared, down)
-    sizes = (rows, tiles(n_rows), n_rows, units)
+    own_run = 1 if rows == 1 else 2  # blocks of several tiles; the last one may have fewer
+    n_runs = -(-tiles(n_rows) // own_run)
+    sizes = (rows, n_runs, own_run, n_rows, units)
     arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, *[None] * 11, *sizes]
-    grid = (len(entries) * tiles(n_rows), pairs + shared)
+    grid = (len(entries) * n_runs, pairs + shared)
     run(kernel, grid, 32 * matmul.warps(units, False), [*arguments, *packed(entries[0].unit, x)])
     for stack, common, out in zip(stacks, commons, outs, strict=True):
         for pair in range(n_outputs):
@@ -335,7 +337,7 @@ def test_a_product_that_chooses() -> None:
         np.empty((n_used, n_rows), F),
     )
     records = repack.repack_rows(stack.format, stack.data)
-    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, *[None] * 8, 1, 1, n_rows, 1]
+    arguments = [records, records, None, None, out, out, ids, weights, logits, scales, *[None] * 8, 1, 1, 1, n_rows, 1]
     arguments += packed(32, x)
     run(matmul_experts(("Q8_0",), 1, n_used, False, False, n_expert, True), (1, n_used), 32, arguments)
     theirs, shares = np.empty_like(ids), np.empty_like(weights)
