@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from engine.limits import STEP_ROWS
 
-SHARE = 1.4
+SHARE = 1.35
 """The time for which one prompt is read between two steps of the answers that wait for it, in steps."""
 
 MOST_SECONDS = 0.5
@@ -33,6 +33,8 @@ class Pace:
         self._piece: dict[int, float] = {}
         self._most: dict[int, int] = {}
         self._read: dict[int, int] = {}
+        #: The most prompts that have waited since the latest step.
+        self._prompts = 0
 
     @property
     def reading(self) -> bool:
@@ -45,7 +47,7 @@ class Pace:
 
     def started(self) -> Read:
         """What is read before the step that begins now."""
-        read, self._read = self._read, {}
+        read, self._read, self._prompts = self._read, {}, 0
         return read
 
     def stepped(self, seconds: float, read: Read) -> None:
@@ -71,8 +73,10 @@ class Pace:
 
         prompts: how many wait; groups: the number of passes in which all answers get a token.  A single prompt should not
         delay answers much.  Several are those of users who wait for a first token, and a pass of the answers they will join
-        takes hardly longer than one without them, so they have precedence, up to a bound.
+        takes hardly longer than one without them, so they have precedence, up to a bound.  Those that have been read since
+        the latest step count, or the last ones would wait for steps in which most answers have no row yet.
         """
+        self._prompts = prompts = max(self._prompts, prompts)
         share = prompts**2 * SHARE * self._step
         return share if prompts < 2 else max(SHARE * self._step, min(share, MOST_SECONDS / groups))
 

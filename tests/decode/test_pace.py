@@ -62,9 +62,20 @@ def test_a_part_of_unknown_time_is_begun_carefully_and_by_itself() -> None:
 
 def test_several_prompts_have_precedence_up_to_a_bound() -> None:
     pace = learned()
-    assert pace.share(1, 1) < pace.share(2, 1) < pace.share(8, 1) < pace.share(64, 1) == MOST_SECONDS
+    one = pace.share(1, 1)
+    assert one < pace.share(2, 1) < pace.share(8, 1) < pace.share(64, 1) == MOST_SECONDS
     assert pace.share(64, 4) == MOST_SECONDS / 4  # all four groups wait
-    assert pace.share(1, 4) == pace.share(1, 1)
+    pace.started()
+    assert pace.share(1, 4) == one
+
+
+def test_the_last_of_several_prompts_have_the_precedence_of_all() -> None:
+    """Until the next step; or the others would take steps in which those that are read have no row."""
+    pace = learned()
+    shares = [pace.share(prompts, 1) for prompts in range(8, 0, -1)]
+    assert len(set(shares)) == 1
+    pace.started()
+    assert pace.share(1, 1) < shares[0]
 
 
 def test_parts_of_different_sizes_before_one_step() -> None:
