@@ -39,7 +39,7 @@ class Guard:
     def __init__(self, inner: ASGIApp, state: State, keys: Sequence[str], local: bool) -> None:
         self.state = state
         self._inner = inner
-        self._keys = [key.encode() for key in dict.fromkeys(keys)]
+        self._keys = [key.encode() for key in keys]
         self._local = local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
