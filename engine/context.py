@@ -86,13 +86,14 @@ class Context(Reader):
         count: int,
         speculation: Speculation | None = None,
         with_logits: bool = False,
+        salt: str = "",
     ) -> Generator[tuple[int, np.ndarray], None, None]:
         """Generate ``count`` tokens after ``ids``, each with the logits that it was chosen from, float32 [n_vocab].
-        Without ``with_logits``, the logits may be empty.
+        Without ``with_logits``, the logits may be empty.  salt: that of the text.
 
         The last of ``ids`` is read in the step that chooses the first token.
         """
-        yield from self.tokens(Request(ids, sampler, count, speculation, with_logits, begun=True))
+        yield from self.tokens(Request(ids, sampler, count, speculation, with_logits, salt=salt, begun=True))
 
     def tokens(self, request: Request) -> Generator[tuple[int, np.ndarray], None, None]:
         """The tokens of a request, computed when they are wanted."""

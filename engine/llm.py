@@ -43,9 +43,9 @@ class LLM(Context):
 
     Threads can share a model. Their answers are computed together, as many at a time as ``parallel`` of :func:`engine.load`
     says; others wait. A thread that waits for a token computes the next pass for all of them. Each answer has the same bits
-    as without other threads. Answers that begin with the same tokens share what the cache holds of them. ``on_prefill`` and
-    logits processors may be called in any of these threads, in the middle of a pass: they must not use the model, which
-    raises UsageError, nor wait for another thread that uses it.
+    as without other threads. Answers that begin with the same tokens share what the cache holds of them, unless their
+    ``cache_salt`` differs. ``on_prefill`` and logits processors may be called in any of these threads, in the middle of a
+    pass: they must not use the model, which raises UsageError, nor wait for another thread that uses it.
 
     Attributes
     ----------
@@ -247,6 +247,7 @@ class LLM(Context):
         logprobs: int = 0,
         on_prefill: Callable[[int, int], None] | None = None,
         speculation: SpeculationParams | None = None,
+        cache_salt: str = "",
     ) -> Generation:
         """Begin an answer that continues a text or a sequence of token ids.
 
@@ -293,6 +294,9 @@ class LLM(Context):
             :meth:`Generation.close`, but must not use the model otherwise, which raises UsageError.
         speculation : SpeculationParams, optional
             How to draft and which drafts to accept. By default the draft model is used if one is loaded.
+        cache_salt : str
+            What the cache holds is shared only among answers with the same salt, so that the time of an answer does not say
+            what others have asked. The text does not depend on it.
 
         Returns
         -------
@@ -337,6 +341,8 @@ class LLM(Context):
         n_vocab = self.config.n_vocab
         require(0 <= whole("logprobs", logprobs) <= n_vocab, "logprobs", f"between 0 and {n_vocab}", logprobs)
         function("on_prefill", on_prefill)
+        if not isinstance(cache_salt, str):
+            raise UsageError(f"cache_salt must be a text, not {described(cache_salt)}.")
         self.check_ids(ids)
         if len(ids) >= self.n_ctx and max_tokens != 0:
             raise ContextError(
@@ -360,6 +366,7 @@ class LLM(Context):
             on_prefill=on_prefill,
             speculation=self._speculation(speculation or SpeculationParams(), sampler),
             ending=ending,
+            salt=cache_salt,
         )
 
     def _speculation(self, params: SpeculationParams, sampler: Sampler) -> Speculation | None:

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     logprobs: int
     on_prefill: OnPrefill | None
     speculation: SpeculationParams | None
+    cache_salt: str
 
 
 def stop_texts(stop: object) -> list[str]:

@@ -75,15 +75,18 @@ class Reader:
         """The sequence that was used last."""
         return self._current.sequence
 
-    def free_slot(self, tokens: np.ndarray) -> Slot | None:
-        """A slot without an owner for a text int32 [n]: one that holds its beginning, and little else, or else the one that
-        was used least recently; None if all have owners."""
+    def free_slot(self, tokens: np.ndarray, salt: str) -> Slot | None:
+        """A slot without an owner for a text int32 [n] with a salt: one that holds its beginning, and little else, or else
+        the one that was used least recently; None if all have owners.  What it holds with another salt is forgotten."""
 
         def worth(slot: Slot) -> tuple[int, int]:
-            common = slot.common(tokens)
+            common = slot.common(tokens, salt)
             return common if 2 * common >= slot.sequence.length else 0, -slot.used
 
-        return max((slot for slot in self.slots if slot.owner is None), key=worth, default=None)
+        slot = max((slot for slot in self.slots if slot.owner is None), key=worth, default=None)
+        if slot is not None:
+            slot.sequence.belong(salt)
+        return slot
 
     def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
         """Cut what a slot holds to a prefix of ``tokens``, shorter than these, and return its length."""
@@ -104,11 +107,12 @@ class Reader:
         return Part(self.model, slot, tokens, n_logits, stops)
 
     @in_turn
-    def hold(self, slot: int, ids: Sequence[int]) -> None:
-        """Make the sequence in a slot hold exactly ``ids``, without computing logits."""
+    def hold(self, slot: int, ids: Sequence[int], salt: str = "") -> None:
+        """Make the sequence in a slot hold exactly ``ids`` with a salt, without computing logits."""
         own, tokens = self.slots[slot], self._checked(ids)
         if own.owner is not None:
             self.scheduler.interrupt()
+        own.sequence.belong(salt)
         # All but the last token may already be there.
         first = self.rewind(own, np.append(tokens, tokens[-1:]))
         while first < tokens.size:
@@ -140,12 +144,12 @@ class Reader:
         for paging, pool in self.cache.pools.items():
             pool.check(page for slot in self.slots for page in slot.sequence.pages(paging).values())
 
-    def _own_slot(self, tokens: np.ndarray) -> Slot:
+    def _own_slot(self, tokens: np.ndarray, salt: str) -> Slot:
         """A slot for a text that is read now; requests give theirs back if there is no other."""
-        slot = self.free_slot(tokens)
+        slot = self.free_slot(tokens, salt)
         if slot is None:
             self.scheduler.interrupt()
-            slot = self.free_slot(tokens)
+            slot = self.free_slot(tokens, salt)
         assert slot is not None
         return slot
 
@@ -210,7 +214,7 @@ class Reader:
         """
         tokens = self._checked(ids)
         self.check_free()
-        slot = self._own_slot(tokens)
+        slot = self._own_slot(tokens, "")
         slot.clear()
         self.settled(slot)
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
@@ -257,12 +261,12 @@ class Reader:
         self._read(ids, 0, None)
 
     def _read(
-        self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None
+        self, ids: Sequence[int], n_logits: int, on_prefill: Callable[[int, int], None] | None, salt: str = ""
     ) -> tuple[np.ndarray, int]:
         tokens = self._checked(ids)
         function("on_prefill", on_prefill)
         self.check_free()
-        slot = self._own_slot(tokens)
+        slot = self._own_slot(tokens, salt)
         kept = first = self.rewind(slot, tokens)
         stops = slot.stops(tokens, kept)
         logits = np.empty((0, 0), np.float32)
@@ -311,12 +315,12 @@ class Reader:
         return self._forward(self._current, tokens, 1)[0]
 
     @in_turn
-    def extend(self, ids: list[int]) -> np.ndarray:
-        """Logits after ``ids``, float32 [n_vocab]; fastest if a slot holds all but the last token."""
+    def extend(self, ids: list[int], salt: str = "") -> np.ndarray:
+        """Logits after ``ids`` with a salt, float32 [n_vocab]; fastest if a slot holds all but the last token."""
         tokens = self._checked(ids)
-        slot = self.free_slot(tokens)
+        slot = self.free_slot(tokens, salt)
         if slot is None or slot.sequence.tokens != ids[:-1]:
-            return self.prefill(ids)[0]
+            return self._read(ids, 1, None, salt)[0][0]
         self.settled(slot)
         return self._forward(slot, tokens[-1:], 1)[0]
 
@@ -329,7 +333,7 @@ class Reader:
         """Read tokens after those that a slot without an owner holds; what an interrupted pass has overwritten is read again
         before, and slots that nobody uses are cleared if pages run out."""
         if not slot.sequence.intact:
-            self.read(list(slot.sequence.tokens))
+            self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         while True:
             try:
                 part = self.part(slot, tokens.tolist(), n_logits, stops)

@@ -52,9 +52,9 @@ PERSON = {
 def asks(
     llm: engine.LLM, count: int, seed: int, longest: int, drafts: bool = True, grammars: bool = False
 ) -> list[Ask]:
-    """Random requests, many of which begin alike, with prompts of up to ``longest`` tokens; grammars: half of them have a
-    grammar."""
-    rng = np.random.default_rng(seed)
+    """Random requests, many of which begin alike, with prompts of up to ``longest`` tokens and one of three salts; grammars:
+    half of them have a grammar."""
+    rng, salts = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     n_vocab = llm.config.n_vocab
     texts = [rng.integers(0, n_vocab, longest).tolist() for _ in range(3)]
     regex, schema = engine.Grammar.regex, engine.Grammar.json_schema
@@ -72,6 +72,7 @@ def asks(
             "repeat_penalty": float(rng.choice([1.0, 1.2])),
             "logprobs": int(rng.choice([0, 0, 2])),
             "ignore_eos": bool(rng.random() < 0.5),
+            "cache_salt": str(salts.choice(["", "", "a", "b"])),
         }
         if rng.random() < 0.2:
             options["logit_bias"] = {int(rng.integers(n_vocab)): 3.0}

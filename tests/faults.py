@@ -441,6 +441,15 @@ FAULTS = (
         ("tests/models/test_company.py::test_shared_pages_are_not_written_to",),
     ),
     Fault(
+        "what another user has read",
+        "caches",
+        "engine/decode/slot.py",
+        "if self.sequence.salt != salt or not self.sequence.length",
+        "if not self.sequence.length",
+        "who sends the beginning of a prompt can tell from the time of the answer whether another user has sent it",
+        ("tests/decode/test_salts.py::test_a_slot_keeps_less_than_a_page_for_its_salt",),
+    ),
+    Fault(
         "the table of another sequence",
         "caches",
         "engine/models/base.py",

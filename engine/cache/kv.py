@@ -129,8 +129,6 @@ class KVCache(Space):
         self.layers: list[Any] = [shape.layer(self, types) for shape in shapes]
         #: The kinds of rings that lose positions as others are stored.
         self.rings = frozenset([*others, *(ring for s in shapes for ring in s.rings(max_rows))])
-        #: The key of an empty text, on which the keys of all pages depend.
-        self.key = b""
 
     @property
     def rewind(self) -> int:

@@ -18,6 +18,14 @@ def key_after(key: bytes, tokens: SequenceOf[int]) -> bytes:
     return hashlib.blake2b(np.asarray(tokens, np.int32).tobytes(), key=key, digest_size=32).digest()
 
 
+def first_key(salt: str) -> bytes:
+    """The key of an empty text with a salt, on which the keys of all texts with this salt depend.  No chunk of tokens has the
+    same key."""
+    return (
+        hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32, person=b"salt").digest() if salt else b""
+    )
+
+
 def keys_of(tokens: SequenceOf[int], begin: bytes, first: SequenceOf[bytes] = ()) -> list[bytes]:
     """The keys of a text after each whole chunk.  begin: that of no text; first: those of the first chunks, if known."""
     keys = list(first)
@@ -32,6 +40,8 @@ class Sequence:
     It is the only place that knows how many there are, and which pages hold them.  A pass first claims the positions that it
     is about to store, since rings lose then what was stored in their place, and commits its tokens when they are stored.
     What a pass that fails or is interrupted has claimed is claimed again by the next one.
+
+    It shares pages only with sequences of the same salt.
     """
 
     def __init__(self, cache: KVCache, slot: int = 0) -> None:
@@ -41,6 +51,8 @@ class Sequence:
         self.slot = slot
         #: The number of changes of ``tokens``.
         self.changes = 0
+        #: Its salt, and the key of no text that follows from it.
+        self.salt, self.begin = "", first_key("")
         self._cache = cache
         # The oldest position that each kind of ring still holds.
         self._oldest = dict.fromkeys(cache.rings, 0)
@@ -52,6 +64,13 @@ class Sequence:
     def length(self) -> int:
         """The number of tokens."""
         return len(self.tokens)
+
+    def belong(self, salt: str) -> None:
+        """Give it a salt.  What it holds is forgotten if it had another one.  No pass that stores its tokens may be in
+        flight."""
+        if salt != self.salt:
+            self.truncate(0)
+            self.salt, self.begin = salt, first_key(salt)
 
     def pages(self, paging: Paging) -> Mapping[int, int]:
         """The pages of one kind that it holds, by chunk."""
@@ -97,7 +116,7 @@ class Sequence:
         known = len(self._keys)
         if self.length // CHUNK == known:
             return
-        self._keys = keys_of(self.tokens, self._cache.key, self._keys)
+        self._keys = keys_of(self.tokens, self.begin, self._keys)
         for paging, held in self._pages.items():
             chunks = paging.span // CHUNK
             for chunk in range(known // chunks, len(self._keys) // chunks):
@@ -105,9 +124,9 @@ class Sequence:
                     self._cache.pools[paging].settle(held[chunk], self._keys[chunks * (chunk + 1) - 1])
 
     def find(self, tokens: SequenceOf[int], states: Container[bytes] | None = None) -> tuple[int, list[bytes]]:
-        """How many of the first tokens of a text all layers with pages hold for some sequence, and the keys of its chunks;
-        states: the keys of texts after which the content of rings is known, None: there are no rings."""
-        keys = keys_of(tokens, self._cache.key)
+        """How many of the first tokens of a text all layers with pages hold for some sequence of its salt, and the keys of
+        its chunks; states: the keys of texts after which the content of rings is known, None: there are no rings."""
+        keys = keys_of(tokens, self.begin)
         most = CHUNK * len(keys)
         for paging, pool in self._cache.pools.items():
             if not paging.window:

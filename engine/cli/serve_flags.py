@@ -35,7 +35,8 @@ address to listen on; others than those of this machine need --api-key, and acce
 everywhere"""
 
 API_KEY = """\
-a key that every request but those to /health must have; may be repeated"""
+a key that every request but those to /health must have; may be repeated: requests with different keys
+share nothing that the cache holds"""
 
 MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""

@@ -92,6 +92,7 @@ class Generation:
         on_prefill: Callable[[int, int], None] | None,
         speculation: Speculation | None,
         ending: Ending,
+        salt: str = "",
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -120,6 +121,7 @@ class Generation:
             room if max_tokens < 0 else min(room, max_tokens),
             speculation,
             top_logprobs > 0,
+            salt=salt,
             ends=() if ignore_eos else llm.tokenizer.eog_ids,
             allowed=llm.tokenizer.beginning_with(begins_with) if begins_with else None,
             on_prefill=self._prefilled,

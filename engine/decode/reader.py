@@ -29,8 +29,8 @@ class Reader(Protocol):
     def reserved(self, caller: str) -> AbstractContextManager[None]:
         """Refuse any use of the model by ``caller``."""
 
-    def free_slot(self, tokens: np.ndarray) -> Slot | None:
-        """A slot without an owner for a text int32 [n]; None if all have owners."""
+    def free_slot(self, tokens: np.ndarray, salt: str) -> Slot | None:
+        """A slot without an owner, with this salt, for a text int32 [n]; None if all have owners."""
 
     def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
         """Whether there are pages for a text int32 [n] in a slot, and a few more tokens."""

@@ -31,13 +31,14 @@ class Request:
         speculation: Speculation | None = None,
         with_logits: bool = False,
         *,
+        salt: str = "",
         begun: bool = False,
         ends: Iterable[int] = (),
         allowed: np.ndarray | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         on_logits: Callable[[int, np.ndarray], None] | None = None,
     ) -> None:
-        """count: the most tokens to compute after ``ids``.
+        """count: the most tokens to compute after ``ids``; salt: only requests of the same salt share what the cache holds.
 
         begun: the first token follows ``ids`` in a step, which reads the last of them, not from the logits of a prompt;
         ends: tokens after which none follows; allowed: the tokens that the first one may be, None: any; on_prefill: called
@@ -48,6 +49,7 @@ class Request:
         #: The tokens before the answer, and those of the answer that were computed before ``run`` began.
         self.known = list(ids)
         self.n_prompt = len(self.known)
+        self.salt = salt
         self.sampler = sampler
         self.left = count
         self.speculation = speculation

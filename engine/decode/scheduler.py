@@ -188,7 +188,7 @@ class Scheduler:
         is None, to all."""
         for request in [r for r in self._waiting if wanted is None or r.asking]:
             tokens = np.array(request.target or request.known, np.int32)
-            slot = self._reader.free_slot(tokens)
+            slot = self._reader.free_slot(tokens, request.salt)
             if slot is None or (self._company.active and not self._reader.has_room(slot, tokens)):
                 return
             self._waiting.remove(request)

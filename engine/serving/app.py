@@ -65,7 +65,8 @@ def app(
     limits : Limits, optional
         The most that a client may ask for.
     keys : sequence of str
-        API keys, one of which every request but those to ``/health`` must have; none: no key is needed.
+        API keys, one of which every request but those to ``/health`` must have; none: no key is needed. Requests with
+        different keys share nothing that the cache holds.
     local : bool
         Answer only requests whose Host header stands for this machine. Give False if the server listens on an address that
         others reach.

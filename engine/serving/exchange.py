@@ -41,12 +41,14 @@ async def respond(
     """
     state = State.of(request)
     fields = fields or await read_fields(request, state.limits)
+    salt = _salt(request, fields)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
         plan = await read(fields, served)
         stream = fields.flag("stream", streams)
         answers: list[Answer] = []
         for ask in plan.asks:
+            ask.options["cache_salt"] = salt
             for answer in served.answers(ask):
                 # If a later one is refused, none is computed.
                 stack.callback(answer.cancel)
@@ -63,6 +65,17 @@ async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[S
     fields = await read_fields(request, state.limits)
     async with state.models.use(fields.text("model")) as served:
         return len(await read(fields, served))
+
+
+def _salt(request: Request, fields: Fields) -> str:
+    """The salt of what the cache holds of a request: only requests with the same key, if there are several, and the same
+    ``cache_salt`` share it."""
+    given = fields.text("cache_salt")
+    if given == "":
+        raise fields.refuse("cache_salt", "is empty: give some text, or leave it out")
+    owner = request.scope["state"]["owner"]
+    # The number of a key has no colon, so no two pairs give the same text.
+    return f"{owner}:{given or ''}" if owner else given or ""
 
 
 def _note(request: Request, state: State, served: Served, answers: Sequence[Answer], fields: Fields) -> None:

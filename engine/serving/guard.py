@@ -63,7 +63,10 @@ class Guard:
             await send(message)
 
         try:
-            refusal = self._refusal(scope, headers)
+            key = self._key(headers)
+            # Whose request it is: "" if that makes no difference.
+            scope["state"]["owner"] = str(key) if len(self._keys) > 1 else ""
+            refusal = self._refusal(scope, headers, key)
             if refusal is not None:
                 # Both OpenAI's and Anthropic's clients find what they look for.
                 body = {"type": "error", **error_body(refusal), "request_id": request_id}
@@ -81,20 +84,22 @@ class Guard:
                 path = scope["path"][:200].encode("unicode_escape").decode()
                 log.info("%s %s %d %.1f ms id=%s%s", scope["method"], path, status, milliseconds, request_id, more)
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes], key: int | None) -> Refusal | None:
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # What stands between may believe the other one, and take the rest of the body for a request (smuggling).
             return Refusal("the request has both Content-Length and Transfer-Encoding; send one of them.", 400)
         host = headers.get(b"host", b"").decode("latin-1")
         if self._local and not is_loopback(_PORT.sub("", host)):
             return Refusal("this server answers requests to this machine only; use localhost as the host.", 403)
-        if self._keys and scope["path"] not in OPEN and not self._knows(headers):
+        if self._keys and scope["path"] not in OPEN and key is None:
             problem = "the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key."
             return Refusal(problem, 401, code="invalid_api_key")
         return None
 
-    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+    def _key(self, headers: dict[bytes, bytes]) -> int | None:
+        """The index of the key that a request has, None if it has none."""
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [headers.get(b"x-api-key", b""), bearer.strip() if scheme.lower() == b"bearer" else b""]
         # Each is compared, so that the time says nothing.
-        return True in [hmac.compare_digest(key, one) for key in self._keys for one in given]
+        equal = [hmac.compare_digest(key, one) for key in self._keys for one in given]
+        return equal.index(True) // len(given) if True in equal else None

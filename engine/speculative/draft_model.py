@@ -72,7 +72,7 @@ class DraftModel(Source):
         sequence: TokenSequence | None = None,
     ) -> Proposal:
         """Up to ``count`` tokens that may follow ``known``, drawn by ``sampler`` (see :meth:`sampler`).  sequence: the
-        target's.
+        target's, whose salt counts here, too.
 
         p_min: stop at a token that has a lower probability (see :func:`confidence`).
         with_distributions: also return the distribution each was drawn from; ``p_min`` then applies to the likeliest token:
@@ -80,17 +80,20 @@ class DraftModel(Source):
         """
         if not self.can_read(known):
             return Proposal()
+        salt = sequence.salt if sequence is not None else ""
         whole = sampler.n_vocab == self.llm.config.n_vocab and self.script is None
         if whole and not with_distributions and p_min == 0 and self.llm.can_sample(sampler):
             drafts: list[int] = []
             with contextlib.suppress(NoToken):  # no error before the target cannot choose one either
-                drafts.extend(token for token, _ in islice(self.llm.decode(known, sampler, count), count))
+                drafts.extend(token for token, _ in islice(self.llm.decode(known, sampler, count, salt=salt), count))
             return Proposal(drafts)
-        return drafted(self.logits, known, count, sampler, p_min, with_distributions, self.script)
+        return drafted(
+            lambda history: self.logits(history, salt), known, count, sampler, p_min, with_distributions, self.script
+        )
 
-    def logits(self, history: list[int]) -> np.ndarray:
-        """The logits of the token after ``history``: float32 [n_vocab], for the tokens that both models know."""
-        return self.llm.extend(history)[: self.n_vocab]
+    def logits(self, history: list[int], salt: str = "") -> np.ndarray:
+        """The logits of the token after ``history`` with a salt: float32 [n_vocab], for the tokens that both models know."""
+        return self.llm.extend(history, salt)[: self.n_vocab]
 
     # --- passes on the target's own device -------------------------------------------------------------------------
 
@@ -99,11 +102,14 @@ class DraftModel(Source):
         """A pass."""
         return self.llm.model.compute
 
-    def catch_up(self, known: Sequence[int], slot: int) -> None:
-        """Make the sequence in ``slot`` hold all of ``known`` but the last one or two tokens."""
+    def catch_up(self, known: Sequence[int], target: TokenSequence) -> None:
+        """Make the sequence in the slot of ``target`` hold all of ``known`` but the last one or two tokens, with the salt of
+        ``target``."""
+        slot = target.slot
         sequence = self.sequence(slot)
-        if self._changes.get(slot) != sequence.changes or len(known) - sequence.length > self.reads:
-            self.llm.hold(slot, known[:-1])
+        lags = self._changes.get(slot) != sequence.changes or len(known) - sequence.length > self.reads
+        if lags or sequence.salt != target.salt:
+            self.llm.hold(slot, known[:-1], target.salt)
             self._changes[slot] = sequence.changes
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:

@@ -71,7 +71,7 @@ class MTPDraft(Source):
         """A pass."""
         return self._drafter.compute
 
-    def catch_up(self, known: Sequence[int], slot: int) -> None:
+    def catch_up(self, known: Sequence[int], target: TokenSequence) -> None:
         """Does nothing: the trunk has already stored what is needed."""
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:

@@ -57,8 +57,8 @@ class DeviceDraft(Protocol):
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length)."""
 
-    def catch_up(self, known: Sequence[int], slot: int) -> None:
-        """Read the tokens that it needs in order to continue after ``known``, which the target has in ``slot``."""
+    def catch_up(self, known: Sequence[int], target: TokenSequence) -> None:
+        """Read the tokens that it needs in order to continue after ``known``, which the target has in a sequence."""
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
         """Note that a step with ``count`` drafts appended ``tokens`` to ``known``, which the target has in ``slot``."""

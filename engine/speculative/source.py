@@ -49,17 +49,19 @@ class LoadedModel(Protocol):
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler."""
 
-    def decode(self, ids: Sequence[int], sampler: Sampler, count: int) -> Generator[tuple[int, np.ndarray], None, None]:
-        """Generate ``count`` tokens after ``ids``, each with its logits, float32 [n_vocab] or empty."""
+    def decode(
+        self, ids: Sequence[int], sampler: Sampler, count: int, *, salt: str = ""
+    ) -> Generator[tuple[int, np.ndarray], None, None]:
+        """Generate ``count`` tokens after ``ids`` with a salt, each with its logits, float32 [n_vocab] or empty."""
 
-    def extend(self, ids: list[int]) -> np.ndarray:
-        """Logits after ``ids``: float32 [n_vocab]."""
+    def extend(self, ids: list[int], salt: str = "") -> np.ndarray:
+        """Logits after ``ids`` with a salt: float32 [n_vocab]."""
 
     def read(self, ids: Sequence[int]) -> None:
         """Make the cache hold exactly ``ids``."""
 
-    def hold(self, slot: int, ids: Sequence[int]) -> None:
-        """Make the sequence in a slot hold exactly ``ids``."""
+    def hold(self, slot: int, ids: Sequence[int], salt: str = "") -> None:
+        """Make the sequence in a slot hold exactly ``ids`` with a salt."""
 
 
 class Source:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import engine
 from engine.cache.kv import KVCache, LayerShape
 from engine.cache.pages import NoPages, PagePool, Paging, Space
-from engine.cache.sequence import Sequence
+from engine.cache.sequence import Sequence, first_key, keys_of
 from engine.cache.types import CACHE_TYPES, F16, F32, Types
 from engine.errors import ContextError, UsageError
 from engine.synthetic.model import make_model
@@ -123,6 +123,42 @@ def test_changes_of_a_table_are_published_at_once() -> None:
     assert pool.table.tolist() == [[9, 0, 0, 0], [0, 0, 0, 0], [0, 7, 0, 5]] and sorted(written) == [0, 2]
     space.publish()
     assert len(written) == 2
+
+
+def test_sequences_share_pages_of_their_salt() -> None:
+    memory = cache(0, n_sequences=3)
+    first, second, third = (Sequence(memory, slot) for slot in range(3))
+    first.belong("a")
+    for at in range(0, 160, 32):
+        store(first, at, 32)
+    first.settle()
+    assert second.find([0] * 160) == third.find([0] * 160) == (0, [])
+    second.belong("a")
+    length, keys = second.find([0] * 160)
+    assert length == 128
+    second.adopt([0] * 128, keys)
+    second.belong("a")
+    assert second.length == 128
+    # With another salt it begins anew; its pages stay where they are wanted.
+    second.belong("b")
+    assert second.length == 0 and second.find([0] * 160) == (0, [])
+    second.belong("a")
+    assert second.find([0] * 160) == (128, keys)
+    check_pages(memory, [first, second, third])
+
+
+@given(st.text(), st.text(), st.lists(st.integers(0, 255), min_size=64, max_size=128))
+@examples(100, 20)
+def test_keys_of_texts_with_different_salts_differ(one: str, other: str, tokens: list[int]) -> None:
+    keys = [keys_of(tokens, first_key(salt)) for salt in (one, other)]
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_a_salt_is_not_taken_for_tokens() -> None:
+    """A salt that consists of the bytes of a chunk without a salt does not lead to the chunks after it."""
+    chunk = [*range(64)]
+    salt = np.array(chunk, np.int32).tobytes().decode()
+    assert keys_of([*chunk, *chunk], first_key(""))[1] != keys_of(chunk, first_key(salt))[0]
 
 
 def test_no_pages() -> None:

@@ -250,6 +250,23 @@ def test_each_token_is_read_once_unless_it_was_refused(make: Make, monkeypatch: 
     assert source.llm.n_cached == source.llm.model.sequence.length == len(known) + 2
 
 
+def test_it_catches_up_with_the_salt_of_the_target(make: Make) -> None:
+    """What it holds with another salt is forgotten, even if it holds the same tokens."""
+    llm = load(make(), make(300, 1))
+    source = llm.draft
+    assert isinstance(source, DraftModel)
+    target, own = llm.model.sequences[0], source.sequence(0)
+    kept: list[int] = []
+    for salt in ("a", "a", "b", "", ""):
+        target.belong(salt)
+        before = own.changes
+        source.catch_up(PROMPT, target)
+        assert (own.salt, own.tokens) == (salt, PROMPT[:-1])
+        kept.append(own.changes - before)
+    # Nothing changes if it already holds the tokens with the salt.
+    assert [changes > 0 for changes in kept] == [True, False, True, True, False]
+
+
 def test_to_the_end_of_the_context(make: Make) -> None:
     """Its context is as long as the target's, and no position beyond it is requested."""
     llm = load(make(), make())

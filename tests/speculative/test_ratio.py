@@ -37,6 +37,7 @@ class Chain:
         self.table = table
         self.cache = self.sequence = self
         self.tokens: list[int] = []
+        self.salt = ""
         self.n_ctx, self.max_rows, self.rewind = 64, 16, 64
 
     @property
@@ -68,7 +69,7 @@ def draft_model(table: Table) -> DraftModel:
         config=SimpleNamespace(n_vocab=N_VOCAB),
         tokenizer=SimpleNamespace(vocabulary=vocabulary),
         can_sample=lambda sampler: False,
-        extend=lambda history: table[history[-2], history[-1]],
+        extend=lambda history, salt: table[history[-2], history[-1]],
     )
     return DraftModel(llm, llm)
 

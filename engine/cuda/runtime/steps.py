@@ -364,7 +364,7 @@ class DeviceSteps(ModelSteps):
             if not self._drafting.began[ride.run.sequence.slot]:
                 self._drafting.begin(ride.run.sampler, ride.run.sequence.slot)
             if not self._under_way(ride.run):
-                draft.catch_up(ride.run.known, ride.run.sequence.slot)
+                draft.catch_up(ride.run.known, ride.run.sequence)
 
     def _graph(self, rides: Sequence[Ride], draft: DeviceDraft | None) -> Graphs:
         """The graph of a step of these answers, or, if some have a grammar, its two graphs."""

@@ -73,10 +73,11 @@ class Table:
     def reserve(self, length: int) -> None:
         assert length <= self.cache.n_ctx
 
-    def hold(self, slot: int, tokens: Sequence[int]) -> None:
-        """Make a sequence hold exactly ``tokens``, without a pass."""
+    def hold(self, slot: int, tokens: Sequence[int], salt: str = "") -> None:
+        """Make a sequence hold exactly ``tokens`` with a salt, without a pass."""
         sequence, n_ctx = self.sequences[slot], self.cache.n_ctx
         sequence.truncate(0)
+        sequence.belong(salt)
         sequence.reserve(len(tokens))
         sequence.commit(tokens)
         self.ops.store(self.memory.reshape(SLOTS * n_ctx, N_VOCAB), slot * n_ctx, TABLE[list(tokens)])
