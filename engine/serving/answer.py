@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from engine.decode.generation import Generation
 from engine.decode.sampler import token_logprob
 from engine.decode.shown import Piece, Shown
 from engine.decode.token_logprob import TokenLogprob
@@ -40,6 +41,17 @@ class Ask:
     scored: bool = False
     stop: Sequence[str] = ()
 
+    def generations(self, llm: "LLM") -> list[Generation]:
+        """Its answers, not yet begun.  Takes a while if they follow a grammar: call it in a thread then."""
+        top = 0 if self.logprobs is None else max(1, self.logprobs)
+        made = []
+        for index in range(self.n):
+            options = dict(self.options)
+            if index and options.get("seed", -1) >= 0:
+                options["seed"] = (options["seed"] + index) % 2**64
+            made.append(llm.generate(self.prompt, logprobs=top, **options))
+        return made
+
 
 class Delta(NamedTuple):
     """What an answer says next: events, the tokens that they come from, their log-probabilities if asked for, and, if nothing
@@ -66,12 +78,8 @@ class Answer(Listener):
         Its tokens and timings.
     """
 
-    def __init__(self, llm: "LLM", driver: Driver, ask: Ask, index: int, backlog: int) -> None:
-        options = dict(ask.options)
-        if index and options.get("seed", -1) >= 0:
-            options["seed"] = (options["seed"] + index) % 2**64
-        top = 0 if ask.logprobs is None else max(1, ask.logprobs)
-        self.generation = llm.generate(ask.prompt, logprobs=top, **options)
+    def __init__(self, llm: "LLM", driver: Driver, ask: Ask, index: int, generation: Generation, backlog: int) -> None:
+        self.generation = generation
         self.index = index
         self.finish_reason = ""
         self.stop_text = ""

@@ -47,7 +47,7 @@ async def respond(
         stream = fields.flag("stream", streams)
         answers: list[Answer] = []
         for ask in plan.asks:
-            for answer in served.answers(ask):
+            for answer in await served.answers(ask):
                 # If a later one is refused, none is computed.
                 stack.callback(answer.cancel)
                 answers.append(answer)
