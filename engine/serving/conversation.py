@@ -172,12 +172,13 @@ def prompt_of(
         thought = OPEN
     elif format == "gpt_oss" or (tags and tags[0] in template.source and not _is_closed(end, tags[1], extra)):
         thought = MAYBE
-    if thought == OPEN and (text := last.get("reasoning_content")):
-        ids = ids + llm.tokenizer.encode(text, add_special=False)
+    if thought == OPEN and (begun := last.get("reasoning_content")):
+        ids = ids + llm.tokenizer.encode(begun, add_special=False)
     header: tuple[str, ...] = ()
-    if text := last.get("content"):
+    text = last.get("content") or ""
+    if text or ruled:
         if thought == OPEN and tags:
-            # What the client has begun is text, so the thought before it has ended.
+            # What the client has begun, or what a grammar holds, is text, so the thought before it has ended.
             own_line = tags[1] == "</think>" and end.endswith("\n")
             close = f"\n{tags[1]}\n\n" if own_line else tags[1]
             ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
