@@ -132,19 +132,23 @@ class Answer(Listener):
 
     # --- for an interface ------------------------------------------------------------------------------------------
 
+    async def arrived(self) -> None:
+        """Wait until the next delta is there, or what ended the answer."""
+        while not self._tokens and not self._over:
+            self._news.clear()
+            await self._news.wait()
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, each with all tokens that have arrived, or with one if log-probabilities are wanted.  Raises what
         ended the answer, if that was an error.  Ends the answer if it is left early."""
         try:
             while True:
-                while self._tokens:
-                    yield self._next()
-                    if self.finish_reason:
-                        return
-                if self._over:
+                await self.arrived()
+                if not self._tokens:
                     break
-                self._news.clear()
-                await self._news.wait()
+                yield self._next()
+                if self.finish_reason:
+                    return
             if self.error is not None:
                 raise self.error
             yield self._last()
@@ -252,7 +256,7 @@ class Answer(Listener):
     @property
     def n_completion(self) -> int:
         """Tokens of the answer that were sent, with the one that ended it."""
-        ended = self.generation.finish_reason == "stop" and not self.stop_text
+        ended = bool(self.finish_reason) and self.generation.finish_reason == "stop" and not self.stop_text
         return self._taken + int(ended)
 
 
