@@ -89,7 +89,7 @@ def template_values(values: object) -> dict[str, Any]:
     for name in values:
         if not isinstance(name, str):
             raise UsageError(f"a name in chat_template_kwargs must be a text, not {described(name)}.")
-    for name in ("self", "messages", "known"):
+    for name in ("self", "messages", "known", "at_least"):
         if name in values:
             raise UsageError(f"chat_template_kwargs must not set {name}; give messages as the first argument.")
     return dict(values)

@@ -381,6 +381,14 @@ class Reader:
                 "shorten the prompt or choose a larger context (-c)."
             )
 
+    def check_least(self, n_prompt: int) -> None:
+        """Raise ContextError if a prompt of at least so many tokens does not fit into the context."""
+        if n_prompt > self.n_ctx:
+            raise ContextError(
+                f"the prompt has at least {n_prompt} tokens and the context {self.n_ctx}; "
+                "shorten the prompt or choose a larger context (-c)."
+            )
+
     @contextmanager
     def reserved(self, caller: str) -> Iterator[None]:
         """Refuse any use of the model by ``caller``, a function of the user that is called in the middle of a pass or of

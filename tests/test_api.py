@@ -489,7 +489,9 @@ def test_templates_that_are_not_there(llm: engine.LLM, template: Any, error: typ
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [{"messages": []}, {"self": 1}, {"known": "x"}, {1: 2}, [], ["x"], "x", 5])
+@pytest.mark.parametrize(
+    "values", [{"messages": []}, {"self": 1}, {"known": "x"}, {"at_least": 1}, {1: 2}, [], ["x"], "x", 5]
+)
 def test_template_values_of_wrong_types(llm: engine.LLM, values: Any) -> None:
     with pytest.raises(UsageError, match="chat_template_kwargs") as caught:
         llm.chat(MESSAGES, chat_template="chatml", chat_template_kwargs=values)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from engine.decode.generation import Generation
 from engine.decode.sampler import token_logprob
 from engine.decode.shown import Piece, Shown
 from engine.decode.token_logprob import TokenLogprob
@@ -40,6 +41,17 @@ class Ask:
     scored: bool = False
     stop: Sequence[str] = ()
 
+    def generations(self, llm: "LLM") -> list[Generation]:
+        """Its answers, not yet begun.  Takes a while if they follow a grammar: call it in a thread then."""
+        top = 0 if self.logprobs is None else max(1, self.logprobs)
+        made = []
+        for index in range(self.n):
+            options = dict(self.options)
+            if index and options.get("seed", -1) >= 0:
+                options["seed"] = (options["seed"] + index) % 2**64
+            made.append(llm.generate(self.prompt, logprobs=top, **options))
+        return made
+
 
 class Delta(NamedTuple):
     """What an answer says next: events, the tokens that they come from, their log-probabilities if asked for, and, if nothing
@@ -66,12 +78,8 @@ class Answer(Listener):
         Its tokens and timings.
     """
 
-    def __init__(self, llm: "LLM", driver: Driver, ask: Ask, index: int, backlog: int) -> None:
-        options = dict(ask.options)
-        if index and options.get("seed", -1) >= 0:
-            options["seed"] = (options["seed"] + index) % 2**64
-        top = 0 if ask.logprobs is None else max(1, ask.logprobs)
-        self.generation = llm.generate(ask.prompt, logprobs=top, **options)
+    def __init__(self, llm: "LLM", driver: Driver, ask: Ask, index: int, generation: Generation, backlog: int) -> None:
+        self.generation = generation
         self.index = index
         self.finish_reason = ""
         self.stop_text = ""
@@ -124,19 +132,23 @@ class Answer(Listener):
 
     # --- for an interface ------------------------------------------------------------------------------------------
 
+    async def arrived(self) -> None:
+        """Wait until the next delta is there, or what ended the answer."""
+        while not self._tokens and not self._over:
+            self._news.clear()
+            await self._news.wait()
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         """The deltas, each with all tokens that have arrived, or with one if log-probabilities are wanted.  Raises what
         ended the answer, if that was an error.  Ends the answer if it is left early."""
         try:
             while True:
-                while self._tokens:
-                    yield self._next()
-                    if self.finish_reason:
-                        return
-                if self._over:
+                await self.arrived()
+                if not self._tokens:
                     break
-                self._news.clear()
-                await self._news.wait()
+                yield self._next()
+                if self.finish_reason:
+                    return
             if self.error is not None:
                 raise self.error
             yield self._last()
@@ -244,7 +256,7 @@ class Answer(Listener):
     @property
     def n_completion(self) -> int:
         """Tokens of the answer that were sent, with the one that ended it."""
-        ended = self.generation.finish_reason == "stop" and not self.stop_text
+        ended = bool(self.finish_reason) and self.generation.finish_reason == "stop" and not self.stop_text
         return self._taken + int(ended)
 
 

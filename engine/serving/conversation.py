@@ -17,6 +17,7 @@ from engine.serving.fields import Fields
 from engine.serving.formats import select
 from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
+from engine.text.bound import AtLeast
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
 
@@ -146,22 +147,24 @@ def prompt_of(
     continue_final: bool = False,
     names: Collection[str] | None = None,
     ruled: bool = False,
+    at_least: AtLeast | None = None,
 ) -> Prompt:
     """The prompt of a conversation.  Takes a while: call it in a thread.
 
     values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
     the assistant, is the beginning of the answer; names: the functions that may be called, None: all ``tools``; ruled: the
-    answer follows a grammar of the request, so that nothing in it is a call or a thought.
+    answer follows a grammar of the request, so that nothing in it is a call or a thought;
+    at_least: is told how many tokens a long text has at least, before it is tokenized, and may raise an error.
     """
     template = template_of(llm, "use /v1/completions with a text")
     extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
-    for name in ("messages", "self", "known", "add_generation_prompt"):
+    for name in ("messages", "self", "known", "at_least", "add_generation_prompt"):
         extra.pop(name, None)
     last: Message = {}
     if continue_final:
         *messages, last = messages
     try:
-        ids = template.encode(messages, **extra)
+        ids = template.encode(messages, at_least=at_least, **extra)
     except TemplateError as error:
         raise refused(error) from None
     format = select.detect(template.source)
@@ -172,18 +175,19 @@ def prompt_of(
         thought = OPEN
     elif format == "gpt_oss" or (tags and tags[0] in template.source and not _is_closed(end, tags[1], extra)):
         thought = MAYBE
-    if thought == OPEN and (text := last.get("reasoning_content")):
-        ids = ids + llm.tokenizer.encode(text, add_special=False)
+    if thought == OPEN and (begun := last.get("reasoning_content")):
+        ids = ids + llm.tokenizer.encode(begun, add_special=False, at_least=at_least)
     header: tuple[str, ...] = ()
-    if text := last.get("content"):
+    text = last.get("content") or ""
+    if text or ruled:
         if thought == OPEN and tags:
-            # What the client has begun is text, so the thought before it has ended.
+            # What the client has begun, or what a grammar holds, is text, so the thought before it has ended.
             own_line = tags[1] == "</think>" and end.endswith("\n")
             close = f"\n{tags[1]}\n\n" if own_line else tags[1]
             ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
         if header := select.FORMATS[format].HEADER:
             ids = ids + llm.tokenizer.encode("".join(header), add_special=False, parse_special=True)
-        ids, thought = ids + llm.tokenizer.encode(text, add_special=False), NONE
+        ids, thought = ids + llm.tokenizer.encode(text, add_special=False, at_least=at_least), NONE
     offered = [tool for tool in tools if names is None or tool["function"]["name"] in names]
 
     def parser() -> Parser:

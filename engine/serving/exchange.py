@@ -49,7 +49,7 @@ async def respond(
         answers: list[Answer] = []
         for ask in plan.asks:
             ask.options["cache_salt"] = salt
-            for answer in served.answers(ask):
+            for answer in await served.answers(ask):
                 # If a later one is refused, none is computed.
                 stack.callback(answer.cancel)
                 answers.append(answer)

@@ -61,16 +61,27 @@ class Served:
         self.driver = Driver(llm, loop)
         self.limits = limits
 
-    def answers(self, ask: Ask) -> list[Answer]:
+    async def answers(self, ask: Ask) -> list[Answer]:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
+        self._check_room(ask.n)
+        ask.options.setdefault("speculation", self.spec.speculation)
+        if ask.options.get("grammar") is None:
+            generations = ask.generations(self.llm)
+        else:
+            # A grammar is compiled for each answer, and other answers go on meanwhile.
+            generations = await asyncio.to_thread(ask.generations, self.llm)
+            self._check_room(ask.n)
+        backlog = self.limits.backlog
+        return [Answer(self.llm, self.driver, ask, i, each, backlog) for i, each in enumerate(generations)]
+
+    def _check_room(self, n: int) -> None:
+        """Raise Refusal if the queue has no room for ``n`` more answers."""
         if self.driver.failed is not None:
             raise Refusal(str(self.driver.failed), 503, retry_after=60)
-        if self.driver.n_answers + ask.n > self.limits.queue + len(self.llm.slots):
+        if self.driver.n_answers + n > self.limits.queue + len(self.llm.slots):
             waiting, most = self.driver.n_waiting, self.limits.queue
             problem = f"{waiting} requests wait and this server lets {most} wait (--queue); try later."
             raise Refusal(problem, 503, retry_after=self.seconds_to_wait())
-        ask.options.setdefault("speculation", self.spec.speculation)
-        return [Answer(self.llm, self.driver, ask, i, self.limits.backlog) for i in range(ask.n)]
 
     def seconds_to_wait(self) -> int:
         """A guess of the time until a place in the queue is free."""

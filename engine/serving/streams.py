@@ -159,35 +159,30 @@ class Stream(Response):
 
 
 async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta]]:
-    """The deltas of several answers, as they come."""
+    """The deltas of several answers, as they come: the last one of each has a ``finish_reason``."""
     own = list(answers)
     if len(own) == 1:
         async with aclosing(own[0].__aiter__()) as deltas:  # type: ignore[type-var]
             async for delta in deltas:
                 yield own[0], delta
         return
-    queue: asyncio.Queue[tuple[Answer, Delta] | Exception | None] = asyncio.Queue(len(own))
-
-    async def pump(answer: Answer) -> None:
-        try:
-            async for delta in answer:
-                await queue.put((answer, delta))
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    tasks, left = [asyncio.ensure_future(pump(answer)) for answer in own], len(own)
+    # A delta is taken when it is wanted, so that what an answer says about itself agrees with what has been sent of it.
+    iterators = {answer: answer.__aiter__() for answer in own}
+    waiting = {asyncio.ensure_future(answer.arrived()): answer for answer in own}
     try:
-        while left:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task in done]:
+                answer = waiting.pop(task)
+                delta = await anext(iterators[answer])
+                yield answer, delta
+                if delta.finish_reason:
+                    await iterators[answer].aclose()  # type: ignore[attr-defined]
+                else:
+                    waiting[asyncio.ensure_future(answer.arrived())] = answer
     finally:
-        for task in tasks:
+        for task in waiting:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for each in iterators.values():
+            await each.aclose()  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.checks import described
 from engine.errors import TokenizerError
+from engine.text.bound import LONG, AtLeast, Bound
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
@@ -65,30 +66,48 @@ class Tokenizer:
 
     # --- text to ids -------------------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False, at_least: AtLeast | None = None
+    ) -> list[int]:
         """The ids of ``text``.
 
         ``add_special`` adds the model's begin and end tokens, if the model uses them. With ``parse_special`` the text
-        of a control token becomes that token: never use it for text you did not write.
+        of a control token becomes that token: never use it for text you did not write. If the text is long, ``at_least``
+        is called first with a number of ids that it has at least, so that it can raise an error before they are made.
         """
-        return self._encode(text, None if parse_special else b"", add_special)
+        return self._encode(text, None if parse_special else b"", add_special, at_least)
 
     def encode_marked(
-        self, text: str, trusted: bytes, *, add_special: bool = True, continued: bool = False
+        self,
+        text: str,
+        trusted: bytes,
+        *,
+        add_special: bool = True,
+        continued: bool = False,
+        at_least: AtLeast | None = None,
     ) -> list[int]:
         """The ids of ``text``, where a control token is recognized only if each of its characters is trusted.
 
         ``trusted`` has one byte per character of ``text``, 1 if it may be part of a control token, else 0;
         ``add_special`` adds the model's begin and end tokens, if the model uses them; ``continued``: ordinary text
-        precedes it. Raises ValueError if the lengths of ``text`` and ``trusted`` differ.
+        precedes it; ``at_least`` as in :meth:`encode`. Raises ValueError if the lengths of ``text`` and ``trusted`` differ.
         """
         if len(trusted) != len(text):
             raise ValueError(f"{len(trusted)} marks for {len(text)} characters")
-        return self._encode(text, trusted, add_special, continued)
+        return self._encode(text, trusted, add_special, at_least, continued)
 
-    def _encode(self, text: str, trusted: bytes | None, add_special: bool, continued: bool = False) -> list[int]:
+    def _encode(
+        self,
+        text: str,
+        trusted: bytes | None,
+        add_special: bool,
+        at_least: AtLeast | None,
+        continued: bool = False,
+    ) -> list[int]:
         # A lone surrogate (from undecodable bytes of a command line) is not a character: UTF-8 cannot express it.
         text = _SURROGATES.sub("\ufffd", text)
+        if at_least is not None and len(text) >= LONG:
+            at_least(self._bound.least(text))
         ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
         prefix = self.vocabulary.add_space_prefix
         after_special = not continued
@@ -104,6 +123,10 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    @cached_property
+    def _bound(self) -> Bound:
+        return Bound(self.vocabulary)
 
     # --- ids to text -------------------------------------------------------------------------------------------
 

@@ -18,9 +18,12 @@ import httpx
 from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
+from engine.text.bound import LONG
+from engine.text.bpe import BPE
 from tests.serving.bundled import bundled
 from tests.serving.live import live
 from tests.tiers import amount
+from tests.vocabularies import tokenizer
 
 pytestmark = pytest.mark.together("serving")
 
@@ -236,6 +239,48 @@ def test_no_value_of_a_field_is_a_defect(http: Any, path: str) -> None:
 def test_too_many_values_are_refused(http: Any, path: str, text: str) -> None:
     answer = http.post(path, content=text, headers={"content-type": JSON})
     assert answer.status_code == 413 and "--json-items" in answer.text
+
+
+HUGE = "a b " * LONG
+HUGE_CHAT = {"messages": [{"role": "user", "content": HUGE}], "max_tokens": 1, "stream": False}
+HUGE_BODIES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, HUGE_CHAT),
+    (CHAT, HUGE_CHAT | {"messages": [*HELLO["messages"], {"role": "assistant", "content": HUGE}]}),
+    (CHAT, {"messages": [*HELLO["messages"], {"role": "assistant", "content": HUGE}], "continue_final_message": True}),
+    ("/v1/completions", {"prompt": HUGE}),
+    ("/v1/completions", {"prompt": ["a", HUGE], "max_tokens": 0, "echo": True}),
+    ("/v1/messages", HUGE_CHAT),
+    ("/v1/responses", {"input": HUGE}),
+    ("/v1/responses/input_tokens", {"input": HUGE}),
+    ("/completion", {"prompt": [1, HUGE]}),
+    ("/api/chat", HUGE_CHAT),
+    ("/api/generate", {"prompt": HUGE, "stream": False}),
+    ("/api/generate", {"prompt": HUGE, "stream": False, "raw": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), HUGE_BODIES, ids=[path for path, _ in HUGE_BODIES])
+def test_a_huge_prompt_is_refused_before_it_is_tokenized(
+    http: Any, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(model: BPE, text: str) -> list[int]:
+        assert len(text) < 1000, "a huge text is tokenized"
+        return encoded(model, text)
+
+    encoded = BPE.encode
+    monkeypatch.setattr(BPE, "encode", encode)
+    answer = http.post(path, json=body)
+    assert answer.status_code == 400
+    found = re.search(r"the prompt has at least (\d+) tokens and the context 256;", answer.text)
+    assert found, answer.text
+    assert LONG // 8 < int(found[1]) <= len(HUGE)
+
+
+def test_the_tokens_of_a_huge_text_are_counted(http: Any) -> None:
+    ids = tokenizer("bundled").encode(HUGE, add_special=False)
+    assert http.post("/tokenize", json={"content": HUGE}).json()["tokens"] == ids
+    n = http.post("/v1/messages/count_tokens", json=HUGE_CHAT).json()["input_tokens"]
+    assert len(ids) < n < len(ids) + 50
 
 
 def test_a_template_of_a_client_is_not_rendered(http: Any) -> None:

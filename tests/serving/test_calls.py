@@ -279,6 +279,27 @@ def test_a_beginning_is_in_the_channel_of_texts() -> None:
     assert merged(events + parser.finish()) == [Content("I do."), Reasoning("hm")]
 
 
+def test_what_a_grammar_holds_is_in_the_channel_of_texts() -> None:
+    harmony, text = test_harmony.TEMPLATE, '{"a": 1}'
+    llm: Any = SimpleNamespace(tokenizer=test_harmony.TOK, chat_template=harmony)
+    turns = test_harmony.turns("a", text, "c")
+    prompt = prompt_of(llm, turns[:1], ruled=True)
+    answer = llm.tokenizer.encode(text)
+    # The template writes an answer like this when the conversation goes on.
+    assert [*prompt.ids, *answer] == harmony.encode(turns)[: len(prompt.ids) + len(answer)]
+    parser = prompt.parser()
+    assert merged(parser.feed(text) + parser.finish()) == [Content(text)]
+
+
+def test_what_a_grammar_holds_is_in_no_thought() -> None:
+    tokenizer = made(bpe_metadata([], {"<think>": CONTROL, "</think>": CONTROL}))
+    llm: Any = SimpleNamespace(tokenizer=tokenizer)
+    llm.chat_template = template(llm, "think")
+    prompt = prompt_of(llm, HELLO, ruled=True)
+    assert tokenizer.decode(prompt.ids, special=True).endswith("assistant: <think>\n\n</think>\n\n")
+    assert prompt.thought == NONE
+
+
 def test_a_call_is_not_forced_within_a_text_of_gpt_oss(server: Server) -> None:
     server.writes("gpt_oss")
     begun: Any = [*HELLO, {"role": "assistant", "content": "    return a"}]

@@ -230,6 +230,21 @@ def test_guidellm_probes_and_fields(http: Any) -> None:
     assert call["function"]["name"] == "add"
 
 
+def test_the_usage_of_a_chunk_counts_what_has_been_sent(http: Any) -> None:
+    for more in ({"ignore_eos": True, "n": 3}, {"n": 4, "seed": 1}, {}):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = frames(http, **more, max_tokens=40, logprobs=True, stream_options=options)
+        sent, ends = 0, 0
+        for chunk in chunks[:-1]:
+            (choice,) = chunk["choices"]
+            sent += len(choice["logprobs"]["content"]) if choice["logprobs"] else 0
+            # The token that ends an answer has no log-probability here.
+            ends += choice["finish_reason"] == "stop"
+            if choice["logprobs"]:
+                assert chunk["usage"]["completion_tokens"] == sent + ends
+        assert chunks[-1]["usage"]["completion_tokens"] == sent + ends
+
+
 def test_vllm_bench_first_chunk_is_the_first_token_and_usage_has_no_choices(http: Any) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "def add(a, b):"}]}]
     more: dict[str, Any] = {"ignore_eos": True, "repetition_penalty": 1.0, "logprobs": None, "max_completion_tokens": 5}

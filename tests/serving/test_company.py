@@ -132,19 +132,19 @@ async def ids_of(answer: Answer) -> list[int]:
 def test_an_answer_pauses_while_its_client_does_not_read_and_ends_when_it_leaves() -> None:
     async def run() -> None:
         async with begun(Limits(backlog=8)) as model:
-            (whole,) = model.answers(asked(200))
+            (whole,) = await model.answers(asked(200))
             expected = await ids_of(whole)
             assert len(expected) == 200
-            (slow,) = model.answers(asked(200))
+            (slow,) = await model.answers(asked(200))
             request = slow.generation.request
             await within(10, lambda: request.paused)
             n = len(slow.generation.ids)
             # Others go on meanwhile.
-            (other,) = model.answers(asked(60))
+            (other,) = await model.answers(asked(60))
             assert await ids_of(other) == expected[:60]
             assert len(slow.generation.ids) <= n + 16 < 200
             assert await ids_of(slow) == expected
-            (left,) = model.answers(asked(200))
+            (left,) = await model.answers(asked(200))
             async for _ in left:
                 break
             await within(10, lambda: model.driver.n_answers == 0)
@@ -157,9 +157,9 @@ def test_an_answer_pauses_while_its_client_does_not_read_and_ends_when_it_leaves
 def test_the_queue_is_bounded() -> None:
     async def run() -> None:
         async with begun(Limits(queue=2)) as model:
-            answers = [model.answers(asked(200))[0] for _ in range(8)]
+            answers = [(await model.answers(asked(200)))[0] for _ in range(8)]
             with pytest.raises(Refusal, match="--queue") as refusal:
-                model.answers(asked(1))
+                await model.answers(asked(1))
             assert refusal.value.status == 503
             assert refusal.value.headers()["retry-after"]
             for answer in answers:
@@ -172,7 +172,7 @@ def test_the_queue_is_bounded() -> None:
 def test_a_stream_whose_client_left_before_its_first_token_holds_nothing() -> None:
     async def run() -> None:
         async with begun(Limits()) as model, AsyncExitStack() as stack:
-            (answer,) = model.answers(asked(200))
+            (answer,) = await model.answers(asked(200))
             stack.callback(answer.cancel)
 
             async def content() -> AsyncIterator[str]:

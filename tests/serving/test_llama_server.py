@@ -312,7 +312,7 @@ def test_an_answer_that_is_left_early(client: TestClient, served: Served) -> Non
 
     async def leave() -> int:
         parser = partial(select.parser, "plain", single=lambda tag: False)
-        [answer] = served.answers(Ask([1, 2, 3], parser, {"max_tokens": 400, "ignore_eos": True}))
+        [answer] = await served.answers(Ask([1, 2, 3], parser, {"max_tokens": 400, "ignore_eos": True}))
         client.app.state.metrics.begin("bundled", answer)  # type: ignore[attr-defined]
         async with aclosing(answer.__aiter__()) as deltas:  # type: ignore[type-var]
             await anext(deltas)

@@ -279,7 +279,7 @@ def test_log_probabilities_are_sent_token_by_token(talk: Any) -> None:
         async with script.models.use(None) as opened:
             for logprobs, most in ((None, 8), (0, 1)):
                 options = {"max_tokens": 8, "ignore_eos": True}
-                (answer,) = opened.answers(Ask([1], plain, options, logprobs=logprobs))
+                (answer,) = await opened.answers(Ask([1], plain, options, logprobs=logprobs))
                 arrived: list[int] = []
                 answer.on_tokens = lambda answer, n, now, arrived=arrived: arrived.append(n)  # type: ignore[misc]
                 while sum(arrived) < 8:

@@ -1,6 +1,7 @@
 """Answers that follow a schema, over HTTP: the same with drafts and without, in company."""
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +17,8 @@ pytest.importorskip("jsonschema")
 import jsonschema
 from starlette.testclient import TestClient
 
+from engine.grammar.grammar import Grammar
+from engine.grammar.tokens import Tokens
 from engine.serving.app import app
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
@@ -63,6 +66,26 @@ def test_an_object_and_an_expression(client: TestClient) -> None:
     form: dict[str, Any] = {"type": "regex", "pattern": "(yes|no)!"}
     answer = client.post("/v1/chat/completions", json=HELLO | {"response_format": form}).json()
     assert answer["choices"][0]["message"]["content"] in ("yes!", "no!")
+
+
+def test_others_are_answered_while_a_grammar_is_compiled(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, answered = threading.Event(), threading.Event()
+    compiled = Tokens.matcher
+
+    def matcher(tokens: Tokens, grammar: Grammar) -> Any:
+        compiling.set()
+        assert answered.wait(10), "another request waits"
+        return compiled(tokens, grammar)
+
+    monkeypatch.setattr(Tokens, "matcher", matcher)
+    form = {"type": "regex", "pattern": "(yes|no)!"}
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(client.post, "/v1/chat/completions", json=HELLO | {"response_format": form, "n": 2})
+        assert compiling.wait(30)
+        assert client.post("/v1/chat/completions", json=HELLO | {"max_tokens": 1}).status_code == 200
+        answered.set()
+        choices = slow.result().json()["choices"]
+    assert [choice["message"]["content"] in ("yes!", "no!") for choice in choices] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.tool_choice import ToolChoice, chosen
+from engine.text.bound import AtLeast
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that differs with each request of a conversation, and that is not meant for a model."""
@@ -17,8 +18,10 @@ BLOCKS = 65536
 """The most blocks of a message."""
 
 
-async def read_prompt(fields: Fields, llm: LLM, limits: Limits, choice: ToolChoice) -> Prompt:
-    """The prompt of a request."""
+async def read_prompt(
+    fields: Fields, llm: LLM, limits: Limits, choice: ToolChoice, at_least: AtLeast | None = None
+) -> Prompt:
+    """The prompt of a request; at_least: is told how many tokens a long one has at least, and may raise an error."""
     messages = read_messages(fields, limits)
     prefilled = messages[-1]["role"] == "assistant"
     # Without the field Anthropic's models do not think, and clients take the first block for the text.  The beginning of an
@@ -26,7 +29,8 @@ async def read_prompt(fields: Fields, llm: LLM, limits: Limits, choice: ToolChoi
     thinking = fields.object("thinking") or Fields({"type": "disabled"}, "thinking")
     thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
     values = {"enable_thinking": thinks and not prefilled}
-    make = partial(prompt_of, llm, tools=choice.tools, values=values, continue_final=prefilled, names=choice.names)
+    given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "at_least": at_least}
+    make = partial(prompt_of, llm, values=values, continue_final=prefilled, **given)
     return await prompt_in_place(make, messages)
 
 

@@ -48,7 +48,7 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     options = read_options(fields, llm, limits)
     stop = read_stop(fields, limits, "stop_sequences")
     choice = read_tool_choice(fields, limits)
-    prompt = await read_prompt(fields, llm, limits, choice)
+    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least)
     options |= {
         "max_tokens": clamped(most, llm, len(prompt.ids)),
         "grammar": await calls_grammar(choice, llm, prompt, limits),

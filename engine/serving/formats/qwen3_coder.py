@@ -12,6 +12,9 @@ from engine.serving.formats.tools import json_of
 _TEXT = re.compile(rf"[^{SYMBOLS}]+")
 _NAME = re.compile(rf"[^<>\s{SYMBOLS}]+")
 
+# What to look for: outside of brackets, within them, in a string, and after a backslash.
+_OUTSIDE, _WITHIN, _STRING, _ESCAPED = map(re.compile, (r"\S", r'["{}\[\]]', r'["\\]', r"(?s:.)"))
+
 
 class Qwen3Coder(FormatParser):
     """Thoughts, text, and calls::
@@ -33,7 +36,8 @@ class Qwen3Coder(FormatParser):
     (:func:`engine.serving.formats.tools.json_of`); those that can only be strings are passed on as they arrive.
 
     Nothing in a value is escaped. Its end is therefore the first ``</parameter>`` that another parameter, the end of the call
-    or the end of the answer follows, and tags of a call within the value are counted. Models forget tags: ``<tool_call>``
+    or the end of the answer follows, and tags of a call within the value are counted: a call that has begun in it must end
+    in it, unless the value is an array or an object of JSON, which is complete without. Models forget tags: ``<tool_call>``
     may be missing; ``</parameter>`` may be missing at the end of a call, and before a line that is the tag of another
     parameter of the function.
     """
@@ -91,6 +95,7 @@ class _Value:
         self._begun = False
         self._newline = ""  # the newline that ends what was read: it belongs to a tag if one follows
         self._line_begins = False
+        self._brackets = _Brackets()
 
     def read(self, keys: Collection[str]) -> Steps[tuple[bool, str]]:
         """Reads the value and the tag after it; a parameter of ``keys`` may follow without one.
@@ -103,6 +108,8 @@ class _Value:
                 self._add(text)
                 continue
             seen = self._input.take(1)
+            if self._brackets.closed:
+                calls = 0
             if found == tag("<function="):
                 calls += 1
             elif found == tag("<parameter="):
@@ -134,8 +141,41 @@ class _Value:
 
     def _add(self, text: str) -> None:
         text = self._input.spelled(text)
+        self._brackets.add(text)
         self._line_begins = text.endswith("\n")
         text = self._newline + text if self._begun else text.removeprefix("\n")
         self._begun = True
         self._newline = "\n" if text.endswith("\n") else ""
         self._members.add(text.removesuffix("\n"))
+
+
+class _Brackets:
+    """The brackets of a value that arrives in pieces.
+
+    closed: whether the value is an array or an object of JSON, and complete, as far as brackets and quotes show.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._open = 0
+        self._wanted: re.Pattern[str] | None = _OUTSIDE  # None: the value is something else
+
+    def add(self, text: str) -> None:
+        at = 0
+        while self._wanted and (found := self._wanted.search(text, at)):
+            mark, at = found[0], found.end()
+            if self._wanted is _ESCAPED:
+                self._wanted = _STRING
+            elif self._wanted is _STRING:
+                self._wanted = _WITHIN if mark == '"' else _ESCAPED
+            elif mark == '"' and self._open:
+                self._wanted = _STRING
+            elif mark in "{[" and not self.closed:
+                self._open += 1
+                self._wanted = _WITHIN
+            elif mark in "}]" and self._open:
+                self._open -= 1
+                self.closed = not self._open
+                self._wanted = _WITHIN if self._open else _OUTSIDE
+            else:
+                self.closed, self._wanted = False, None

@@ -93,7 +93,7 @@ def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
     ids: list[int] = []
     for i, part in enumerate(parts):
         if isinstance(part, str):
-            ids += llm.tokenizer.encode(part, add_special=i == 0, parse_special=special)
+            ids += llm.tokenizer.encode(part, add_special=i == 0, parse_special=special, at_least=llm.check_least)
         elif is_token_id(part, llm.config.n_vocab):
             ids.append(part)
         else:

@@ -32,7 +32,7 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
     if begun and "tool_calls" in messages[-1]:
         raise fields.refuse("messages", "ends with calls of tools: add messages of the role tool with their results")
     values = read_think(fields, served, formatted, begun)
-    given: Any = {"continue_final": begun, "ruled": formatted}
+    given: Any = {"continue_final": begun, "ruled": formatted, "at_least": served.llm.check_least}
     return await asyncio.to_thread(prompt_of, served.llm, messages, tools, values, **given)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -40,10 +41,12 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
         for name in ("system", "think"):
             if fields.get(name):
                 raise fields.refuse(name, "needs a chat template, and this prompt is used without one: leave it out")
-        return Prompt(await asyncio.to_thread(llm.tokenizer.encode, text, parse_special=raw), plain)
+        encode = partial(llm.tokenizer.encode, text, parse_special=raw, at_least=llm.check_least)
+        return Prompt(await asyncio.to_thread(encode), plain)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
-    return await asyncio.to_thread(prompt_of, llm, messages, values=values, ruled=formatted)
+    make = partial(prompt_of, llm, messages, values=values, ruled=formatted, at_least=llm.check_least)
+    return await asyncio.to_thread(make)
 
 
 def _form(said: Said) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def read_prompts(fields: Fields, llm: LLM, limits: Limits) -> list[list[int]]:
 def _ids(fields: Fields, name: str, prompt: str | list[Any], llm: LLM) -> list[int]:
     """The token ids of one prompt, which is the field of this name."""
     if isinstance(prompt, str):
-        ids = llm.tokenizer.encode(prompt, add_special=True, parse_special=False)
+        ids = llm.tokenizer.encode(prompt, add_special=True, parse_special=False, at_least=llm.check_least)
     else:
         last = llm.config.n_vocab - 1
         for i, id in enumerate(prompt):

@@ -41,6 +41,7 @@ async def read_prompt(
             raise fields.refuse("tool_choice", problem)
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
+    given["at_least"] = llm.check_least
     make = partial(prompt_of, llm, values=values, continue_final=continue_final, **given)
     prompt = await prompt_in_place(make, messages)
     return prompt, await calls_grammar(choice, llm, prompt, limits) if grammar is None else grammar

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
+from engine.text.bound import AtLeast
 from engine.text.template import dsml, harmony
 from engine.text.template.builtin import TEMPLATES, template_of
 from engine.text.template.marked import MarkedText, trusted
@@ -177,6 +178,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         known: tuple[str, Sequence[int]] | None = None,
+        at_least: AtLeast | None = None,
         **extra: Any,
     ) -> list[int]:
         """The token ids of the conversation, with the model's begin token once if the model uses it.
@@ -190,6 +192,9 @@ class ChatTemplate:
         known : tuple of str and sequence of int, optional
             A text and the ids it stands for, such as an earlier prompt and its answer. If the conversation begins with it,
             it keeps those ids: a model may have written its answer in other tokens than its tokenizer would choose.
+        at_least : callable, optional
+            Called as ``at_least(n)`` before a long text is tokenized, with a number of tokens that it has at least. It can
+            raise an error, which saves the time.
         **extra
             Further values for the template, such as ``tools`` or ``enable_thinking``.
 
@@ -210,7 +215,7 @@ class ChatTemplate:
             if tokenizer.add_eos:
                 rest = _without(rest, self._token_text(tokenizer.eos_id), at_end=True)
             # An answer ends in ordinary text: control tokens have been left out of it.
-            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False, continued=True)
+            ids = tokenizer.encode_marked(rest, rest.marks, add_special=False, continued=True, at_least=at_least)
             return [
                 *known[1],
                 *ids,
@@ -221,7 +226,7 @@ class ChatTemplate:
             text = _without(text, self._token_text(tokenizer.bos_id), at_end=False)
         if tokenizer.add_eos:
             text = _without(text, self._token_text(tokenizer.eos_id), at_end=True)
-        return tokenizer.encode_marked(text, text.marks)
+        return tokenizer.encode_marked(text, text.marks, at_least=at_least)
 
     def _token_text(self, id: int | None) -> str:
         return self.tokenizer.vocabulary.tokens[id] if id is not None else ""

@@ -213,6 +213,27 @@ def test_a_call_within_a_value_may_have_no_end() -> None:
     assert answer.calls == [("get_weather", {"text": value})] * 2
 
 
+@pytest.mark.parametrize(
+    "tags",
+    ["<function=", "<function=f>", "<function=f><parameter=x>", r"\"<function=\\", "]}</function><function=<function="],
+)
+def test_a_call_within_a_string_of_json_may_have_no_end(tags: str) -> None:
+    for parameter, text in (("tags", f'["{tags}", [1]]'), ("options", f'{{\n"a": ["{tags}"]\n}}')):
+        value, after = json.loads(text), call(days="3").removeprefix("<tool_call>\n<function=get_weather>")
+        before = f"<tool_call>\n<function=get_weather>\n<parameter={parameter}>\n{text}"
+        # Also where the tag after the value is forgotten, and in a text that is JSON.
+        for answer in (f"{before}\n</parameter>{after}", before + after):
+            found = read(NAME, f"{answer}\nDone.")
+            assert (found.content, found.calls) == ("Done.", [("get_weather", {parameter: value, "days": 3})])
+        found = read(NAME, f"{call(text=text, days='3')}\nDone.")
+        assert (found.content, found.calls) == ("Done.", [("get_weather", {"text": text, "days": 3})])
+
+
+def test_a_call_within_brackets_that_are_no_json_has_an_end() -> None:
+    for value in (f"[{call('now', text='x')}]", f"[1]\n{call('now', text='[x]')}", f'["{call("now", text="x")}'):
+        assert read(NAME, call(text=value, days="3")).calls == [("get_weather", {"text": value, "days": 3})]
+
+
 def test_strings_arrive_as_the_model_writes_them() -> None:
     reader = parser(NAME, TOOLS, single=set(TOKENS[NAME]).__contains__)
     assert reader.feed("<tool_call>", True) == []
@@ -242,3 +263,11 @@ def test_any_string_comes_back(values: dict[str, str]) -> None:
 def test_any_array_comes_back(value: Any) -> None:
     values = {"tags": json.dumps([value])}
     assert read(NAME, call(**values), [TOKENS[NAME]]).calls == [("get_weather", {"tags": [value]})]
+
+
+@given(st.lists(st.lists(st.sampled_from(["<function=", "</function>", "<tool_call>", '"', "\\", "[", "}", " "]))))
+@examples(100)
+def test_any_array_with_tags_comes_back(parts: list[list[str]]) -> None:
+    value = ["".join(each) for each in parts]
+    answer = read(NAME, call(tags=json.dumps(value), days="3"), [TOKENS[NAME]])
+    assert answer.calls == [("get_weather", {"tags": value, "days": 3})]
