@@ -90,8 +90,8 @@ class Pace:
         since a few do not tell the mean time of all."""
         count, piece = max(1, total // UNKNOWN), self._piece.get(rows)
         if piece is not None:
-            left, most = share - self._seconds(self._read), 2 * self._most.get(rows, total)
-            count = max(1, min(total, most, int(left / piece) if piece else most))
+            left, most = share - self._seconds(self._read), min(total, 2 * self._most.get(rows, total))
+            count = most if most * piece <= left else max(1, int(left / piece))
         self._most[rows] = max(count, self._most.get(rows, 0))
         return count
 

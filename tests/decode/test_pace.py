@@ -60,6 +60,15 @@ def test_a_part_of_unknown_time_is_begun_carefully_and_by_itself() -> None:
     assert all(after <= 2 * before for before, after in zip(counts, counts[1:], strict=False))
 
 
+def test_pieces_that_take_no_time() -> None:
+    """Their mean becomes as small as a number can be, if nothing of a prompt is left to compute when a step ends."""
+    pace = learned()
+    for _ in range(4000):
+        pace.read(1024, pace.pieces(1024, TOTAL, pace.share(1, 1)))
+        pace.stepped(STEP, pace.started())
+    assert pace.pieces(1024, TOTAL, pace.share(1, 1)) == TOTAL
+
+
 def test_several_prompts_have_precedence_up_to_a_bound() -> None:
     pace = learned()
     one = pace.share(1, 1)
