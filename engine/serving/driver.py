@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 """Seconds without work after which the pages of the cache are checked."""
 
+REST = 3
+"""How many times as long as the event loop has worked on tokens it gets none: what computes them needs the same lock of the
+interpreter."""
+
 
 class News(NamedTuple):
     """What a round has brought an answer: tokens that have text, and whether it is over, and why if that was an error."""
@@ -39,7 +43,10 @@ class Listener:
 
 
 class Driver:
-    """Computes passes as long as there are answers, and hands their tokens to an event loop, once per round.
+    """Computes passes as long as there are answers, and hands their tokens to an event loop, at most once per round.
+
+    A first token and the end of an answer go at once.  Others wait while the event loop would otherwise take more than a
+    quarter of the time; what it gets then is more tokens per answer, which it writes together.
 
     Only its thread uses the scheduler.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
     and :meth:`proceed`, none of which waits: a round takes notice when it begins.
@@ -57,6 +64,8 @@ class Driver:
         self._inbox: deque[Listener] = deque()
         self._wake = threading.Event()
         self._closing = False
+        #: Whether the event loop works on tokens, and when it may get the next ones, of ``time.monotonic``.
+        self._busy, self._due = False, 0.0
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
         self._thread.start()
 
@@ -126,8 +135,10 @@ class Driver:
                 self._end(error)
                 with self.llm.lock:
                     self.llm.scheduler.interrupt()
-            self._hand_out()
+            if self._urgent or (not self._busy and time.monotonic() >= self._due):
+                self._hand_out()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
+                self._hand_out()
                 self.moved = math.inf
                 if not self._wake.wait(IDLE_SECONDS):
                     self._check()
@@ -155,11 +166,28 @@ class Driver:
                     self.llm.model.ops.expect_drafts()
             self.llm.scheduler.submit(request)
 
+    @property
+    def _urgent(self) -> bool:
+        """Whether an answer has its first token, or has ended."""
+        return any(request.done or (request.items and not request.fetched) for request in self._listeners)
+
     def _hand_out(self) -> None:
-        """Give the tokens of this round to the event loop."""
+        """Give the tokens that have been computed to the event loop."""
         news = [each for request in list(self._listeners) if (each := self._news(request)) is not None]
-        if news:
-            self._loop.call_soon_threadsafe(_deliver, news)
+        if news and not self._loop.is_closed():
+            self._busy = True
+            self._loop.call_soon_threadsafe(self._deliver, news)
+
+    def _deliver(self, news: list[News]) -> None:
+        begun = time.thread_time()
+        for each in news:
+            each.listener.receive(each)
+        # What the listeners have woken runs before this.
+        self._loop.call_soon(self._delivered, begun)
+
+    def _delivered(self, begun: float) -> None:
+        self._due = time.monotonic() + REST * (time.thread_time() - begun)
+        self._busy = False
 
     def _news(self, request: Request) -> News | None:
         listener, tokens = self._listeners[request], []
@@ -176,7 +204,8 @@ class Driver:
         return News(listener, tokens, request.done, error if isinstance(error, Exception) else None)
 
     def _end(self, error: Exception) -> None:
-        """End every answer."""
+        """End every answer, after the tokens that have been computed."""
+        self._hand_out()
         news = []
         for request, listener in self._listeners.items():
             request.closing = True
@@ -185,9 +214,4 @@ class Driver:
         while self._inbox:
             news.append(News(self._inbox.popleft(), [], True, error))
         if news and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_deliver, news)
-
-
-def _deliver(news: list[News]) -> None:
-    for each in news:
-        each.listener.receive(each)
+            self._loop.call_soon_threadsafe(self._deliver, news)
