@@ -3,8 +3,8 @@
     python -m benchmarks.mixtures [MODEL ...]
 
 A mixture is everything from the norm to the sum with the residual.  One row is a step of an answer, limited by memory and by
-launches; 4 are a step with drafts, 16 one of 16 answers; 512 are a prompt.  So many layers are computed in turn that no expert
-stays in a cache.  The experts of a layer have equal weights, which the time does not depend on.
+launches; 4 are a step with drafts, 16 one of 16 answers; 512 are a prompt.  So many layers are computed in turn that no
+expert stays in a cache.  The experts of a layer have equal weights, which the time does not depend on.
 """
 
 import argparse

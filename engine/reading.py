@@ -83,16 +83,21 @@ class Reader:
             common = slot.common(tokens, salt)
             return common if 2 * common >= slot.sequence.length else 0, -slot.used
 
-        slot = max((slot for slot in self.slots if slot.owner is None), key=worth, default=None)
-        if slot is not None:
-            slot.sequence.belong(salt)
+        idle, first = [slot for slot in self.slots if slot.owner is None], tokens[:1].tolist()
+        if not idle:
+            return None
+        oldest = min(idle, key=lambda slot: slot.used)
+        # Of many slots, most begin differently.
+        alike = [slot for slot in idle if slot.sequence.tokens[:1] == first]
+        slot = max([oldest, *alike], key=worth)
+        slot.sequence.belong(salt)
         return slot
 
     def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
         """Cut what a slot holds to a prefix of ``tokens``, shorter than these, and return its length."""
         kept, self.reread = slot.rewind(tokens)
         if self.reread is not None:
-            log.info("%s", self.reread)
+            log.debug("%s", self.reread)
         self.settled(slot)
         return kept
 
@@ -129,13 +134,15 @@ class Reader:
 
     def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
         """Whether the pages that no request has suffice for a text int32 [n] in a slot, and a few more tokens."""
-        found = slot.shared(tokens)
+        short = {}
         for paging, pool in self.cache.pools.items():
             idle = sum(len(other.sequence.pages(paging)) for other in self.slots if other.owner is None)
             needed = min(paging.held(self.n_ctx, STEP_ROWS), -(-(tokens.size + STEP_ROWS) // paging.span))
-            if needed - (0 if paging.window else found // paging.span) > pool.n_free + idle:
-                return False
-        return True
+            short[paging] = needed - pool.n_free - idle
+        if max(short.values(), default=0) <= 0:
+            return True
+        found = slot.shared(tokens)
+        return all(n <= (0 if paging.window else found // paging.span) for paging, n in short.items())
 
     @in_turn
     def check_pages(self) -> None:
