@@ -13,11 +13,6 @@ from engine.cache.types import CHUNK
 from engine.errors import ContextError
 
 
-def key_after(key: bytes, tokens: SequenceOf[int]) -> bytes:
-    """The key of a text: that of the text before its last chunk, and the tokens of that chunk."""
-    return hashlib.blake2b(np.asarray(tokens, np.int32).tobytes(), key=key, digest_size=32).digest()
-
-
 def first_key(salt: str) -> bytes:
     """The key of an empty text with a salt, on which the keys of all texts with this salt depend.  No chunk of tokens has the
     same key."""
@@ -26,11 +21,15 @@ def first_key(salt: str) -> bytes:
     )
 
 
-def keys_of(tokens: SequenceOf[int], begin: bytes, first: SequenceOf[bytes] = ()) -> list[bytes]:
-    """The keys of a text after each whole chunk.  begin: that of no text; first: those of the first chunks, if known."""
+def keys_of(tokens: SequenceOf[int] | np.ndarray, begin: bytes, first: SequenceOf[bytes] = ()) -> list[bytes]:
+    """The keys of a text after each whole chunk: a key follows from that of the text before the chunk, and from the tokens
+    of the chunk.  tokens: int32 [n] if an array; begin: the key of no text; first: those of the first chunks, if known."""
     keys = list(first)
-    for chunk in range(len(keys), len(tokens) // CHUNK):
-        keys.append(key_after(keys[-1] if keys else begin, tokens[CHUNK * chunk : CHUNK * (chunk + 1)]))
+    rest = np.asarray(tokens[CHUNK * len(keys) : len(tokens) // CHUNK * CHUNK], np.int32).tobytes()
+    key, size = keys[-1] if keys else begin, 4 * CHUNK
+    for at in range(0, len(rest), size):
+        key = hashlib.blake2b(rest[at : at + size], key=key, digest_size=32).digest()
+        keys.append(key)
     return keys
 
 
@@ -59,11 +58,20 @@ class Sequence:
         self._pages: dict[Paging, dict[int, int]] = {paging: {} for paging in cache.pools}
         # The keys of the whole chunks whose pages are settled.
         self._keys: list[bytes] = []
+        # ``tokens`` as they were after so many changes.
+        self._array, self._array_changes = np.empty(0, np.int32), 0
 
     @property
     def length(self) -> int:
         """The number of tokens."""
         return len(self.tokens)
+
+    @property
+    def array(self) -> np.ndarray:
+        """``tokens`` as int32 [length], made again only after a change."""
+        if self._array_changes != self.changes:
+            self._array, self._array_changes = np.array(self.tokens, np.int32), self.changes
+        return self._array
 
     def belong(self, salt: str) -> None:
         """Give it a salt.  What it holds is forgotten if it had another one.  No pass that stores its tokens may be in
@@ -123,7 +131,9 @@ class Sequence:
                 if chunk in held:
                     self._cache.pools[paging].settle(held[chunk], self._keys[chunks * (chunk + 1) - 1])
 
-    def find(self, tokens: SequenceOf[int], states: Container[bytes] | None = None) -> tuple[int, list[bytes]]:
+    def find(
+        self, tokens: SequenceOf[int] | np.ndarray, states: Container[bytes] | None = None
+    ) -> tuple[int, list[bytes]]:
         """How many of the first tokens of a text all layers with pages hold for some sequence of its salt, and the keys of
         its chunks; states: the keys of texts after which the content of rings is known, None: there are no rings."""
         keys = keys_of(tokens, self.begin)

@@ -24,6 +24,7 @@ from engine.decode.pace import Pace
 from engine.decode.prompts import Prompts
 from engine.decode.reader import Reader
 from engine.decode.request import Item, Request
+from engine.limits import STEP_ROWS
 
 AHEAD_TOKENS = 16
 """Tokens of an answer that are computed before somebody asks for them, if others are computed at the same time."""
@@ -185,9 +186,11 @@ class Scheduler:
 
     def _admit(self, wanted: Request | None) -> None:
         """Give free slots to waiting requests, in the order of their arrival: to those that are asked for, or, if ``wanted``
-        is None, to all."""
-        for request in [r for r in self._waiting if wanted is None or r.asking]:
-            tokens = np.array(request.target or request.known, np.int32)
+        is None, to all; to no more than have rows in a pass, since a device may have nothing to do meanwhile."""
+        for request in [r for r in self._waiting if wanted is None or r.asking][:STEP_ROWS]:
+            known = np.array(request.known, np.int32)
+            # Nothing is left to read if the sequence holds all but the certain token.
+            tokens = known[:-1] if request.begun and known.size > 1 else known
             slot = self._reader.free_slot(tokens, request.salt)
             if slot is None or (self._company.active and not self._reader.has_room(slot, tokens)):
                 return
@@ -195,8 +198,7 @@ class Scheduler:
             slot.owner, request.slot = request, slot
             self._company.active.append(request)
             if request.begun:
-                # Nothing is left to read if the sequence holds all but the certain token.
-                tokens = np.array(request.known, np.int32)
+                tokens = known
             if request.scored:
                 slot.clear()  # the logits of tokens that the cache holds are not kept
                 self._reader.settled(slot)

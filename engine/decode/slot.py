@@ -40,16 +40,16 @@ class Slot:
     def common(self, tokens: np.ndarray, salt: str) -> int:
         """How many first tokens of a text int32 [n] with a salt it holds; at most n - 1, since at least one is left to
         read."""
-        if self.sequence.salt != salt or not self.sequence.length or self.sequence.tokens[0] != tokens[0]:
-            return 0  # most slots of many
-        held = np.asarray(self.sequence.tokens[: tokens.size - 1], np.int32)
+        if self.sequence.salt != salt:
+            return 0
+        held = self.sequence.array[: tokens.size - 1]
         differs = np.flatnonzero(held != tokens[: held.size])
         return int(differs[0]) if differs.size else held.size
 
     def shared(self, tokens: np.ndarray) -> int:
         """How many first tokens of a text int32 [n], fewer than n, others of its salt have read, so that their pages can be
         shared."""
-        return self.sequence.find(tokens[:-1].tolist(), self._states if self._state_bytes else None)[0]
+        return self.sequence.find(tokens[:-1], self._states if self._state_bytes else None)[0]
 
     def rewind(self, tokens: np.ndarray) -> tuple[int, str | None]:
         """Let the sequence hold a prefix of ``tokens`` int32 [n], shorter than n: what it has in common with them, or what
@@ -59,7 +59,7 @@ class Slot:
         after = sequence.tokens[common : common + 1]
         kept = next((n for n in (common, common // CHUNK * CHUNK) if sequence.can_truncate(n)), 0)
         needs_state = bool(self._state_bytes)
-        length, keys = sequence.find(tokens[:-1].tolist(), self._states if needs_state else None)
+        length, keys = sequence.find(tokens[:-1], self._states if needs_state else None)
         own, key = self._resumable(tokens[:common])
         if own > max(kept, length):
             self._model.restore(self._states.get(key), sequence)
@@ -79,7 +79,7 @@ class Slot:
         positions."""
         if not self._state_bytes or any(attention.window for attention in self._model.config.attentions):
             return 0, b""  # keys and values of windows are not part of a snapshot
-        keys = keys_of(tokens.tolist(), self.sequence.begin)
+        keys = keys_of(tokens, self.sequence.begin)
         for chunks in range(len(keys), 0, -1):
             if keys[chunks - 1] in self._states and self.sequence.can_resume(CHUNK * chunks):
                 return CHUNK * chunks, keys[chunks - 1]
@@ -97,8 +97,8 @@ class Slot:
             return set()
         ends = np.flatnonzero(np.isin(tokens, list(self._tokenizer.eog_ids))) + 1
         borders = sorted({int(end) // CHUNK * CHUNK for end in (*ends, tokens.size - 1)})
-        branch, _ = self.sequence.find(tokens[:-1].tolist())
-        keys = keys_of(tokens.tolist(), self.sequence.begin)
+        branch, _ = self.sequence.find(tokens[:-1])
+        keys = keys_of(tokens, self.sequence.begin)
         borders = [border for border in borders if max(kept, 1) <= border < tokens.size]
         wanted = {*borders[:1], *borders[-MOST_STATES + 1 :], *([branch] if branch > kept else [])}
         return {at for at in wanted if keys[at // CHUNK - 1] not in self._states}
