@@ -46,6 +46,8 @@ class DraftModel(Source):
         self.reads_all = llm.config.n_vocab >= target.config.n_vocab
         #: The changes of each sequence when it was used last: whether something else has used it since.
         self._changes: dict[int, int] = {}
+        #: The tokens of the answer that each sequence was used for last, which grow with the answer.
+        self._known: dict[int, Sequence[int]] = {}
 
     @property
     def cost(self) -> float:
@@ -108,6 +110,10 @@ class DraftModel(Source):
         slot = target.slot
         sequence = self.sequence(slot)
         lags = self._changes.get(slot) != sequence.changes or len(known) - sequence.length > self.reads
+        if self._known.get(slot) is not known:
+            # Of another answer, which may have followed another text.
+            self._known[slot] = known
+            lags = lags or sequence.tokens != known[: sequence.length]
         if lags or sequence.salt != target.salt:
             self.llm.hold(slot, known[:-1], target.salt)
             self._changes[slot] = sequence.changes

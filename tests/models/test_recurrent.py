@@ -231,7 +231,8 @@ def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCapt
     with caplog.at_level("DEBUG", logger="engine.reading"):
         llm.prefill([*range(5, 75), 120, *range(76, 105)])
     assert llm.reread is not None and llm.reread in caplog.text
-    assert {record.levelname for record in caplog.records} == {"DEBUG"}  # it quotes the text, which a server must not log
+    # It quotes the text, which a server must not log.
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
     was, now = (repr(llm.tokenizer.decode([i])) for i in (75, 120))
     assert "70 tokens are read again" in llm.reread and f"token 70 is {now} and was {was}" in llm.reread
     llm.prefill([*range(5, 75), 120, *range(76, 105), 3])

@@ -267,6 +267,21 @@ def test_it_catches_up_with_the_salt_of_the_target(make: Make) -> None:
     assert [changes > 0 for changes in kept] == [True, False, True, True, False]
 
 
+def test_it_catches_up_with_another_text(make: Make) -> None:
+    """Of the same length, in the same slot."""
+    llm = load(make(), make(300, 1))
+    source = llm.draft
+    assert isinstance(source, DraftModel)
+    target, own, other = llm.model.sequences[0], source.sequence(0), [*PROMPT[:-2], 7, 8]
+    assert other[:-1] != PROMPT[:-1]
+    for known in (PROMPT, other, list(other)):
+        source.catch_up(known, target)
+        assert own.tokens == known[:-1]
+    before = own.changes
+    source.catch_up(list(other), target)
+    assert own.changes == before  # it already holds them
+
+
 def test_to_the_end_of_the_context(make: Make) -> None:
     """Its context is as long as the target's, and no position beyond it is requested."""
     llm = load(make(), make())
