@@ -49,8 +49,10 @@ def server(model: str, flags: Sequence[str]) -> Iterator[str]:
                 raise SystemExit("the server has ended before it listened")
         with ThreadPoolExecutor(1) as pool:
             pool.submit(process.stderr.read)  # its log must not fill the pipe
-            yield found[1]
-            process.terminate()
+            try:
+                yield found[1]
+            finally:
+                process.terminate()
     finally:
         process.kill()
         process.wait()

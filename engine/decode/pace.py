@@ -17,6 +17,9 @@ UNKNOWN = 32
 WEIGHT = 0.25
 """The weight of a new measurement in a mean: times vary, since the host is delayed at times."""
 
+LEAST_SECONDS = 1e-6
+"""A time that no piece falls short of.  Where steps take longer than what is read before them, the measured times are zero."""
+
 Read = Mapping[int, int]
 """What is read between two steps: the number of pieces, by the number of tokens of the part that they belong to."""
 
@@ -59,10 +62,8 @@ class Pace:
         took, expected = max(seconds - self._step, 0.0), self._seconds(read)
         for rows, count in read.items():
             mean = self._piece.get(rows)
-            if mean is None:
-                self._piece[rows] = took / count
-            elif expected:
-                self._piece[rows] = mean + WEIGHT * (mean * took / expected - mean)
+            now = took / count if mean is None else mean + WEIGHT * (mean * took / expected - mean)
+            self._piece[rows] = max(LEAST_SECONDS, now)
 
     def _seconds(self, read: Read) -> float:
         """The time that is expected for what is read."""
@@ -90,8 +91,8 @@ class Pace:
         since a few do not tell the mean time of all."""
         count, piece = max(1, total // UNKNOWN), self._piece.get(rows)
         if piece is not None:
-            left, most = share - self._seconds(self._read), min(total, 2 * self._most.get(rows, total))
-            count = most if most * piece <= left else max(1, int(left / piece))
+            left, most = max(0.0, share - self._seconds(self._read)), 2 * self._most.get(rows, total)
+            count = max(1, min(total, most, int(left / piece)))
         self._most[rows] = max(count, self._most.get(rows, 0))
         return count
 

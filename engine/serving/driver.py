@@ -180,10 +180,12 @@ class Driver:
 
     def _deliver(self, news: list[News]) -> None:
         begun = time.thread_time()
-        for each in news:
-            each.listener.receive(each)
-        # What the listeners have woken runs before this.
-        self._loop.call_soon(self._delivered, begun)
+        try:
+            for each in news:
+                each.listener.receive(each)
+        finally:
+            # What the listeners have woken runs before this.
+            self._loop.call_soon(self._delivered, begun)
 
     def _delivered(self, begun: float) -> None:
         self._due = time.monotonic() + REST * (time.thread_time() - begun)
