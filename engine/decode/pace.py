@@ -18,7 +18,7 @@ WEIGHT = 0.25
 """The weight of a new measurement in a mean: times vary, since the host is delayed at times."""
 
 LEAST_SECONDS = 1e-6
-"""A time that no piece falls short of.  Where steps take longer than what is read before them, the measured times are zero."""
+"""The least time of a piece.  A short one may end while the host prepares the step that follows it; it seems to take none."""
 
 Read = Mapping[int, int]
 """What is read between two steps: the number of pieces, by the number of tokens of the part that they belong to."""

@@ -61,7 +61,7 @@ def test_a_part_of_unknown_time_is_begun_carefully_and_by_itself() -> None:
 
 
 def test_pieces_that_take_no_time() -> None:
-    """A short pass may end while the host prepares the step that follows it.  When that changes, the times are found again."""
+    """They end while the host prepares the step that follows them.  When that changes, their times are found again."""
     pace = learned()
 
     def read(seconds: float) -> int:
