@@ -15,7 +15,6 @@ from engine.compile.jobs import Job, noted
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.decode.scheduler import POLL_SECONDS, Scheduler
-from engine.decode.slot import Slot
 from engine.locking import in_turn
 from engine.models.base import Model
 from engine.reading import Closed, Reader
@@ -208,8 +207,7 @@ class Context(Reader):
                 self.model = cast(Model, Closed())
                 self.cache = cast(KVCache, Closed())
                 self.scheduler = cast(Scheduler, Closed())
-                self.slots = []
-                self._current = cast(Slot, Closed())
+                self.slots.close()
                 if isinstance(draft, DraftModel):
                     draft.llm.close()
             del draft

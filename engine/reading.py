@@ -1,6 +1,5 @@
 """Reading: from tokens to logits, with a memory of what was read before."""
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,15 @@ from engine.checks import function, token_ids
 from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
+from engine.decode.slots import Slots
 from engine.errors import ContextError, UsageError
-from engine.limits import MOST_LOGITS, STEP_ROWS
+from engine.limits import MOST_LOGITS
 from engine.locking import Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import slot_bytes, snapshot_bytes
 from engine.text.tokenizer import Tokenizer
 
 CLOSED = "this model is closed; open it again with engine.load()."
-
-log = logging.getLogger(__name__)
 
 
 class Closed:
@@ -60,10 +58,7 @@ class Reader:
         #: Snapshots after whole pages of texts that were read, if the model needs them.
         self.states = States(budget if self.snapshot_bytes else 0)
         kept = self.states, self.snapshot_bytes
-        self.slots = [Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences]
-        self.reread: str | None = None
-        self._current = self.slots[0]
-        self._uses = 0
+        self.slots = Slots([Slot(model, tokenizer, sequence, *kept) for sequence in model.sequences], model.cache)
         self.scheduler = Scheduler(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0
@@ -73,38 +68,14 @@ class Reader:
     @property
     def sequence(self) -> TokenSequence:
         """The sequence that was used last."""
-        return self._current.sequence
+        self.check_open()
+        return self.slots.current.sequence
 
-    def free_slot(self, tokens: np.ndarray, salt: str) -> Slot | None:
-        """A slot without an owner for a text int32 [n] with a salt: one that holds its beginning, and little else, or else
-        the one that was used least recently; None if all have owners.  What it holds with another salt is forgotten."""
-
-        def worth(slot: Slot) -> tuple[int, int]:
-            common = slot.common(tokens, salt)
-            return common if 2 * common >= slot.sequence.length else 0, -slot.used
-
-        idle, first = [slot for slot in self.slots if slot.owner is None], tokens[:1].tolist()
-        if not idle:
-            return None
-        oldest = min(idle, key=lambda slot: slot.used)
-        # Of many slots, most begin differently.
-        alike = [slot for slot in idle if slot.sequence.tokens[:1] == first]
-        slot = max([oldest, *alike], key=worth)
-        slot.sequence.belong(salt)
-        return slot
-
-    def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
-        """Cut what a slot holds to a prefix of ``tokens``, shorter than these, and return its length."""
-        kept, self.reread = slot.rewind(tokens)
-        if self.reread is not None:
-            log.debug("%s", self.reread)
-        self.settled(slot)
-        return kept
-
-    def settled(self, slot: Slot) -> None:
-        """Note that a slot is the one that was used last."""
-        self._uses += 1
-        slot.used, self._current = self._uses, slot
+    @property
+    def reread(self) -> str | None:
+        """A sentence if more than a page of the latest text that had been read before had to be read again; else None."""
+        self.check_open()
+        return self.slots.reread
 
     def part(self, slot: Slot, tokens: Sequence[int], n_logits: int, stops: Collection[int] = ()) -> Part:
         """Tokens to be read after those that a slot holds, with the logits of the last ``n_logits`` and snapshots after the
@@ -119,44 +90,24 @@ class Reader:
             self.scheduler.interrupt()
         own.sequence.belong(salt)
         # All but the last token may already be there.
-        first = self.rewind(own, np.append(tokens, tokens[-1:]))
+        first = self.slots.rewind(own, np.append(tokens, tokens[-1:]))
         while first < tokens.size:
             end = first + self.model.ops.next_rows(tokens.size - first)
             self._forward(own, tokens[first:end], 0)
             first = end
 
-    def free_pages(self) -> bool:
-        """Forget what the slot without an owner that was used least recently holds; returns whether there was one."""
-        idle = [slot for slot in self.slots if slot.owner is None and slot.sequence.length]
-        if idle:
-            min(idle, key=lambda slot: slot.used).clear()
-        return bool(idle)
-
-    def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
-        """Whether the pages that no request has suffice for a text int32 [n] in a slot, and a few more tokens."""
-        short = {}
-        for paging, pool in self.cache.pools.items():
-            idle = sum(len(other.sequence.pages(paging)) for other in self.slots if other.owner is None)
-            needed = min(paging.held(self.n_ctx, STEP_ROWS), -(-(tokens.size + STEP_ROWS) // paging.span))
-            short[paging] = needed - pool.n_free - idle
-        if max(short.values(), default=0) <= 0:
-            return True
-        found = slot.shared(tokens)
-        return all(n <= (0 if paging.window else found // paging.span) for paging, n in short.items())
-
     @in_turn
     def check_pages(self) -> None:
         """Raise AssertionError unless every page of the cache is held by sequences, kept for others, or free, and by nobody
         twice."""
-        for paging, pool in self.cache.pools.items():
-            pool.check(page for slot in self.slots for page in slot.sequence.pages(paging).values())
+        self.slots.check_pages()
 
     def _own_slot(self, tokens: np.ndarray, salt: str) -> Slot:
         """A slot for a text that is read now; requests give theirs back if there is no other."""
-        slot = self.free_slot(tokens, salt)
+        slot = self.slots.free(tokens, salt)
         if slot is None:
             self.scheduler.interrupt()
-            slot = self.free_slot(tokens, salt)
+            slot = self.slots.free(tokens, salt)
         assert slot is not None
         return slot
 
@@ -223,7 +174,7 @@ class Reader:
         self.check_free()
         slot = self._own_slot(tokens, "")
         slot.clear()
-        self.settled(slot)
+        self.slots.use(slot)
         rows = np.empty((tokens.size, self.config.n_vocab), np.float32)
         most = min(self.batch_size, MOST_LOGITS)
         for first in range(0, tokens.size, most):
@@ -274,7 +225,7 @@ class Reader:
         function("on_prefill", on_prefill)
         self.check_free()
         slot = self._own_slot(tokens, salt)
-        kept = first = self.rewind(slot, tokens)
+        kept = first = self.slots.rewind(slot, tokens)
         stops = slot.stops(tokens, kept)
         logits = np.empty((0, 0), np.float32)
         if first in stops:
@@ -317,18 +268,19 @@ class Reader:
         """
         tokens = self._checked([token])
         self.check_free()
-        if self._current.owner is not None:
+        slot = self.slots.current
+        if slot.owner is not None:
             self.scheduler.interrupt()
-        return self._forward(self._current, tokens, 1)[0]
+        return self._forward(slot, tokens, 1)[0]
 
     @in_turn
     def extend(self, ids: list[int], salt: str = "") -> np.ndarray:
         """Logits after ``ids`` with a salt, float32 [n_vocab]; fastest if a slot holds all but the last token."""
         tokens = self._checked(ids)
-        slot = self.free_slot(tokens, salt)
+        slot = self.slots.free(tokens, salt)
         if slot is None or slot.sequence.tokens != ids[:-1]:
             return self._read(ids, 1, None, salt)[0][0]
-        self.settled(slot)
+        self.slots.use(slot)
         return self._forward(slot, tokens[-1:], 1)[0]
 
     @property
@@ -346,11 +298,9 @@ class Reader:
                 part = self.part(slot, tokens.tolist(), n_logits, stops)
                 break
             except NoPages:
-                others = [other for other in self.slots if other is not slot and other.sequence.length]
-                if not others:
-                    raise
                 self.scheduler.interrupt()
-                min(others, key=lambda other: other.used).clear()
+                if not self.slots.free_pages(besides=slot):
+                    raise
         part.advance(part.pieces)
         return part.finish()
 

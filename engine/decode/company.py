@@ -116,7 +116,7 @@ class Company:
         if request.run is not None:
             self.cut(slot, request)
         request.slot, slot.owner, slot.latest, request.on_prefill = None, None, request, None
-        self.reader.settled(slot)
+        self.reader.slots.use(slot)
 
     def cut(self, slot: Slot, request: Request) -> None:
         """Cut what a slot holds to what a request has computed, or, if nobody wants the rest, to what has been fetched.  The

@@ -191,8 +191,8 @@ class Scheduler:
             known = np.array(request.known, np.int32)
             # Nothing is left to read if the sequence holds all but the certain token.
             tokens = known[:-1] if request.begun and known.size > 1 else known
-            slot = self._reader.free_slot(tokens, request.salt)
-            if slot is None or (self._company.active and not self._reader.has_room(slot, tokens)):
+            slot = self._reader.slots.free(tokens, request.salt)
+            if slot is None or (self._company.active and not self._reader.slots.has_room(slot, tokens)):
                 return
             self._waiting.remove(request)
             slot.owner, request.slot = request, slot
@@ -201,8 +201,8 @@ class Scheduler:
                 tokens = known
             if request.scored:
                 slot.clear()  # the logits of tokens that the cache holds are not kept
-                self._reader.settled(slot)
-            kept = 0 if request.scored else self._reader.rewind(slot, tokens)
+                self._reader.slots.use(slot)
+            kept = 0 if request.scored else self._reader.slots.rewind(slot, tokens)
             request.stops = slot.stops(tokens, kept)
             if kept in request.stops:
                 slot.save(kept)
@@ -235,13 +235,13 @@ class Scheduler:
         request.stopped()
         self._company.active.remove(request)
         request.slot, slot.owner = None, None
-        self._reader.settled(slot)
+        self._reader.slots.use(slot)
         self._waiting.appendleft(request)
 
     def _make_room(self, request: Request, wanted: Request | None) -> None:
         """Free pages for a request: of slots that nobody uses, else of a request whose reader is away, else of the youngest,
         which may be this one."""
-        if self._reader.free_pages():
+        if self._reader.slots.free_pages():
             return
         self._flights.drain()
         if len(self._company.active) == 1:

@@ -86,14 +86,14 @@ def test_after_giving_way() -> None:
     with engine.load(device="cpu", n_ctx=512, n_threads=1) as llm:
         expected = llm.complete(IDS, **options).ids
         llm.reset()
-        rewind, found = llm.rewind, []
+        rewind, found = llm.slots.rewind, []
 
         def noted(slot: Slot, tokens: np.ndarray) -> int:
             length = rewind(slot, tokens)
             found.append((slot.sequence.salt, length))
             return length
 
-        llm.rewind = noted  # type: ignore[method-assign]
+        llm.slots.rewind = noted  # type: ignore[method-assign]
         answers = [llm.generate(IDS, cache_salt=salt, **options) for salt in "ab"]
         while not all(answer.done for answer in answers):
             for answer in answers:
@@ -112,7 +112,7 @@ def test_a_request_that_waits_for_room_is_not_let_in_by_pages_of_others(llm: eng
     tokens = np.array(IDS, np.int32)
     kept(llm, IDS, "a")
     assert [slot.shared(tokens) for slot in llm.slots if slot.sequence.salt == "a"] == [192]
-    slot = llm.free_slot(tokens, "b")
+    slot = llm.slots.free(tokens, "b")
     assert slot is not None and slot.sequence.salt == "b" and slot.shared(tokens) == 0
 
 

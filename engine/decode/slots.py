@@ -1,0 +1,105 @@
+"""The slots of a model: which of them a text gets, and what it finds there."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from engine.cache.kv import KVCache
+from engine.decode.slot import Slot
+from engine.limits import STEP_ROWS
+
+log = logging.getLogger(__name__)
+
+
+class Slots(Sequence[Slot]):
+    """The slots of a model with a cache of keys and values.
+
+    Attributes: ``current``: the one that was used last; ``reread``: a sentence if more than a page of the text that was found
+    last had to be read again, else None.
+    """
+
+    def __init__(self, slots: Sequence[Slot], cache: KVCache) -> None:
+        self.current = slots[0]
+        self.reread: str | None = None
+        self._slots = list(slots)
+        self._cache = cache
+        self._uses = 0
+
+    @overload
+    def __getitem__(self, index: int) -> Slot: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Slot]: ...
+
+    def __getitem__(self, index: int | slice) -> Slot | list[Slot]:
+        return self._slots[index]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def use(self, slot: Slot) -> None:
+        """Note that a slot is the one that was used last."""
+        self._uses += 1
+        slot.used, self.current = self._uses, slot
+
+    def free(self, tokens: np.ndarray, salt: str) -> Slot | None:
+        """A slot without an owner for a text int32 [n] with a salt: one that holds its beginning, and little else, or else
+        the one that was used least recently; None if all have owners.  What it holds with another salt is forgotten."""
+
+        def worth(slot: Slot) -> tuple[int, int]:
+            common = slot.common(tokens, salt)
+            return common if 2 * common >= slot.sequence.length else 0, -slot.used
+
+        idle, first = [slot for slot in self._slots if slot.owner is None], tokens[:1].tolist()
+        if not idle:
+            return None
+        oldest = min(idle, key=lambda slot: slot.used)
+        # Of many slots, most begin differently.
+        alike = [slot for slot in idle if slot.sequence.tokens[:1] == first]
+        slot = max([oldest, *alike], key=worth)
+        slot.sequence.belong(salt)
+        return slot
+
+    def rewind(self, slot: Slot, tokens: np.ndarray) -> int:
+        """Cut what a slot holds to a prefix of ``tokens`` int32 [n], shorter than these, and return its length."""
+        kept, self.reread = slot.rewind(tokens)
+        if self.reread is not None:
+            log.debug("%s", self.reread)
+        self.use(slot)
+        return kept
+
+    def has_room(self, slot: Slot, tokens: np.ndarray) -> bool:
+        """Whether the pages that no request has suffice for a text int32 [n] in a slot, and a few more tokens."""
+        short = {}
+        for paging, pool in self._cache.pools.items():
+            idle = sum(len(other.sequence.pages(paging)) for other in self._slots if other.owner is None)
+            needed = min(paging.held(self._cache.n_ctx, STEP_ROWS), -(-(tokens.size + STEP_ROWS) // paging.span))
+            short[paging] = needed - pool.n_free - idle
+        if max(short.values(), default=0) <= 0:
+            return True
+        found = slot.shared(tokens)
+        return all(n <= (0 if paging.window else found // paging.span) for paging, n in short.items())
+
+    def free_pages(self, besides: Slot | None = None) -> bool:
+        """Forget what the slot without an owner that was used least recently holds, other than ``besides``; returns whether
+        there was one."""
+        idle = [slot for slot in self._slots if slot.owner is None and slot.sequence.length and slot is not besides]
+        if idle:
+            min(idle, key=lambda slot: slot.used).clear()
+        return bool(idle)
+
+    def check_pages(self) -> None:
+        """Raise AssertionError unless every page of the cache is held by sequences, kept for others, or free, and by nobody
+        twice."""
+        for paging, pool in self._cache.pools.items():
+            pool.check(page for slot in self._slots for page in slot.sequence.pages(paging).values())
+
+    def close(self) -> None:
+        """Let go of all slots and of the cache."""
+        vars(self).clear()
+        self._slots = []
