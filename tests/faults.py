@@ -443,9 +443,9 @@ FAULTS = (
     Fault(
         "what another user has read",
         "caches",
-        "engine/decode/slot.py",
-        "        if self.sequence.salt != salt:\n",
-        "        if not self.sequence.length:\n",
+        "engine/cache/sequence.py",
+        "            self.truncate(0)\n            self.salt",
+        "            self.salt",
         "who sends the beginning of a prompt can tell from the time of the answer whether another user has sent it",
         ("tests/decode/test_salts.py::test_a_slot_keeps_less_than_a_page_for_its_salt",),
     ),

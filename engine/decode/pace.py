@@ -18,7 +18,7 @@ WEIGHT = 0.25
 """The weight of a new measurement in a mean: times vary, since the host is delayed at times."""
 
 LEAST_SECONDS = 1e-6
-"""The least time of a piece.  A short one may end while the host prepares the step that follows it; it seems to take none."""
+"""The least time of a piece.  A short one may end while the host prepares the next step, and then seems to take no time."""
 
 Read = Mapping[int, int]
 """What is read between two steps: the number of pieces, by the number of tokens of the part that they belong to."""
@@ -62,6 +62,8 @@ class Pace:
         took, expected = max(seconds - self._step, 0.0), self._seconds(read)
         for rows, count in read.items():
             mean = self._piece.get(rows)
+            if mean is not None and expected == math.inf:
+                continue
             now = took / count if mean is None else mean + WEIGHT * (mean * took / expected - mean)
             self._piece[rows] = max(LEAST_SECONDS, now)
 
@@ -74,8 +76,8 @@ class Pace:
 
         prompts: how many wait; groups: the number of passes in which all answers get a token.  A single prompt should not
         delay answers much.  Several are those of users who wait for a first token, and a pass of the answers they will join
-        takes hardly longer than one without them, so they have precedence, up to a bound.  Those that have been read since
-        the latest step count, or the last ones would wait for steps in which most answers have no row yet.
+        takes hardly longer than one without them, so they have precedence, up to a bound.  Prompts that have been read
+        since the latest step count, too.  Otherwise the last ones would wait for steps in which most answers have no row yet.
         """
         self._prompts = prompts = max(self._prompts, prompts)
         share = prompts**2 * SHARE * self._step

@@ -116,7 +116,7 @@ class Answer(Listener):
     # --- from the driver -------------------------------------------------------------------------------------------
 
     def receive(self, news: News) -> None:
-        """Take note of what a round has brought."""
+        """Take note of what one or several rounds have brought."""
         if news.tokens:
             now = time.monotonic()
             if self.on_tokens is not None:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from engine.decode.generation import Generation
 from engine.decode.request import Request
-from engine.errors import DeviceError, EngineError
+from engine.errors import DeviceError
 from engine.llm import LLM
+from engine.serving.errors import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +20,13 @@ IDLE_SECONDS = 1.0
 """Seconds without work after which the pages of the cache are checked."""
 
 REST = 3
-"""How many times as long as the event loop has worked on tokens it gets none: what computes them needs the same lock of the
-interpreter."""
+"""The event loop gets no tokens for this many times as long as it has worked on the last ones: it shares the lock of the
+interpreter with the thread that computes them."""
 
 
 class News(NamedTuple):
-    """What a round has brought an answer: tokens that have text, and whether it is over, and why if that was an error."""
+    """What one or several rounds have brought an answer: tokens that have text, and whether it is over, and why if that was
+    an error."""
 
     listener: "Listener"
     tokens: list[int]
@@ -38,7 +40,7 @@ class Listener:
     generation: Generation
 
     def receive(self, news: News) -> None:
-        """Take note of what a round has brought."""
+        """Take note of what one or several rounds have brought."""
         raise NotImplementedError
 
 
@@ -61,11 +63,17 @@ class Driver:
         self.failed: DeviceError | None = None
         self._loop = loop
         self._listeners: dict[Request, Listener] = {}
+        #: The tokens that the event loop has not got yet.
+        self._held: dict[Request, list[int]] = {}
         self._inbox: deque[Listener] = deque()
         self._wake = threading.Event()
         self._closing = False
-        #: Whether the event loop works on tokens, and when it may get the next ones, of ``time.monotonic``.
-        self._busy, self._due = False, 0.0
+        #: Why no further answer is computed.
+        self._ended: Exception | None = None
+        #: How often the event loop got tokens, and how often it has worked on them; when it may get the next ones, of
+        #: ``time.monotonic``.
+        self._sent = self._worked = 0
+        self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
         self._thread.start()
 
@@ -87,9 +95,11 @@ class Driver:
         return self.n_answers - self.n_running
 
     def submit(self, listener: Listener) -> None:
-        """Compute an answer."""
+        """Compute an answer.  If the thread has ended, the answer ends with the reason."""
         self._inbox.append(listener)
         self._wake.set()
+        if self._ended is not None:
+            self._loop.call_soon(self._refuse, self._ended)
 
     def cancel(self, request: Request) -> None:
         """Compute no further token of an answer: it leaves before the next pass begins."""
@@ -118,8 +128,10 @@ class Driver:
     # --- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closing:
+        while True:
             self._wake.clear()
+            if self._closing:
+                break
             self.moved = time.monotonic()
             try:
                 self._submit()
@@ -127,7 +139,7 @@ class Driver:
             except DeviceError as error:
                 # Its memory may hold anything: no later answer could be trusted.
                 log.error("%s", error)
-                self.failed = error
+                self.failed = self._ended = error
                 self._end(error)
                 return
             except Exception as error:
@@ -135,7 +147,8 @@ class Driver:
                 self._end(error)
                 with self.llm.lock:
                     self.llm.scheduler.interrupt()
-            if self._urgent or (not self._busy and time.monotonic() >= self._due):
+            rested = self._sent == self._worked and time.monotonic() >= self._due
+            if self._collect() or rested:
                 self._hand_out()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
                 self._hand_out()
@@ -143,7 +156,9 @@ class Driver:
                 if not self._wake.wait(IDLE_SECONDS):
                     self._check()
                     self._wake.wait()
-        self._end(EngineError("the server is shutting down; send the request again later."))
+        problem = f"{self.llm.path.name} is being closed; send the request again later."
+        self._ended = Refusal(problem, 503, retry_after=10)
+        self._end(self._ended)
 
     def _check(self) -> None:
         """Look for pages that no sequence holds and that are not free."""
@@ -160,22 +175,37 @@ class Driver:
         while self._inbox:
             listener = self._inbox.popleft()
             request = listener.generation.request
-            self._listeners[request] = listener
+            self._listeners[request], self._held[request] = listener, []
             if request.speculation is not None:
                 with self.llm.lock:
                     self.llm.model.ops.expect_drafts()
             self.llm.scheduler.submit(request)
 
-    @property
-    def _urgent(self) -> bool:
-        """Whether an answer has its first token, or has ended."""
-        return any(request.done or (request.items and not request.fetched) for request in self._listeners)
+    def _collect(self) -> bool:
+        """Record the tokens of a round; returns whether a first token or the end of an answer is among them."""
+        urgent = False
+        for request, listener in self._listeners.items():
+            urgent = urgent or request.done or (bool(request.items) and not request.fetched)
+            while request.items:
+                token, logits = request.items.popleft()
+                request.fetched += 1
+                if listener.generation.took(token, logits):
+                    self._held[request].append(token)
+        return urgent
 
     def _hand_out(self) -> None:
-        """Give the tokens that have been computed to the event loop."""
-        news = [each for request in list(self._listeners) if (each := self._news(request)) is not None]
+        """Give the tokens that have been recorded to the event loop."""
+        news = []
+        for request, listener in list(self._listeners.items()):
+            tokens = self._held[request]
+            if tokens or request.done:
+                error = request.error if isinstance(request.error, Exception) else None
+                news.append(News(listener, tokens, request.done, error))
+                self._held[request] = []
+            if request.done:
+                del self._listeners[request], self._held[request]
         if news and not self._loop.is_closed():
-            self._busy = True
+            self._sent += 1
             self._loop.call_soon_threadsafe(self._deliver, news)
 
     def _deliver(self, news: list[News]) -> None:
@@ -189,31 +219,25 @@ class Driver:
 
     def _delivered(self, begun: float) -> None:
         self._due = time.monotonic() + REST * (time.thread_time() - begun)
-        self._busy = False
-
-    def _news(self, request: Request) -> News | None:
-        listener, tokens = self._listeners[request], []
-        while request.items:
-            token, logits = request.items.popleft()
-            request.fetched += 1
-            if listener.generation.took(token, logits):
-                tokens.append(token)
-        if not tokens and not request.done:
-            return None
-        error = request.error
-        if request.done:
-            del self._listeners[request]
-        return News(listener, tokens, request.done, error if isinstance(error, Exception) else None)
+        self._worked += 1
 
     def _end(self, error: Exception) -> None:
         """End every answer, after the tokens that have been computed."""
+        self._collect()
         self._hand_out()
-        news = []
-        for request, listener in self._listeners.items():
+        ended = list(self._listeners.items())
+        for request, _ in ended:
             request.closing = True
-            news.append(News(listener, [], True, error))
         self._listeners.clear()
+        self._held.clear()
+        if not self._loop.is_closed():
+            for _, listener in ended:
+                self._loop.call_soon_threadsafe(listener.receive, News(listener, [], True, error))
+            if self._ended is not None:
+                self._loop.call_soon_threadsafe(self._refuse, error)
+
+    def _refuse(self, error: Exception) -> None:
+        """End the answers that have not begun, after the thread has ended."""
         while self._inbox:
-            news.append(News(self._inbox.popleft(), [], True, error))
-        if news and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, news)
+            listener = self._inbox.popleft()
+            listener.receive(News(listener, [], True, error))

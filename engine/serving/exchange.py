@@ -50,7 +50,7 @@ async def respond(
         for ask in plan.asks:
             ask.options["cache_salt"] = salt
             for answer in await served.answers(ask):
-                # If a later one is refused, none is computed.
+                # If a later one is refused, all are cancelled.
                 stack.callback(answer.cancel)
                 answers.append(answer)
         _note(request, state, served, answers, fields)

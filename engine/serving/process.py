@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
     async def _drained(self) -> None:
         log.info("draining: %d answers are in progress", self._state.models.n_answers)
         deadline = asyncio.get_running_loop().time() + self._drain_seconds
-        while self._state.models.n_answers and asyncio.get_running_loop().time() < deadline:
+        while self._state.models.in_use and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
         # Whatever is left ends with an error event.
         self._state.models.stop()

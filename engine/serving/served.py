@@ -222,6 +222,11 @@ class Models:
                 await asyncio.to_thread(self.changed)
 
     @property
+    def in_use(self) -> bool:
+        """Whether a request needs a model: its answers may not have begun, or not have been read."""
+        return any(entry.users for entry in self.entries.values())
+
+    @property
     def n_answers(self) -> int:
         """The number of answers that are computed or wait."""
         return sum(entry.served.driver.n_answers for entry in self.entries.values() if entry.served is not None)

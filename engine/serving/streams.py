@@ -184,5 +184,6 @@ async def merged(answers: Iterable[Answer]) -> AsyncIterator[tuple[Answer, Delta
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        for each in iterators.values():
+        for answer, each in iterators.items():
             await each.aclose()  # type: ignore[attr-defined]
+            answer.cancel()  # it does so itself only if it has begun

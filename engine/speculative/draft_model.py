@@ -112,11 +112,11 @@ class DraftModel(Source):
         lags = self._changes.get(slot) != sequence.changes or len(known) - sequence.length > self.reads
         if self._known.get(slot) is not known:
             # Of another answer, which may have followed another text.
-            self._known[slot] = known
             lags = lags or sequence.tokens != known[: sequence.length]
         if lags or sequence.salt != target.salt:
             self.llm.hold(slot, known[:-1], target.salt)
             self._changes[slot] = sequence.changes
+        self._known[slot] = known
 
     def keep(self, known: Sequence[int], count: int, tokens: Sequence[int], slot: int) -> None:
         """Record that ``tokens`` followed ``known`` in a step with ``count`` drafts: keep what this model has read of it."""

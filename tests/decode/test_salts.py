@@ -106,8 +106,8 @@ def test_after_giving_way() -> None:
         llm.check_pages()
 
 
-def test_a_request_that_waits_for_room_is_not_let_in_by_pages_of_others(llm: engine.LLM) -> None:
-    """Whether there is room depends on what it shares."""
+def test_whether_there_is_room_depends_on_the_pages_of_its_salt(llm: engine.LLM) -> None:
+    """The pages that it can share are those that :meth:`Slots.has_room` counts."""
     llm.reset()
     tokens = np.array(IDS, np.int32)
     kept(llm, IDS, "a")

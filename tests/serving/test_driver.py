@@ -1,6 +1,7 @@
 """The thread that computes answers, and how it hands tokens to an event loop."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 import engine
 from engine.errors import DeviceError
 from engine.serving.driver import Driver, Listener, News
+from engine.serving.errors import Refusal
 
 N_TOKENS = 48
 
@@ -48,8 +50,9 @@ def read(llm: engine.LLM, *readers: Reader) -> None:
         driver = Driver(llm, asyncio.get_running_loop())
         for reader in readers:
             driver.submit(reader)
-        for reader in readers:
-            await reader.over.wait()
+        async with asyncio.timeout(60):
+            for reader in readers:
+                await reader.over.wait()
         await asyncio.to_thread(driver.close)
 
     asyncio.run(run())
@@ -73,7 +76,8 @@ def test_a_busy_event_loop_gets_several_tokens_at_once(llm: engine.LLM) -> None:
 
 
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, step, rounds = Reader(llm, "def add(a, b):", 0.01), llm.scheduler.step, 0
+    """The event loop works on the first token until the error comes."""
+    reader, step, rounds = Reader(llm, "def add(a, b):", 0.3), llm.scheduler.step, 0
 
     def fails() -> bool:
         nonlocal rounds
@@ -86,5 +90,40 @@ def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatc
     read(llm, reader)
     assert isinstance(reader.received[-1].error, DeviceError)
     monkeypatch.undo()
-    computed = reader.generation.ids
-    assert len(computed) >= 10 and reader.ids == computed == expected(llm, "def add(a, b):")[: len(computed)]
+    assert not reader.generation.request.items
+    assert len(reader.ids) >= 10 and reader.ids == expected(llm, "def add(a, b):")[: len(reader.ids)]
+
+
+def test_an_answer_that_comes_after_the_end_is_refused(llm: engine.LLM) -> None:
+    """Its grammar may have been compiled while the model was closed."""
+
+    async def run() -> None:
+        driver, reader = Driver(llm, asyncio.get_running_loop()), Reader(llm, "import os")
+        await asyncio.to_thread(driver.close)
+        driver.submit(reader)
+        async with asyncio.timeout(10):
+            await reader.over.wait()
+        (news,) = reader.received
+        assert isinstance(news.error, Refusal) and news.error.status == 503 and not news.tokens
+        assert driver.n_answers == 0
+
+    asyncio.run(run())
+
+
+def test_the_thread_ends_whenever_it_is_told_to(llm: engine.LLM) -> None:
+    """Also when a round is about to begin."""
+
+    async def run() -> None:
+        driver = Driver(llm, asyncio.get_running_loop())
+
+        class Wake(threading.Event):
+            def clear(self) -> None:
+                driver.stop()
+                super().clear()
+
+        before, driver._wake = driver._wake, Wake()
+        before.set()
+        async with asyncio.timeout(10):
+            await asyncio.to_thread(driver.close)
+
+    asyncio.run(run())

@@ -74,7 +74,7 @@ def test_others_are_answered_while_a_grammar_is_compiled(client: TestClient, mon
 
     def matcher(tokens: Tokens, grammar: Grammar) -> Any:
         compiling.set()
-        assert answered.wait(10), "another request waits"
+        assert answered.wait(30), "another request waits"
         return compiled(tokens, grammar)
 
     monkeypatch.setattr(Tokens, "matcher", matcher)

@@ -50,7 +50,7 @@ MOST_TILES = 8
 """The most tiles of a block."""
 
 ROUNDS = 4
-"""The least number of blocks that a place for a block gets, one after another, if blocks own several tiles."""
+"""Blocks own several tiles only if each place for a block on the GPU gets at least so many blocks in turn."""
 
 
 def tiles(n_rows: int) -> int:
@@ -154,7 +154,7 @@ def matmul_experts(
     row_tiles, columns = -(-most // 8), min(most, 2)
     n_acc, n_columns = 4 * row_tiles, 1 if most == 1 else 8 * row_tiles
     n_parts, n_where = CHAINS * 16 * n_columns, n_places(most)
-    n_shared = n_parts if most == 1 else 2 * n_parts
+    n_all_parts = n_parts if most == 1 else 2 * n_parts
     single, first_pair, chooses = most == 1, int(shared), n_expert > 0
     choose, share = make_route(max(n_expert, 1), n_used, scaled, routing)
     finishes, (load_finish, apply_finish) = finish != NOTHING, make_finish(finish)
@@ -189,7 +189,7 @@ def matmul_experts(
         s,
     ):
         let_next_begin()
-        parts = pointer(cuda.shared.array(n_shared, np.float32))
+        parts = pointer(cuda.shared.array(n_all_parts, np.float32))
         listed = pointer(cuda.shared.array(n_columns, np.int32))
         inputs = pointer(cuda.shared.array(n_columns, np.int32))
         places = cuda.local.array(n_where, np.int32)

@@ -24,6 +24,7 @@ from engine.cuda.runtime.kinds import Constant
 from engine.cuda.runtime.recorder import Int8, Recorder
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, Normalized, plain, quantized
+from engine.gguf.quants import CHAINS
 from engine.limits import STEP_ROWS
 from engine.models.experts import Experts, present
 
@@ -294,7 +295,7 @@ class Mixture:
         units, n_tiles = stacks[0].columns // stacks[0].format.unit, kernels.tiles(n_rows)
         formats = tuple(w.format.name for w in stacks)
         most, threads = matmul.compiled_rows(self._rows), 32 * matmul.warps(units, False)
-        at_once = kernels.resident(formats, most) * self._recorder.device.multiprocessors * (256 // threads)
+        at_once = kernels.resident(formats, most) * self._recorder.device.multiprocessors * (32 * CHAINS // threads)
         run = 1 if most == 1 else kernels.run_of(n_tiles, self._pairs, len(stacks), at_once)
         n_runs = -(-n_tiles // run)
         spare: Sequence[DeviceWeight | int] = others or [0]

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cuda.intrinsics import SIMULATED
 
@@ -14,7 +16,7 @@ if not SIMULATED:
 from engine.cpu.products import experts as mirror
 from engine.cuda import backend
 from engine.cuda.products import matmul, repack, wide_experts
-from engine.cuda.products.experts import matmul_experts, matmul_experts_float, tiles
+from engine.cuda.products.experts import MOST_TILES, ROUNDS, matmul_experts, matmul_experts_float, run_of, tiles
 from engine.cuda.products.join import can_join, join_threads, matmul_join
 from engine.cuda.runtime.simulator import run
 from engine.gguf.quants import Format
@@ -231,7 +233,7 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
     records = [repack.repack_rows(w.format, w.data) for w in stacks]
     others = [repack.repack_rows(w.format, w.data) for w in commons]
     kernel = matmul_experts(tuple(e.name for e in entries), 1 if rows == 1 else -(-rows // 8) * 8, n_used, shared, down)
-    own_run = 1 if rows == 1 else 2  # blocks of several tiles; the last one may have fewer
+    own_run = 1 if rows == 1 else 2 if tiles(n_rows) < 4 else 4  # tiles of a block; the last one may have fewer
     n_runs = -(-tiles(n_rows) // own_run)
     sizes = (rows, n_runs, own_run, n_rows, units)
     arguments = [records[0], records[-1], others[0], others[-1], outs[0], outs[-1], ids, *[None] * 11, *sizes]
@@ -243,6 +245,19 @@ def test_products(formats: str, rows: int, n_used: int, shared: bool, down: bool
             own = stack.data[e * n_rows : (e + 1) * n_rows] if pair < pairs else common.data
             at = pair if down else pair // n_used if pair < pairs else pair - pairs
             same(out[pair], cpu.matmul(x[at : at + 1], Weight("w", stack.format, columns, own))[0][0])
+
+
+@given(st.integers(1, 400), st.integers(2, 160), st.integers(1, 2), st.integers(1, 600))
+def test_runs_of_tiles(n_tiles: int, pairs: int, n_matrices: int, at_once: int) -> None:
+    """A power of two, the largest that leaves each place several blocks."""
+
+    def blocks(size: int) -> int:
+        return pairs * n_matrices * -(-n_tiles // size)
+
+    size = run_of(n_tiles, pairs, n_matrices, at_once)
+    assert size in (1, 2, 4, MOST_TILES)
+    assert size == 1 or blocks(size) >= ROUNDS * at_once
+    assert size == MOST_TILES or blocks(2 * size) < ROUNDS * at_once
 
 
 def by_expert(ids: np.ndarray, n_expert: int) -> tuple[np.ndarray, np.ndarray]:
