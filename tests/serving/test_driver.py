@@ -123,7 +123,9 @@ def test_the_thread_ends_whenever_it_is_told_to(llm: engine.LLM) -> None:
 
         before, driver._wake = driver._wake, Wake()
         before.set()
-        async with asyncio.timeout(10):
-            await asyncio.to_thread(driver.close)
+        await asyncio.to_thread(driver._thread.join, 5)
+        ended = not driver._thread.is_alive()
+        await asyncio.to_thread(driver.close)
+        assert ended
 
     asyncio.run(run())
