@@ -330,21 +330,18 @@ class Reader:
             raise UsageError(f"token ids must be 0 to {self.config.n_vocab - 1}.")
         return tokens
 
-    def check_length(self, n_prompt: int) -> None:
-        """Raise ContextError if a prompt of so many tokens does not fit into the context."""
+    def check_length(self, n_prompt: int, about: str = "") -> None:
+        """Raise ContextError if a prompt of so many tokens does not fit into the context; about: precedes the number in the
+        message, such as "at least "."""
         if n_prompt > self.n_ctx:
             raise ContextError(
-                f"the prompt has {n_prompt} tokens and the context {self.n_ctx}; "
+                f"the prompt has {about}{n_prompt} tokens and the context {self.n_ctx}; "
                 "shorten the prompt or choose a larger context (-c)."
             )
 
     def check_least(self, n_prompt: int) -> None:
         """Raise ContextError if a prompt of at least so many tokens does not fit into the context."""
-        if n_prompt > self.n_ctx:
-            raise ContextError(
-                f"the prompt has at least {n_prompt} tokens and the context {self.n_ctx}; "
-                "shorten the prompt or choose a larger context (-c)."
-            )
+        self.check_length(n_prompt, "at least ")
 
     @contextmanager
     def reserved(self, caller: str) -> Iterator[None]:

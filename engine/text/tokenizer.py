@@ -90,7 +90,8 @@ class Tokenizer:
 
         ``trusted`` has one byte per character of ``text``, 1 if it may be part of a control token, else 0;
         ``add_special`` adds the model's begin and end tokens, if the model uses them; ``continued``: ordinary text
-        precedes it; ``at_least`` as in :meth:`encode`. Raises ValueError if the lengths of ``text`` and ``trusted`` differ.
+        precedes it. If the text is long, ``at_least`` is called first with a number of ids that it has at least, so that it
+        can raise an error before they are made. Raises ValueError if the lengths of ``text`` and ``trusted`` differ.
         """
         if len(trusted) != len(text):
             raise ValueError(f"{len(trusted)} marks for {len(text)} characters")
