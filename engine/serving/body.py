@@ -23,7 +23,7 @@ async def read_fields(request: Request, limits: Limits, *, declared: bool = True
     browsers must do."""
     data = await read_body(request, limits, declared=declared)
     values = parse(data, limits) if len(data) <= SMALL else await asyncio.to_thread(parse, data, limits)
-    return Fields(values)
+    return Fields(values, size=len(data))
 
 
 async def read_body(request: Request, limits: Limits, *, declared: bool = True) -> bytes:

@@ -3,14 +3,15 @@
 Every interface converts its messages to those of OpenAI's chat first, and this converts them to what chat templates expect.
 """
 
-import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from engine.errors import TemplateError
 from engine.llm import LLM
+from engine.serving.aside import aside
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
@@ -149,7 +150,7 @@ def prompt_of(
     ruled: bool = False,
     at_least: AtLeast | None = None,
 ) -> Prompt:
-    """The prompt of a conversation.  Takes a while: call it in a thread.
+    """The prompt of a conversation.  Takes a while if that is long: call it by :func:`aside`.
 
     values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
     the assistant, is the beginning of the answer; names: the functions that may be called, None: all ``tools``; ruled: the
@@ -220,15 +221,17 @@ def control_token(llm: LLM, text: str) -> int | None:
     )
 
 
-async def prompt_in_place(make: Callable[[Sequence[Message]], Prompt], messages: Sequence[Message]) -> Prompt:
+async def prompt_in_place(
+    make: Callable[[Sequence[Message]], Prompt], messages: Sequence[Message], size: int
+) -> Prompt:
     """The prompt of a conversation whose system messages may be anywhere.
 
     If the chat template has a place for one system message at the beginning only, those at the beginning become one message,
-    and later ones become messages of the user where they are.  ``make`` makes the prompt of messages, and is called in a
-    thread.
+    and later ones become messages of the user where they are.  ``make`` makes the prompt of messages; ``size``: the bytes of
+    the body, on which it depends whether a thread makes it (:func:`aside`).
     """
     try:
-        return await asyncio.to_thread(make, messages)
+        return await aside(size, partial(make, messages))
     except Refusal:
         if not any(each["role"] == "system" for each in messages[1:]):
             raise
@@ -237,4 +240,4 @@ async def prompt_in_place(make: Callable[[Sequence[Message]], Prompt], messages:
         if first:
             own.append({"role": "system", "content": "\n\n".join(each["content"] for each in first)})
         own += [each | {"role": "user"} if each["role"] == "system" else each for each in messages[len(first) :]]
-        return await asyncio.to_thread(make, own)
+        return await aside(size, partial(make, own))

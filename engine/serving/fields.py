@@ -14,15 +14,17 @@ T = TypeVar("T")
 class Fields:
     """A JSON object of a request.
 
-    ``path`` is where the object is in the body ("" for the body itself), ``values`` what it holds.  A field that is null
-    counts as missing: clients send null for what they do not set.
+    ``path`` is where the object is in the body ("" for the body itself), ``values`` what it holds, ``size`` the bytes of the
+    body, for the object that is the whole body.  A field that is null counts as missing: clients send null for what they do
+    not set.
     """
 
-    def __init__(self, values: object, path: str = "") -> None:
+    def __init__(self, values: object, path: str = "", size: int = 0) -> None:
         if not isinstance(values, dict):
             raise Refusal(f"{path or 'the body'} must be an object, not {described(values)}.", param=path or None)
         self.values: dict[str, Any] = values
         self.path = path
+        self.size = size
         self._read: set[str] = set()
         self._parts: list[Fields] = []
 

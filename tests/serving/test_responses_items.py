@@ -93,7 +93,7 @@ def test_system_messages_that_a_template_refuses(instructions: str | None) -> No
     items = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
     items = [*items, {"role": "developer", "content": "Now."}]
     messages = read_messages(Fields({"instructions": instructions, "input": items}), Limits())
-    prompt = asyncio.run(prompt_in_place(lambda messages: prompt_of(llm, messages), messages))
+    prompt = asyncio.run(prompt_in_place(lambda messages: prompt_of(llm, messages), messages, 0))
     first = "You help.\n\nBe brief." if instructions else "Be brief."
     assert tokenizer.decode(prompt.ids) == f"system:{first};user:Hi.;user:Now.;"
 

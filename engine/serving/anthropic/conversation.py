@@ -31,7 +31,7 @@ async def read_prompt(
     values = {"enable_thinking": thinks and not prefilled}
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "at_least": at_least}
     make = partial(prompt_of, llm, values=values, continue_final=prefilled, **given)
-    return await prompt_in_place(make, messages)
+    return await prompt_in_place(make, messages, fields.size)
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:

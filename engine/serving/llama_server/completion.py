@@ -1,6 +1,5 @@
 """``POST /completion``: the continuation of a text or of token ids, in llama-server's words."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from engine.checks import described
 from engine.decode.params import SamplingParams
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
+from engine.serving.aside import aside
 from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields, is_token_id
@@ -62,7 +62,7 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
     for name in UNANSWERABLE:
         if fields.get(name):
             raise fields.refuse(name, "is not supported by this server: leave it out")
-    ids = await asyncio.to_thread(read_prompt, fields, llm)
+    ids = await aside(fields.size, partial(read_prompt, fields, llm))
     n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
     top = fields.whole("n_probs", 0, 0, limits.top_logprobs, "--top-logprobs")
     options: dict[str, Any] = {

@@ -1,12 +1,13 @@
 """``POST /api/chat``."""
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.serving.aside import aside
 from engine.serving.conversation import Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
@@ -33,7 +34,7 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
         raise fields.refuse("messages", "ends with calls of tools: add messages of the role tool with their results")
     values = read_think(fields, served, formatted, begun)
     given: Any = {"continue_final": begun, "ruled": formatted, "at_least": served.llm.check_least}
-    return await asyncio.to_thread(prompt_of, served.llm, messages, tools, values, **given)
+    return await aside(fields.size, partial(prompt_of, served.llm, messages, tools, values, **given))
 
 
 def _form(said: Said) -> Mapping[str, Any]:

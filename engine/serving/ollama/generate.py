@@ -1,6 +1,5 @@
 """``POST /api/generate``: the answer to one prompt, or the continuation of a text."""
 
-import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.serving.aside import aside
 from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.formats.plain import plain
@@ -42,11 +42,11 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
             if fields.get(name):
                 raise fields.refuse(name, "needs a chat template, and this prompt is used without one: leave it out")
         encode = partial(llm.tokenizer.encode, text, parse_special=raw, at_least=llm.check_least)
-        return Prompt(await asyncio.to_thread(encode), plain)
+        return Prompt(await aside(fields.size, encode), plain)
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
     make = partial(prompt_of, llm, messages, values=values, ruled=formatted, at_least=llm.check_least)
-    return await asyncio.to_thread(make)
+    return await aside(fields.size, make)
 
 
 def _form(said: Said) -> Mapping[str, Any]:

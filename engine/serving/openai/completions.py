@@ -1,6 +1,5 @@
 """``POST /v1/completions``: a text is continued, or its tokens are scored."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from engine.checks import described
 from engine.llm import LLM
 from engine.serving.answer import Answer, Ask, Delta
+from engine.serving.aside import aside
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.formats.events import Content
@@ -61,7 +61,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
     if best_of != n:
         problem = f"must be {n}, the number of answers (n), not {best_of}: this server returns every answer it computes"
         raise fields.refuse("best_of", problem)
-    prompts = await asyncio.to_thread(read_prompts, fields, llm, limits)
+    prompts = await aside(fields.size, partial(read_prompts, fields, llm, limits))
     most = limits.queue + len(llm.slots)
     if n * len(prompts) > most:
         problem = f"asks for {n * len(prompts)} answers and this server computes at most {most} at once (--queue)"
@@ -97,7 +97,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
 def read_prompts(fields: Fields, llm: LLM, limits: Limits) -> list[list[int]]:
     """The token ids of each prompt: of a text, of a list of texts, of a list of ids or of a list of lists of ids.
 
-    Control tokens in a text are text.  Takes a while if a text is long: call it in a thread.
+    Control tokens in a text are text.  Takes a while if a text is long: call it by :func:`aside`.
     """
     value = fields.required("prompt")
     if isinstance(value, str):

@@ -43,5 +43,5 @@ async def read_prompt(
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
     given["at_least"] = llm.check_least
     make = partial(prompt_of, llm, values=values, continue_final=continue_final, **given)
-    prompt = await prompt_in_place(make, messages)
+    prompt = await prompt_in_place(make, messages, fields.size)
     return prompt, await calls_grammar(choice, llm, prompt, limits) if grammar is None else grammar
