@@ -1,5 +1,8 @@
 """The requests that have slots."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from engine.decode.groups import adapts
@@ -38,6 +41,21 @@ class Company:
         self.active: list[Request] = []
         self.host: Steps = HostSteps(self.model)
         self._device: Steps | None = None
+        self._on_wait: Callable[[], None] | None = None
+
+    @contextmanager
+    def waiting(self, on_wait: Callable[[], None] | None) -> Iterator[None]:
+        """Call ``on_wait`` meanwhile before the device is waited for."""
+        self._on_wait = on_wait
+        try:
+            yield
+        finally:
+            self._on_wait = None
+
+    def on_wait(self) -> None:
+        """To be called before the device is waited for, when what it can do meanwhile has been started."""
+        if self._on_wait is not None:
+            self._on_wait()
 
     @property
     def n_running(self) -> int:

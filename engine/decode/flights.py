@@ -92,6 +92,8 @@ class Flights:
                 rows += 1 + len(following[1])
         if not rides:
             return False
+        if steps is self._company.host:
+            self._company.on_wait()  # they wait for their logits
         try:
             with self._company.reader.reserved(PROCESSOR):
                 steps.start(rides)
@@ -116,6 +118,7 @@ class Flights:
     def take(self) -> None:
         """Wait for the first pass in flight and hand its tokens out."""
         flight = self._flights[0]
+        self._company.on_wait()
         steps = flight.steps.take()
         self._flights.popleft()
         begun, self._ended = self._ended, time.perf_counter()

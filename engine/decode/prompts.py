@@ -48,6 +48,7 @@ class Prompts:
                     # To wait for logits, let a step be started before, unless it uses the memory of this pass.
                     if part.left or (part.n_logits and self._beside and part.pieces > 1):
                         return
+                self._company.on_wait()
                 request.part, logits = None, part.finish(self._beside)
                 if request.scored:
                     self._score(request, first, logits)
@@ -86,6 +87,8 @@ class Prompts:
         rows, count, begun = len(part.tokens), part.pieces, time.perf_counter()
         if self._beside:
             count = self._pace.pieces(rows, count, self._share)
+        if not self._company.model.ops.splits:
+            self._company.on_wait()  # the host computes them
         try:
             started = part.advance(count)
         except BaseException:

@@ -12,7 +12,7 @@ size of the parts in which prompts are read, nor which answer gives way when slo
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -81,15 +81,16 @@ class Scheduler:
             request.number = self._arrived
             self._waiting.append(request)
 
-    def step(self) -> bool:
+    def step(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Compute something for all requests that were submitted, however many of their tokens have been fetched.  Returns
-        whether there were any."""
+        whether there were any.  on_wait: called, perhaps several times, before the device is waited for."""
         with self._reader.lock:
             self._reader.check_open()
             self._reader.check_free()
             if not self._company.active and not self._waiting:
                 return False
-            self._round(None)
+            with self._company.waiting(on_wait):
+                self._round(None)
             return True
 
     def close(self, request: Request) -> None:

@@ -45,10 +45,11 @@ class Listener:
 
 
 class Driver:
-    """Computes passes as long as there are answers, and hands their tokens to an event loop, at most once per round.
+    """Computes passes as long as there are answers, and hands their tokens to an event loop.
 
-    A first token and the end of an answer go at once.  Others wait while the event loop would otherwise take more than a
-    quarter of the time; what it gets then is more tokens per answer, which it writes together.
+    That happens whenever the device is about to be waited for, so that the event loop writes while the device computes.  A
+    first token and the end of an answer are handed over as soon as that happens.  Others wait while the event loop would
+    otherwise take more than a quarter of the time; what it gets then is more tokens per answer, which it writes together.
 
     Only its thread uses the scheduler.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
     and :meth:`proceed`, none of which waits: a round takes notice when it begins.
@@ -73,6 +74,8 @@ class Driver:
         #: How often the event loop got tokens, and how often it has worked on them; when it may get the next ones, of
         #: ``time.monotonic``.
         self._sent = self._worked = 0
+        #: Whether a first token or the end of an answer is among what it has not got yet.
+        self._urgent = False
         self._due = 0.0
         self._thread = threading.Thread(target=self._run, name="driver", daemon=True)
         self._thread.start()
@@ -135,7 +138,7 @@ class Driver:
             self.moved = time.monotonic()
             try:
                 self._submit()
-                self.llm.scheduler.step()
+                self.llm.scheduler.step(self._on_wait)
             except DeviceError as error:
                 # Its memory may hold anything: no later answer could be trusted.
                 log.error("%s", error)
@@ -147,9 +150,7 @@ class Driver:
                 self._end(error)
                 with self.llm.lock:
                     self.llm.scheduler.interrupt()
-            rested = self._sent == self._worked and time.monotonic() >= self._due
-            if self._collect() or rested:
-                self._hand_out()
+            self._collect()
             if not any(self._moves(request) for request in self._listeners) and not self._inbox:
                 self._hand_out()
                 self.moved = math.inf
@@ -169,7 +170,7 @@ class Driver:
 
     @staticmethod
     def _moves(request: Request) -> bool:
-        return request.closing or not request.paused
+        return not request.done and (request.closing or not request.paused)
 
     def _submit(self) -> None:
         while self._inbox:
@@ -181,21 +182,25 @@ class Driver:
                     self.llm.model.ops.expect_drafts()
             self.llm.scheduler.submit(request)
 
-    def _collect(self) -> bool:
-        """Record the tokens of a round; returns whether a first token or the end of an answer is among them."""
-        urgent = False
+    def _on_wait(self) -> None:
+        """Give the event loop what it should get now."""
+        self._collect()
+        if self._urgent or (self._sent == self._worked and time.monotonic() >= self._due):
+            self._hand_out()
+
+    def _collect(self) -> None:
+        """Record the tokens that have been computed."""
         for request, listener in self._listeners.items():
-            urgent = urgent or request.done or (bool(request.items) and not request.fetched)
+            self._urgent = self._urgent or request.done or (bool(request.items) and not request.fetched)
             while request.items:
                 token, logits = request.items.popleft()
                 request.fetched += 1
                 if listener.generation.took(token, logits):
                     self._held[request].append(token)
-        return urgent
 
     def _hand_out(self) -> None:
         """Give the tokens that have been recorded to the event loop."""
-        news = []
+        news, self._urgent = [], False
         for request, listener in list(self._listeners.items()):
             tokens = self._held[request]
             if tokens or request.done:

@@ -142,8 +142,9 @@ def serve(
     application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
     config = config_of(application, limits, host, port)
     listener = listening(host, port)
-    # Threads that compute and this one take turns; the default of 5 ms would delay tokens.
-    sys.setswitchinterval(5e-4)
+    # A thread that computes gives up the lock of the interpreter whenever it calls the driver of a GPU, and waits this long
+    # to get it back while this thread works.  The default is 5 ms.
+    sys.setswitchinterval(1e-4)
     server = Server(config, application.state, drain_seconds)
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)

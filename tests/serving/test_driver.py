@@ -3,14 +3,17 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import engine
+from engine.decode.part import Part
 from engine.errors import DeviceError
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.errors import Refusal
+from engine.speculative.steps import HostSteps
 
 N_TOKENS = 48
 
@@ -43,11 +46,12 @@ class Reader(Listener):
         return [token for news in self.received for token in news.tokens]
 
 
-def read(llm: engine.LLM, *readers: Reader) -> None:
-    """Let the readers have their answers."""
+def read(llm: engine.LLM, *readers: Reader, watch: Callable[[Driver], None] = lambda driver: None) -> None:
+    """Let the readers have their answers; watch: called with the driver before it has anything to compute."""
 
     async def run() -> None:
         driver = Driver(llm, asyncio.get_running_loop())
+        watch(driver)
         for reader in readers:
             driver.submit(reader)
         async with asyncio.timeout(60):
@@ -75,16 +79,38 @@ def test_a_busy_event_loop_gets_several_tokens_at_once(llm: engine.LLM) -> None:
         assert len(sizes) < N_TOKENS / 2
 
 
+def test_nothing_urgent_waits_while_the_host_computes(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third prompt is read when the first answer has ended."""
+    readers = [Reader(llm, prompt) for prompt in ("def add(a, b):", "import os\n" * 4, "class A:\n" * 8)]
+    waiting = []
+
+    def watch(driver: Driver) -> None:
+        def noted(compute: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*args: Any) -> Any:
+                requests = [reader.generation.request for reader in readers]
+                firsts = any(request.items and not request.fetched for request in requests)
+                waiting.append((compute.__qualname__, firsts or driver._urgent))
+                return compute(*args)
+
+            return wrapper
+
+        for cls, name in (HostSteps, "start"), (Part, "advance"):
+            monkeypatch.setattr(cls, name, noted(getattr(cls, name)))
+
+    read(llm, *readers, watch=watch)
+    assert len(waiting) > N_TOKENS and set(waiting) == {("HostSteps.start", False), ("Part.advance", False)}
+
+
 def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop works on the first token until the error comes."""
     reader, step, rounds = Reader(llm, "def add(a, b):", 0.3), llm.scheduler.step, 0
 
-    def fails() -> bool:
+    def fails(on_wait: Callable[[], None]) -> bool:
         nonlocal rounds
         rounds += 1
         if rounds == 20:
             raise DeviceError("the GPU is gone")
-        return step()
+        return step(on_wait)
 
     monkeypatch.setattr(llm.scheduler, "step", fails)
     read(llm, reader)
