@@ -2,17 +2,19 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
+from engine.serving.aside import aside
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.streams import Disconnected
 
 SMALL = 16 << 10
-"""Bytes of a body that is parsed at once; a thread takes longer to start."""
+"""Bytes of a body that is parsed in the event loop."""
 
 BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send, whatever a page wants: ``Origin`` with every POST, the others with every request."""
@@ -22,7 +24,7 @@ async def read_fields(request: Request, limits: Limits, *, declared: bool = True
     """The body of a request, which must be a JSON object; declared: it must also be declared as JSON, which otherwise only
     browsers must do."""
     data = await read_body(request, limits, declared=declared)
-    values = parse(data, limits) if len(data) <= SMALL else await asyncio.to_thread(parse, data, limits)
+    values = await aside(len(data), partial(parse, data, limits), SMALL)
     return Fields(values, size=len(data))
 
 

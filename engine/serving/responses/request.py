@@ -1,6 +1,5 @@
 """What a request asks for, and what its response says about it."""
 
-import asyncio
 import json
 import math
 import secrets
@@ -8,10 +7,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.checks import described
 from engine.serving.answer import Ask
+from engine.serving.aside import aside
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.openai.prompt import read_prompt
@@ -131,7 +132,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     fields.flag("store", False)
     fields.choice("truncation", ("auto", "disabled"))  # what is too long is refused in either case
     fields.ignore(*MEANINGLESS)
-    return Asked(ask, id, top, SEALED in included, await asyncio.to_thread(repeatable, head))
+    return Asked(ask, id, top, SEALED in included, await aside(fields.size, partial(repeatable, head)))
 
 
 def refuse_unanswerable(fields: Fields) -> None:
