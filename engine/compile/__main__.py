@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         ) from None
     from engine.cli.report import Report
     from engine.compile import cache as kernel_cache
+    from engine.compile import trust
     from engine.compile.jobs import GPUJob, gpu_job
     from engine.compile.pool import compile_all
     from engine.hub.resolve import resolve
@@ -89,9 +90,9 @@ def run(args: argparse.Namespace) -> int:
         draft = resolve(args.draft_model, report.progress) if args.draft_model else None
         if args.output:
             # Only now: named models are downloaded into the user's own folder.
-            Path(args.output).mkdir(parents=True, exist_ok=True)
+            trust.make(Path(args.output).absolute())
             os.environ["NUMBA_CACHE_DIR"] = str(Path(args.output).absolute() / "kernels")
-            kernel_cache.places.cache_clear()
+            kernel_cache.choose_again()
         llm = load(
             path,
             device=target,

@@ -4,18 +4,16 @@ A folder is named after a hash of every definition that kernels depend on (``eng
 compilers' versions, so that a changed engine never runs an outdated kernel.  Machine code of CPU kernels has its own folder,
 because it also depends on Python; that of GPU kernels works on every machine with the same sources and compilers.
 
-If the folder is not writable, kernels are stored in a private folder among the system's temporary files.  If that is not
-writable either, the next run compiles them again.
+If the folder is not writable, or others can write to it, kernels are stored in a private folder among the system's temporary
+files.  If that cannot be used either, the next run compiles them again.
 """
 
 import hashlib
 import logging
 import os
 import shutil
-import stat
 import sys
 import tempfile
-import uuid
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from engine.compile import trust
 from engine.errors import FetchError
 
 Part = Literal["cpu", "gpu"]
@@ -34,9 +33,9 @@ COMPILERS: dict[Part, tuple[str, ...]] = {
 }
 """Distributions that compile sources to machine code; those for GPUs may not be installed."""
 
-FORM = 2
+FORM = 3
 """A number that changes when files that earlier versions of ``engine/compile/numba_cache.py`` wrote must not be loaded.  1:
-symbols of different functions could be equal."""
+symbols of different functions could be equal; 2: they could be after a fork."""
 
 KEPT = 4
 """The number of folders of other versions that are kept for each part, newest first."""
@@ -71,18 +70,15 @@ def _definitions(part: Part) -> str:
     memo = f"{part}-{exact}"
     parents = _parents()
     for parent in parents:
-        try:
-            known = (parent / "sources" / memo).read_text()
-        except OSError:
-            continue
+        known = trust.read(parent / "sources" / memo) or b""
         if len(known) == 64:
-            return known
+            return known.decode("ascii", "replace")
     from engine.compile.sources import Sources
 
     found = Sources({name: data.decode() for name, data in files.items()}).digest(part)
     for parent in parents:
         try:
-            _put(parent / "sources" / memo, found.encode())
+            trust.write(parent / "sources" / memo, found.encode())
         except OSError:
             continue
         _prune(parent / "sources", "", MEMOS)
@@ -108,9 +104,10 @@ def _sources() -> tuple[dict[str, bytes], str]:
 # --- which folder ----------------------------------------------------------------------------------------------
 
 
+@cache
 def _parents() -> list[Path]:
     """The folders that may contain folders of versions, in the order in which they are tried."""
-    found = []
+    found: list[Path] = []
     chosen = os.environ.get("NUMBA_CACHE_DIR", "")
     try:
         if not chosen:
@@ -121,22 +118,29 @@ def _parents() -> list[Path]:
             found.append(Path(chosen))
     except FetchError:
         pass  # no home directory
+    user = os.getuid() if trust.CHECKED else "kernels"
+    found.append(Path(tempfile.gettempdir()) / f"bitmirror-{user}" / "kernels")
+    return [folder for folder in found if _usable(folder)]
+
+
+def _variable() -> str:
+    """The environment variable that determines the first folder."""
+    return "NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "BITMIRROR_CACHE"
+
+
+def _usable(folder: Path) -> bool:
+    """Whether kernels may be loaded from a folder, which is made if it does not exist."""
     try:
-        found.append(_temporary())
+        trust.make(folder)
+        problem = trust.problem(folder)
     except OSError:
-        pass
-    return found
-
-
-def _temporary() -> Path:
-    """A temporary folder that no other user can write to, because its contents are executed."""
-    user = os.getuid() if hasattr(os, "getuid") else None
-    folder = Path(tempfile.gettempdir()) / f"bitmirror-{user if user is not None else 'kernels'}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or (user is not None and (status.st_uid != user or status.st_mode & 0o077)):
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder / "kernels"
+        return False
+    if problem:
+        log.warning(
+            f"compiled kernels are neither loaded from nor kept in {folder}, a folder that {problem}; set {_variable()} "
+            "to a folder of your own."
+        )
+    return not problem
 
 
 @dataclass
@@ -155,21 +159,26 @@ def places(part: Part) -> Places:
     found = Places([], None)
     for parent in _parents():
         folder = parent / name
-        found.read.append(folder)
-        try:
-            if not folder.is_dir():
-                folder.mkdir(parents=True)
-                _prune(parent, f"{part}-", KEPT + 1)
-        except OSError:
+        is_new = not folder.is_dir()
+        if not _usable(folder):
             continue
+        if is_new:
+            _prune(parent, f"{part}-", KEPT + 1)
+        found.read.append(folder)
         if os.access(folder, os.W_OK):
             found.write = folder
             break
     if found.write is None:
         log.warning(
-            "compiled kernels are not kept: no folder for them is writable; set BITMIRROR_CACHE to a writable one."
+            f"compiled kernels are not kept: no folder for them is writable; set {_variable()} to a writable one."
         )
     return found
+
+
+def choose_again() -> None:
+    """Forget which folders are used, after a change of the environment."""
+    _parents.cache_clear()
+    places.cache_clear()
 
 
 def _prune(parent: Path, prefix: str, kept: int) -> None:
@@ -191,11 +200,8 @@ def _prune(parent: Path, prefix: str, kept: int) -> None:
 def read(part: Part, name: str) -> bytes | None:
     """The data that ``write`` has stored under this name; None if there is none or it is damaged."""
     for folder in places(part).read:
-        try:
-            data = (folder / name).read_bytes()
-        except OSError:
-            continue
-        if zlib.crc32(data[4:]).to_bytes(4, "little") == data[:4]:
+        data = trust.read(folder / name)
+        if data is not None and zlib.crc32(data[4:]).to_bytes(4, "little") == data[:4]:
             return data[4:]
     return None
 
@@ -211,20 +217,7 @@ def write(part: Part, name: str, data: bytes) -> None:
     if found.write is None:
         return
     try:
-        _put(found.write / name, zlib.crc32(data).to_bytes(4, "little") + data)
+        trust.write(found.write / name, zlib.crc32(data).to_bytes(4, "little") + data)
     except OSError as error:
         log.warning(f"compiled kernels are not kept in {found.write}: {error.strerror or error}.")
         found.write = None
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Write a file atomically, so that a concurrent run never reads half a kernel."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Files made by tempfile are unreadable for other users, but one user's folder may serve another.
-    unfinished = path.with_name(f".{uuid.uuid4().hex[:12]}")
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise

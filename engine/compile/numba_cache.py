@@ -5,24 +5,20 @@ its source file alone; a full disk ends the run; and two processes that compile 
 number their results 1.  Here a file contains one function for one signature and one kind of CPU, is named after them, and is
 written atomically.
 
-A file also contains the functions that its function calls, and of those that have the same symbol in several files, only the
-one that is loaded first is used.  A symbol consists of a function's name, the types of its arguments, and a number that
-Numba counts in each process.  Functions that a factory makes, such as those for the rows of each format, differ only in this
-number.  If two processes gave the same number to two of them, the rows of one format would be read as those of another.  So
-each process counts from a random number.
+A file also contains the functions that its function calls; ``engine/compile/symbols.py`` gives them symbols that are equal
+only for equal code.
 """
 
 import hashlib
-import itertools
-import os
 import pickle
 from typing import Any
 
-from numba.core import bytecode, caching, compiler, dispatcher
+from numba.core import caching, compiler, dispatcher
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
 from engine.compile import cache as kernel_cache
+from engine.compile import symbols
 
 PACKAGE = __name__.partition(".")[0]
 
@@ -75,8 +71,7 @@ def _cache_of(py_func: Any) -> Any:
     return KernelCache(py_func) if ours else caching.FunctionCache(py_func)
 
 
-# Two processes that each compile a million functions share a number with a probability of one in 10**12.
-bytecode.FunctionIdentity._unique_ids = itertools.count(int.from_bytes(os.urandom(8), "little") >> 2)
+symbols.install()
 
 # Functions of this package that are declared from now on use this cache.
 vars(dispatcher)["FunctionCache"] = _cache_of

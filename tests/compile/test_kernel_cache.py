@@ -3,6 +3,7 @@
 import ast
 import errno
 import importlib
+import io
 import logging
 import os
 import pkgutil
@@ -18,6 +19,7 @@ import pytest
 
 import engine
 from engine.compile import cache as kernel_cache
+from engine.compile import trust
 from engine.compile.sources import Sources
 
 ROOT = Path(engine.__file__).parent
@@ -293,9 +295,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("BITMIRROR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kernel_cache.tempfile, "tempdir", str(tmp_path))
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
     yield tmp_path
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
 
 
 def test_where_kernels_lie(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +306,7 @@ def test_where_kernels_lie(folders: Path, monkeypatch: pytest.MonkeyPatch) -> No
     kernel_cache.write("gpu", "sm_90/a.cubin", b"code")
     assert kernel_cache.read("gpu", "sm_90/a.cubin") == b"code" and kernel_cache.has("gpu", "sm_90/a.cubin")
     assert kernel_cache.read("cpu", "sm_90/a.cubin") is None and not kernel_cache.has("gpu", "sm_90/b.cubin")
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(folders / "own"))
     assert kernel_cache.places("gpu").write == folders / "own" / name
 
@@ -330,7 +332,7 @@ def test_a_folder_that_cannot_be_written(folders: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_can_only_be_read(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel_cache.write("gpu", "a", b"code")
-    kernel_cache.places.cache_clear()
+    kernel_cache.choose_again()
     chosen = kernel_cache._parents()[0]
     monkeypatch.setattr(kernel_cache.os, "access", lambda path, mode: not Path(path).is_relative_to(chosen))
     assert kernel_cache.read("gpu", "a") == b"code"
@@ -338,27 +340,96 @@ def test_a_folder_that_can_only_be_read(folders: Path, monkeypatch: pytest.Monke
     assert kernel_cache.read("gpu", "b") == b"more" and not list(chosen.glob("*/b"))
 
 
-@pytest.mark.parametrize("how", ["mode", "link", "owner"])
-def test_a_temporary_folder_of_someone_else_is_not_used(
-    how: str, folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_what_is_stored_is_private(folders: Path) -> None:
+    before = os.umask(0)
+    try:
+        kernel_cache.write("gpu", "sm_90/a.cubin", b"code")
+    finally:
+        os.umask(before)
+    made = [folders / "cache", *(folders / "cache").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """A function that gives a file to another user, or makes everything but this file that user's."""
+
+    def give(path: Path) -> None:
+        if os.getuid() == 0:
+            os.chown(path, 12345, -1)
+        else:
+            pytest.skip("only the superuser can give files away")
+
+    return give
+
+
+@pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
+@pytest.mark.parametrize("which", ["BITMIRROR_CACHE", "NUMBA_CACHE_DIR", "temporary"])
+@pytest.mark.parametrize("how", ["mode", "group", "owner", "parent", "group of the parent", "version"])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    how: str,
+    which: str,
+    folders: Path,
+    another: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("BITMIRROR_CACHE", "/dev/null/x")
-    private = folders / f"bitmirror-{os.getuid()}"
+    """What lies there is not loaded, one sentence says so, and the next folder is used."""
+    if which == "NUMBA_CACHE_DIR":
+        monkeypatch.setenv(which, str(folders / "own" / "kernels"))
+    elif which == "temporary":
+        monkeypatch.setenv("BITMIRROR_CACHE", "/dev/null/x")
+    kernel_cache.write("gpu", "a", b"code")
+    assert kernel_cache.read("gpu", "a") == b"code"
+    version = kernel_cache.places("gpu").write
+    assert version is not None
+    kernels = version.parent
     if how == "mode":
-        private.mkdir()
-        private.chmod(0o777)
-    elif how == "link":
-        (folders / "elsewhere").mkdir(mode=0o700)
-        private.symlink_to(folders / "elsewhere")
+        kernels.chmod(0o702)
+    elif how == "group":
+        kernels.chmod(0o770)
+    elif how == "parent":
+        kernels.parent.chmod(0o707)
+    elif how == "group of the parent":
+        kernels.parent.chmod(0o770)
     else:
-        private.mkdir(mode=0o700)
-        real = os.getuid()
-        monkeypatch.setattr(kernel_cache.os, "getuid", lambda: real + 1)
-        private.rename(folders / f"bitmirror-{real + 1}")
+        another(kernels if how == "owner" else version)
+    kernel_cache.choose_again()
     with caplog.at_level(logging.WARNING):
-        kernel_cache.write("gpu", "a", b"code")
-    assert kernel_cache.read("gpu", "a") is None and kernel_cache.places("gpu").write is None
-    assert len(caplog.messages) == 1 and "set BITMIRROR_CACHE" in caplog.messages[0]
+        assert kernel_cache.read("gpu", "a") is None
+    write = kernel_cache.places("gpu").write
+    assert write != version and (write is None) == (which == "temporary")
+    variable = "NUMBA_CACHE_DIR" if which == "NUMBA_CACHE_DIR" else "BITMIRROR_CACHE"
+    assert sum(str(kernels) in message and f"set {variable} to" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_a_file_of_someone_else_is_not_loaded(how: str, folders: Path, another: Callable[[Path], None]) -> None:
+    kernel_cache.write("gpu", "a", b"code")
+    path = folders / "cache" / "kernels" / ("gpu-" + kernel_cache.fingerprint("gpu")) / "a"
+    if how == "mode":
+        path.chmod(0o666)
+    else:
+        another(path)
+    assert kernel_cache.read("gpu", "a") is None
+    kernel_cache.write("gpu", "a", b"code")
+    assert kernel_cache.read("gpu", "a") == b"code"
+
+
+@pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
+def test_a_link_that_someone_else_can_change(folders: Path, another: Callable[[Path], None]) -> None:
+    (folders / "elsewhere").mkdir(mode=0o700)
+    link = folders / "link"
+    link.symlink_to(folders / "elsewhere")
+    assert trust.problem(link) == "" and trust.problem(link.parent) == ""
+    if os.getuid():
+        pytest.skip("only the superuser can give files away")
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert "others can replace" in trust.problem(link)
+    (folders / "elsewhere" / "inside").mkdir(mode=0o700)
+    assert "others can replace" in trust.problem(link / "inside")
 
 
 def test_a_full_disk_is_named_once(
@@ -366,11 +437,15 @@ def test_a_full_disk_is_named_once(
 ) -> None:
     kernel_cache.places("gpu")
 
-    def full(path: Path, data: bytes) -> int:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    def opened(file: int, mode: str) -> Full:
+        os.close(file)
+        return Full()
+
+    monkeypatch.setattr(trust, "open", opened, raising=False)
     with caplog.at_level(logging.WARNING):
         kernel_cache.write("gpu", "a", b"code")
         kernel_cache.write("gpu", "b", b"code")
@@ -415,25 +490,3 @@ def test_a_changed_function_is_compiled_again(where: str, tmp_path: Path) -> Non
     numerics.write_text(text.replace("return x / (_ONE + exp(-x))", "return _ONE + x / (_ONE + exp(-x))"))
     assert run() != first
     assert not list(copy.rglob("*.nbi"))
-
-
-SYMBOL = """
-from engine.cpu import embed
-row = embed._dequantize_row("Q4_1")
-row.compile("(uint8[::1], int64, int64, float32, float32[::1])")
-print(next(iter(row.overloads.values())).fndesc.mangled_name)
-"""
-
-
-def test_functions_of_different_processes_have_different_symbols(tmp_path: Path) -> None:
-    """Cached kernels contain functions that differ only in the number that Numba gives them.  With the same number, one that
-    another process has compiled would be called in place of the right one."""
-    environment = os.environ | {"BITMIRROR_CACHE": str(tmp_path)}
-    symbols = {
-        subprocess.run(
-            [sys.executable, "-c", SYMBOL], env=environment, capture_output=True, text=True, check=True
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(symbols) == 2
-    assert all("dequantize_row" in symbol for symbol in symbols)

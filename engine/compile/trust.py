@@ -1,0 +1,79 @@
+"""Folders and files whose contents are executed: who can have written them.
+
+A stored kernel runs with the rights of the user who loads it.  So it is loaded only from a folder that nobody else but the
+superuser can write to, and only if it belongs to one of the two.  What is written here is for this user only, whatever the
+umask.  Systems without user ids, such as Windows, protect the user's folders by other means and are not checked.
+"""
+
+import os
+import stat
+import uuid
+from pathlib import Path
+
+CHECKED = hasattr(os, "getuid")
+"""Whether files have owners and modes on this system."""
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+"""The bits of a mode with which others than the owner can write."""
+
+
+def problem(folder: Path) -> str:
+    """Why the contents of a folder that exists cannot be trusted, as the end of "a folder that ..."; "" if they can.
+
+    Others must not be able to write to the folder, and must not be able to put another one in its place.  Raises OSError if
+    it cannot be examined.
+    """
+    if not CHECKED:
+        return ""
+    status = folder.stat()
+    if not _is_trusted(status.st_uid):
+        return "belongs to another user"
+    if status.st_mode & OTHERS_WRITE:
+        return "others can write to (chmod go-w makes it private)"
+    nearest = folder.absolute().parent, folder.resolve().parent
+    for parent in (*folder.absolute().parents, *folder.resolve().parents):
+        status = parent.stat()
+        # Groups may share folders further up, such as a project's; what they put in place of a folder belongs to them.
+        writers = OTHERS_WRITE if parent in nearest else stat.S_IWOTH
+        # In a folder with the sticky bit, such as /tmp, only the owner of an entry can replace it.
+        replaceable = status.st_mode & writers and not status.st_mode & stat.S_ISVTX
+        if replaceable or not _is_trusted(status.st_uid) or not _is_trusted(parent.lstat().st_uid):
+            return f"others can replace through {parent}"
+    return "" if _is_trusted(folder.lstat().st_uid) else "others can replace"
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (os.getuid(), 0)
+
+
+def make(folder: Path) -> None:
+    """Make a folder, and those that it lies in, for this user only.  Raises OSError."""
+    if not folder.is_dir():
+        if not folder.parent.exists():
+            make(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def read(path: Path) -> bytes | None:
+    """The contents of a file; None if there is none, or if it is another user's."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if CHECKED and (not _is_trusted(status.st_uid) or status.st_mode & OTHERS_WRITE):
+                return None
+            return file.read()
+    except OSError:
+        return None
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file for this user only, atomically, so that a concurrent run never reads half of it.  Raises OSError."""
+    make(path.parent)
+    unfinished = path.with_name(f".{uuid.uuid4().hex[:12]}")
+    try:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
