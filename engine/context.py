@@ -104,15 +104,10 @@ class Context(Reader):
             while (item := self.scheduler.next(request)) is not None:
                 yield item
         finally:
-            # An abandoned answer may be collected in any thread, and in the middle of a pass, so this must neither wait nor
-            # change anything then: whoever has the lock closes it later.
-            request.closing = True
-            if self.lock.acquire(blocking=False):
-                try:
-                    if not self.lock.nested and not self.closed:
-                        self.scheduler.close(request)
-                finally:
-                    self.lock.release()
+            # An abandoned answer may be collected in any thread, and in the middle of a pass, or after the model was closed.
+            scheduler = self.scheduler
+            if isinstance(scheduler, Scheduler):
+                scheduler.close(request)
 
     def can_sample(self, sampler: Sampler) -> bool:
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the

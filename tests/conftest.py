@@ -3,7 +3,9 @@
 ``tests/tiers.py`` defines which tests run."""
 
 import json
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,30 @@ import pytest
 pytest_plugins = ["tests.tiers"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class _Records(logging.Handler):
+    """What is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(record)
+
+
+@pytest.fixture(autouse=True)
+def _no_round_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which a round of a scheduler has failed, unless it is marked ``recovers``: answers do not show that."""
+    log, records = logging.getLogger("engine.decode.scheduler"), _Records()
+    log.addHandler(records)
+    yield
+    log.removeHandler(records)
+    if not request.node.get_closest_marker("recovers"):
+        for record in records.found:
+            assert record.exc_info is not None and record.exc_info[1] is not None
+            raise AssertionError("a round of the scheduler has failed") from record.exc_info[1]
 
 
 def shared_path(*parts: str) -> Path:

@@ -31,7 +31,7 @@ SIMULATED = "tests/cuda/simulated/"
 LEFT_OUT = {"__pycache__", "build", "dist", "node_modules"}
 """Folders that do not belong to the sources, for trees without a git repository."""
 
-SUMMARY = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+SUMMARY = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The requests that have slots."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -32,6 +32,14 @@ class NoRoom(CannotGoOn):
     """There are no pages for the next tokens of a request."""
 
 
+class Broken(Exception):
+    """An unexpected error has ended a pass of some requests."""
+
+    def __init__(self, requests: Sequence[Request], error: Exception) -> None:
+        super().__init__(requests, error)
+        self.requests, self.error = requests, error
+
+
 class Company:
     """The requests that have slots: how their answers begin and end.  Its caller holds the lock of ``reader``."""
 
@@ -60,7 +68,7 @@ class Company:
     @property
     def n_running(self) -> int:
         """The number of answers that wait for their next token."""
-        return sum(request.run is not None for request in self.active)
+        return sum(request.run is not None and not request.paused for request in self.active)
 
     @property
     def n_reading(self) -> int:
@@ -93,6 +101,7 @@ class Company:
             request.known.append(token)
             request.left -= 1
             request.items.append((token, choices))
+            request.failures = 0
             if token in request.ends or request.left == 0:
                 self.finish(request)
                 return
@@ -135,6 +144,12 @@ class Company:
             self.cut(slot, request)
         request.slot, slot.owner, slot.latest, request.on_prefill = None, None, request, None
         self.reader.slots.use(slot)
+
+    def drop(self) -> None:
+        """Drop the results of all passes in flight, when the device has ended them."""
+        for steps in (self.host, self._device):
+            if steps is not None:
+                steps.drop()
 
     def cut(self, slot: Slot, request: Request) -> None:
         """Cut what a slot holds to what a request has computed, or, if nobody wants the rest, to what has been fetched.  The

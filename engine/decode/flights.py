@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.cache.pages import NoPages
-from engine.decode.company import PROCESSOR, Company, Displaced, NoRoom
+from engine.decode.company import PROCESSOR, Broken, CannotGoOn, Company, Displaced, NoRoom
 from engine.decode.groups import next_group
 from engine.decode.pace import Pace, Read
 from engine.decode.request import Request
+from engine.errors import DeviceError
 from engine.limits import STEP_ROWS
 from engine.speculative.steps import Ride, Step, Steps
 
@@ -52,11 +53,20 @@ class Flights:
         self._pace.started()
 
     def start(self, running: Sequence[Request]) -> bool:
-        """Start one pass of some of these answers; returns whether there was one to start.  Raises Displaced, and NoRoom."""
-        begun = time.perf_counter()
+        """Start one pass of some of these answers; returns whether there was one to start.  Raises Displaced, NoRoom, and
+        Broken."""
         together = next_group(running)
         if not together:
             return False
+        try:
+            return self._start(together)
+        except (CannotGoOn, DeviceError):
+            raise
+        except Exception as error:
+            raise Broken(together, error) from error
+
+    def _start(self, together: Sequence[Request]) -> bool:
+        begun = time.perf_counter()
         for request in together:
             if request.run is not None and not request.run.started and not request.run.sequence.intact:
                 raise Displaced(request)
@@ -81,9 +91,8 @@ class Flights:
             try:
                 with self._company.reader.reserved(PROCESSOR):
                     following = run.following(steps, room)
-            except Exception as error:
-                # Of a logits processor, while a draft was chosen, so none of its steps is in flight.
-                self._company.fail(request, error)
+            except Exception as error:  # of a logits processor, for example, while a draft was chosen
+                self.end(request, error)
                 continue
             if following is not None:
                 rides.append(Ride(run, following[1]))
@@ -116,15 +125,28 @@ class Flights:
         return 2 if self._company.model.ops.splits else 1
 
     def take(self) -> None:
-        """Wait for the first pass in flight and hand its tokens out."""
+        """Wait for the first pass in flight and hand its tokens out.  Raises Broken."""
         flight = self._flights[0]
+        try:
+            self._take(flight)
+        except DeviceError:
+            raise
+        except Exception as error:
+            raise Broken(flight.requests, error) from error
+
+    def _take(self, flight: Flight) -> None:
         self._company.on_wait()
         steps = flight.steps.take()
         self._flights.popleft()
         begun, self._ended = self._ended, time.perf_counter()
         self._pace.stepped(self._ended - begun, flight.read)
         for request, step in zip(flight.requests, steps, strict=True):
-            self._deliver(request, step, self._ended - begun)
+            try:
+                self._deliver(request, step, self._ended - begun)
+            except DeviceError:
+                raise
+            except Exception as error:
+                self.end(request, error)
 
     def _deliver(self, request: Request, step: Step, seconds: float) -> None:
         run = request.run
@@ -134,6 +156,7 @@ class Flights:
         else:
             for i, token in enumerate(run.took(step, seconds)):
                 request.items.append((token, step.row(i)))
+                request.failures = 0
                 if token in request.ends:
                     del run.known[len(run.known) - (len(step.tokens) - 1 - i) :]
                     request.done = True
@@ -141,8 +164,21 @@ class Flights:
             if step.error is not None:
                 request.error = step.error
             request.done = request.done or run.left == 0 or request.error is not None
-        if request.done and not run.started:
+        if request.done:
+            self.end(request)
+
+    def end(self, request: Request, error: Exception | None = None) -> None:
+        """Let a request leave its slot, if it has one, when its passes in flight have ended; error: why, if that is an
+        error."""
+        request.done, request.error = True, request.error or error
+        if request.slot is not None and not any(request in flight.requests for flight in self._flights):
             self._company.leave(request)
+
+    def drop(self) -> None:
+        """Drop the results of all passes in flight, when the device has ended them."""
+        self._flights.clear()
+        self._pace.started()
+        self._company.drop()
 
     def drain(self) -> None:
         """Wait for all passes in flight."""

@@ -16,8 +16,9 @@ def next_group(running: Sequence[Request]) -> list[Request]:
     groups: list[list[Request]] = []
     shared: dict[int, list[Request]] = {}
     for request in running:
-        if not adapts(request):
-            # How many drafts there are must not depend on the others.
+        if not adapts(request) or request.failures:
+            # How many drafts there are must not depend on the others; and a pass that has failed may have failed because of
+            # any of its answers, which passes of their own show.
             groups.append([request])
             continue
         kind = id(request.steps)

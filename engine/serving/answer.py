@@ -96,6 +96,7 @@ class Answer(Listener):
         self._controls = self._parser.tags
         self._tokens: deque[int] = deque()
         self._taken = 0
+        self._paused = False
         self._called = False
         self._with_logprobs = ask.logprobs is not None
         #: Tokens of thoughts so far.
@@ -124,7 +125,8 @@ class Answer(Listener):
             self.latest_token = now
             self.first_token = self.first_token or now
             self._tokens += news.tokens
-            if len(self._tokens) > self._backlog:
+            if len(self._tokens) > self._backlog and not self._paused:
+                self._paused = True
                 self._driver.pause(self.generation.request)
         self._over = self._over or news.done
         self.error = self.error or news.error
@@ -167,9 +169,10 @@ class Answer(Listener):
         # Writing takes time that the steps of other answers need, so tokens that wait are written together.  The
         # log-probabilities of a token go with the events of this token.
         ids = [self._tokens.popleft() for _ in range(1 if self._with_logprobs else len(self._tokens))]
-        request = self.generation.request
-        if request.paused and len(self._tokens) < self._backlog // 2:
-            self._driver.proceed(request)
+        # It may have lost its slot, and what is computed next should be worth reading its tokens again.
+        if self._paused and len(self._tokens) <= self._backlog // 2:
+            self._paused = False
+            self._driver.proceed(self.generation.request)
         events: list[Event] = []
         for i, token in enumerate(ids):
             new = self._parsed(self._shown.feed(token))

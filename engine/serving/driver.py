@@ -6,10 +6,14 @@ import math
 import threading
 import time
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from engine.decode.generation import Generation
+from engine.decode.orders import Order
 from engine.decode.request import Request
+from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceError
 from engine.llm import LLM
 from engine.serving.errors import Refusal
@@ -51,8 +55,9 @@ class Driver:
     first token and the end of an answer are handed over as soon as that happens.  Others wait while the event loop would
     otherwise take more than a quarter of the time; what it gets then is more tokens per answer, which it writes together.
 
-    Only its thread uses the scheduler.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
-    and :meth:`proceed`, none of which waits: a round takes notice when it begins.
+    Only its thread computes rounds.  The event loop says what it wants by :meth:`submit`, :meth:`cancel`, :meth:`pause`
+    and :meth:`proceed`, none of which waits: a round takes notice when it begins.  An error ends the answers that it belongs
+    to; only one of the device, or one that the scheduler cannot recover from, ends all.
 
     Attributes: ``n_running`` and ``n_waiting`` answers; ``moved``: when the latest round began, of ``time.monotonic``,
     infinity while there is nothing to compute; ``failed``: the error of the device that ended the thread.
@@ -63,9 +68,13 @@ class Driver:
         self.moved = time.monotonic()
         self.failed: DeviceError | None = None
         self._loop = loop
+        #: None after the end: a closed model is not kept in memory.
+        self._scheduler: Scheduler | None = llm.scheduler
         self._listeners: dict[Request, Listener] = {}
         #: The tokens that the event loop has not got yet.
         self._held: dict[Request, list[int]] = {}
+        #: The errors of answers whose tokens could not be recorded.
+        self._errors: dict[Request, Exception] = {}
         self._inbox: deque[Listener] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -94,7 +103,7 @@ class Driver:
 
     @property
     def n_waiting(self) -> int:
-        """The number of answers that have not begun."""
+        """The number of answers that have no slot."""
         return self.n_answers - self.n_running
 
     def submit(self, listener: Listener) -> None:
@@ -106,17 +115,20 @@ class Driver:
 
     def cancel(self, request: Request) -> None:
         """Compute no further token of an answer: it leaves before the next pass begins."""
-        request.closing = True
-        self._wake.set()
+        self._order(Order.CLOSE, request)
 
     def pause(self, request: Request) -> None:
-        """Compute no token of an answer until :meth:`proceed`."""
-        request.paused = True
+        """Compute no token of an answer until :meth:`proceed`; it gives its slot to one that waits."""
+        self._order(Order.PAUSE, request)
 
     def proceed(self, request: Request) -> None:
         """Continue a paused answer."""
-        request.paused = False
-        self._wake.set()
+        self._order(Order.PROCEED, request)
+
+    def _order(self, order: Order, request: Request) -> None:
+        if (scheduler := self._scheduler) is not None:
+            scheduler.order(order, request)
+            self._wake.set()
 
     def stop(self) -> None:
         """End the thread, and with it every answer, after the round in progress."""
@@ -138,7 +150,7 @@ class Driver:
             self.moved = time.monotonic()
             try:
                 self._submit()
-                self.llm.scheduler.step(self._on_wait)
+                moved = self.llm.scheduler.step(self._on_wait)
             except DeviceError as error:
                 # Its memory may hold anything: no later answer could be trusted.
                 log.error("%s", error)
@@ -146,12 +158,11 @@ class Driver:
                 self._end(error)
                 return
             except Exception as error:
-                log.exception("a round failed")
+                log.exception("the scheduler has failed")
                 self._end(error)
-                with self.llm.lock:
-                    self.llm.scheduler.interrupt()
+                moved = False
             self._collect()
-            if not any(self._moves(request) for request in self._listeners) and not self._inbox:
+            if not moved and not self._inbox:
                 self._hand_out()
                 self.moved = math.inf
                 if not self._wake.wait(IDLE_SECONDS):
@@ -165,22 +176,28 @@ class Driver:
         """Look for pages that no sequence holds and that are not free."""
         try:
             self.llm.check_pages()
-        except AssertionError:
+        except Exception:
             log.exception("pages of the cache are lost")
-
-    @staticmethod
-    def _moves(request: Request) -> bool:
-        return not request.done and (request.closing or not request.paused)
 
     def _submit(self) -> None:
         while self._inbox:
             listener = self._inbox.popleft()
             request = listener.generation.request
             self._listeners[request], self._held[request] = listener, []
-            if request.speculation is not None:
-                with self.llm.lock:
-                    self.llm.model.ops.expect_drafts()
+            try:
+                if request.speculation is not None:
+                    with self.llm.lock:
+                        self.llm.model.ops.expect_drafts()
+            except DeviceError:
+                raise
+            except Exception as error:
+                self._fail(request, error)
             self.llm.scheduler.submit(request)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End an answer with an error that is not the scheduler's."""
+        self._errors[request], self._urgent = error, True
+        self.cancel(request)
 
     def _on_wait(self) -> None:
         """Give the event loop what it should get now."""
@@ -192,32 +209,46 @@ class Driver:
         """Record the tokens that have been computed."""
         for request, listener in self._listeners.items():
             self._urgent = self._urgent or request.done or (bool(request.items) and not request.fetched)
-            while request.items:
+            while request.items and request not in self._errors:
                 token, logits = request.items.popleft()
                 request.fetched += 1
-                if listener.generation.took(token, logits):
-                    self._held[request].append(token)
+                try:
+                    if listener.generation.took(token, logits):
+                        self._held[request].append(token)
+                except Exception as error:
+                    self._fail(request, error)
 
     def _hand_out(self) -> None:
         """Give the tokens that have been recorded to the event loop."""
         news, self._urgent = [], False
         for request, listener in list(self._listeners.items()):
-            tokens = self._held[request]
-            if tokens or request.done:
-                error = request.error if isinstance(request.error, Exception) else None
-                news.append(News(listener, tokens, request.done, error))
+            tokens, error = self._held[request], self._errors.pop(request, None)
+            done = request.done or error is not None
+            if tokens or done:
+                if error is None and isinstance(request.error, Exception):
+                    error = request.error
+                news.append(News(listener, tokens, done, error))
                 self._held[request] = []
-            if request.done:
+            if done:
                 del self._listeners[request], self._held[request]
-        if news and not self._loop.is_closed():
+        if news:
             self._sent += 1
-            self._loop.call_soon_threadsafe(self._deliver, news)
+            self._call(self._deliver, news)
+
+    def _call(self, function: Callable[..., Any], *given: Any) -> None:
+        """Let the event loop call a function; nobody waits for that if it is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *given)
 
     def _deliver(self, news: list[News]) -> None:
         begun = time.thread_time()
         try:
             for each in news:
-                each.listener.receive(each)
+                try:
+                    each.listener.receive(each)
+                except Exception:
+                    log.exception("an answer could not receive its tokens")
+                    self.cancel(each.listener.generation.request)
         finally:
             # What the listeners have woken runs before this.
             self._loop.call_soon(self._delivered, begun)
@@ -232,14 +263,15 @@ class Driver:
         self._hand_out()
         ended = list(self._listeners.items())
         for request, _ in ended:
-            request.closing = True
+            self.cancel(request)
         self._listeners.clear()
         self._held.clear()
-        if not self._loop.is_closed():
-            for _, listener in ended:
-                self._loop.call_soon_threadsafe(listener.receive, News(listener, [], True, error))
-            if self._ended is not None:
-                self._loop.call_soon_threadsafe(self._refuse, error)
+        self._errors.clear()
+        for _, listener in ended:
+            self._call(listener.receive, News(listener, [], True, error))
+        if self._ended is not None:
+            self._scheduler = None
+            self._call(self._refuse, error)
 
     def _refuse(self, error: Exception) -> None:
         """End the answers that have not begun, after the thread has ended."""

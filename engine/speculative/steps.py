@@ -82,6 +82,10 @@ class Steps(Protocol):
     def end(self, run: Answering) -> None:
         """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
 
+    def drop(self) -> None:
+        """End all answers, also after an error in ``start`` or ``take``: wait for the steps in flight, and drop their
+        results."""
+
 
 class Readable(Protocol):
     """The interface of a model that steps use."""
@@ -175,6 +179,10 @@ class HostSteps(ModelSteps):
 
     def end(self, run: Answering) -> None:
         """End an answer: none of its steps is in flight."""
+
+    def drop(self) -> None:
+        """Drop the results that have not been taken."""
+        self._taken.clear()
 
 
 def _choose(ride: Ride, logits: np.ndarray, history: list[int], i: int) -> tuple[int, bool]:

@@ -1,6 +1,7 @@
 """The thread that computes answers, and how it hands tokens to an event loop."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ import pytest
 
 import engine
 from engine.decode.part import Part
+from engine.decode.scheduler import Scheduler
+from engine.decode.waiting import Waiting
 from engine.errors import DeviceError
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.errors import Refusal
 from engine.speculative.steps import HostSteps
+from tests.tiers import few
 
 N_TOKENS = 48
 
@@ -153,5 +157,122 @@ def test_the_thread_ends_whenever_it_is_told_to(llm: engine.LLM) -> None:
         ended = not driver._thread.is_alive()
         await asyncio.to_thread(driver.close)
         assert ended
+
+    asyncio.run(run())
+
+
+class Fault(Exception):
+    """What no part of a round expects."""
+
+
+def faulty(patch: pytest.MonkeyPatch, place: Any, name: str, due: Callable[..., bool]) -> None:
+    """Let a function raise ``Fault`` if ``due(*arguments)``."""
+    function = getattr(place, name)
+
+    def wrapper(*given: Any) -> Any:
+        if due(*given):
+            raise Fault(name)
+        return function(*given)
+
+    patch.setattr(place, name, wrapper)
+
+
+PROMPTS = ["def add(a, b):", "import os\n", "class A:\n", "for i in range(3):"]
+
+
+def error_of(reader: Reader) -> BaseException | None:
+    """What ended its answer, if that was an error."""
+    assert [news.done for news in reader.received] == [False] * (len(reader.received) - 1) + [True]
+    return reader.received[-1].error
+
+
+@pytest.mark.recovers
+@pytest.mark.parametrize(("place", "name"), few([(HostSteps, "take"), (HostSteps, "start"), (Scheduler, "_steps")]))
+def test_an_error_in_a_round_ends_no_answer(
+    llm: engine.LLM, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+) -> None:
+    """It comes once, in the middle of answers that run, begin and wait."""
+    whole, rounds = [expected(llm, prompt) for prompt in PROMPTS], 0
+
+    def due(*given: Any) -> bool:
+        nonlocal rounds
+        rounds += 1
+        return rounds == 20
+
+    faulty(monkeypatch, place, name, due)
+    readers = [Reader(llm, prompt) for prompt in PROMPTS]
+    read(llm, *readers)
+    assert rounds > 20
+    assert [(reader.ids, error_of(reader)) for reader in readers] == [(ids, None) for ids in whole]
+    llm.check_pages()
+
+
+@pytest.mark.recovers
+def test_an_error_ends_only_the_answer_that_it_belongs_to(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer breaks every pass that it is part of, another cannot record its tokens, a third cannot begin."""
+    whole = [expected(llm, prompt) for prompt in PROMPTS]
+    readers = [Reader(llm, prompt) for prompt in PROMPTS]
+    bad, unrecorded, unplaced, good = (reader.generation for reader in readers)
+    faulty(monkeypatch, HostSteps, "start", lambda steps, rides: any(r.run is bad.request.run for r in rides))
+    faulty(monkeypatch, unrecorded, "took", lambda token, logits: len(unrecorded.ids) == 7)
+    faulty(monkeypatch, Waiting, "_place", lambda waiting, request: request is unplaced.request)
+    read(llm, *readers)
+    assert [type(error_of(reader)) for reader in readers] == [Fault, Fault, Fault, type(None)]
+    assert [reader.ids for reader in readers] == [whole[0][:1], whole[1][:7], [], whole[3]]
+    assert llm.scheduler.company == 0
+    llm.check_pages()
+
+
+def test_answers_that_cannot_be_received(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others get their tokens in the same call."""
+    bad, good = (Reader(llm, prompt) for prompt in PROMPTS[:2])
+    faulty(monkeypatch, bad, "receive", lambda news: True)
+
+    async def run() -> None:
+        driver = Driver(llm, asyncio.get_running_loop())
+        driver.submit(bad)
+        driver.submit(good)
+        async with asyncio.timeout(60):
+            await good.over.wait()
+            while driver.n_answers:
+                await asyncio.sleep(0.001)
+        await asyncio.to_thread(driver.close)
+
+    asyncio.run(run())
+    assert good.ids == expected(llm, PROMPTS[1])
+    assert llm.scheduler.company == 0
+
+
+def test_orders_after_the_end(llm: engine.LLM) -> None:
+    """The model may have been closed by then."""
+
+    async def run() -> None:
+        driver, reader = Driver(llm, asyncio.get_running_loop()), Reader(llm, "import os")
+        await asyncio.to_thread(driver.close)
+        for order in (driver.cancel, driver.pause, driver.proceed):
+            order(reader.generation.request)
+
+    asyncio.run(run())
+
+
+def test_the_thread_sleeps_while_all_answers_are_paused(llm: engine.LLM) -> None:
+    async def run() -> None:
+        driver = Driver(llm, asyncio.get_running_loop())
+        readers = [Reader(llm, prompt) for prompt in PROMPTS]
+        for reader in readers:
+            driver.submit(reader)
+            driver.pause(reader.generation.request)
+        async with asyncio.timeout(60):
+            while driver.moved != math.inf:
+                await asyncio.sleep(0.001)
+            assert driver.n_answers == 4 and not any(reader.over.is_set() for reader in readers)
+            driver.cancel(readers[0].generation.request)
+            await readers[0].over.wait()
+            for reader in readers:
+                driver.proceed(reader.generation.request)
+            for reader in readers:
+                await reader.over.wait()
+        await asyncio.to_thread(driver.close)
+        assert [reader.ids for reader in readers[1:]] == [expected(llm, prompt) for prompt in PROMPTS[1:]]
 
     asyncio.run(run())

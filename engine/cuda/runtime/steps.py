@@ -338,11 +338,25 @@ class DeviceSteps(ModelSteps):
 
     def end(self, run: Answering) -> None:
         """End an answer: wait for its steps in flight; none follows.  Their results are dropped."""
-        under_way = self._under_way(run)
-        if not under_way:
+        if not self._under_way(run):
             return
         self.choose()
         self._device.synchronize()
+        self._forget(run)
+
+    def drop(self) -> None:
+        """End all answers, also after an error in ``start`` or ``take``: wait for the steps in flight, and drop their
+        results."""
+        self._left = None  # it may be what failed
+        self._device.synchronize()
+        while self._flights:
+            for run, _ in self._flights[0].rides:
+                self._forget(run)
+        self._placed = []
+
+    def _forget(self, run: Answering) -> None:
+        """Drop the steps in flight of an answer, which the device has ended."""
+        under_way = self._under_way(run)
         drafts = self._drafting.draft.sequence(run.sequence.slot) if self._drafting is not None else None
         for sequence in (run.sequence, drafts):
             if sequence is not None:

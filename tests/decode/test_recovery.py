@@ -1,0 +1,299 @@
+"""Unexpected errors in the middle of rounds: they end the requests that they belong to, and every other answer is the one
+that its request gets alone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine.decode import flights
+from engine.decode.company import Company
+from engine.decode.flights import Flights
+from engine.decode.part import Part
+from engine.decode.prompts import Prompts
+from engine.decode.request import Request
+from engine.decode.sampler import Sampler
+from engine.decode.scheduler import MOST_FAILURES, Scheduler
+from engine.decode.slot import Slot
+from engine.decode.slots import Slots
+from engine.decode.waiting import Waiting
+from engine.errors import DeviceError
+from engine.speculative.run import Run
+from engine.speculative.steps import HostSteps
+from engine.synthetic.model import make_model
+from tests.company import Ask, asks
+from tests.tiers import amount, few
+
+pytestmark = pytest.mark.recovers
+
+OWN = [
+    (Waiting, "_place"),
+    (Slots, "free"),
+    (Slot, "stops"),
+    (Prompts, "read"),
+    (Prompts, "_tell"),
+    (Part, "__init__"),
+    (Part, "advance"),
+    (Part, "finish"),
+    (Company, "begin"),
+    (Sampler, "sample"),
+    (Run, "following"),
+    (Run, "took"),
+    (Flights, "_deliver"),
+    (Company, "leave"),
+]
+"""What a round does for one request."""
+
+SHARED = [
+    (HostSteps, "start"),
+    (HostSteps, "take"),
+    (Flights, "start"),
+    (Flights, "take"),
+    (Flights, "drain"),
+    (flights, "next_group"),
+    (Scheduler, "_obey"),
+    (Scheduler, "_steps"),
+    (Scheduler, "_moves"),
+    (Scheduler, "_preempt"),
+]
+"""What it does for several, or for none."""
+
+
+class Fault(Exception):
+    """What no part of a round expects."""
+
+
+class Faulty:
+    """Makes functions of a round raise ``Fault``, before or after they do what they should."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self.raised = 0
+
+    def plant(self, place: Any, name: str, due: Callable[..., bool], after: bool = False) -> None:
+        """due: called with the arguments of each call; whether it raises; after: when it has done its work."""
+        function = getattr(place, name)
+
+        def faulty(*given: Any, **named: Any) -> Any:
+            wrong = due(*given)
+            self.raised += wrong
+            if wrong and not after:
+                raise Fault(name)
+            found = function(*given, **named)
+            if wrong:
+                raise Fault(name)
+            return found
+
+        self._patch.setattr(place, name, faulty)
+
+
+@pytest.fixture
+def faulty() -> Iterator[Faulty]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Faulty(patch)
+
+
+def load(folder: Any, shape: str) -> engine.LLM:
+    return engine.load(
+        make_model(folder / f"{shape}.gguf", shape, "Q8_0"), device="cpu", n_ctx=192, n_threads=1, parallel=3
+    )
+
+
+@pytest.fixture(scope="module", params=few(["tiny-qwen3", "tiny-qwen35"], 1))
+def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.LLM]:
+    with load(tmp_path_factory.mktemp("model"), request.param) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def wanted(llm: engine.LLM) -> list[Ask]:
+    return asks(llm, 5, 4, 100)
+
+
+@pytest.fixture(scope="module")
+def expected(llm: engine.LLM, wanted: list[Ask]) -> list[list[int]]:
+    """The tokens of each answer alone."""
+    found = []
+    for ask in wanted:
+        llm.reset()
+        ((tokens, error),) = answered(llm, requests(llm, [ask]))
+        assert error is None
+        found.append(tokens)
+    return found
+
+
+def requests(llm: engine.LLM, wanted: list[Ask]) -> list[Request]:
+    return [llm.generate(ask.ids, **ask.options).request for ask in wanted]
+
+
+def answered(llm: engine.LLM, made: list[Request]) -> list[tuple[list[int], BaseException | None]]:
+    """The tokens of requests that are computed together, and what ended each if that was an error."""
+    for request in made:
+        llm.scheduler.submit(request)
+    rounds = 0
+    while llm.scheduler.step():
+        rounds += 1
+        assert rounds < 10_000
+    assert all(request.done for request in made) and llm.scheduler.company == 0
+    llm.check_pages()
+    return [([token for token, _ in request.items], request.error) for request in made]
+
+
+def once(call: int) -> Callable[..., bool]:
+    """Whether a call is the one with this number."""
+    calls = 0
+
+    def due(*given: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == call
+
+    return due
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", few([3, 1, 5], 1))
+@pytest.mark.parametrize(("place", "name"), OWN)
+def test_an_error_ends_the_request_that_it_belongs_to(
+    llm: engine.LLM,
+    wanted: list[Ask],
+    expected: list[list[int]],
+    faulty: Faulty,
+    place: Any,
+    name: str,
+    call: int,
+    after: bool,
+) -> None:
+    llm.reset()
+    faulty.plant(place, name, once(call), after)
+    found = answered(llm, requests(llm, wanted))
+    assert faulty.raised == 1
+    failed = [i for i, (_, error) in enumerate(found) if error is not None]
+    assert len(failed) == 1 and isinstance(found[failed[0]][1], Fault)
+    for i, ((tokens, _), whole) in enumerate(zip(found, expected, strict=True)):
+        assert tokens == (whole[: len(tokens)] if i in failed else whole)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("call", few([2, 1, 9], 1))
+@pytest.mark.parametrize(("place", "name"), SHARED)
+def test_after_any_other_error_all_requests_are_read_again(
+    llm: engine.LLM,
+    wanted: list[Ask],
+    expected: list[list[int]],
+    faulty: Faulty,
+    place: Any,
+    name: str,
+    call: int,
+    after: bool,
+) -> None:
+    llm.reset()
+    faulty.plant(place, name, once(call), after)
+    made = requests(llm, wanted)
+    if name == "_preempt":  # by nothing but an interrupt
+        llm.scheduler.submit(made[0])
+        llm.scheduler.submit(made[1])
+        for _ in range(4):
+            llm.scheduler.step()
+        with llm.lock:
+            llm.scheduler.interrupt()
+    assert answered(llm, made) == [(tokens, None) for tokens in expected]
+    assert faulty.raised == 1 or name in ("drain", "_preempt")
+
+
+@pytest.mark.parametrize("seed", few(range(4)))
+def test_errors_at_random(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty, seed: int
+) -> None:
+    """Of any kind, again and again, but for one that gets no token between several."""
+    rng, several = np.random.default_rng(seed), amount(10, 2)
+    left = 0
+
+    def due(*given: Any) -> bool:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            return False
+        left = int(rng.integers(80, 160))
+        return True
+
+    left = 20
+    for place, name in SHARED:
+        if name != "_moves":  # it is called most often
+            faulty.plant(place, name, due, bool(rng.random() < 0.5))
+    for _ in range(several):
+        llm.reset()
+        assert answered(llm, requests(llm, wanted)) == [(tokens, None) for tokens in expected]
+    assert faulty.raised >= several
+
+
+def test_an_answer_that_breaks_every_pass_ends_alone(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty
+) -> None:
+    """It is computed with others at first; then each has passes of its own, until it has a token."""
+    llm.reset()
+    made = requests(llm, wanted)
+    bad = max(range(len(wanted)), key=lambda i: len(expected[i]))
+    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is made[bad].run for ride in rides))
+    found = answered(llm, made)
+    assert faulty.raised == MOST_FAILURES
+    assert isinstance(found[bad][1], Fault)
+    del found[bad]
+    assert found == [(tokens, None) for i, tokens in enumerate(expected) if i != bad]
+
+
+def test_an_error_that_does_not_go_away_ends_what_it_meets(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        Faulty(patch).plant(flights, "next_group", lambda *given: True)
+        found = answered(llm, requests(llm, wanted))
+    for (tokens, error), whole in zip(found, expected, strict=True):
+        assert (error is None and tokens == whole) or (isinstance(error, Fault) and tokens == whole[: len(tokens)][:1])
+    assert sum(isinstance(error, Fault) for _, error in found) >= 3
+    assert answered(llm, requests(llm, wanted)) == [(tokens, None) for tokens in expected]
+
+
+def test_an_error_of_the_device_is_not_survived(llm: engine.LLM, wanted: list[Ask], faulty: Faulty) -> None:
+    def gone(*given: Any) -> bool:
+        raise DeviceError("the GPU is gone")
+
+    faulty.plant(HostSteps, "start", gone)
+    made = requests(llm, wanted)
+    with pytest.raises(DeviceError):
+        answered(llm, made)
+    for request in made:
+        llm.scheduler.close(request)
+
+
+def test_no_thread_gets_the_error_of_another(
+    llm: engine.LLM, wanted: list[Ask], expected: list[list[int]], faulty: Faulty
+) -> None:
+    """One of them breaks its passes, which any of them may compute."""
+    llm.reset()
+    made = [llm.generate(ask.ids, **ask.options) for ask in wanted]
+    bad = max(range(len(wanted)), key=lambda i: len(expected[i]))
+    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is made[bad].request.run for ride in rides))
+    errors: dict[int, BaseException] = {}
+
+    def read(i: int) -> None:
+        try:
+            for _ in made[i]:
+                pass
+        except BaseException as error:
+            errors[i] = error
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert list(errors) == [bad] and isinstance(errors[bad], Fault)
+    ends = llm.tokenizer.eog_ids
+    for i, (answer, tokens) in enumerate(zip(made, expected, strict=True)):
+        if i != bad:
+            assert answer.ids == (tokens[:-1] if tokens[-1] in ends and answer.finish_reason == "stop" else tokens)
+    llm.check_pages()
