@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine.errors import EngineError
 from engine.serving.anthropic.count_tokens import count_tokens
 from engine.serving.anthropic.messages import messages
 from engine.serving.anthropic.shapes import ErrorResponse
@@ -159,7 +160,7 @@ def answered(handler: Handler, shape: Shape) -> Handler:
         except Exception as error:
             refusal = refusal_of(error)
             if refusal.status == 500:
-                log.exception("a request failed")
+                log.error("a request failed: %s", refusal, exc_info=not isinstance(error, EngineError))
             return shape(refusal)
 
     return handle

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.errors import ContextError, DeviceError, EngineError
+from engine.errors import ContextError, DeviceError, EngineError, NotFinite
 
 KINDS = {
     400: "invalid_request_error",
@@ -80,6 +80,8 @@ def refusal_of(error: Exception, fields: Mapping[str, object] | None = None) -> 
         return Refusal(str(error), code="context_length_exceeded")
     if isinstance(error, DeviceError):
         return Refusal(str(error), 503, retry_after=60)
+    if isinstance(error, NotFinite):
+        return Refusal(str(error), 500)
     if isinstance(error, EngineError):
         first = str(error).partition(" ")[0]
         return Refusal(str(error), param=first if fields is not None and first in fields else None)

@@ -55,7 +55,7 @@ async def respond(
                 answers.append(answer)
         _note(request, state, served, answers, fields)
         if stream:
-            return Stream(plan.chunks(answers), failed, state.limits.reader_seconds, stack.pop_all(), framing)
+            return Stream(plan.chunks(answers), failed, stack.pop_all(), framing)
         return JSONResponse(await until_disconnect(request, plan.whole(answers)))
 
 

@@ -77,6 +77,7 @@ class Guard:
             else:
                 await self._inner(scope, receive, answer)
         finally:
+            self.state.budget.give_back(scope["state"])
             if scope["path"] not in OPEN:
                 more = "".join(f" {name}={value}" for name, value in notes.items())
                 milliseconds = 1e3 * (time.monotonic() - begun)

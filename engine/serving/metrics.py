@@ -59,7 +59,9 @@ class Metrics:
             return Histogram(f"vllm:{name}", text, ["model_name"], registry=self.registry, buckets=bounds)
 
         self._running = gauge("num_requests_running", "Answers that are computed.")
-        self._waiting = gauge("num_requests_waiting", "Answers that have not begun.")
+        self._waiting = gauge(
+            "num_requests_waiting", "Answers that have no slot: they have not begun, or gave it to others."
+        )
         share = "Share of the pages of the cache that sequences hold, 0 to 1."
         # Each second name is the one that older dashboards and routers read.
         self._usage = [gauge(name, share) for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc")]

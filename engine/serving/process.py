@@ -1,11 +1,14 @@
 """The process of a server: it listens, and ends when its answers are complete."""
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -19,11 +22,18 @@ from engine.serving.memory import freeze, give_back
 from engine.serving.protocol import protocol
 from engine.serving.served import Spec
 from engine.serving.state import State
+from engine.serving.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 TIDY_TICKS = 50
 """Tenths of a second after which a server without an answer in progress gives memory back."""
+
+ACCEPTED = 8
+"""Connections that are accepted at once: a few times as many may exceed the limit before the first of them is closed."""
+
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 POLL_SECONDS = 0.05
 """The time between two looks at whether all answers are complete."""
@@ -43,6 +53,7 @@ class Server(uvicorn.Server):
         #: Why the first model could not be opened, if that is why the server has ended.
         self.problem = ""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._watchdog: Watchdog | None = None
         self._draining: asyncio.Task[None] | None = None
         #: The requests that had been answered when memory was given back.
         self._tidied = 0
@@ -58,7 +69,17 @@ class Server(uvicorn.Server):
         except Refusal as refusal:
             self.problem, self.should_exit = refusal.message, True
             return
+        self._loop.set_exception_handler(_failed)
+        self._watchdog = Watchdog(self._loop)
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # the event loop has set it to ``ACCEPTED``
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called when the server ends."""
+        await super().shutdown(sockets)
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -71,8 +92,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called on SIGINT and SIGTERM."""
         if self._state.draining:
-            self.force_exit = self.should_exit = True
-            return
+            log.warning("ended by a second signal, with %d answers in progress", self._state.models.n_answers)
+            # Ending every task would print what each of them was doing.
+            os._exit(128 + sig)
         self._state.draining = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
@@ -91,6 +113,15 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Called with an error that no task has caught."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        log.warning("connections wait: the system has no further descriptors for them (ulimit -n)")
+    else:
+        loop.default_exception_handler(context)
+
+
 def config_of(application: Guard, limits: Limits, host: str, port: int) -> uvicorn.Config:
     """How uvicorn serves the application."""
     return uvicorn.Config(
@@ -105,6 +136,7 @@ def config_of(application: Guard, limits: Limits, host: str, port: int) -> uvico
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=64 << 10,
+        backlog=ACCEPTED,
     )
 
 
@@ -116,7 +148,7 @@ def listening(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(2048)  # clients wait while the model is opened
+        listener.listen(BACKLOG)  # clients wait while the model is opened
     except (OSError, UnicodeError) as error:
         listener.close()
         problem = getattr(error, "strerror", None) or error

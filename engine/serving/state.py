@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from engine.serving.budget import Budget
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
 from engine.serving.metrics import Metrics
@@ -12,11 +13,12 @@ from engine.serving.served import Models
 
 @dataclass
 class State:
-    """The state of a server: ``draining``: no request is admitted any more."""
+    """The state of a server: ``draining``: no request is admitted any more; ``budget``: the memory that requests hold."""
 
     models: Models
     limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
+    budget: Budget = field(default_factory=Budget)
     draining: bool = False
 
     @classmethod

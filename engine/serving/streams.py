@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from engine.errors import EngineError
 from engine.serving.answer import Answer, Delta
 from engine.serving.errors import Refusal, refusal_of
 
@@ -88,7 +89,7 @@ class Stream(Response):
     """A response that is written while it is computed.
 
     Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
-    leaves or has read nothing for ``patience`` seconds.  An error becomes what ``failed`` makes of it.  ``held``: what is
+    leaves or is disconnected because it reads nothing.  An error becomes what ``failed`` makes of it.  ``held``: what is
     released at the end, even if nothing of the content was computed; ``framing``: how the texts are written.
     """
 
@@ -96,36 +97,31 @@ class Stream(Response):
         self,
         content: AsyncIterator[str],
         failed: Callable[[Refusal], str],
-        patience: float,
         held: AsyncExitStack,
         framing: Framing,
     ) -> None:
         self.content = content
         self.failed = failed
-        self.patience = patience
         self.held = held
         self.ping = framing.ping
         self.status_code = 200
         self.media_type = framing.media_type
         self.background = None
-        #: Whether a text is being sent, and since when, or when the latest one was.
+        #: Whether a text is being sent, and when the latest one was.
         self._sending, self._since = False, time.monotonic()
         # Without it a proxy may collect the whole answer before it passes it on.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = (self._write(send), self._tend(send), _left(receive))
-        writer, tender, watcher = tasks = [asyncio.ensure_future(each) for each in work]
+        tasks = [asyncio.ensure_future(each) for each in work]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in tasks:
                 each.cancel()
-            _, tended, _ = await asyncio.gather(writer, tender, watcher, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.held.aclose()
-        if isinstance(tended, TimeoutError):
-            log.info("a client that read nothing for %g seconds was disconnected", self.patience)
-            raise tended
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -136,7 +132,7 @@ class Stream(Response):
         except Exception as error:
             refusal = refusal_of(error)
             if refusal.status == 500:
-                log.exception("an answer failed")
+                log.error("an answer failed: %s", refusal, exc_info=not isinstance(error, EngineError))
             await self._put(send, self.failed(refusal))
         await self._put(send, "", more=False)
 
@@ -146,14 +142,11 @@ class Stream(Response):
         self._sending, self._since = False, time.monotonic()
 
     async def _tend(self, send: Send) -> None:
-        """Fill silence, and raise TimeoutError when a client has read nothing for too long.  One task looks at the time now
-        and then: a timer for each text would take longer than the text."""
+        """Fill silence.  One task looks at the time now and then: a timer for each text would take longer than the text."""
         while True:
-            left = self._since + (self.patience if self._sending else PING_SECONDS) - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(min(left, self.patience, PING_SECONDS))
-            elif self._sending:
-                raise TimeoutError
+            left = self._since + PING_SECONDS - time.monotonic()
+            if self._sending or left > 0:
+                await asyncio.sleep(left if left > 0 else PING_SECONDS)
             else:
                 await self._put(send, self.ping)
 

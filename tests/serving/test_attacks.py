@@ -364,3 +364,28 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
         except ConnectionResetError:
             pass
     assert data.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in data
+
+
+def test_a_duration_of_many_digits(http: Any) -> None:
+    """It is refused at once: an expression that tries every division of the digits would stop the server for a minute."""
+    body = {"model": "pycoder", "keep_alive": "1" * 40_000}
+    answer = http.post("/api/generate", json=body)
+    assert answer.status_code == 400 and "keep_alive" in answer.json()["error"]
+    assert len(answer.json()["error"]) < 300
+
+
+def test_many_large_requests_at_once() -> None:
+    """Those for which there is no memory are refused, and can be sent again."""
+    guarded = app([Spec("pycoder", bundled)])
+    body = {"content": "x = 1\n" * 100_000, "with_pieces": True}
+    with live(guarded) as (host, port), ThreadPoolExecutor(6) as pool:
+        budget = guarded.state.budget
+        budget.total = 64 << 20
+        url = f"http://{host}:{port}/tokenize"
+        answers = list(pool.map(lambda _: httpx.post(url, json=body, timeout=60), range(6)))
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) == {200, 503}
+        refused = next(answer for answer in answers if answer.status_code == 503)
+        assert refused.headers["retry-after"] == "2" and "send the request again" in refused.json()["error"]["message"]
+        assert budget.held == 0
+        assert httpx.post(url, json=body, timeout=60).status_code == 200

@@ -131,6 +131,29 @@ def test_a_call_that_is_required(server: Server, format: str) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
+HOSTILE = (
+    '{"type": 5}', '{"minLength": 1e999, "type": "string"}', '{"type": "string", "format": []}', '{"enum": ["\\ud800"]}',
+    '{"anyOf": [{"$ref": "#/properties/p"}, {"$ref": "#/properties/p"}]}', '{"minimum": 1e999, "type": "number"}', "[null]",
+)  # fmt: skip
+"""Schemas of a parameter that are none."""
+
+
+@pytest.mark.parametrize("format", CALLING)
+def test_hostile_schemas_are_refused_by_one_sentence(server: Server, format: str) -> None:
+    server.writes(format)
+    head = {"content-type": "application/json"}
+    ask = {"model": "plain", "messages": HELLO, "max_tokens": 1, "tool_choice": "required", "reasoning_effort": "none"}
+    for schema in HOSTILE:
+        for strict in (True, False):
+            tools = json.dumps([tool("f", {"type": "object", "properties": {"p": "SCHEMA"}}, strict=strict)])
+            body = f'{json.dumps(ask)[:-1]}, "tools": {tools.replace(chr(34) + "SCHEMA" + chr(34), schema)}}}'
+            answer = server.client.post("/v1/chat/completions", content=body, headers=head)
+            assert answer.status_code in (200, 400), (schema, strict, answer.text)
+            if answer.status_code == 400:
+                message = answer.json()["error"]["message"]
+                assert message.isprintable() and len(message) < 500 and answer.json()["error"]["param"] == "tools"
+
+
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 

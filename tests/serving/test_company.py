@@ -185,7 +185,7 @@ def test_a_stream_whose_client_left_before_its_first_token_holds_nothing() -> No
             async def send(message: Any) -> None:
                 await asyncio.sleep(1)
 
-            await Stream(content(), str, 5.0, stack.pop_all(), SSE)({"type": "http"}, receive, send)
+            await Stream(content(), str, stack.pop_all(), SSE)({"type": "http"}, receive, send)
             await within(10, lambda: model.driver.n_answers == 0)
             assert len(answer.generation.ids) < 200
 

@@ -43,7 +43,7 @@ class DeepSeek4Calls(Tagged):
             name = self.rules.plain(key)
         bodies: list[str] = []
         try:
-            strings, others = divided(schema, root, strict)
+            strings, others = divided(schema, root, strict, self.rules.spend)
             for each in strings:
                 if (values := choices(each)) is None:
                     bodies.append(self.rules.until(_END, patterns(each, strict)))

@@ -68,7 +68,7 @@ class _Values:
     def _alternatives(self, schema: Schema) -> str:
         if not schema:
             return self._anything()
-        strings, others = divided(schema, self._root, self._strict)
+        strings, others = divided(schema, self._root, self._strict, self._rules.spend)
         bodies: list[str] = []
         for each in strings:
             values = choices(each)

@@ -67,7 +67,7 @@ class Qwen3CoderCalls(Tagged):
         root, strict, end = function.schema, function.strict, self.rules.text(_END)
         if types and "string" not in types:
             return f"{self.rules.json(with_definitions(schema, root), strict)} {end}"
-        strings, others = divided(schema, root, strict)
+        strings, others = divided(schema, root, strict, self.rules.spend)
         if types <= {"string"}:
             others = []  # whatever the schema says, it becomes a string
         texts = [value for each in strings for value in choices(each) or ()]

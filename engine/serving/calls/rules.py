@@ -5,10 +5,14 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from engine.grammar.grammar import JSON_OPTIONS
+from engine.grammar.grammar import JSON_OPTIONS, MOST_BYTES
+from engine.serving.calls.function import Unenforceable
 
 ANY = "(?s:.*)"
 """The regular expression of any text."""
+
+MOST_PARTS = 20_000
+"""The most parts of schemas that are looked at for a grammar."""
 
 
 class Rules:
@@ -38,6 +42,8 @@ class Rules:
         self._special = special
         self._lines: dict[str, str] = {}
         self._defined: dict[str, str] = {}
+        self._parts = 0
+        self._size = 0
 
     def source(self, start: str) -> str:
         """The grammar of what the expression ``start`` describes."""
@@ -51,7 +57,7 @@ class Rules:
 
     def rule(self, body: str) -> str:
         """A name for an expression."""
-        return self._lines.setdefault(body, f"r{len(self._lines)}")
+        return self._named(body, "r")
 
     def reserved(self) -> str:
         """A name for an expression that :meth:`define` gives later, since it contains the name."""
@@ -61,11 +67,30 @@ class Rules:
 
     def define(self, name: str, body: str) -> None:
         """Give the expression of a name from :meth:`reserved`."""
+        self._grow(body)
         self._defined[name] = body
 
     def terminal(self, body: str) -> str:
         """A name for an expression that is one regular expression."""
-        return self._lines.setdefault(body, f"T{len(self._lines)}")
+        return self._named(body, "T")
+
+    def spend(self) -> None:
+        """Count a part of a schema.  Raises Unenforceable if there are too many."""
+        self._parts += 1
+        if self._parts > MOST_PARTS:
+            raise Unenforceable(f"has a schema that stands for more than {MOST_PARTS} parts")
+
+    def _named(self, body: str, prefix: str) -> str:
+        if body not in self._lines:
+            self._grow(body)
+            self._lines[body] = f"{prefix}{len(self._lines)}"
+        return self._lines[body]
+
+    def _grow(self, body: str) -> None:
+        """Count the characters of a rule.  Raises Unenforceable if the grammar cannot be used, because it is too long."""
+        self._size += len(body)
+        if self._size > MOST_BYTES:
+            raise Unenforceable(f"has a schema whose grammar is longer than {MOST_BYTES} characters")
 
     # --- expressions -------------------------------------------------------------------------------------------
 

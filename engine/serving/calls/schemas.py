@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, combinations
 from typing import Any, NamedTuple
 
+from engine.checks import shown
 from engine.serving.calls.function import Unenforceable
+from engine.serving.calls.keywords import check_shapes, is_number
 
 Schema = Mapping[str, Any]
 
@@ -25,6 +27,11 @@ APPLICATORS = (
     "maxProperties",
 )
 """Keywords that change what a value may be, and that no grammar follows."""
+
+Spend = Callable[[], None]
+"""Is called for each part of a schema that is looked at.  Raises Unenforceable if there are too many: references make a small
+schema stand for any number of parts."""
+
 
 _HEX = "[0-9a-fA-F]{1,4}"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -78,10 +85,9 @@ def members(schema: Schema, root: Schema, strict: bool) -> tuple[list[Member], S
         if strict and keyword in schema:
             raise Unenforceable(f"has a schema with {keyword} where properties are listed, which cannot be enforced")
     properties, required = schema.get("properties"), schema.get("required")
-    listed = properties if isinstance(properties, Mapping) else {}
-    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    listed, needed = properties or {}, dict.fromkeys(required or ())
     found = [Member(name, as_schema(each), name in needed) for name, each in listed.items() if each is not False]
-    found += [Member(name, {}, True) for name in dict.fromkeys(needed) if name not in listed]
+    found += [Member(name, {}, True) for name in needed if name not in listed]
     more = schema.get("additionalProperties", True)
     return found, None if more is False or "properties" in schema else resolved(as_schema(more), root)
 
@@ -107,7 +113,9 @@ def as_schema(value: Any) -> Schema:
 
 
 def check(schema: Schema, strict: bool) -> None:
-    """Raise Unenforceable if a strict schema has a keyword that cannot be followed."""
+    """Raise Unenforceable if a keyword has a value that it cannot have, or if a strict schema has one that cannot be
+    followed."""
+    check_shapes(schema)
     for keyword in APPLICATORS:
         if strict and keyword in schema:
             raise Unenforceable(f"has a schema with {keyword}, which cannot be enforced")
@@ -136,20 +144,22 @@ def _moved_reference(reference: Any) -> Any:
 def resolved(schema: Schema, root: Schema) -> Schema:
     """A schema without a reference at its top."""
     for _ in range(32):
+        check_shapes(schema)
         reference = schema.get("$ref")
         if reference is None:
             return schema
         found: Any = root
-        for key in reference.removeprefix("#").split("/")[1:] if isinstance(reference, str) else ():
+        for key in reference.removeprefix("#").split("/")[1:]:
             found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-        if not isinstance(found, Mapping) or not str(reference).startswith("#"):
-            raise Unenforceable(f"has a schema with the reference {str(reference)[:80]!r}, which leads nowhere")
+        if not isinstance(found, Mapping) or not reference.startswith("#"):
+            raise Unenforceable(f"has a schema with the reference '{shown(reference)}', which leads nowhere")
         schema = {**found, **{name: value for name, value in schema.items() if name != "$ref"}}
     raise Unenforceable("has a schema with references that run in a circle")
 
 
-def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
+def divided(schema: Schema, root: Schema, strict: bool, spend: Spend) -> Divided:
     """Strings and other values of a schema.  Raises Unenforceable if it is strict and they cannot be told apart."""
+    spend()
     schema = resolved(schema, root)
     check(schema, strict)
     for keyword in ("anyOf", "oneOf", "allOf"):
@@ -159,15 +169,15 @@ def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
         outer = {name: value for name, value in schema.items() if name != keyword}
         branches = [resolved(as_schema(branch), root) for branch in branches]
         if keyword == "allOf":
-            return divided(_merged([outer, *branches], strict), root, strict)
-        parts = [divided(_merged([outer, branch], strict), root, strict) for branch in branches]
+            return divided(_merged([outer, *branches], strict), root, strict, spend)
+        parts = [divided(_merged([outer, branch], strict), root, strict, spend) for branch in branches]
         strings, others = (
             [each for part in parts for each in part.strings],
             [each for part in parts for each in part.others],
         )
         if keyword == "oneOf" and strict:
-            for one, other in [*combinations(strings, 2), *combinations(others, 2)]:
-                if not _apart(one, other, root):
+            for one, other in chain(combinations(strings, 2), combinations(others, 2)):
+                if not _apart(one, other, root, spend):
                     raise Unenforceable("has a schema with oneOf whose cases may overlap, which cannot be enforced")
         return Divided(strings, others)
     kinds = kinds_of(schema)
@@ -176,22 +186,26 @@ def divided(schema: Schema, root: Schema, strict: bool) -> Divided:
         texts, rest = [v for v in values if isinstance(v, str)], [v for v in values if not isinstance(v, str)]
         return Divided([{**schema, "enum": texts}] if texts else [], [{"enum": rest}] if rest else [])
     rest = [kind for kind in kinds if kind != "string"]
-    if "integer" in (given := schema.get("type") or ()) and "number" not in given:
+    given = schema.get("type") or ()
+    if "integer" in given and "number" not in given:
         rest = ["integer" if kind == "number" else kind for kind in rest]
     return Divided([schema] if "string" in kinds else [], [{**schema, "type": rest}] if rest else [])
 
 
-def _apart(one: Schema, other: Schema, root: Schema) -> bool:
+def _apart(one: Schema, other: Schema, root: Schema, spend: Spend) -> bool:
     """Whether it is plain that no value satisfies both schemas, which have no reference at their top."""
+    spend()
     if not set(kinds_of(one)) & set(kinds_of(other)):
         return True
     values, others = choices(one), choices(other)
     if values is not None and others is not None:
-        return not any(value in others for value in values)
-    for name in set(one.get("required", ())) & set(other.get("required", ())):
-        first, second = (resolved(as_schema(each.get("properties", {}).get(name)), root) for each in (one, other))
+        plain = {value for value in others if not isinstance(value, (list, Mapping))}
+        rest = [value for value in others if isinstance(value, (list, Mapping))]
+        return not any(value in (rest if isinstance(value, (list, Mapping)) else plain) for value in values)
+    for name in set(one.get("required") or ()) & set(other.get("required") or ()):
+        first, second = (resolved(as_schema((each.get("properties") or {}).get(name)), root) for each in (one, other))
         told = choices(first) is not None and choices(second) is not None
-        if told and _apart(first, second, root) and set(kinds_of(one)) == set(kinds_of(other)) == {"object"}:
+        if told and _apart(first, second, root, spend) and set(kinds_of(one)) == set(kinds_of(other)) == {"object"}:
             return True
     return False
 
@@ -206,8 +220,8 @@ def choices(schema: Schema) -> list[Any] | None:
 
 def kinds_of(schema: Schema) -> list[str]:
     """The types that the keyword ``type`` of a schema permits, of :data:`KINDS`."""
-    given = schema.get("type", KINDS)
-    given = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else KINDS
+    given = schema.get("type") or KINDS
+    given = [given] if isinstance(given, str) else given
     return [kind for kind in KINDS if kind in given or (kind == "number" and "integer" in given)]
 
 
@@ -240,13 +254,13 @@ def patterns(schema: Schema, strict: bool) -> list[str]:
     least, most = count(schema, "minLength"), count(schema, "maxLength")
     if least is not None or most is not None:
         found.append(f"(?s:.{{{least or 0},{'' if most is None else most}}})")
-    if isinstance(pattern := schema.get("pattern"), str):
+    if (pattern := schema.get("pattern")) is not None:
         found.append("|".join(f"(?:{each})" for each in map(_searched, _alternatives(pattern))))
     if (name := schema.get("format")) is not None:
         if name in FORMATS:
             found.append(FORMATS[name])
         elif strict:
-            raise Unenforceable(f"has a schema with the format {str(name)[:40]!r}, which cannot be enforced")
+            raise Unenforceable(f"has a schema with the format '{shown(name)}', which cannot be enforced")
     return found
 
 
@@ -255,7 +269,7 @@ def count(schema: Schema, keyword: str) -> int | None:
     value = schema.get(keyword)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
+    if not is_number(value) or value != int(value) or value < 0:
         raise Unenforceable(f"has a schema whose {keyword} is no whole number")
     return int(value)
 

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine.checks import described
 from engine.serving.body import read_fields
+from engine.serving.budget import TOKENIZED
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.llama_server.shapes import model_of
 from engine.serving.state import State
@@ -35,7 +36,7 @@ async def tokenize(request: Request) -> Response:
     so that what a user wrote never becomes a control token.
     """
     state = State.of(request)
-    fields = await read_fields(request, state.limits)
+    fields = await read_fields(request, state.limits, memory_per_byte=TOKENIZED)
     prompt = fields.text("prompt")
     text = fields.required_text("content") if prompt is None else prompt
     add_special = fields.flag("add_special", False) if prompt is None else fields.flag("add_special_tokens", True)

@@ -11,7 +11,10 @@ from engine.serving.fields import Fields
 from engine.serving.ollama.shapes import now
 from engine.serving.state import State
 
-_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+
+MOST_CHARACTERS = 64
+"""Characters of a duration; the longest of Go's has 24."""
 
 
 async def open_or_close(request: Request, fields: Fields, nothing: Mapping[str, Any]) -> Response:
@@ -34,7 +37,7 @@ def keeps_nothing(fields: Fields) -> bool:
     """Whether ``keep_alive`` is 0: a number of seconds, or a duration such as "0s" or "5m"."""
     value = fields.get("keep_alive")
     if isinstance(value, str):
-        if not _DURATION.fullmatch(value):
+        if len(value) > MOST_CHARACTERS or not _DURATION.fullmatch(value):
             raise fields.refuse("keep_alive", 'must be a number of seconds or a duration such as "5m"')
         return not any(digit in value for digit in "123456789")
     return fields.number("keep_alive") == 0
