@@ -35,6 +35,10 @@ class ModelError(EngineError):
     """A well-formed file whose model this engine cannot run: architecture, tensor format, or shapes that disagree."""
 
 
+class NotFinite(ModelError):
+    """Logits that are infinite or NaN: a damaged file, or arithmetic that overflowed."""
+
+
 class TokenizerError(EngineError):
     """A vocabulary that cannot be used, or token ids outside it."""
 

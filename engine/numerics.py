@@ -7,11 +7,14 @@ for one arithmetic.  The rules that make its bits equal everywhere:
 * every product that feeds a sum is an explicit :func:`fma`, so no compiler can choose to contract it;
 * ``exp``, ``exp2`` and ``log`` end in a bit cast or an fma, so a caller may add to them; ``log1p``, ``softplus`` and
   ``softcap`` end in a product and must not be added to;
-* finite values only: the bits of a NaN are not specified.
+* the bits of a NaN are not specified, but what is not finite stays so: a function whose limit at infinity is finite gives
+  NaN there (:func:`unless_overflow`), except for ``exp`` and ``exp2`` at -inf, which stands for what is hidden.
 
 All values are float32 unless a docstring says otherwise.  Errors are given in units in the last place (ulp)
 against a float64 reference and are checked in ``tests/test_numerics.py``.
 """
+
+import math
 
 import numpy as np
 from llvmlite import ir
@@ -67,6 +70,42 @@ def float_to_half(typingctx, x):  # type: ignore[no-untyped-def]
     return types.uint16(types.float32), codegen
 
 
+# --- what has overflowed ---------------------------------------------------------------------------------------
+
+_NOTHING = f32(0.0)
+
+
+@njit(cache=True, error_model="numpy")
+def unless_overflow(x, y):  # type: ignore[no-untyped-def]
+    """y, or NaN where x is infinite or NaN.  y keeps its bits, unless it is -0 and x is 0 or positive."""
+    return fma(x, _NOTHING, y)
+
+
+@njit(cache=True, error_model="numpy")
+def finite(x):  # type: ignore[no-untyped-def]
+    """x, or NaN where it is infinite."""
+    return fma(x, _NOTHING, x)
+
+
+@njit(cache=True, error_model="numpy")
+def inverse_root(total, n, eps):  # type: ignore[no-untyped-def]
+    """1 / sqrt(total / n + eps), the factor of a row with this sum of squares; NaN, not 0, where the sum has overflowed."""
+    return unless_overflow(total, f32(1.0) / f32(math.sqrt(f32(total / n + eps))))
+
+
+# From here on, magnitudes are rounded to a float16 of infinity: halfway from the largest one, 65504, to 65536.
+_HALF_END = f32(65520.0)
+_HALF_NAN = np.uint16(0x7E00)
+
+
+@njit(cache=True, error_model="numpy")
+def stored_half(x):  # type: ignore[no-untyped-def]
+    """The float16 of x as its bits (uint16), to be stored in a cache: NaN where x is NaN or too large.
+
+    A score of an infinite key may be -inf, whose weight is 0: nothing would show that the key has been lost."""
+    return float_to_half(x) if abs(x) < _HALF_END else _HALF_NAN
+
+
 # --- rounding --------------------------------------------------------------------------------------------------
 
 # 1.5 * 2**23: adding it to |x| < 2**22 leaves the nearest integer (ties to even) in the low mantissa bits.
@@ -101,18 +140,19 @@ def round_to_bits(x, exponent, kept, least):  # type: ignore[no-untyped-def]
     """x rounded to the nearest s * v, ties to even: v a float with ``kept`` bits of mantissa whose smallest normal magnitude
     is 2**``least``, s the power of two with this biased ``exponent``.
 
-    Numbers of the float's range only.  (4 bits: E2M1 with kept 1, least 0; 8 bits: E4M3 with kept 3, least -6.)
+    Numbers of the float's range only, and NaN where x is not finite.  (4 bits: E2M1 with kept 1, least 0; 8 bits: E4M3 with
+    kept 3, least -6.)
     """
     u = float_bits(x) & _MAGNITUDE
     if (u >> i32(23)) >= exponent + least:
         drop = i32(23 - kept)
         half = i32((i32(1) << i32(drop - i32(1))) - i32(1))
         u = i32((u + half + ((u >> drop) & i32(1))) & ~i32((i32(1) << drop) - i32(1)))
-        return bits_float(i32(u | (float_bits(x) & _SIGN)))
+        return unless_overflow(x, bits_float(i32(u | (float_bits(x) & _SIGN))))
     # Multiples of s 2**(least - kept): those of the spacing of floats near this number.
     spaced = bits_float(i32((exponent + least - kept + i32(23)) << i32(23)))
     y = (bits_float(u) + spaced) - spaced
-    return bits_float(i32(float_bits(y) | (float_bits(x) & _SIGN)))
+    return unless_overflow(x, bits_float(i32(float_bits(y) | (float_bits(x) & _SIGN))))
 
 
 # --- exp, log --------------------------------------------------------------------------------------------------
@@ -158,14 +198,16 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 
 _EXP2_MIN = f32(-125.0)
+_ONE_BITS = i32(0x3F800000)
+_MINUS_ZERO = f32(-0.0)
 
 
 @njit(cache=True, error_model="numpy")
 def exp2(x):  # type: ignore[no-untyped-def]
-    """2**x for x <= 0, error below 2 ulp; 0 for x < -125 (no subnormal results) and for NaN; exp2(0) is exactly 1.
+    """2**x for x <= 0, error below 2 ulp; 0 for x < -125 (no subnormal results); exp2(0) is exactly 1.
 
-    x = n + r with |r| <= 1/2, then a polynomial in r that minimizes the relative error, then n is added to the exponent bits.
-    A third fewer operations than :func:`exp`.
+    x = n + r with |r| <= 1/2, then a polynomial in r that minimizes the relative error, times 2**n: an exact product which,
+    unlike a sum of bits, keeps a NaN.  A third fewer operations than :func:`exp`.
     """
     t = x + _ROUND
     r = x - (t - _ROUND)
@@ -175,8 +217,10 @@ def exp2(x):  # type: ignore[no-untyped-def]
     p = fma(p, r, f32(2.4022246897e-1))
     p = fma(p, r, f32(6.9314700365e-1))
     p = fma(p, r, _ONE)
-    y = bits_float(i32(float_bits(p) + ((float_bits(t) - _ROUND_BITS) << i32(23))))
-    return y if x >= _EXP2_MIN else _ZERO
+    # The low bits of t are n, and what precedes them is shifted out.
+    power = bits_float(i32((float_bits(t) << i32(23)) + _ONE_BITS))
+    y = fma(p, power, _MINUS_ZERO)
+    return _ZERO if x < _EXP2_MIN else y
 
 
 @njit(cache=True, error_model="numpy")
@@ -230,28 +274,35 @@ def log1p(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def sigmoid(x):  # type: ignore[no-untyped-def]
-    """1 / (1 + e**-x)."""
-    return _ONE / (_ONE + exp(-x))
+    """1 / (1 + e**-x); NaN where x is infinite."""
+    return _ONE / (unless_overflow(x, _ONE) + exp(-x))
 
 
 @njit(cache=True, error_model="numpy")
 def silu(x):  # type: ignore[no-untyped-def]
-    """x sigmoid(x) (Elfwing et al. 2017), error below 2.5 ulp; finite x only (silu(-inf) is nan)."""
+    """x sigmoid(x) (Elfwing et al. 2017), error below 2.5 ulp; inf at inf, NaN at -inf."""
     return x / (_ONE + exp(-x))
 
 
 @njit(cache=True, error_model="numpy")
 def softplus(x):  # type: ignore[no-untyped-def]
-    """log(1 + e**x), x itself above 20, error below 3 ulp; like :func:`log1p`, it must not be added to."""
+    """log(1 + e**x), x itself above 20, NaN at -inf, error below 3 ulp; like :func:`log1p`, it must not be added to."""
     if x > f32(20.0):
         return x
-    return log1p(exp(x))
+    return log1p(unless_overflow(x, exp(x)))
+
+
+@njit(cache=True, error_model="numpy")
+def decay_of(a, x):  # type: ignore[no-untyped-def]
+    """e**(a softplus(x)), the factor by which the state of a gated delta net decays; NaN where the exponent is not finite."""
+    z = a * softplus(x)
+    return unless_overflow(z, exp(z))
 
 
 @njit(cache=True, error_model="numpy")
 def gelu(x):  # type: ignore[no-untyped-def]
     """The tanh form of GELU (Hendrycks and Gimpel 2016): 0.5 x (1 + tanh u) = x sigmoid(2u),
-    u = sqrt(2/pi) (x + 0.044715 x**3); finite x only."""
+    u = sqrt(2/pi) (x + 0.044715 x**3); inf at inf, NaN at -inf."""
     two_u = f32(1.5957691216057308) * x * fma(f32(0.044715) * x, x, _ONE)
     return x / (_ONE + exp(-two_u))
 
@@ -259,7 +310,7 @@ def gelu(x):  # type: ignore[no-untyped-def]
 @njit(cache=True, error_model="numpy")
 def tanh(x):  # type: ignore[no-untyped-def]
     """Hyperbolic tangent, odd, error below 1.5 ulp: 1 - 2 / (1 + e**2|x|) with the sign of x away from 0, an odd
-    polynomial (Cephes ``tanhf``) for |x| < 0.625."""
+    polynomial (Cephes ``tanhf``) for |x| < 0.625; NaN where x is infinite."""
     magnitude = abs(x)
     if magnitude < f32(0.625):
         z = x * x
@@ -269,7 +320,7 @@ def tanh(x):  # type: ignore[no-untyped-def]
         p = fma(p, z, f32(1.33314422036e-1))
         p = fma(p, z, f32(-3.33332819422e-1))
         return fma(p * z, x, x)
-    y = _ONE - f32(2.0) / (_ONE + exp(magnitude + magnitude))
+    y = _ONE - f32(2.0) / (unless_overflow(x, _ONE) + exp(magnitude + magnitude))
     return -y if x < _ZERO else y
 
 
@@ -313,10 +364,23 @@ def expm1(x):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
+def at_most(x, limit):  # type: ignore[no-untyped-def]
+    """The smaller one of x and limit > 0; NaN where x is not finite."""
+    limit = unless_overflow(x, limit)
+    return x if x < limit else limit
+
+
+@njit(cache=True, error_model="numpy")
 def clamp(x, limit):  # type: ignore[no-untyped-def]
-    """The number of [-limit, limit] nearest to x."""
-    x = x if x < limit else limit
-    return x if x > -limit else -limit
+    """The number of [-limit, limit], limit > 0, nearest to x; NaN where x is not finite."""
+    x = at_most(x, limit)
+    return -limit if x < -limit else x
+
+
+@njit(cache=True, error_model="numpy")
+def rectified(x):  # type: ignore[no-untyped-def]
+    """max(x, 0); NaN where x is NaN or -inf."""
+    return x if x > _ZERO else unless_overflow(x, _ZERO)
 
 
 @njit(cache=True, error_model="numpy")
@@ -334,27 +398,26 @@ def geglu(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
 @njit(cache=True, error_model="numpy")
 def swiglu_oai(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
     """x sigmoid(b x) (1 + clamp(u, a)), x = min(g, a): a limit and a slope (gpt-oss)."""
-    x = g if g < a else a
+    x = at_most(g, a)
     return x / (_ONE + exp(-(b * x))) * (clamp(u, a) + _ONE)
 
 
 @njit(cache=True, error_model="numpy")
 def swiglu_clamped(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
     """silu(min(g, a)) clamp(u, a): a limit before silu (DeepSeek-V4)."""
-    return silu(g if g < a else a) * clamp(u, a)
+    return silu(at_most(g, a)) * clamp(u, a)
 
 
 @njit(cache=True, error_model="numpy")
 def swiglu_limited(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
     """min(silu(g), a) clamp(u, a): a limit after silu (Step-3.5)."""
-    x = silu(g)
-    return (x if x < a else a) * clamp(u, a)
+    return at_most(silu(g), a) * clamp(u, a)
 
 
 @njit(cache=True, error_model="numpy")
 def relu2(g, u, a, b, c, d):  # type: ignore[no-untyped-def]
     """max(u, 0)**2, without a gate (So et al. 2021)."""
-    x = u if u > _ZERO else _ZERO
+    x = rectified(u)
     return x * x
 
 

@@ -11,6 +11,7 @@ from engine.cache.pages import NoPages
 from engine.cache.recurrent import States
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.checks import function, token_ids
+from engine.decode.finite import check_rows
 from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
@@ -158,6 +159,9 @@ class Reader:
             If ``ids`` are not token ids of this model, or if the model is closed.
         ContextError
             If they do not fit into the context.
+        ModelError
+            If logits are not finite, because the file is damaged or its arithmetic overflowed: the message names the tokens
+            after which they come.
 
         Examples
         --------
@@ -208,6 +212,8 @@ class Reader:
             If ``ids`` are not token ids of this model, if ``on_prefill`` uses the model, or if the model is closed.
         ContextError
             If they do not fit into the context.
+        ModelError
+            If the logits are not finite.
         """
         logits, kept = self._read(ids, 1, on_prefill)
         return logits[0], kept
@@ -265,6 +271,8 @@ class Reader:
             If ``token`` is not a token id of this model, or if the model is closed.
         ContextError
             If the context is full.
+        ModelError
+            If the logits are not finite.
         """
         tokens = self._checked([token])
         self.check_free()
@@ -290,7 +298,7 @@ class Reader:
 
     def _forward(self, slot: Slot, tokens: np.ndarray, n_logits: int, stops: Collection[int] = ()) -> np.ndarray:
         """Read tokens after those that a slot without an owner holds; what an interrupted pass has overwritten is read again
-        before, and slots that nobody uses are cleared if pages run out."""
+        before, and slots that nobody uses are cleared if pages run out.  Raises NotFinite."""
         if not slot.sequence.intact:
             self._read(list(slot.sequence.tokens), 0, None, slot.sequence.salt)
         while True:
@@ -302,7 +310,9 @@ class Reader:
                 if not self.slots.free_pages(besides=slot):
                     raise
         part.advance(part.pieces)
-        return part.finish()
+        logits = part.finish()
+        check_rows(logits, slot.sequence.length - len(logits))
+        return logits
 
     def check_open(self) -> None:
         """Raise UsageError if the model has been closed."""

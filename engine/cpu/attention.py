@@ -33,7 +33,7 @@ from engine.compile.family import family
 from engine.cpu import quantized_cache
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS, add_weighted, clear, hide
-from engine.numerics import exp, float_to_half, fma
+from engine.numerics import exp, finite, fma, stored_half
 
 f32 = np.float32
 i64 = np.int64
@@ -43,7 +43,7 @@ i64 = np.int64
 def append(x, positions, sequences, table, by_position, memory, first, last):  # type: ignore[no-untyped-def]
     """Store keys or values (``by_position``) x float32 [rows, n_head_kv, d] at positions int32 [rows] of the sequences in
     slots int32 [rows], in ``memory`` [n_head_kv, pages, d, 64] or [n_head_kv, pages, 64, d], float32 or uint16 for the bits
-    of float16.  An item is a pair of a row and a head, row by row."""
+    of float16; NaN where it is not finite, or too large.  An item is a pair of a row and a head, row by row."""
     heads, pages, d = x.shape[1], memory.shape[1], x.shape[2]
     flat = memory.reshape(-1)
     for item in range(first, last):
@@ -53,9 +53,9 @@ def append(x, positions, sequences, table, by_position, memory, first, last):  #
         at, step = (at + lane * d, 1) if by_position else (at + lane, CHUNK)
         for i in range(d):
             if memory.itemsize == 2:
-                flat[at + i * step] = float_to_half(x[t, h, i])
+                flat[at + i * step] = stored_half(x[t, h, i])
             else:
-                flat[at + i * step] = x[t, h, i]
+                flat[at + i * step] = finite(x[t, h, i])
 
 
 # --- items -----------------------------------------------------------------------------------------------------

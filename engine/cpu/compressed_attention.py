@@ -6,7 +6,8 @@ Formula: out = sum_j softmax_j(scale q . x_j) x_j over a list of compressed rows
 Shapes: q float32 [rows, n_head, d]; sequences int32 [rows], the slots of the rows' sequences; latents, compressed float32 or
     uint16 (float16) [pages, 64, d], each with a table int32 [sequences, chunks]: position p of a sequence is lane p % 64 of
     page table[sequence, p // 64], its compressed row r lane r % 64 of page compressed_table[sequence, r // 64]; chosen int32
-    [rows, top_k], or [rows, 0] for all rows; sinks float32 [n_head]; out float32 [rows, n_head, d].
+    [rows, top_k], or [rows, 0] for all rows; it begins with -1 if scores of the indexer are not finite, and then no result of
+    the row is; sinks float32 [n_head]; out float32 [rows, n_head, d].
 Who owns what: an item is a row and a block of ``HEADS`` heads, row * blocks + block.
 Reduction order: the entries 64 c .. 64 c + 63 of the list are its chunk c, in rising row; then come the chunks of the window,
     64 absolute positions each.  Within a chunk as in ``engine/cpu/attention.py``: scores one chain over d, the tree over 64
@@ -27,10 +28,12 @@ from engine.compile.family import family
 from engine.cpu.attention import first_visible, join, join_sink, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS, add_weighted, clear
-from engine.numerics import float_to_half, half_to_float
+from engine.numerics import finite, half_to_float, stored_half
 
 f32 = np.float32
 i64 = np.int64
+
+NAN = f32(np.nan)
 
 HEADS = 32
 """Heads of an item: they share what is read."""
@@ -47,9 +50,9 @@ def append(x, positions, sequences, table, latents, first, last):  # type: ignor
         own = latents[table[sequences[t], positions[t] // CHUNK], positions[t] % CHUNK]
         for i in range(d):
             if latents.itemsize == 2:
-                own[i] = float_to_half(x[t, i])
+                own[i] = stored_half(x[t, i])
             else:
-                own[i] = x[t, i]
+                own[i] = finite(x[t, i])
 
 
 @njit(cache=True)
@@ -132,9 +135,6 @@ def attend(group: int = GROUP) -> Any:
         for item in range(first, last):
             t, h0 = item // blocks, item % blocks * HEADS
             n = min(HEADS, n_head - h0)
-            for h in range(n):
-                for i in range(d):
-                    queries[i, h] = q[t, h0 + h, i] * scale
             result = out[t, h0 : h0 + n]
             result[:, :] = f32(0.0)
             for h in range(n):
@@ -143,10 +143,15 @@ def attend(group: int = GROUP) -> Any:
             position, sequence = i64(positions[t]), i64(sequences[t])
             seen = (position + 1) // ratio if ratio > 0 else i64(0)
             listed = min(seen, top_k) if top_k > 0 else seen
+            # Without a choice, because scores of the indexer are not finite, no score is.
+            factor = NAN if top_k > 0 and listed > 0 and chosen[t, 0] < 0 else scale
+            for h in range(n):
+                for i in range(d):
+                    queries[i, h] = q[t, h0 + h, i] * factor
             for c in range((listed + CHUNK - 1) // CHUNK):
                 count = min(i64(CHUNK), listed - c * CHUNK)
                 for j in range(count):
-                    r = i64(chosen[t, c * CHUNK + j]) if top_k > 0 else c * CHUNK + j
+                    r = max(i64(0), i64(chosen[t, c * CHUNK + j])) if top_k > 0 else c * CHUNK + j
                     widen(compressed[compressed_table[sequence, r // CHUNK], r % CHUNK], x[j])
                 one_chunk(queries, n, x, i64(0), count, scores, p, o, sums, inner)
                 if (c + 1) % group == 0:

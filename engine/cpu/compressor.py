@@ -24,7 +24,7 @@ from numba import njit
 from engine.cache.types import CHUNK
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms
 from engine.cpu.rope import rotate_pairs
-from engine.numerics import exp, float_to_half, fma
+from engine.numerics import exp, finite, fma, stored_half
 
 f32 = np.float32
 
@@ -35,10 +35,10 @@ def weigh_token(values, scores, ape, most, total, x, begins):  # type: ignore[no
     total [d] and its weighted values to x [d]."""
     if begins:
         for j in range(x.size):
-            most[j] = max(most[j], scores[j] + ape[j])
+            most[j] = max(most[j], finite(scores[j] + ape[j]))
     else:
         for j in range(x.size):
-            e = exp(scores[j] + ape[j] - most[j])
+            e = exp(finite(scores[j] + ape[j]) - most[j])
             total[j] = total[j] + e
             x[j] = fma(e, values[j], x[j])
 
@@ -110,9 +110,9 @@ def compress(  # type: ignore[no-untyped-def]
         place, stride = (lane, CHUNK) if transposed else (lane * d, 1)
         for j in range(d):
             if stored.itemsize == 2:
-                page[place + j * stride] = float_to_half(x[j])
+                page[place + j * stride] = stored_half(x[j])
             else:
-                page[place + j * stride] = x[j]
+                page[place + j * stride] = finite(x[j])
 
 
 @njit(cache=True)

@@ -35,15 +35,13 @@ Bytes moved: 4 d^2 n_v read per chunk that the pass touches, and as many written
     each token that is read from the lists or written to them.
 """
 
-import math
-
 import numpy as np
 from numba import njit
 
 from engine.cache.recurrent import SPAN
 from engine.cpu.fold import fold
 from engine.cpu.rms_norm import NORM_CHAINS, inverse_rms, squares
-from engine.numerics import exp, fma, sigmoid, silu, softplus
+from engine.numerics import decay_of, fma, inverse_root, sigmoid, silu
 
 f32 = np.float32
 DOT_CHAINS = 32
@@ -108,7 +106,7 @@ def l2_norm(y, heads, d, eps, scale, first, last):  # type: ignore[no-untyped-de
     for item in range(first, last):
         t, run = item // (2 * heads), item % (2 * heads)
         row = y[t, run * d : (run + 1) * d]
-        r = f32(1.0) / f32(math.sqrt(f32(squares(row, chains) + eps)))
+        r = inverse_root(squares(row, chains), f32(1.0), eps)
         factor = scale if run < heads else f32(1.0)
         for i in range(d):
             row[i] = row[i] * r * factor
@@ -289,7 +287,7 @@ def delta_rule(  # type: ignore[no-untyped-def]
                 for i in range(at):
                     e[i] = own_decays[base + i, h]
                 for i in range(at, end):
-                    e[i] = exp(a[h] * softplus(alpha[before + i, h] + dt[h]))
+                    e[i] = decay_of(a[h], alpha[before + i, h] + dt[h])
                     own_decays[base + i, h] = e[i]
                 state = own_states[n % slots, h]
                 if n == 0:

@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 
 from engine.limits import STREAMS
-from engine.numerics import exp, fma, sigmoid
+from engine.numerics import exp, finite, fma, sigmoid
 
 f32 = np.float32
 
@@ -65,7 +65,7 @@ def stream_weights(m, scale, base, epsilon, rounds, out, first, last):  # type: 
             most = f32(-np.inf)
             for d in range(n):
                 k = 2 * n + n * s + d
-                c[s, d] = fma(z[k], scale[2], base[k])
+                c[s, d] = finite(fma(z[k], scale[2], base[k]))
                 most = max(most, c[s, d])
             total = f32(0.0)
             for d in range(n):

@@ -1,11 +1,12 @@
 """The indexer: which compressed rows a token attends to (DeepSeek-V3.2 and V4).
 
 Formula: score_r = sum_h (w_h c) relu(q_h . k_r) for the rows r < n = (p + 1) // ratio that position p can see; the top_k rows
-    with the largest scores are chosen, the lower row where scores are equal; all of them where there are no more.
+    with the largest scores are chosen, the lower row where scores are equal; all of them where there are no more.  An
+    infinite score becomes NaN.
 Shapes: q float32 [rows, n_head, d], rotated; w float32 [rows, n_head]; keys [pages, d, 64], float32 or float16, given as
     words uint32 [pages, words]; row r of a sequence is in page table[sequence, r // 64], table int32 [sequences, chunks];
     positions, sequences int32 [rows]; scores float32 [rows, 64 chunks]; chosen int32 [rows, top_k], numbers of rows of the
-    sequence in rising order, -1 after the first min(n, top_k).
+    sequence in rising order, -1 after the first min(n, top_k); the first is -1, too, if a score is not finite.
 Who owns what: an item of ``score`` is a row and one of ``PARTS`` parts of its chunks, of ``choose`` a row.
 Reduction order: q . k: one chain, fma from 0 in rising element; scores: fma(w_h * c, relu, score) from 0 in rising head.
     The choice compares integers that are ordered as the scores are, so any algorithm gives the same rows.
@@ -21,13 +22,16 @@ from engine.cache.types import CHUNK
 from engine.compile.family import family
 from engine.cpu.lanes import ROWS, add_weighted, clear
 from engine.cpu.sample import order_key
-from engine.numerics import fma
+from engine.numerics import finite, fma, rectified
 
 f32 = np.float32
 i64 = np.int64
 
 PARTS = 16
 """Parts of the chunks of a row, which several threads can compute: chunk c belongs to part c % 16."""
+
+NAN_KEY = 0x7FFFFFFF
+"""The key of NaN, above those of all numbers (``order_key``)."""
 
 _DIGITS = 256
 
@@ -63,8 +67,9 @@ def score(half: bool) -> Any:
                     for k in range(min(ROWS, n_head - h)):
                         weight = w[t, h + k] * factor
                         for j in range(CHUNK):
-                            dot = dots[k, j]
-                            out[j] = fma(weight, dot if dot > f32(0.0) else f32(0.0), out[j])
+                            out[j] = fma(weight, rectified(dots[k, j]), out[j])
+                for j in range(CHUNK):
+                    out[j] = finite(out[j])
 
     return score
 
@@ -90,7 +95,7 @@ def threshold(scores, n, k):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def choose(scores, positions, ratio, chosen, first, last):  # type: ignore[no-untyped-def]
-    """The chosen rows of the rows [first, last) of the pass."""
+    """The chosen rows of the rows [first, last) of the pass; of one whose scores are not finite, the first is -1."""
     top_k = chosen.shape[1]
     for t in range(first, last):
         n = (positions[t] + 1) // ratio
@@ -99,11 +104,14 @@ def choose(scores, positions, ratio, chosen, first, last):  # type: ignore[no-un
                 chosen[t, r] = r if r < n else -1
             continue
         least, equal = threshold(scores[t], n, top_k)
-        count = 0
+        count, not_finite = 0, False
         for r in range(n):
             key = i64(order_key(scores[t, r]))
             if key > least or (key == least and equal > 0):
                 chosen[t, count] = r
                 count += 1
+                not_finite |= key == NAN_KEY
                 if key == least:
                     equal -= 1
+        if not_finite:
+            chosen[t, 0] = -1

@@ -44,7 +44,7 @@ from engine.cpu.fold import fold
 from engine.cpu.integer_products import floats_of_halves, make_scores, make_values, prefetch
 from engine.cpu.lanes import ROWS, hide, row
 from engine.gguf.quants import TINY
-from engine.numerics import bits_float, exp2, float_bits, fma, round_product
+from engine.numerics import bits_float, exp2, float_bits, fma, round_product, unless_overflow
 
 f32 = np.float32
 i16 = np.int16
@@ -72,10 +72,10 @@ def weigh(p, first, last):  # type: ignore[no-untyped-def]
 @njit(cache=True, error_model="numpy")
 def integer_weights(p, d, w, integers):  # type: ignore[no-untyped-def]
     """The integers P int16 [64] of the products of weights p and scales d, float32 [64]; returns 2**(E - 11), or 0 if all are
-    0.  w float32 [64] is scratch."""
+    0, or NaN if a product is not finite.  w float32 [64] is scratch."""
     bits = i32(0)
     for j in range(CHUNK):
-        # The weights of hidden lanes are 0; their scales may be anything.
+        # The weights of hidden lanes are 0; their scales may be anything.  Where a weight is NaN, so is the sum of weights.
         w[j] = p[j] * d[j] if p[j] > f32(0.0) else f32(0.0)
         bits = max(bits, float_bits(w[j]))
     if bits_float(bits) < TINY:
@@ -85,7 +85,7 @@ def integer_weights(p, d, w, integers):  # type: ignore[no-untyped-def]
     up = bits_float(i32(i32(264) - exponent) << i32(23))
     for j in range(CHUNK):
         integers[j] = i16(min(i32(WEIGHT), round_product(w[j], up)))
-    return bits_float(i32(exponent - i32(10)) << i32(23))
+    return unless_overflow(bits_float(bits), bits_float(i32(exponent - i32(10)) << i32(23)))
 
 
 def of_chunk(bits: int) -> tuple[Callable[..., Any], Callable[..., Any]]:

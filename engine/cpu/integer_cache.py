@@ -5,7 +5,8 @@ Formula: rotate(x) = H x / sqrt(B) for each block of B elements, H the Hadamard 
     d = half(min(amax / most, 65504)), integer = round(clamp(x, most * d) * (1 / d)), most = 127 (i8) or 2047 (i12): the
     integers fit the scale that is stored, also where float16 is subnormal or ends.
     A query has integers of magnitude at most 1023 and a float32 scale: d = amax / 1023, integer = round(x * (1023 / amax)).
-    Blocks whose largest magnitude is below 2**-100, and those with d = 0, count as zero.
+    Blocks whose largest magnitude is below 2**-100, and those with d = 0, count as zero.  The scale of a block that is not
+    finite is NaN in a key, so that its score is, and inf in a value: its product with a weight above 0 is inf, with 0 NaN.
 Shapes: a chunk of keys or values of one head: words (``engine/cache/types.py``); B the block of the head there.
 Who owns what: a call owns the items [first, last) that its docstring names; no two items write the same byte.
 Reduction order: rotation: levels h = 1, 2, ..., B / 2, (a, b) -> (a + b, a - b) for elements i and i + h, then the product
@@ -30,6 +31,10 @@ QUERY = 1023
 
 MOST_HALF = f32(65504.0)
 """The largest float16."""
+
+INF = f32(np.inf)
+KEY_OVERFLOWED, VALUE_OVERFLOWED = np.uint16(0x7E00), np.uint16(0x7C00)
+"""Scales of blocks that are not finite: NaN and inf."""
 
 LOG2_E = 1.4426950408889634
 """log2(e): scores are in units of factors of two, so that a weight is a power of two."""
@@ -60,10 +65,13 @@ def rotate_rows(x, block, first, last):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def quantize_block(x, most, q):  # type: ignore[no-untyped-def]
-    """Quantize x float32 [n] to integers q int16 [n]; returns the bits of the float16 scale."""
+def quantize_block(x, most, overflowed, q):  # type: ignore[no-untyped-def]
+    """Quantize x float32 [n] to integers q int16 [n]; returns the bits of the float16 scale, ``overflowed`` if x is not
+    finite."""
     top = largest(x) / f32(most)
     scale = float_to_half(MOST_HALF if top > MOST_HALF else top)
+    if not top < INF:
+        scale = overflowed
     d = half_to_float(scale)
     if d == f32(0.0):
         q[:] = i16(0)
@@ -112,8 +120,9 @@ def store(chunk, j, x, bits, block, by_position):  # type: ignore[no-untyped-def
     q = np.empty(block, np.int16)
     data, halves = chunk.view(np.uint8), chunk[CHUNK * d * bits // 32 :].view(np.uint16)
     low = CHUNK * d  # the byte where the low bits begin
+    overflowed = VALUE_OVERFLOWED if by_position else KEY_OVERFLOWED
     for b in range(d // block):
-        halves[b * CHUNK + j] = quantize_block(x[b * block : (b + 1) * block], (1 << (bits - 1)) - 1, q)
+        halves[b * CHUNK + j] = quantize_block(x[b * block : (b + 1) * block], (1 << (bits - 1)) - 1, overflowed, q)
         for k in range(block):
             i, value = b * block + k, i32(q[k])
             at = 4 * (j // 4 * d + i) + j % 4 if by_position else 4 * (i // 4 * CHUNK + j) + i % 4

@@ -22,7 +22,7 @@ from engine.compile.family import family
 from engine.cpu.attention import join, weigh
 from engine.cpu.fold import fold
 from engine.cpu.lanes import ROWS, add_weighted, clear
-from engine.numerics import float_to_half, half_to_float
+from engine.numerics import finite, half_to_float, stored_half
 
 f32 = np.float32
 i64 = np.int64
@@ -41,12 +41,14 @@ def append_rows(c, k, positions, sequences, table, latents, first, last):  # typ
         row = latents[table[sequences[t], positions[t] // CHUNK], positions[t] % CHUNK]
         if latents.itemsize == 2:
             for i in range(rank):
-                row[i] = float_to_half(c[t, i])
+                row[i] = stored_half(c[t, i])
             for i in range(k.shape[1]):
-                row[rank + i] = float_to_half(k[t, i])
+                row[rank + i] = stored_half(k[t, i])
         else:
-            row[:rank] = c[t]
-            row[rank:] = k[t]
+            for i in range(rank):
+                row[i] = finite(c[t, i])
+            for i in range(k.shape[1]):
+                row[rank + i] = finite(k[t, i])
 
 
 @njit(cache=True, error_model="numpy")

@@ -5,7 +5,7 @@ Formula: rotate(x) = H x / sqrt(32) for each block of 32 elements, H the Hadamar
     q8_0: scale = half(amax / 127), integer = round(x * (127 / amax)).
     q4_0: scale = half(m / -8), integer = trunc(x * (-8 / m) + 8.5) - 8, at most 7, m the element of the largest
     magnitude, the negative one of two.
-    Blocks whose largest magnitude is below 2**-100 count as zero.
+    Blocks whose largest magnitude is below 2**-100 count as zero; a scale that is too large for float16 is NaN.
     score = sum over blocks of (dq * dk) * I, I the integer dot product of a block of the key and one of the query, which is
     int8 as in q8_0 but with a float32 scale dq.  A query is rotated, multiplied by the scale of attention, and quantized.
 Shapes: x float32 [n * 32]; a chunk of keys or values of one head: words (``engine/cache/types.py``).
@@ -22,7 +22,7 @@ from numba import njit
 from engine.cache.types import BLOCK, CHUNK
 from engine.cpu.lanes import add_weighted, clear
 from engine.gguf.quants import TINY
-from engine.numerics import bits_float, float_bits, float_to_half, fma, half_to_float, round_product
+from engine.numerics import bits_float, float_bits, fma, half_to_float, round_product, stored_half
 
 f32 = np.float32
 i8 = np.int8
@@ -103,12 +103,12 @@ def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
     amax = largest(x)
     if amax == f32(0.0):
         q[:] = i8(0)
-        return float_to_half(f32(0.0))
+        return stored_half(f32(0.0))
     if bits == 8:
         inverse = f32(127.0) / amax
         for i in range(BLOCK):
             q[i] = i8(round_product(x[i], inverse))
-        return float_to_half(amax / f32(127.0))
+        return stored_half(amax / f32(127.0))
     m = amax
     for i in range(BLOCK):
         if x[i] == -amax:
@@ -116,7 +116,7 @@ def quantize_block(x, bits, q):  # type: ignore[no-untyped-def]
     inverse = f32(-8.0) / m
     for i in range(BLOCK):
         q[i] = i8(min(i32(15), i32(fma(x[i], inverse, f32(8.5)))) - i32(8))
-    return float_to_half(m / f32(-8.0))
+    return stored_half(m / f32(-8.0))
 
 
 # --- a cache's words -------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Root-mean-square normalization (Zhang and Sennrich 2019), plain and added to a residual.
 
-Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps).
+Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps), NaN where the sum overflows.
 Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n].
 Who owns what: an item is a row.
 Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) each in rising i; then the halving tree
@@ -8,13 +8,11 @@ Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) e
 Bytes moved: 8 n per row.
 """
 
-import math
-
 import numpy as np
 from numba import njit
 
 from engine.cpu.fold import fold
-from engine.numerics import fma
+from engine.numerics import fma, inverse_root
 
 f32 = np.float32
 NORM_CHAINS = 256
@@ -48,7 +46,7 @@ def squares(x, chains):  # type: ignore[no-untyped-def]
 @njit(cache=True, error_model="numpy")
 def inverse_rms(x, eps, chains):  # type: ignore[no-untyped-def]
     """r of one row x float32 [n]; chains is scratch, float32 [256]."""
-    return f32(1.0) / f32(math.sqrt(f32(squares(x, chains) / f32(x.size) + eps)))
+    return inverse_root(squares(x, chains), f32(x.size), eps)
 
 
 @njit(cache=True, error_model="numpy")

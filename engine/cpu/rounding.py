@@ -18,7 +18,7 @@ from numba import njit
 
 from engine.cache.types import CHUNK
 from engine.cpu.compressor import completed
-from engine.numerics import float_to_half, half_to_float, round_to_bits, scale_exponent
+from engine.numerics import half_to_float, round_to_bits, scale_exponent, stored_half
 
 f32 = np.float32
 
@@ -66,7 +66,7 @@ def round_head(x, n_rot, four):  # type: ignore[no-untyped-def]
     else:
         round_blocks(x[: x.size - n_rot], *EIGHT)
         for i in range(x.size):
-            x[i] = half_to_float(float_to_half(x[i]))
+            x[i] = half_to_float(stored_half(x[i]))
 
 
 @njit(cache=True, error_model="numpy")

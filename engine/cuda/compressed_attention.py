@@ -277,8 +277,14 @@ def list_place(chosen, t, top_k, c, count, lane, table):  # type: ignore[no-unty
     """Where the compressed row is that is entry ``lane`` of chunk c of a row's list of ``count`` entries; the last one
     instead of one that does not exist.  table: the pages of compressed rows of the row's sequence."""
     entry = min(I(c * CHUNK + lane), I(count - 1))
-    row = U(chosen[np.int64(t) * top_k + entry]) if top_k > 0 else U(entry)
+    row = U(max(I(chosen[np.int64(t) * top_k + entry]), I(0))) if top_k > 0 else U(entry)
     return U(table[row // U(CHUNK)]) * U(CHUNK) + row % U(CHUNK)
+
+
+@device
+def checked_scale(scale, chosen, t, top_k, count):  # type: ignore[no-untyped-def]
+    """The scale of scores of a row whose list has ``count`` entries: NaN if scores of the indexer were not finite."""
+    return F(np.nan) if top_k > 0 and count > 0 and chosen[np.int64(t) * top_k] < 0 else scale
 
 
 @device
@@ -408,6 +414,7 @@ def attend_compressed(half: bool, d: int, tasks: int, slices: int, group: int = 
                 place = list_place(chosen, t, top_k, c, count, thread, listed_pages)
             else:
                 place = U(pages[c0]) * U(CHUNK) + U(thread)
+        scale = checked_scale(scale, chosen, t, top_k, count)
         begin(advance(q, np.int64(t) * (n_head * d)), shared, first, n, thread, scale)
         for k in range(n_sums):
             inner[k] = F(0.0)
@@ -521,6 +528,7 @@ def attend_compressed_chunks(half: bool, d: int, tasks: int, slices: int, mixed:
                     place = list_place(chosen, t, top_k, slot, count, thread, pages)
                 else:
                     place = U(table[I(sequence * stride) + number]) * U(CHUNK) + U(thread)
+            scale = checked_scale(scale, chosen, t, top_k, count)
             begin(advance(q, np.int64(t) * (n_head * d)), shared, first, n, thread, scale)
             if thread < CHUNK:
                 places[thread] = place

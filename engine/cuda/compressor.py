@@ -16,7 +16,7 @@ from numba import cuda
 from engine.cache.types import CHUNK
 from engine.cpu.rms_norm import NORM_CHAINS
 from engine.cuda.elements import setter
-from engine.cuda.intrinsics import advance, exp, fma, let_next_begin, pointer, wait_for_inputs
+from engine.cuda.intrinsics import advance, exp, finite, fma, let_next_begin, pointer, wait_for_inputs
 from engine.cuda.products.unpack import device
 from engine.cuda.rms_norm import inverse_rms
 from engine.cuda.runtime.compiler import F32P, I32P, i32, kernel
@@ -115,7 +115,7 @@ def compress(d: int, half: bool, transposed: bool, mixed: bool) -> KernelCode:
                     i = I(j + (I(I(overlap - 1) * d) if p >= r * ratio else I(0)))
                     place, old = np.int64(p - start) * width + i, np.int64(p % length) * 2 * width + i
                     b = scores[place] if p >= start else pending[old + width]
-                    s = b + ape[I(p % ratio) * width + i]
+                    s = finite(b + ape[I(p % ratio) * width + i])
                     if step == 0:
                         most = max(most, s)
                     else:

@@ -28,8 +28,6 @@ Bytes moved, for each run: 4 d^2 n_v read, and as many written if it ends a chun
     from the L2 cache: 4 n_v d for keys and as many for deltas of each token.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
@@ -38,8 +36,9 @@ from engine.cuda.fold import make_squares
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
-    exp,
+    decay_of,
     fma,
+    inverse_root,
     keep4,
     lane_from,
     lane_xor,
@@ -47,7 +46,6 @@ from engine.cuda.intrinsics import (
     pointer,
     sigmoid,
     silu,
-    softplus,
     store4,
     stream4,
     vector2,
@@ -398,7 +396,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
                 fetch(x, I(begin + first), I(begin + n_rows), width, channels, thread, new)
         if lane < n_rows:
             if warp == n_warps - 2:
-                new_decays[lane] = exp(speed * softplus(gate + offset))
+                new_decays[lane] = decay_of(speed, gate + offset)
             if warp == n_warps - 1:
                 rates[lane] = sigmoid(gate)
         cuda.syncthreads()
@@ -407,7 +405,7 @@ def delta_net(d: int, n_conv: int, most: int, grouped: bool = False) -> KernelCo
             z = advance(y, I(I(task >> 1) * (2 * d)) + I((task & 1) * d + lane))
             for k in range(n_runs):
                 elements[k] = z[32 * k]
-            r = F(1.0) / F(math.sqrt(F(squares(elements) + eps)))
+            r = inverse_root(squares(elements), F(1.0), eps)
             factor = scale if task & 1 == 0 else F(1.0)
             for k in range(n_runs):
                 z[32 * k] = elements[k] * r * factor
@@ -544,7 +542,7 @@ def _make_gated_norm(d: int) -> DeviceFunction:
             whole[k] = run[32 * k]
         value = x[I(at + lane)]
         opening = gate[I(at + lane)]
-        r = F(1.0) / F(math.sqrt(F(squares(whole) / F(d) + eps)))
+        r = inverse_root(squares(whole), F(d), eps)
         return value * r * factor * silu(opening)
 
     return gated_norm

@@ -1,6 +1,6 @@
-"""Elements of arrays of float32 or float16, read and written as float32."""
+"""Elements of caches of float32 or float16, read and written as float32; NaN is stored for what they cannot represent."""
 
-from engine.cuda.intrinsics import float_to_half, half_to_float, halves
+from engine.cuda.intrinsics import finite, half_to_float, halves, stored_half
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
 
@@ -20,13 +20,13 @@ def get_float(p, i):  # type: ignore[no-untyped-def]
 @device
 def set_half(p, i, x):  # type: ignore[no-untyped-def]
     """Store x as element i of an array of float16."""
-    halves(p)[i] = float_to_half(x)
+    halves(p)[i] = stored_half(x)
 
 
 @device
 def set_float(p, i, x):  # type: ignore[no-untyped-def]
     """Store x as element i of an array of float32."""
-    p[i] = x
+    p[i] = finite(x)
 
 
 def getter(half: bool) -> DeviceFunction:

@@ -11,7 +11,7 @@ Bytes moved: 20 n per row for u, 36 n for x'.
 import numpy as np
 from numba import cuda
 
-from engine.cuda.intrinsics import exp, fma, lane_from, let_next_begin, sigmoid, wait_for_inputs
+from engine.cuda.intrinsics import exp, finite, fma, lane_from, let_next_begin, sigmoid, wait_for_inputs
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, i32, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
@@ -80,7 +80,7 @@ def stream_weights() -> KernelCode:
                 out[row + lane] = f32(2.0) * sigmoid(fma(m[row + lane], scale[1], base[lane]))
             # The second half of the warp computes what the first does, and stores nothing.
             place = I(2 * N + (lane & 15))
-            c = fma(m[row + place], scale[2], base[place])
+            c = finite(fma(m[row + place], scale[2], base[place]))
             c = exp(c - most_of_row(c, lane))
             c = c / of_row(c, lane) + epsilon
             c = c / (of_column(c, lane) + epsilon)

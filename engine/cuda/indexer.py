@@ -23,11 +23,13 @@ from engine.cpu.sample import order_key
 from engine.cuda.intrinsics import (
     advance,
     bits_float,
+    finite,
     fma,
     lanes_sum,
     let_next_begin,
     load2,
     pointer,
+    rectified,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED
@@ -52,12 +54,6 @@ FLOATS = 8192
 
 THREADS = 1024
 """Threads of the block that chooses."""
-
-
-@device
-def positive(x):  # type: ignore[no-untyped-def]
-    """x, or 0 if that is larger."""
-    return x if x > f32(0.0) else f32(0.0)
 
 
 def heads_at_once(d: int) -> int:
@@ -150,17 +146,21 @@ def score(n_head: int, d: int, half: bool, mixed: bool) -> KernelCode:
                 # The same memory, [heads, 64].
                 for k in range(own):
                     to = I(I(warp * own + k) * CHUNK + 2 * lane)
-                    shared[to] = positive(dots[2 * k])
-                    shared[to + 1] = positive(dots[2 * k + 1])
+                    shared[to] = rectified(dots[2 * k])
+                    shared[to + 1] = rectified(dots[2 * k + 1])
                 cuda.syncthreads()
                 if thread < CHUNK:
                     for h in range(min(together, I(n_head - r * together))):
                         total = fma(weights[r * together + h] * factor, shared[h * CHUNK + thread], total)
             if thread < CHUNK:
-                scores[np.int64(t) * stride * CHUNK + chunk * CHUNK + thread] = total
+                scores[np.int64(t) * stride * CHUNK + chunk * CHUNK + thread] = finite(total)
             chunk = following
 
     return score
+
+
+NAN_KEY = u32(0xFFFFFFFF)
+"""The key of NaN, above those of all numbers."""
 
 
 @device
@@ -248,13 +248,19 @@ def choose(threads: int) -> KernelCode:
         same = before(equal, equals, odd, thread, warp, lane)
         cuda.syncthreads()
         left = I(top_k - over_block(larger, even, warp, lane))
+        not_finite = False
         for r in range(begin, end):
             key = key_of(own[r])
             if key > least or (key == least and same < left):
                 out[place + min(same, left)] = r
+                not_finite |= key == NAN_KEY
             if key > least:
                 place = I(place + 1)
             if key == least:
                 same = I(same + 1)
+        # The first place belongs to another thread.
+        cuda.syncthreads()
+        if not_finite:
+            out[0] = I(-1)
 
     return choose

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK, CacheType
-from engine.cpu.integer_cache import MOST_HALF, QUERY
+from engine.cpu.integer_cache import INF, KEY_OVERFLOWED, MOST_HALF, QUERY, VALUE_OVERFLOWED
 from engine.cuda.intrinsics import (
     bits_float,
     float_bits,
@@ -115,6 +115,7 @@ def make_store(of: CacheType, d: int, by_position: bool) -> DeviceFunction:
     low_words, scale_at = CHUNK * d // 4, 2 * of.integer_words(d)
     largest = _make_largest(per)
     half, n_low = block // 2, max(1, per // 2)
+    overflowed = VALUE_OVERFLOWED if by_position else KEY_OVERFLOWED
 
     @device
     def put_key(chunk, j, k, value):  # type: ignore[no-untyped-def]
@@ -150,6 +151,8 @@ def make_store(of: CacheType, d: int, by_position: bool) -> DeviceFunction:
         for b in range(blocks):
             top = largest(x, b * per) / F(most)
             scale = float_to_half(min(top, MOST_HALF))
+            if not top < INF:
+                scale = overflowed
             d_b = half_to_float(scale)
             limit, inverse = F(most) * d_b, F(1.0) / d_b
             if d_b == F(0.0):

@@ -17,7 +17,7 @@ from functools import cache
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import cuda, types
 from numba.core import cgutils
 from numba.cuda.core import config
 from numba.extending import intrinsic
@@ -53,6 +53,11 @@ def _asm(
 
 def _tuple(context: Lowering, builder: ir.IRBuilder, type_: types.BaseTuple, struct: ir.Value) -> ir.Value:
     return context.make_tuple(builder, type_, [builder.extract_value(struct, k) for k in range(type_.count)])
+
+
+def device(function: DeviceFunction) -> DeviceFunction:
+    """Compile a function for kernels to call that loads or exchanges data; its code is part of each kernel that calls it."""
+    return cuda.jit(device=True, forceinline=True)(function)
 
 
 # --- atoms that differ between targets -------------------------------------------------------------------------
@@ -595,15 +600,19 @@ def hold(typingctx, x, never):  # type: ignore[no-untyped-def]
 
 ACTIVATIONS = numerics.ACTIVATIONS
 bits_float = numerics.bits_float
+decay_of = numerics.decay_of
 exp = numerics.exp
 exp2 = numerics.exp2
+finite = numerics.finite
 float_bits = numerics.float_bits
 float_to_half = numerics.float_to_half
 fma = numerics.fma
 gelu = numerics.gelu
 gumbel = numerics.gumbel
 half_to_float = numerics.half_to_float
+inverse_root = numerics.inverse_root
 log = numerics.log
+rectified = numerics.rectified
 round_product = numerics.round_product
 round_to_bits = numerics.round_to_bits
 scale_exponent = numerics.scale_exponent
@@ -611,7 +620,9 @@ sigmoid = numerics.sigmoid
 silu = numerics.silu
 softcap = numerics.softcap
 softplus = numerics.softplus
+stored_half = numerics.stored_half
 uniform = numerics.uniform
+unless_overflow = numerics.unless_overflow
 
 if SIMULATED:
     from engine.cuda.runtime.simulator import *  # noqa: F403

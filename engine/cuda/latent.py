@@ -13,14 +13,12 @@ Reduction order: ``engine/cuda/fold.py`` (``make_squares``) for the norm; rotati
 Bytes moved: 8 per element of a query; 4 in and 2 or 4 out per element of a row.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK
 from engine.cuda.fold import make_squares
-from engine.cuda.intrinsics import advance, fma, let_next_begin, wait_for_inputs
+from engine.cuda.intrinsics import advance, fma, inverse_root, let_next_begin, wait_for_inputs
 from engine.cuda.products.unpack import device
 from engine.cuda.rope import put_float, put_half
 from engine.cuda.runtime.compiler import F32P, I32P, U32P, f32, i32, kernel
@@ -99,7 +97,7 @@ def latent_rope(half: bool, rank: int, n_rope: int, scaled: bool, early: bool) -
             x[j] = F(0.0)
             if lane + 32 * j < rank:
                 x[j] = c[lane + 32 * j]
-        scale = F(1.0) / F(math.sqrt(F(squares(x) / F(rank) + eps)))
+        scale = inverse_root(squares(x), F(rank), eps)
         for j in range(n_x):
             i = I(lane + 32 * j)
             if i < rank:

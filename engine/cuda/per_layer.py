@@ -8,14 +8,12 @@ Reduction order: r as in ``engine/cuda/rms_norm.py``; then fma(x * r, weight, e)
 Bytes moved: 12 n per layer and row.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
 from engine.cuda.fold import fold256
-from engine.cuda.intrinsics import fma, let_next_begin, wait_for_inputs
+from engine.cuda.intrinsics import fma, inverse_root, let_next_begin, wait_for_inputs
 from engine.cuda.runtime.compiler import F32P, kernel
 from engine.cuda.runtime.compiler import f32 as f32_t
 from engine.cuda.runtime.kinds import KernelCode
@@ -56,7 +54,7 @@ def per_layer_inputs(n: int) -> KernelCode:
         total = f32(0.0)
         for k in range(n_x):
             total = fma(x[k], x[k], total)
-        r = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        r = inverse_root(fold256(total, chains), f32(n), eps)
         for k in range(n_x):
             if thread < width and thread + k * width < n:
                 out[place + thread + k * width] = fma(x[k] * r, factor[k], other[k]) * ROOT_HALF

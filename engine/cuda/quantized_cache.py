@@ -11,7 +11,6 @@ from engine.cpu.quantized_cache import UNIT
 from engine.cuda.intrinsics import (
     bits_float,
     float_bits,
-    float_to_half,
     fma,
     halves,
     lane_from,
@@ -19,6 +18,7 @@ from engine.cuda.intrinsics import (
     lane_xor_int,
     lanes_max,
     round_product,
+    stored_half,
 )
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.kinds import DeviceFunction
@@ -115,6 +115,6 @@ def make_store(d: int, bits: int, by_position: bool) -> DeviceFunction:
         if first:
             to[2 * at + ((lane >> 1) & 1)] = np.uint16(half)
         if lane == 0:
-            to[n_integers + scale_at] = float_to_half(scale)
+            to[n_integers + scale_at] = stored_half(scale)
 
     return store

@@ -10,14 +10,12 @@ Reduction order: chain c of 256 owns i with i % 256 == c, one fma(x, x, chain) e
 Bytes moved: 8 n per row (12 n with a residual, about 5 n to int8, 13 n for both), and 4 n for the weights.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
 from engine.cpu.rms_norm import NORM_CHAINS, norm_width
 from engine.cuda.fold import fold256
-from engine.cuda.intrinsics import advance, fma, let_next_begin, pointer, wait_for_inputs
+from engine.cuda.intrinsics import advance, fma, inverse_root, let_next_begin, pointer, wait_for_inputs
 from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
 from engine.cuda.products.unpack import device
 from engine.cuda.runtime.compiler import F32P, U16P, U32P, i32, kernel
@@ -53,7 +51,7 @@ def inverse_rms(x, n, eps, chains):  # type: ignore[no-untyped-def]
         while i < n:
             total = fma(x[i], x[i], total)
             i = I(i + width)
-    return f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+    return inverse_root(fold256(total, chains), f32(n), eps)
 
 
 @kernel(F32P, F32P, f32_t, i32, F32P, threads=256)
@@ -117,7 +115,7 @@ def _make_row(n: int) -> tuple[int, DeviceFunction, DeviceFunction]:
         total = f32(0.0)
         for k in range(n_x):
             total = fma(x[k], x[k], total)
-        return f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        return inverse_root(fold256(total, chains), f32(n), eps)
 
     return n_x, own, inverse
 

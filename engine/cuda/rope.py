@@ -22,8 +22,6 @@ Reduction order: ``engine/cpu/rms_norm.py``: chain c of W owns elements i with i
 Bytes moved: 4 in, and 4 (q), 4 + 2 or 4 + 4 (k, v), or about 1 out per element.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
@@ -34,12 +32,14 @@ from engine.cuda.integer_cache import make_rotate, make_store_query
 from engine.cuda.integer_cache import make_store as make_integer_store
 from engine.cuda.intrinsics import (
     advance,
+    finite,
     float_bits,
-    float_to_half,
     fma,
     halves,
+    inverse_root,
     let_next_begin,
     pointer,
+    stored_half,
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
@@ -75,7 +75,7 @@ def notes(k_type: CacheType, v_type: CacheType) -> bool:
 @device
 def put_half(page, i, x):  # type: ignore[no-untyped-def]
     """Store x as element i of a page of float16; returns its bits."""
-    bits = float_to_half(x)
+    bits = stored_half(x)
     halves(page)[i] = bits
     return U(bits)
 
@@ -83,7 +83,7 @@ def put_half(page, i, x):  # type: ignore[no-untyped-def]
 @device
 def put_float(page, i, x):  # type: ignore[no-untyped-def]
     """Store x as element i of a page of float32; returns its bits."""
-    bits = U(float_bits(x))
+    bits = U(float_bits(finite(x)))
     page[i] = bits
     return bits
 
@@ -198,7 +198,7 @@ def rope(
                 if biased:
                     x[j] = x[j] + added[j]
         if v_normed:
-            r = F(1.0) / F(math.sqrt(F(v_squares(x) / F(d_v) + eps)))
+            r = inverse_root(v_squares(x), F(d_v), eps)
             for j in range(n_v):
                 x[j] = x[j] * r
         append_value(x, values, page, I(position & (CHUNK - 1)), new)
@@ -206,7 +206,7 @@ def rope(
     @device
     def normalize(x, weight, eps):  # type: ignore[no-untyped-def]
         """Normalize a head of q or k, the lane's elements in x."""
-        r = F(1.0) / F(math.sqrt(F(squares(x) / F(d_k) + eps)))
+        r = inverse_root(squares(x), F(d_k), eps)
         for j in range(n_x):
             x[j] = x[j] * r * weight[j]
 

@@ -18,12 +18,12 @@ from engine.cpu.rounding import EIGHT, FOUR
 from engine.cuda.compressor import make_completed
 from engine.cuda.intrinsics import (
     advance,
-    float_to_half,
     half_to_float,
     let_next_begin,
     pointer,
     round_to_bits,
     scale_exponent,
+    stored_half,
     wait_for_inputs,
 )
 from engine.cuda.products.unpack import device
@@ -77,7 +77,7 @@ def make_round(d: int, four: bool) -> DeviceFunction:
             if j < n:
                 value = round_to_bits(value, exponents[j // block], bits, normal)
             if not four:
-                value = half_to_float(float_to_half(value))
+                value = half_to_float(stored_half(value))
             x[j] = value
             j = I(j + THREADS)
         cuda.syncthreads()

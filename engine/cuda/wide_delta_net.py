@@ -23,8 +23,6 @@ Bytes moved: ``convolve``: 8 C per row, and 4 C (n_conv - 1) more per 16 rows; `
     blocks of a head, from the L2 cache), and 4 d^2 n_v for the state.
 """
 
-import math
-
 import numpy as np
 from numba import cuda
 
@@ -38,8 +36,9 @@ from engine.cuda.intrinsics import (
     copies_commit,
     copies_wait,
     copy4,
-    exp,
+    decay_of,
     fma,
+    inverse_root,
     lane_from,
     lane_xor,
     let_next_begin,
@@ -47,7 +46,6 @@ from engine.cuda.intrinsics import (
     settled,
     sigmoid,
     silu,
-    softplus,
     store4,
     stream4,
     vector4,
@@ -130,7 +128,7 @@ def convolve(d: int, n_conv: int) -> KernelCode:
                         gates[I(2 * I(I(head * padded) + i))] = decays[I(I(base + i) * n_v) + head]
                 while t < end:
                     at = I(2 * I(I(head * padded) + I(known + t)))
-                    gates[at] = exp(speed * softplus(alpha[I(t * stride) + head] + offset))
+                    gates[at] = decay_of(speed, alpha[I(t * stride) + head] + offset)
                     gates[at + 1] = sigmoid(beta[I(t * stride) + head])
                     t = I(t + 1)
             return
@@ -167,7 +165,7 @@ def convolve(d: int, n_conv: int) -> KernelCode:
             for k in range(n_runs):
                 part[k] = silu(part[k])
             if task < 2 * n_k:
-                r = F(1.0) / F(math.sqrt(F(squares(part) + eps)))
+                r = inverse_root(squares(part), F(1.0), eps)
                 for k in range(n_runs):
                     part[k] = part[k] * r * factor
             for k in range(n_runs):

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine.cache.pages import NoPages
 from engine.decode.company import Company, Displaced, NoRoom
+from engine.decode.finite import check_rows
 from engine.decode.flights import Flights
 from engine.decode.pace import Pace
 from engine.decode.part import Part
@@ -38,7 +39,7 @@ class Prompts:
             if request.part is None:
                 if first < total or not request.begun:
                     self._tell(request, first)
-                if request.closing or request.error is not None:
+                if request.error is not None:
                     return
             logits = np.empty((0, 0), np.float32)
             if first < total:
@@ -57,7 +58,7 @@ class Prompts:
             if first < total:
                 return
             self._tell(request, total)
-            if not request.closing and request.error is None:
+            if request.error is None:
                 self._company.begin(request, logits)
         except NoPages:
             raise NoRoom(request) from None
@@ -129,6 +130,7 @@ class Prompts:
         """Report the logits after tokens of a prompt."""
         assert request.on_logits is not None
         try:
+            check_rows(logits, first)
             with self._company.reader.reserved("on_logits"):
                 request.on_logits(first, logits)
         except Exception as error:

@@ -59,7 +59,8 @@ class Request:
         self.allowed = allowed
         self.on_prefill = on_prefill
         self.on_logits = on_logits
-        #: Whether nobody is ready to take further tokens: it keeps its slot, but has no rows.
+        #: Whether nobody is ready to take further tokens: it has no rows, and gives its slot to one that waits.  Only rounds
+        #: change it, as they change ``closing``.
         self.paused = False
         #: Computed and not fetched yet.
         self.items: deque[Item] = deque()
@@ -87,6 +88,8 @@ class Request:
         self.number = 0
         #: The number of the latest pass that had rows of it.
         self.turn = 0
+        #: The number of rounds that have failed with it since its latest token.
+        self.failures = 0
 
     @property
     def reading(self) -> bool:

@@ -21,10 +21,11 @@ import numpy.typing as npt
 from engine.checks import described
 from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
+from engine.decode.finite import not_finite
 from engine.decode.params import LogitsProcessor, SamplingParams
 from engine.decode.processors import processed
 from engine.decode.token_logprob import TokenLogprob
-from engine.errors import ModelError, NoToken, UsageError
+from engine.errors import NoToken, UsageError
 from engine.grammar.matcher import Matcher
 from engine.numerics import log
 from engine.text.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ class Sampler:
         logits: float32 [n_vocab], left unchanged.
         position: the absolute position, from 0, that the sampled token will occupy.
         history: the token ids before it, including the prompt; only penalties, DRY, logits processors and a grammar use it.
-        Raises ModelError if the logits contain NaN or +infinity, NoToken if every token is banned, UsageError if an argument
+        Raises NotFinite if the logits contain NaN or +infinity, NoToken if every token is banned, UsageError if an argument
         does not fit or a logits processor returns something else than logits.
         """
         position = _checked_position(position)
@@ -167,14 +168,14 @@ class Sampler:
         sort = (work.keys, work.spare)
         if p.greedy:
             place = int(kernels.argmax(values, n))
-            self._check(float(values[place]))
+            self._check(float(values[place]), logits)
             return values[place : place + 1], ids[place : place + 1], 1
         if p.top_k > 0:
             n = kernels.top_k(values, ids, n, min(p.top_k, n), *sort, *front)
             (values, ids), front, back = front, back, front
-            self._check(float(values[0]))
+            self._check(float(values[0]), logits)
         else:
-            self._check(float(values[kernels.argmax(values, n)]))
+            self._check(float(values[kernels.argmax(values, n)]), logits)
         if p.typical_p < 1 and n > 1:
             n = kernels.typical(values, ids, n, np.float32(p.typical_p), *sums, *sort, *front)
             (values, ids), front, back = front, back, front
@@ -194,10 +195,15 @@ class Sampler:
             values, ids = front
         return values, ids, n
 
-    def _check(self, largest: float) -> None:
-        """Raise the error for edited logits from which nothing can be chosen."""
-        if largest == -math.inf and self.matcher is not None:
-            raise NoToken("logit_bias or a logits processor bans every token that the grammar permits; ban fewer")
+    def _check(self, largest: float, logits: npt.NDArray[np.float32] | None = None) -> None:
+        """Raise the error for edited logits from which nothing can be chosen; logits: the model's, if they are here."""
+        if largest == -math.inf:
+            p = self.params
+            banning = self.matcher is not None or bool(p.logit_bias) or bool(p.logits_processors)
+            if not banning or (logits is not None and logits.max() == -math.inf):
+                raise not_finite("infinite logits")
+            if self.matcher is not None:
+                raise NoToken("logit_bias or a logits processor bans every token that the grammar permits; ban fewer")
         _check_largest(largest)
 
 
@@ -251,7 +257,7 @@ def logprobs(logits: npt.NDArray[np.float32], ids: Iterable[int] = (), top_n: in
 
     A value is (logit - max) - log(sum of exp(logit - max)), the sum taken over the vocabulary in the order of token
     ids by :func:`engine.cpu.sample.tree_sum`, so it is the same float32 on every device.
-    Raises ModelError if the logits contain NaN or +infinity, UsageError if an argument does not fit.
+    Raises NotFinite if the logits contain NaN or +infinity, UsageError if an argument does not fit.
     """
     if not isinstance(logits, np.ndarray) or logits.dtype != np.float32 or logits.ndim != 1 or not logits.size:
         raise UsageError(f"logits must be one row of float32 [n_vocab], not {_describe(logits)}")
@@ -264,6 +270,8 @@ def logprobs(logits: npt.NDArray[np.float32], ids: Iterable[int] = (), top_n: in
         raise UsageError(f"the number of most probable tokens must be 0 or more, not {top_n}")
     weights = np.empty(n_vocab, np.float32)
     top, log_total = kernels.log_softmax(logits, weights, np.empty(-(-n_vocab // kernels.CHUNK), np.float32))
+    if top == -math.inf:
+        raise not_finite("infinite logits")
     _check_largest(float(top))
     top_n = min(top_n, n_vocab)
     top_values, top_ids = np.empty(top_n, np.float32), np.empty(top_n, np.int32)
@@ -292,9 +300,9 @@ def token_logprob(tokenizer: Tokenizer, logits: npt.NDArray[np.float32], token: 
 def _check_largest(value: float) -> None:
     """Raise the error for a row that cannot be sampled; the largest logit shows it, since NaN sorts above everything."""
     if math.isnan(value):
-        raise ModelError("the model produced NaN logits; the file is damaged or its arithmetic overflowed")
+        raise not_finite("NaN logits")
     if value == math.inf:
-        raise ModelError("the model produced infinite logits; the file is damaged or its arithmetic overflowed")
+        raise not_finite("infinite logits")
     if value == -math.inf:
         raise NoToken("logit_bias or a logits processor bans every token that the model could choose; ban fewer")
 

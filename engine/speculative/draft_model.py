@@ -11,7 +11,7 @@ from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
-from engine.errors import ModelError, NoToken
+from engine.errors import ModelError, NotFinite, NoToken
 from engine.ops import Forward
 from engine.speculative.acceptance import distribution
 from engine.speculative.proposal import Distribution, Proposal
@@ -86,7 +86,7 @@ class DraftModel(Source):
         whole = sampler.n_vocab == self.llm.config.n_vocab and self.script is None
         if whole and not with_distributions and p_min == 0 and self.llm.can_sample(sampler):
             drafts: list[int] = []
-            with contextlib.suppress(NoToken):  # no error before the target cannot choose one either
+            with contextlib.suppress(NoToken, NotFinite):  # no error before the target cannot choose one either
                 drafts.extend(token for token, _ in islice(self.llm.decode(known, sampler, count, salt=salt), count))
             return Proposal(drafts)
         return drafted(
@@ -151,10 +151,10 @@ def drafted(
     drafts: list[int] = []
     distributions: list[Distribution] = []
     for _ in range(count):
-        logits = logits_after(history)
         try:
+            logits = logits_after(history)
             token = sampler.sample(logits, len(history), history)
-        except NoToken:
+        except (NoToken, NotFinite):
             break
         if script is not None and script[len(history)] >= 0:
             token = int(script[len(history)])

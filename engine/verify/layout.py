@@ -23,7 +23,7 @@ from engine.cpu.products.repack import Records, fields_of
 from engine.cuda.products.quantize import is_wide
 from engine.cuda.products.repack import TILE, repack_rows
 from engine.cuda.wide_delta_net import RECORD
-from engine.numerics import exp, sigmoid, softplus
+from engine.numerics import decay_of, sigmoid
 
 i64 = np.int64
 
@@ -141,7 +141,7 @@ def delta_gates(alpha, beta, a, dt):  # type: ignore[no-untyped-def]
     out = np.empty((n_v, rows, 2), np.float32)
     for t in range(rows):
         for h in range(n_v):
-            out[h, t, 0] = exp(a[h] * softplus(alpha[t, h] + dt[h]))
+            out[h, t, 0] = decay_of(a[h], alpha[t, h] + dt[h])
             out[h, t, 1] = sigmoid(beta[t, h])
     return out
 

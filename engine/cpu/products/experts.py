@@ -35,7 +35,7 @@ from engine.cpu.products.repack import ROWS
 from engine.cpu.products.unpack import UNPACK
 from engine.cpu.sample import pack
 from engine.cpu.simd import I32, I64, Code, data_of
-from engine.numerics import exp, fma, sigmoid
+from engine.numerics import exp, finite, fma, sigmoid
 
 f32 = np.float32
 u8 = np.uint8
@@ -49,7 +49,8 @@ def route(logits, n_expert, ids, weights, first, last):  # type: ignore[no-untyp
     keys = np.empty(n_expert, np.uint64)
     for t in range(first, last):
         for e in range(n_expert):
-            keys[e] = pack(logits[t, e], e)
+            # NaN is above all numbers: a row with such a logit has it in the sum of its weights.
+            keys[e] = pack(finite(logits[t, e]), e)
         total = f32(0.0)
         for s in range(n_used):
             best = 0
@@ -58,7 +59,7 @@ def route(logits, n_expert, ids, weights, first, last):  # type: ignore[no-untyp
                     best = e
             keys[best] = u64(0)
             ids[t, s] = best
-            weights[t, s] = exp(logits[t, best] - logits[t, ids[t, 0]])
+            weights[t, s] = exp(finite(logits[t, best]) - finite(logits[t, ids[t, 0]]))
             total = total + weights[t, s]
         for s in range(n_used):
             weights[t, s] = weights[t, s] / total

@@ -1,6 +1,6 @@
 """The choice of experts by other laws than a softmax over the chosen (``route`` of ``engine/cpu/products/experts.py``).
 
-Formula: z_e = l_e + b_e, l the logits, b the router's bias if it has one.  Probabilities, by gating:
+Formula: z_e = l_e + b_e, l the logits, NaN where infinite, b the router's bias if it has one.  Probabilities, by gating:
     softmax: p_e = exp(z_e - m) / S, m the largest z, S = sum_e exp(z_e - m);  sigmoid: p_e = 1 / (1 + exp(-z_e));
     sqrt_softplus: p_e = sqrt(log(1 + exp(z_e)));  chosen: as softmax, with the chosen experts only.
     Scores: z_e if there are neither a bias c of the selection nor groups, else p_e (+ c_e).  Of n_group groups of consecutive
@@ -24,7 +24,7 @@ from numba import njit
 
 from engine.cpu.fold import fold
 from engine.cpu.sample import order_key, pack, place_of
-from engine.numerics import exp, sigmoid, softplus
+from engine.numerics import exp, finite, sigmoid, softplus, unless_overflow
 
 f32 = np.float32
 u64 = np.uint64
@@ -108,7 +108,8 @@ def route_by(  # type: ignore[no-untyped-def]
     z = np.empty(n_expert, np.float32)
     for t in range(first, last):
         for e in range(n_expert):
-            z[e] = logits[t, e]
+            # NaN is above all numbers: a row with such a logit has it in the sum of its weights.
+            z[e] = finite(logits[t, e])
         for e in range(router_bias.size):
             z[e] = z[e] + router_bias[e]
         p = z if gating == CHOSEN else probabilities(z, gating)
@@ -132,6 +133,9 @@ def route_by(  # type: ignore[no-untyped-def]
                 keys[best] = u64(0)
             ids[t, s] = best
             weights[t, s] = exp(z[best] - z[ids[t, 0]]) if gating == CHOSEN else p[best]
+            if by_probability and table.size == 0:
+                # A bias may be damaged, too.
+                weights[t, s] = unless_overflow(scores[best], weights[t, s])
             total = total + weights[t, s]
         if gating != CHOSEN:
             total = total if total > floor else floor

@@ -35,6 +35,7 @@ from engine.cuda.intrinsics import (
     lane_xor_int,
     mma32_onto,
     round_product,
+    unless_overflow,
     vector4,
 )
 from engine.cuda.products.unpack import device, high_half, low_half, nibbles
@@ -153,7 +154,7 @@ def hide(s, r, first, last, t):  # type: ignore[no-untyped-def]
 @device
 def weigh(s, r, lane):  # type: ignore[no-untyped-def]
     """Turn the scores of query r into weights 2**(score - maximum), all 0 if no position is visible; returns ln 2 * maximum
-    and the sum of the weights."""
+    and the sum of the weights, which is 0 only then."""
     top = s[4 * r]
     for m in range(STRIPS):
         for e in range(4):
@@ -182,7 +183,7 @@ def weigh(s, r, lane):  # type: ignore[no-untyped-def]
 def make_integers(load: DeviceFunction) -> DeviceFunction:
     """The device function ``integers(p, r, scales, t, high, low)``: the integers P of query r, from its weights p and the
     float16 scales of a block of the chunk's values: bytes P // 16 and P % 16 of four positions per word, to high and low
-    [strip, r]; returns 2**(E - 11), or 0 if all are 0."""
+    [strip, r]; returns 2**(E - 11), or 0 if all are 0, or NaN if a product is not finite."""
 
     n_w = 4 * STRIPS
 
@@ -195,13 +196,15 @@ def make_integers(load: DeviceFunction) -> DeviceFunction:
             for e in range(4):
                 half = halves[e >> 1]
                 d = high_half(half) if e & 1 else low_half(half)
-                # The scales of hidden positions may be anything: 0 * NaN counts as 0.
+                # The scales of hidden positions may be anything: 0 * NaN and 0 * inf count as 0.  Where a weight is NaN, so
+                # is the sum of weights.
                 w[4 * m + e] = max(F(0.0), p[8 * m + 4 * r + e] * d)
                 bits = max(bits, I(float_bits(w[4 * m + e])))
         bits = max(bits, lane_xor_int(bits, I(1)))
         bits = max(bits, lane_xor_int(bits, I(2)))
         exponent = I(bits >> I(23))
-        up, factor = bits_float(I(I(264 - exponent) << I(23))), bits_float(I(I(exponent - 10) << I(23)))
+        up = bits_float(I(I(264 - exponent) << I(23)))
+        factor = unless_overflow(bits_float(bits), bits_float(I(I(exponent - 10) << I(23))))
         if bits_float(bits) < TINY:
             up, factor = F(0.0), F(0.0)
         for m in range(STRIPS):

@@ -240,8 +240,9 @@ def attend_integers(
     def settle(r, element, out, top, mass, tops, masses, keep):  # type: ignore[no-untyped-def]
         """Join a group, whose sums are in element, to those before it, which are in ``out``, the row's part of the result;
         the sums of all are stored there if ``keep``, and then the next group begins."""
-        first = tops[r] == F(-np.inf)
-        a, b, tops[r], masses[r] = join_factors(tops[r], masses[r], top[r], mass[r], top[r] > F(-np.inf))
+        # Sums show whether something has been seen: maxima are -inf also where all scores are NaN.
+        first = masses[r] == F(0.0)
+        a, b, tops[r], masses[r] = join_factors(tops[r], masses[r], top[r], mass[r], mass[r] != F(0.0))
         settle_strips(0, r, element, out, a, b, first, keep)
         top[r], mass[r] = F(-np.inf), F(0.0)
 
@@ -252,7 +253,7 @@ def attend_integers(
             begin, end = visible(place, window, chunk)
             hide(s, r, begin, end, I(lane & 3))
         m, weight = weigh(s, r, lane)
-        factors = join_factors(top[r], mass[r], m, weight, m > F(-np.inf))
+        factors = join_factors(top[r], mass[r], m, weight, weight != F(0.0))
         shares[2 * r], shares[2 * r + 1], top[r], mass[r] = factors
 
     @device

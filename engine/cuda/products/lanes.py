@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numba import cuda, njit
 
-from engine.cuda.intrinsics import SIMULATED, half_to_float, pick_bytes, stream1, stream2, stream4
+from engine.cuda.intrinsics import device, half_to_float, pick_bytes, stream1, stream2, stream4
 from engine.cuda.runtime.kinds import DeviceFunction
 
 f32 = np.float32
@@ -21,11 +21,6 @@ u32 = np.uint32
 
 Pieces: TypeAlias = tuple[tuple[int, int, str], ...]
 """The parts of a record that a lane reads: (words, offset in words, owner) each."""
-
-
-def device(function: DeviceFunction) -> DeviceFunction:
-    """Compile a function for kernels to call that loads or exchanges data."""
-    return cuda.jit(device=True)(function) if SIMULATED else cuda.jit(device=True, forceinline=True)(function)
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,16 @@ from engine.cuda.intrinsics import (
     advance,
     bits_float,
     exp,
+    finite,
     fma,
+    inverse_root,
     lane_from,
     lanes_max,
     let_next_begin,
     pointer,
     sigmoid,
     softplus,
+    unless_overflow,
     wait_for_inputs,
 )
 from engine.cuda.products.quantize import ALIGNED, RUN, WARPS, make_store
@@ -121,7 +124,7 @@ def rms_norm_router(unit: int, n: int) -> KernelCode:
         total = f32(0.0)
         for k in range(n_x):
             total = fma(own[k], own[k], total)
-        scale = f32(1.0) / f32(math.sqrt(f32(fold256(total, chains) / f32(n) + eps)))
+        scale = inverse_root(fold256(total, chains), f32(n), eps)
         if quantizes:
             store(value * scale * factor[0], at < n, t, part, n, tops, q, d, sums)
         else:
@@ -164,7 +167,8 @@ def make_route(
 
     @device
     def logit(logits, biases, e):  # type: ignore[no-untyped-def]
-        return logits[e] + biases[0][e] if biased else logits[e]
+        # NaN is above all numbers: a row with such a logit has it in the sum of its weights.
+        return finite(logits[e]) + biases[0][e] if biased else finite(logits[e])
 
     @device
     def softmax_of(logits, biases):  # type: ignore[no-untyped-def]
@@ -259,7 +263,9 @@ def make_route(
                 s = I(s + 1)
         if chosen_only:
             return mine, exp(own - most)
-        return mine, probability_of(logit(logits, biases, mine), largest, total)
+        p = probability_of(logit(logits, biases, mine), largest, total)
+        # A bias may be damaged, too.
+        return mine, unless_overflow(own, p) if by_probability and not tabled else p
 
     @device
     def share(p, expert, scales):  # type: ignore[no-untyped-def]

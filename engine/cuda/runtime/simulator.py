@@ -47,6 +47,7 @@ __all__ = [
     "copies_wait_but_one",
     "copy1",
     "copy4",
+    "device",
     "dot2_high",
     "dot2_high_signed",
     "dot2_low",
@@ -114,7 +115,10 @@ class Pointer:
         return at
 
     def __getitem__(self, i: Register) -> Register:
-        return self.array[self._place(i)]
+        at = self.offset + int(i)
+        if at < 0 or at >= self.array.size:
+            self._place(i)
+        return self.array[at]
 
     def __setitem__(self, i: Register, value: Register) -> None:
         lane = getcurrent()
@@ -385,9 +389,11 @@ def _report(lanes: list[Lane]) -> Iterator[str]:
 
 
 def _meet(place: str, given: Register, law: Law) -> Register:
-    lane = getcurrent()
+    lane: Any = getcurrent()
     assert isinstance(lane, Lane), f"{place} is called outside of a kernel"
-    return lane.wait(place, given, law)
+    lane.place, lane.given, lane.law = place, given, law
+    lane.parent.switch()
+    return lane.result
 
 
 def _xor_law(given: list[Register]) -> list[Register]:
@@ -585,7 +591,9 @@ def _direct(function: Register) -> Register:
 # --- running ---------------------------------------------------------------------------------------------------
 
 
+@cache
 def _unset(shape: Register, dtype: Register) -> np.ndarray:
+    """An array of bytes 0xFF, to be copied."""
     array = np.empty(shape, as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
     array.reshape(-1).view(np.uint8)[:] = 0xFF
     return array
@@ -593,18 +601,18 @@ def _unset(shape: Register, dtype: Register) -> np.ndarray:
 
 class _Local(kernelapi.FakeCUDALocal):  # type: ignore[misc]
     def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
-        return _unset(shape, dtype)
+        return _unset(shape, dtype).copy()
 
 
 class _Shared(kernelapi.FakeCUDAShared):  # type: ignore[misc]
     def array(self, shape: Register, dtype: Register, alignment: Register = None) -> np.ndarray:
         """The block's array for this call in the source; shape 0 is the memory that the launch requested."""
-        if np.shape(shape) == () and shape == 0:
+        if isinstance(shape, int) and shape == 0:
             return super().array(shape, np.dtype(as_dtype(dtype) if isinstance(dtype, types.Type) else dtype))
         frame = sys._getframe(1)
         place = (frame.f_code, frame.f_lasti)
         if place not in self._allocations:
-            self._allocations[place] = _unset(shape, dtype)
+            self._allocations[place] = _unset(shape, dtype).copy()
         return self._allocations[place]
 
 
@@ -638,36 +646,44 @@ class _Module(kernelapi.FakeCUDAModule):  # type: ignore[misc]
         _meet("syncwarp", None, lambda given: given)
 
 
-_kernel_call = simulator.FakeCUDAKernel.__call__
-_replaced: dict[int, tuple[dict[str, Any], list[str]]] = {}
-"""The globals of modules whose ``cuda`` is replaced until the launch ends, and the names that it has there, by the id of the
-globals."""
+class _Cuda:
+    """``cuda`` in the modules of device functions: that of the running launch inside kernels, Numba's own elsewhere."""
+
+    @property
+    def threadIdx(self) -> Any:
+        return getcurrent().threadIdx
+
+    @property
+    def blockIdx(self) -> Any:
+        return getcurrent().blockIdx
+
+    @property
+    def local(self) -> Any:
+        return simulator._get_kernel_context().local
+
+    @property
+    def shared(self) -> Any:
+        return simulator._get_kernel_context().shared
+
+    def syncthreads(self) -> None:
+        getcurrent().wait("syncthreads")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(simulator._get_kernel_context() if isinstance(getcurrent(), Lane) else cuda, name)
 
 
-def _call_kernel(self: Any, *args: Register) -> Register:
-    """Call a ``@cuda.jit`` function.
+_cuda = _Cuda()
 
-    Numba replaces ``cuda`` in a device function's module at each call, which takes longer than most device functions.  Here
-    it is replaced once per launch.
-    """
-    inside = isinstance(getcurrent(), Lane)
-    if not inside:
-        try:
-            return _kernel_call(self, *args)
-        finally:
-            for names, changed in _replaced.values():
-                names.update(dict.fromkeys(changed, cuda))
-            _replaced.clear()
-    names = self.fn.__globals__
-    if id(names) not in _replaced:
-        changed = [name for name, value in names.items() if value is cuda]
-        _replaced[id(names)] = names, changed
-        names.update(dict.fromkeys(changed, simulator._get_kernel_context()))
-    return self.fn(*args)
+
+def device(function: Register) -> Register:
+    """The function itself, with the ``cuda`` of the running launch: Numba would replace the name in the module at each call,
+    which takes longer than most device functions."""
+    names = function.__globals__
+    names.update({name: _cuda for name, value in names.items() if value is cuda})
+    return function
 
 
 if config.ENABLE_CUDASIM:
-    simulator.FakeCUDAKernel.__call__ = _call_kernel
     simulator.BlockManager = Block
     simulator.FakeCUDAModule = _Module
     Dispatcher.__call__ = _call  # type: ignore[method-assign, assignment]

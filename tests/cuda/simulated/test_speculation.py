@@ -17,6 +17,7 @@ from engine.cache.kv import LayerCache
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.cuda import backend, sample
 from engine.cuda.runtime import device
+from engine.cuda.runtime.steps import DeviceSteps
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.models.base import Model
 from engine.models.config import DeltaNetConfig
@@ -215,6 +216,44 @@ def test_grammars(hybrid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         while live:
             live = [answer for answer in live if next(answer, None) is not None]
         assert [answer.ids for answer in answers] == expected
+
+
+@pytest.mark.recovers
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "call"), [("_taken", 4), ("take", 2), ("choose", 3), ("_place", 2), ("start", 2)])
+def test_all_answers_are_read_again_after_an_error(
+    hybrid: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: int
+) -> None:
+    """In the middle of passes, with others in flight, one of which may lack its masks."""
+    pytest.importorskip("llguidance", reason="grammars need the extra serve")
+    cpu, gpu = (engine.load(hybrid, device=device, n_ctx=24, parallel=2, mtp=False) for device in ("cpu", "cuda"))
+    asked: list[dict[str, Any]] = [
+        {"grammar": engine.Grammar.regex("[a-z]{4,7}"), "temperature": 0},
+        {"ignore_eos": True, "temperature": 0.8, "seed": 5},
+    ]
+    given: dict[str, Any] = {"max_tokens": 4}
+    expected = [cpu.complete(PROMPT, **given, **options).ids for options in asked]
+    function, calls = getattr(DeviceSteps, name), 0
+
+    def faulty(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = function(*arguments)
+        if calls == call:
+            raise ZeroDivisionError
+        return found
+
+    monkeypatch.setattr(DeviceSteps, name, faulty)
+    answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
+    for answer in answers:
+        gpu.scheduler.submit(answer.request)
+    while gpu.scheduler.step():
+        pass
+    assert calls > call
+    found = [[token for token, _ in answer.request.items] for answer in answers]
+    ends = gpu.tokenizer.eog_ids
+    assert [[token for token in ids if token not in ends] for ids in found] == expected
+    gpu.check_pages()
 
 
 # --- several answers ---------------------------------------------------------------------------------------------

@@ -420,3 +420,33 @@ def test_pages_for_all_drafts(ops: Any, monkeypatch: pytest.MonkeyPatch) -> None
     steps.start(rides)
     for sequence in (model.sequences[2], draft.sequence(2)):
         assert [[*sequence.pages(paging)] for paging in model.cache.pools] == [[0, 1]]
+
+
+@pytest.mark.parametrize("draft", few([None, draft_model]))
+def test_all_answers_begin_again_after_an_error(ops: Any, draft: Any) -> None:
+    """With passes in flight, one of which has been taken in part, and one of which could not be started."""
+    party = Tables(ops, draft)
+    for name in "ab":
+        party.join(name)
+    count = 1 if draft else ""
+    party.step(a=count, b=count)
+    party.start(a=count, b=count)
+    party.start(a=count, b=count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(party.steps, "_place", None)
+        with pytest.raises(TypeError):
+            party.start(b="")
+        patch.setattr(party.runs["b"].sequence, "claim", None)
+        with pytest.raises(TypeError):
+            party.steps.take()
+    party.steps.drop()
+    party.flights.clear()
+    n = {name: len(party.runs[name].known) - len(PROMPTS[NAMES.index(name)]) for name in "ab"}
+    for name in "ba":
+        party.join(name, n[name])
+    party.join("c")
+    party.step(a=count, b=count, c="" if draft is None else 1)
+    party.start(a="", c="")
+    party.step(b="")
+    party.take()
+    party.leave(*NAMES)
