@@ -31,6 +31,7 @@ from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
 from engine.cli.report import Report, printable
 from engine.cli.runs import Measurement, generate_tokens, measure, read_prompt, rewind
 from engine.cli.sweep import EXAMPLES, Sweep, depths
+from engine.compile import trust
 from engine.errors import UsageError
 from engine.hub import catalog
 from engine.hub.resolve import resolve
@@ -507,7 +508,7 @@ def random_model(shape: str, keep: bool) -> Iterator[tuple[str, Path]]:
         yield f"{name} {quant}", kept
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        trust.make(folder)  # the same folder contains compiled kernels
         temporary = None if keep else tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise UsageError(

@@ -27,6 +27,14 @@ def described(value: object) -> str:
     return type(value).__name__
 
 
+def shown(value: object, most: int = 80) -> str:
+    """A value of a file or a request as messages, logs and reports show it: on one line, without characters that control a
+    terminal or turn the direction of text, and cut after ``most`` characters."""
+    text = value if isinstance(value, str) else str(value)
+    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:most])
+    return safe + "…" if len(text) > most else safe
+
+
 def require(holds: bool, name: str, allowed: str, value: object) -> None:
     """Raise UsageError, which says what is allowed, unless ``holds``."""
     if not holds:

@@ -208,3 +208,13 @@ def refused(data: bytes, directory: Path, **options: Any) -> GGUFError:
     assert caught.value.path == path
     assert "\n" not in str(caught.value)
     return caught.value
+
+
+def damaged(source: Path, path: Path, name: str, place: int, value: float) -> Path:
+    """A copy of a file in which a float32 tensor has another value at one place."""
+    (tensor,) = (tensor for tensor in gguf.GGUFReader(source).tensors if tensor.name == name)
+    assert tensor.tensor_type == GGMLQuantizationType.F32 and 0 <= place < tensor.n_elements
+    data = bytearray(source.read_bytes())
+    struct.pack_into("<f", data, int(tensor.data_offset) + 4 * place, value)
+    path.write_bytes(data)
+    return path

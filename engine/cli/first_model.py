@@ -3,6 +3,7 @@
 import sys
 
 from engine.cli.report import Report
+from engine.compile import trust
 from engine.errors import FetchError
 from engine.hub.catalog import CATALOG, is_present, model_file
 from engine.hub.resolve import fetch
@@ -38,7 +39,7 @@ def conversation_model(report: Report) -> str | None:
             report.line()
             return None  # the end of input is no refusal
         try:
-            refused.parent.mkdir(parents=True, exist_ok=True)
+            trust.make(refused.parent)
             refused.touch()
         except OSError:
             pass  # then the next conversation asks again

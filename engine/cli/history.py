@@ -7,6 +7,7 @@ from platformdirs import user_state_dir
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from engine.cli.report import Report
+from engine.compile import trust
 
 MOST_BYTES = 1 << 20
 """The older half of a longer file is removed."""
@@ -29,7 +30,7 @@ def open_history(report: Report) -> History:
         folder = Path(user_state_dir("bitmirror", appauthor=False))
         if not folder.is_absolute():
             raise OSError("there is no home folder")
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        trust.make(folder)
         path = folder / "history"
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         path.chmod(0o600)

@@ -28,7 +28,7 @@ def write(path: Path, messages: list[Message], settings: dict[str, Any], *, repl
     new = path.with_name(f".{path.name}.{os.getpid()}") if replace and path.exists() else path
     created = False
     try:
-        with new.open("x", encoding="utf-8") as file:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             created = True
             file.write(text)
         if new != path:

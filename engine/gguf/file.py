@@ -18,8 +18,9 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as T
 
+from engine.checks import shown
 from engine.errors import GGUFError
-from engine.gguf.header import DAMAGED, Header, MetadataValue, read_header, shown
+from engine.gguf.header import DAMAGED, Header, MetadataValue, read_header
 
 __all__ = ["GGUF", "MetadataValue", "Tensor", "read_gguf"]
 
@@ -225,7 +226,7 @@ def _split_value(path: Path, header: Header, key: str, kind: str, default: int |
         return default
     value = header.metadata.get(key)
     if header.kinds.get(key) != kind or not isinstance(value, int) or value < 0:
-        found = f"is {value} of type {header.kinds[key]}" if key in header.metadata else "is missing"
+        found = f"is {shown(value)} of type {header.kinds[key]}" if key in header.metadata else "is missing"
         problem = f"{found}, not a count of type {kind}: split the model again"
         raise GGUFError(path, key, header.offsets.get(key), problem)
     return value

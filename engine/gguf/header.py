@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from engine.checks import shown
 from engine.errors import GGUFError
 
 MetadataValue = int | float | bool | str | list[str] | np.ndarray[Any, np.dtype[Any]]
@@ -74,12 +75,6 @@ OTHER_MAGICS = {
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-
-
-def shown(text: str) -> str:
-    """``text`` from a file, safe to print on a terminal: control characters are escaped, long text is cut."""
-    safe = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:80])
-    return safe + "…" if len(text) > 80 else safe
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from engine.checks import shown
 from engine.errors import ModelError
-from engine.gguf.header import shown
 
 ACTIVATION_MAX = 127
 """Largest magnitude of a quantized activation."""

@@ -60,17 +60,13 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
     """Load the tensors ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
     ``attn_kv_a_norm``, ``attn_k_b`` and ``attn_v_b``, or ``attn_kv_b``; and ``attn_output``."""
     c, n_embd = config, loader.config.n_embd
-    n_q = c.n_nope + c.n_rope
-    # The rows of both parts of the queries, which a file has head by head.
-    rows = np.arange(c.n_head * n_q).reshape(c.n_head, n_q)
-    parts = [rows[:, : c.n_nope].ravel(), rows[:, c.n_nope :].ravel()]
     q_a = q_norm = None
     if c.q_rank:
         q_a = loader.linear(blk + "attn_q_a", c.q_rank, n_embd)
         q_norm = loader.vector(blk + "attn_q_a_norm.weight", c.q_rank)
     name = blk + ("attn_q_b" if c.q_rank else "attn_q")
-    queries = _divided(loader, name, parts, c.q_rank or n_embd)
-    keys = _divided(loader, blk + "attn_kv_a_mqa", [np.arange(c.rank), np.arange(c.rank, c.width)], n_embd)
+    queries = _divided(loader, name, c.n_head, (c.n_nope, c.n_rope), c.q_rank or n_embd)
+    keys = _divided(loader, blk + "attn_kv_a_mqa", 1, (c.rank, c.n_rope), n_embd)
     k_b, v_b = _per_head(loader, blk, c)
     return LatentAttention(
         q_a,
@@ -89,9 +85,12 @@ def load_latent_attention(loader: Loader, blk: str, config: LatentConfig) -> Lat
     )
 
 
-def _divided(loader: Loader, name: str, parts: list[np.ndarray], columns: int) -> list[Linear]:
-    """The layer ``name`` as several: integers [n] of each say which of its rows it has."""
-    whole = loader.weight(name + ".weight", sum(map(len, parts)), columns)
+def _divided(loader: Loader, name: str, heads: int, widths: tuple[int, int], columns: int) -> list[Linear]:
+    """The layer ``name`` as two.  A file has the rows of both head by head; widths: rows of a head in each."""
+    whole = loader.weight(name + ".weight", heads * sum(widths), columns)
+    # Only now, since the tensor has confirmed the sizes.
+    by_head = np.arange(whole.rows).reshape(heads, sum(widths))
+    parts = [by_head[:, : widths[0]].ravel(), by_head[:, widths[0] :].ravel()]
     bias = loader.array(name + ".bias", whole.rows) if loader.has(name + ".bias") else None
     scale = loader.scalar(name + ".scale")
     return [

@@ -3,9 +3,9 @@
 import numpy as np
 
 from engine.arrays import Array, Matrix
+from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.gguf.header import shown
 from engine.models.config import ModelConfig, RopeConfig
 from engine.models.linear import Linear
 from engine.models.rotary import Rotary
@@ -156,8 +156,9 @@ class Loader:
     def check_complete(self) -> None:
         """Raise ModelError if the file has tensors that no layer has loaded: ignoring them would give wrong answers."""
         c = self.config
-        # NVFP4 files give a scale for activations that were quantized to 4 bits, which no activation is here.
-        rest = sorted(name for name in set(self.gguf.tensors) - self._taken if not name.endswith(".input_scale"))
+        # NVFP4 files give matrices a scale for activations that were quantized to 4 bits, which no activation is here.
+        scales = {name.removesuffix("weight") + "input_scale" for name in self._taken if name.endswith(".weight")}
+        rest = sorted(set(self.gguf.tensors) - self._taken - scales)
         if c.n_mtp_in_file and c.mtp is None:
             # The layer that drafts may be skipped.
             rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.gguf.header import shown
 from engine.models.activation import SWIGLU, Activation
 from engine.models.config import (
     ASSISTANT,
@@ -34,6 +34,9 @@ GATINGS = {1: "softmax", 2: "sigmoid", 4: "sqrt_softplus"}
 
 ROPE_FREQS = "rope_freqs.weight"
 """The tensor of divisors that files of Llama 3 and Gemma 4 contain."""
+
+LEAST_TURNS = 1e-3
+"""The least number of turns over the original context at which YaRN changes how it scales a pair; 0 has no logarithm."""
 
 
 class Metadata:
@@ -178,8 +181,8 @@ class Metadata:
         magnitude = (1.0 + 0.1 * math.log(1.0 / scale)) * attn_factor
         if log_multiplier:
             magnitude /= 1.0 + 0.1 * log_multiplier * math.log(factor)
-        fast = self.number("rope.scaling.yarn_beta_fast", 32.0)
-        slow = self.number("rope.scaling.yarn_beta_slow", 1.0)
+        fast = self.number("rope.scaling.yarn_beta_fast", 32.0, LEAST_TURNS)
+        slow = self.number("rope.scaling.yarn_beta_slow", 1.0, LEAST_TURNS)
         return RopeConfig(n_rot, base, scale, neox, factors, magnitude, original, fast, slow)
 
     def rotated(self, name: str, default: int, d_k: int) -> int:
@@ -321,7 +324,7 @@ class Metadata:
             self.unsupported(f"{a} models with experts are not supported; use a dense {a} model.")
         return ModelConfig(
             architecture=self.architecture,
-            name=self.gguf.get("general.name", "str", self.gguf.path.stem),
+            name=shown(self.gguf.get("general.name", "str", self.gguf.path.stem)),
             n_embd=self.n_embd,
             n_vocab=self.n_vocab,
             n_ctx_train=self.n_ctx_train,

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from engine.cache.types import F16, F32, Types
+from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
-from engine.gguf.header import shown
 from engine.models.architecture import Architecture
 from engine.models.base import Model
 from engine.models.config import ASSISTANT, CompressedConfig, LayerConfig, ModelConfig

@@ -1,5 +1,6 @@
 """A weight matrix as the model sees it: packed rows and their format."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -135,13 +136,17 @@ def stacked(name: str, *weights: Weight) -> Weight:
     return Weight(name, first.format, first.columns, data)
 
 
+_EXPERTS = re.compile(r"blk\.([0-9]{1,4})\.\w{1,32}_exps\.")
+
+
 def bytes_read(tensors: Iterable[Tensor], config: ModelConfig) -> int:
     """Bytes of some tensors that one token reads; of a stack of experts it reads only those that it uses."""
 
     def share(name: str) -> float:
-        if "_exps." not in name:
+        found = _EXPERTS.match(name)
+        if found is None or int(found[1]) >= len(config.all_layers):
             return 1.0
-        network = config.all_layers[int(name.split(".")[1])].network
+        network = config.all_layers[int(found[1])].network
         return network.n_used / network.n_expert if isinstance(network, ExpertsConfig) else 1.0
 
     return sum(int(tensor.nbytes * share(tensor.name)) for tensor in tensors)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.checks import shown
 from engine.text.vocabulary import TokenType, Vocabulary
 
 # Expressions that several families share. \s+(?!\S) leaves the last blank of a run to the word that follows. Those of
@@ -144,7 +145,7 @@ def pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:
         return PRE_TOKENIZERS[vocabulary.pre or "default"]
     except KeyError:
         known = ", ".join(PRE_TOKENIZERS)
-        problem = f"is {vocabulary.pre!r}, a pre-tokenizer this engine does not know; it knows {known}"
+        problem = f"is '{shown(vocabulary.pre)}', a pre-tokenizer this engine does not know; it knows {known}"
         raise vocabulary.refuse("pre", problem) from None
 
 
@@ -231,5 +232,5 @@ def _merges(vocabulary: Vocabulary, vocab: dict[str, int]) -> list[tuple[str, st
             pairs.append((left, right))
         elif not control & {left, right, left + right}:
             missing = next(text for text in (left, right, left + right) if text not in vocab)
-            raise vocabulary.refuse("merges", f"has a rule, number {rank}, for {missing!r}, which is no token")
+            raise vocabulary.refuse("merges", f"has a rule, number {rank}, for '{shown(missing)}', which is no token")
     return pairs

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine.checks import LARGEST, shown
 from engine.errors import TokenizerError
 
 PREFIX = "tokenizer.ggml."
@@ -157,7 +158,9 @@ class _Reader:
         if model is None:
             raise self.refuse("model", "is missing: the file has no tokenizer, use a complete model file")
         if model not in MODELS:
-            raise self.refuse("model", f"is {model!r}, which this engine does not know; it knows {', '.join(MODELS)}")
+            raise self.refuse(
+                "model", f"is '{shown(model)}', which this engine does not know; it knows {', '.join(MODELS)}"
+            )
         tokens = self.strings("tokens")
         if not tokens:
             raise self.refuse("tokens", "is empty")
@@ -174,8 +177,10 @@ class _Reader:
         if model == "llama":
             if scores is None:
                 raise self.refuse("scores", "is missing: without it SentencePiece cannot rank merges")
-            if not np.isfinite(scores).all():
-                raise self.refuse("scores", "has values that are not finite")
+            if not (np.abs(scores) <= LARGEST).all():
+                raise self.refuse(
+                    "scores", "has values that are not finite numbers of 32 bits; convert the model again"
+                )
         return Vocabulary(
             path=self.path,
             model=model,
