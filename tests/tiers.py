@@ -1,18 +1,19 @@
 """The tiers of tests.
 
 ``pytest``
-    Every test without a mark; each kernel, format, shape and cache type at least once.  Six to 17 minutes
-    on two cores with cold caches.
-``pytest --all``
-    Also the tests marked ``thorough``: all combinations of parameters, where the first tier runs each value, or each pair of
-    values, once, but a third of them in the simulator; all examples of hypothesis; kernels with more of their constants.  16
-    to 30 minutes on two cores.
+    The quick tests: those without a mark that take less than ``SLOW`` seconds, according to ``tests/seconds.txt``, and the
+    slow ones that are marked ``first``.
 ``pytest --rest``
-    The tests of ``--all`` that ``pytest`` does not run, to be run after it.
+    What ``.ci/run`` runs after it: the slow tests, and one in ``SAMPLE`` of the cases that are marked ``thorough``.
+``pytest --all``
+    All tests that need no GPU: also all ``thorough`` cases, all combinations of parameters where the other tiers run each
+    value or each pair of values once, and all examples of hypothesis.
 ``pytest --gpu``
-    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  Five minutes on 16 cores.
+    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  ``--part 1/3`` runs a third of
+    them.
 
-The tier of a test follows from its marks (``MARKS``), on the test or on a case (:func:`few`), or from :func:`examples`.
+The tier of a test follows from its marks (``MARKS``), on the test or on a case (:func:`few`), from :func:`examples`, and from
+the time it took when somebody last ran ``pytest --record``.
 """
 
 import os
@@ -20,7 +21,9 @@ import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +32,25 @@ from hypothesis import settings
 FEWER = 5
 """The first tier runs one in this many examples of hypothesis if there are many or each is expensive."""
 
+SECONDS_FILE = Path(__file__).with_name("seconds.txt")
+"""CPU seconds of the tests that take more than ``SLOW``, one line per test; ``pytest --record`` updates it."""
+
+SLOW = 0.3
+"""CPU seconds beyond which a test leaves the first tier."""
+
+SAMPLE = 4
+"""``--rest`` runs one in this many of the ``thorough`` cases of a test."""
+
 MARKS = {
-    "thorough": "runs with --all, not in the first tier",
+    "thorough": "runs with --all, and one in four cases with --rest",
+    "first": "runs in the first tier although it is slow",
     "gpu": "runs only with --gpu",
-    "covering(n, m)": "the first tier runs as few combinations as contain every n values of different parameters, and "
-    "--all those that contain every m values, if m is given",
+    "covering(n, m)": "runs as few combinations as contain every n values of different parameters; with --all those that "
+    "contain every m values, if m is given",
     "more": "does more with --all, e.g. more examples of hypothesis",
+    "both": "runs in the first tier and with --rest, because what it runs depends on the tier",
     "together(name)": "tests that one process runs, in order; by default those of a file",
+    "recovers": "rounds of a scheduler may fail in it",
     "alone": "on a GPU, no other test runs at the same time, because it measures free memory",
     "begin(n)": "groups start in the order of n (default 0): long ones, and those that others wait for, first",
 }
@@ -68,7 +83,7 @@ def together(name: str, cases: Iterable[Any], n: int = 0) -> list[Any]:
 
 def amount(n: int, first: int) -> int:
     """The amount of work of a test marked ``more``: n with --all, ``first`` in the first tier."""
-    return n if Tier.all or Tier.rest else first
+    return n if Tier.all else first
 
 
 def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
@@ -89,8 +104,10 @@ def examples(n: int, first: int = 0, **options: Any) -> Callable[[Any], Any]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--all", action="store_true", help="run all tests that need no GPU")
-    group.addoption("--rest", action="store_true", help="run the tests of --all that a run without options skips")
+    group.addoption("--rest", action="store_true", help="run the slow tests, which a run without options skips")
     group.addoption("--gpu", action="store_true", help="run the tests that need a GPU, and print a table of them")
+    group.addoption("--part", default="1/1", metavar="K/N", help="run the K-th of N parts of about equal duration")
+    group.addoption("--record", action="store_true", help=f"write the time of slow tests to tests/{SECONDS_FILE.name}")
     group.addoption("--seconds", action="store_true", help="print the time that the tests of each folder and file took")
 
 
@@ -100,6 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Tier.all, Tier.rest, Tier.gpu = (bool(config.getoption(name)) for name in ("--all", "--rest", "--gpu"))
     if Tier.all + Tier.rest + Tier.gpu > 1:
         raise pytest.UsageError("--all, --rest and --gpu exclude each other.")
+    _part(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell makes background jobs ignore the signal, and the processes that they start inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -130,10 +148,6 @@ def _covering(items: list[Any], strength: int) -> set[Any]:
     return chosen
 
 
-def _in_first_tier(items: list[Any]) -> set[Any]:
-    return _thinned([item for item in items if not item.get_closest_marker("thorough")], 0)
-
-
 def _thinned(items: list[Any], argument: int) -> set[Any]:
     """The items without the combinations that tests marked ``covering`` may leave out by that argument of the mark."""
     tests = defaultdict(list)
@@ -145,15 +159,61 @@ def _thinned(items: list[Any], argument: int) -> set[Any]:
     return set(items).difference(*left_out)
 
 
-def _every_third(items: set[Any]) -> set[Any]:
-    """The items with a third of the cases of each test in the simulator, but for those of whole models: it is slow, each
-    kernel, format and shape is in the first tier, and ``--gpu`` tests the same kernels on a GPU."""
+def _sample(items: Iterable[Any]) -> set[Any]:
+    """One in ``SAMPLE`` of the cases of each test."""
     tests = defaultdict(list)
     for item in items:
-        if "simulated" in item.path.parts and item.path.name != "test_parity.py":
-            tests[item.nodeid.partition("[")[0]].append(item)
-    kept = {item for cases in tests.values() for item in sorted(cases, key=lambda item: item.nodeid)[::3]}
-    return items.difference(*tests.values()) | kept
+        tests[item.nodeid.partition("[")[0]].append(item)
+    return {item for cases in tests.values() for item in sorted(cases, key=lambda item: item.nodeid)[::SAMPLE]}
+
+
+@cache
+def recorded() -> dict[str, float]:
+    """CPU seconds by the names of tests, of those that take more than ``SLOW``."""
+    lines = SECONDS_FILE.read_text(encoding="utf-8").splitlines() if SECONDS_FILE.exists() else []
+    pairs = (line.split(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(seconds) for seconds, name in pairs}
+
+
+def _name(nodeid: str) -> str:
+    """The name of a test in the file of seconds, on one line."""
+    return nodeid.encode("unicode_escape").decode()
+
+
+def cost(item: Any) -> float:
+    """The CPU seconds that a test took when that was recorded; half of ``SLOW`` if it took less than that."""
+    return recorded().get(_name(item.nodeid), SLOW / 2)
+
+
+def _part(config: pytest.Config) -> tuple[int, int]:
+    """(k, n) of ``--part k/n``.  Raises UsageError if it is none."""
+    k, _, n = config.getoption("--part").partition("/")
+    if not (k.isdigit() and n.isdigit() and 1 <= int(k) <= int(n)):
+        raise pytest.UsageError("--part takes K/N with K from 1 to N, for example 1/3.")
+    return int(k), int(n)
+
+
+def _group(item: Any) -> str:
+    """The tests that one process runs."""
+    together, alone = item.get_closest_marker("together"), item.get_closest_marker("alone")
+    return "alone" if alone else str(together.args[0]) if together else str(item.location[0])
+
+
+def _costs(items: Iterable[Any]) -> dict[str, float]:
+    """The CPU seconds of each group."""
+    total: dict[str, float] = defaultdict(float)
+    for item in items:
+        total[_group(item)] += cost(item)
+    return total
+
+
+def parts(costs: dict[str, float], n: int) -> list[set[str]]:
+    """Groups in n parts of about equal seconds: the most expensive one that is left joins the cheapest part."""
+    shares: list[tuple[float, set[str]]] = [(0.0, set()) for _ in range(n)]
+    for group, seconds in sorted(costs.items(), key=lambda pair: (-pair[1], pair[0])):
+        k = min(range(n), key=lambda k: shares[k][0])
+        shares[k] = shares[k][0] + seconds, shares[k][1] | {group}
+    return [groups for _, groups in shares]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -163,24 +223,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = on_gpu
     else:
         candidates = [item for item in items if item not in on_gpu]
-        first = _in_first_tier(candidates)
-        chosen = first
-        if Tier.all or Tier.rest:
-            chosen = _every_third(_thinned(candidates, 1) - first) | first
-        if Tier.rest:
-            chosen -= {item for item in first if not item.get_closest_marker("more")}
+        chosen = _thinned(candidates, 1)
+        if not Tier.all:
+            usual = _thinned([item for item in candidates if not item.get_closest_marker("thorough")], 0)
+            first = {item for item in usual if cost(item) <= SLOW or item.get_closest_marker("first")}
+            if Tier.rest:
+                first = {item for item in first if not item.get_closest_marker("both")}
+                chosen = usual - first | _sample(chosen - usual)
+            else:
+                chosen = first
+    k, n = _part(config)
+    costs = _costs(item for item in items if item in chosen)
+    groups = parts(costs, n)[k - 1]
+    chosen = {item for item in chosen if _group(item) in groups}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-    items[:] = sorted((item for item in items if item in chosen), key=_place)
+    items[:] = sorted((item for item in items if item in chosen), key=lambda item: _place(item, costs))
     for item in items:
-        together = item.get_closest_marker("together")
-        alone = item.get_closest_marker("alone")
-        name = "alone" if alone else together.args[0] if together else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(name))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def _place(item: pytest.Item) -> int:
+def _place(item: pytest.Item, costs: dict[str, float]) -> tuple[int, float, str]:
+    """Where a test stands in the order: the longest groups first, so that no process works alone at the end."""
     mark = item.get_closest_marker("begin")
-    return LAST if item.get_closest_marker("alone") else mark.args[0] if mark else 0
+    place = LAST if item.get_closest_marker("alone") else mark.args[0] if mark else 0
+    return place, -costs[_group(item)], _group(item)
 
 
 LAST = 9
@@ -222,12 +288,30 @@ SPENT: pytest.StashKey[float] = pytest.StashKey()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if not (config.getoption("--seconds") or Tier.gpu) or not hasattr(terminalreporter, "stats"):
+    if not hasattr(terminalreporter, "stats"):
         return
     reports = [r for rs in terminalreporter.stats.values() for r in rs if hasattr(r, "duration")]  # not collections
-    terminalreporter.section("seconds by room", sep="-")
-    for line in table(reports):
-        terminalreporter.write_line(line)
+    if config.getoption("--record"):
+        record(reports)
+    if config.getoption("--seconds") or Tier.gpu:
+        terminalreporter.section("seconds by room", sep="-")
+        for line in table(reports):
+            terminalreporter.write_line(line)
+
+
+def record(reports: Iterable[Any]) -> None:
+    """Write the CPU seconds of tests that take more than ``SLOW``, and forget those of others that have run."""
+    spent: dict[str, float] = defaultdict(float)
+    for report in reports:
+        # pytest-xdist appends the group to the name, after the parameters.
+        nodeid = report.nodeid if report.nodeid.endswith("]") else report.nodeid.partition("@")[0]
+        nodeid = nodeid if nodeid.endswith("]") or "[" not in nodeid else report.nodeid.rpartition("@")[0]
+        spent[_name(nodeid)] += sum(seconds for what, seconds in report.user_properties if what == "cpu")
+    kept = {name: seconds for name, seconds in recorded().items() if name not in spent}
+    kept |= {name: seconds for name, seconds in spent.items() if seconds > SLOW}
+    head = f"# CPU seconds of the tests that take more than {SLOW} s, by pytest --record (docs/testing.md).\n"
+    lines = [f"{seconds:.1f} {name}\n" for name, seconds in sorted(kept.items())]
+    SECONDS_FILE.write_text(head + "".join(lines), encoding="utf-8")
 
 
 def table(reports: Iterable[Any]) -> Iterator[str]:

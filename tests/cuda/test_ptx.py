@@ -77,6 +77,9 @@ SPILLED_NEWER = 16
 """Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
 its registers depends on the version of the assembler."""
 
+LOCAL_NEWER = {"matmul_float_wide"}
+"""Kernels with a small array that some versions of NVVM (13.3) keep in local memory on newer targets."""
+
 SPILLED_TUNED = dict.fromkeys([("down", ("Q5_0",)), ("down", ("Q5_1",))], 36) | {("attend_integers", ("i8",)): 416}
 """Bytes that kernels may spill on the target that they are tuned for: with enough registers for everything, fewer blocks fit
 on a multiprocessor, and ``down`` takes 15 % longer; a lane of ``attend_integers`` keeps 256 dimensions of two pairs, and some
@@ -457,7 +460,7 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     if name not in KERNELS:
         pytest.skip(f"there is no kernel {name}")
     ptx = front_end(name, constants).ptx(target)
-    assert check(ptx) == []
+    assert [problem for problem in check(ptx) if not allowed(problem, name, target)] == []
     opcodes = instructions(ptx)
     for start in EXPECTED.get(name, ()):
         if start == "ld.global.v" and "NVFP4" in constants[0]:
@@ -466,14 +469,27 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
     check_target(ptx, target)
     spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
     assert spilled
-    allowed = (
+    most = (
         SPILLED_TUNED.get((name, constants[:1]), 0)
         if target == TUNED
         else SPILLED_NEWER
         if target > TUNED
         else SPILLED_OLDER.get(name, SPILLED_ELSEWHERE)
     )
-    assert max(map(int, spilled.groups())) <= allowed
+    assert max(map(int, spilled.groups())) <= most
+
+
+def allowed(problem: str, name: str, target: tuple[int, int]) -> bool:
+    """Whether the compiler for a newer target may do so.
+
+    There NVVM writes fma(x, y, -0) as a product.  It has a rounding modifier, and so has the sum that it feeds, which keeps
+    the assembler from fusing them (PTX ISA, 9.7.3).  That the source has no other products in sums is checked for ``TUNED``.
+    """
+    if target <= TUNED:
+        return False
+    if problem.partition(": ")[2].startswith("a product feeds a sum: mul.rn.f32"):
+        return problem.rpartition("), ")[2].startswith(("add.rn.f32", "sub.rn.f32"))
+    return "local memory" in problem and name in LOCAL_NEWER
 
 
 @pytest.mark.parametrize("name", _FORMATS + _FEW_BITS)
