@@ -20,6 +20,8 @@ Reduction order: score_j = fma(q'_(d-1), k_(d-1), ... fma(q'_0, k_0, 0)), q' = q
     a sink s joins last: M' = max(M, s), a = exp(M - M'), L' = fma(L, a, exp(s - M')), O' = O a; out = O / L.
 Bytes moved: (d_k + d_v) * element size per visible position, once from memory per call and run, and once per four items
     from a cache of the CPU.
+
+A key that is not finite, or too large for float16, is stored as NaN: its scores are, and with them the sum of the weights, L.
 """
 
 from collections.abc import Callable

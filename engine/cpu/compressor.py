@@ -4,7 +4,8 @@ Formula: token p has values a_p and scores b_p; block r consists of the position
 element
     j: x_j = sum_p softmax_p(b_pj + ape[p mod R]_j) a_pj over the tokens of the block.  With an overlap, a and b are twice as
     wide, and the tokens of block r - 1 take part with their first halves, those of block r with their second halves; there is
-    nothing before block 0.  Then row = rms_norm(x), its last n_rot elements rotated by position r R.
+    nothing before block 0.  An infinite score is NaN.  Then row = rms_norm(x), its last n_rot elements rotated by position
+    r R.
 Shapes: values, scores float32 [rows, overlap * d] of the pass; positions, sequences int32 [rows]; ape float32 [R, overlap *
     d]; norm float32 [d]; pending float32 [sequences, length, 2, overlap * d], a and b of position p of a sequence in its row
     p % length; stored float32 or uint16 (float16) [pages, 64, d], or transposed, [pages, d, 64]: row r of a sequence is lane

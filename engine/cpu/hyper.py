@@ -6,7 +6,7 @@ Formula, for streams x_0 .. x_3 and m = fn (rms_norm of all of them), 24 product
     a_s = sigmoid(z_s) + epsilon, b_s = 2 sigmoid(z_(4 + s)), z_k = m_k * scale + base_k, scale one of three for a, b and C;
     C_sd = exp(z_(8 + 4 s + d) - max_d z) / sum_d exp(..) + epsilon, then columns and rows are divided by their sums + epsilon
     in turn: columns, then ``rounds`` - 1 times rows and columns, so that C is nearly doubly stochastic (Sinkhorn and Knopp
-    1967). Of four products only, a.
+    1967). Of four products only, a.  An infinite z is NaN.
 Shapes: m float32 [rows, 24], base [24], scale [3], or [rows, 4], [4], [1]; weights as m: a, b, C row by row; x float32
     [rows, 4 n], one stream after another; u, y float32 [rows, n].
 Who owns what: an item is a row.

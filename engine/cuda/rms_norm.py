@@ -1,7 +1,7 @@
 """Root-mean-square normalization (Zhang and Sennrich 2019): plain, added to a residual, on the way to int8, and both.
 
-Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps); added: y[i] = fma(x[i] * r, weight[i], residual[i])
-    * scale.
+Formula: y[i] = (x[i] * r) * weight[i], r = 1 / sqrt(sum(x^2) / n + eps), NaN where the sum overflows; added: y[i] =
+    fma(x[i] * r, weight[i], residual[i]) * scale.
 Shapes: x float32 [rows, n], weight float32 [n], y float32 [rows, n] or int8 as in ``engine/cuda/products/quantize.py``.
 Who owns what: a block of 256 threads owns a row, or one of several parts of the work on a row once r is known: each part
     computes r again, which is cheaper than waiting for another.

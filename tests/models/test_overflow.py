@@ -46,7 +46,7 @@ def norms_of(path: Path, architecture: str) -> list[str]:
     return [name for name in norms if not any(part in name for part in skipped)]
 
 
-@pytest.mark.parametrize("architecture", few(sorted(ONE_OF_EACH, key=lambda name: (name != "olmo2", name))))
+@pytest.mark.parametrize("architecture", few(sorted(ONE_OF_EACH, key=lambda name: (name != "phi3", name))))
 def test_a_huge_weight_of_any_norm_is_said(architecture: str, tmp_path: Path) -> None:
     case = ONE_OF_EACH[architecture]
     path, ids = write_gguf(case, tmp_path / "m.gguf"), prompts(case)[1].tolist()

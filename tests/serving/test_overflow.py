@@ -16,6 +16,7 @@ from engine.serving.app import app
 from engine.serving.served import Spec
 from tests.ggufs import damaged
 from tests.serving.bundled import bundled
+from tests.tiers import few
 
 pytestmark = pytest.mark.together("serving")
 
@@ -33,16 +34,19 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": HELLO}),
-        ("/v1/completions", {"prompt": "Hello"}),
-        ("/v1/completions", {"prompt": "Hello", "echo": True, "logprobs": 2, "max_tokens": 0}),
-        ("/v1/completions", {"prompt": "Hello", "stream": True}),
-        ("/v1/messages", {"messages": HELLO, "max_tokens": 4}),
-        ("/v1/responses", {"input": "Hello"}),
-        ("/completion", {"prompt": "Hello"}),
-        ("/api/generate", {"prompt": "Hello", "stream": False}),
-    ],
+    few(
+        [
+            ("/v1/chat/completions", {"messages": HELLO}),
+            ("/v1/completions", {"prompt": "Hello"}),
+            ("/v1/completions", {"prompt": "Hello", "echo": True, "logprobs": 2, "max_tokens": 0}),
+            ("/v1/completions", {"prompt": "Hello", "stream": True}),
+            ("/v1/messages", {"messages": HELLO, "max_tokens": 4}),
+            ("/v1/responses", {"input": "Hello"}),
+            ("/completion", {"prompt": "Hello"}),
+            ("/api/generate", {"prompt": "Hello", "stream": False}),
+        ],
+        4,
+    ),
 )
 def test_it_is_said(client: TestClient, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any]) -> None:
     with caplog.at_level(logging.ERROR):
