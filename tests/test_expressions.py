@@ -1,139 +1,220 @@
-"""Regular expressions that meet text of users take time in proportion to it."""
+"""Regular expressions of the engine: each that sees text of a user takes a number of steps in proportion to the text.
+
+The sources are searched for them: a file that is in neither table fails, and so does an expression that takes more.  What the
+tokenizers library searches with is tested in ``tests/text/test_pre_tokenizers.py``.
+"""
 
 import ast
 import importlib
 import re
-import time
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+pytest.importorskip("starlette")
+
+from engine.serving.ollama.loading import _DURATION
+from engine.text.template.dsml import MARK
+from tests.backtracking import Expression, Run, TooManySteps, runs
 from tests.conftest import REPOSITORY
+from tests.tiers import examples
 
-METHODS = ("match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer")
+USES = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
+
+MODULES = ("re", "regex")
+
+N = 24
+"""Repetitions in the smaller one of two texts; the other one has four times as many."""
+
+MOST_GROWTH = 7
+"""The most that the steps may grow by then: 4 is linear, 16 quadratic."""
+
+MOST_STEPS = 60_000
+"""The most steps of a search that is not given up."""
+
 
 TRUSTED = {
-    "engine/synthetic/shapes.py": "names of tensors that this package makes",
-    "engine/cuda/runtime/ptx.py": "code of the compiler",
-    "engine/cuda/runtime/compiler.py": "code of the compiler",
+    "engine/cli/commands.py": "what the user of a terminal types",
+    "engine/cli/flags.py": "the command line",
+    "engine/cli/sweep.py": "the command line",
+    "engine/cuda/runtime/compiler.py": "code that the compiler has made",
+    "engine/cuda/runtime/ptx.py": "code that the compiler has made",
+    "engine/devices.py": "the command line",
+    "engine/gguf/file.py": "a name of a file",
+    "engine/hub/repository.py": "names of files",
+    "engine/parity.py": "a message of ours",
+    "engine/synthetic/shapes.py": "names of ours",
+    "engine/text/breakers.py": "tokens of a vocabulary, for texts of at most 40 characters",
+    "engine/text/vocabulary.py": "tokens of a vocabulary",
+    "engine/verify/lockstep.py": "names of tensors",
 }
-"""Files whose expressions meet no text of users, and what they meet."""
+"""Files whose expressions see no text of a client of the server, and what they read."""
 
-LITERALS = {
-    "engine/text/tokenizer.py": "control tokens of the file, escaped",
-    "engine/text/breakers.py": "breakers of DRY, escaped",
-    "engine/serving/calls/rules.py": "names of tools, escaped",
-    "engine/serving/formats/parser.py": "the first characters of tags",
-    "engine/serving/formats/reader.py": "tags, escaped",
-    "engine/hub/repository.py": "the name of a quantization, escaped",
+BODY, ANSWER, SCHEMA = "a body (--body-bytes)", "an answer (-c)", "a schema (--schema-bytes)"
+
+SEEN = {
+    "engine/grammar/messages.py": f"a report on {SCHEMA}",
+    "engine/serving/calls/function.py": SCHEMA,
+    "engine/serving/calls/gemma4.py": SCHEMA,
+    "engine/serving/calls/qwen3_coder.py": SCHEMA,
+    "engine/serving/calls/rules.py": SCHEMA,
+    "engine/serving/calls/schemas.py": SCHEMA,
+    "engine/serving/formats/arguments.py": ANSWER,
+    "engine/serving/formats/deepseek4.py": ANSWER,
+    "engine/serving/formats/gemma4.py": ANSWER,
+    "engine/serving/formats/gpt_oss.py": ANSWER,
+    "engine/serving/formats/json_call.py": ANSWER,
+    "engine/serving/formats/parser.py": ANSWER,
+    "engine/serving/formats/qwen3_coder.py": ANSWER,
+    "engine/serving/formats/reader.py": ANSWER,
+    "engine/serving/formats/tools.py": "a number in an answer (MAX_DIGITS)",
+    "engine/serving/guard.py": "a header (64 KiB)",
+    "engine/serving/llama_server/template.py": f"what a template makes of {BODY}",
+    "engine/serving/ollama/loading.py": "a duration (MOST_CHARACTERS)",
+    "engine/text/bpe.py": BODY,
+    "engine/text/template/dsml.py": BODY,
+    "engine/text/template/harmony.py": BODY,
+    "engine/text/template/sandbox.py": BODY,
+    "engine/text/tokenizer.py": BODY,
 }
-"""Files with expressions that are put together while the program runs, and of what."""
+"""The other files: what their expressions read, and what bounds its length."""
+
+ONCE = {
+    r'(at )?(?P<line>\d+)\(\d+\): |failed to (compile JSON schema|parse "%json"): |panic: .*',
+    *(rf"\s*</{MARK}tool_calls>\s*\Z", rf"\s*</{MARK}invoke>", rf'\s*<{MARK}invoke name="([^"]*)">'),
+    _DURATION.pattern,
+    rf'\s*<{MARK}parameter name="([^"]*)" string="(true|false)">(.*?)</{MARK}parameter>',
+}
+"""Expressions that would take too many steps if they were tried at every place of a text, as any other may be: they are tried
+at one place only."""
+
+SAMPLES = {
+    "f'[^{tags}]+' if tags else '(?s:.+)'": ("[^\ud800\ud801]+", "(?s:.+)"),
+    "'|'.join(map(re.escape, longest))": ("<tool_call>|<function=|</function>|</parameter>|<parameter=|</think>",),
+    "'(' + '|'.join(map(re.escape, self._ids)) + ')'": ("(<tool_call>|</tool_call>|<think>)",),
+    "'[' + ''.join(map(re.escape, sorted(firsts))) + ']'": ("[<\\[ \n]",),
+    "": (r"\S", r'["{}\[\]]', r'["\\]', r"(?s:.)"),  # map(re.compile, ...)
+}
+"""What expressions look like that are made of other texts, by the first argument as it is written."""
 
 
-def dotted(node: ast.expr) -> str:
-    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+class Found(NamedTuple):
+    """A use of ``re`` in the sources: where it is, and the arguments of the call, if it is one, as they are written."""
+
+    file: str
+    line: int
+    arguments: tuple[str, ...]
 
 
-def expressions() -> Iterator[tuple[str, int, str, Any, int]]:
-    """Every expression of the package: (file, line, method, pattern or None if it is made while the program runs, flags)."""
+def found() -> Iterator[Found]:
+    """Every use of an expression in the engine."""
     for path in sorted((REPOSITORY / "engine").rglob("*.py")):
-        file = str(path.relative_to(REPOSITORY))
+        file = path.relative_to(REPOSITORY).as_posix()
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        compiled: dict[str, tuple[int, Any, int]] = {}
+        calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            assert not (isinstance(node, ast.ImportFrom) and node.module in MODULES), f"{file}: import re as a whole"
+            if isinstance(node, ast.Import):
+                assert not any(name.name in MODULES and name.asname for name in node.names), f"{file}: import re as re"
+            if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
                 continue
-            if dotted(node.func.value) in ("re", "regex") and node.func.attr in (*METHODS, "compile"):
-                constant = isinstance(node.args[0], ast.Constant)
-                pattern = node.args[0].value if constant else None  # type: ignore[attr-defined]
-                if node.func.attr == "compile":
-                    compiled[str(node.lineno)] = node.lineno, pattern, 0
-                else:
-                    yield file, node.lineno, node.func.attr, pattern, 0
-        if not compiled:
-            continue
-        module = importlib.import_module(".".join(path.with_suffix("").relative_to(REPOSITORY).parts))
-        names = {name: value for name, value in vars(module).items() if isinstance(value, re.Pattern)}
-        named = {
-            node.value.lineno: node.targets[0].id
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in names
-        }
-        used = {
-            (node.value.id, node.attr)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in METHODS
-        }
-        for line, pattern, _ in compiled.values():
-            name = named.get(line)
-            if name is None:
-                yield file, line, "match", pattern, 0
-                continue
-            found = names[name]
-            # One that is handed on may be used in any way.
-            for method in sorted({method for owner, method in used if owner == name} or {"search"}):
-                yield file, line, method, found.pattern, found.flags
+            if node.value.id in MODULES and node.attr in USES:
+                call = calls.get(id(node))
+                given = [*call.args, *(each.value for each in call.keywords)] if call else []
+                yield Found(file, node.lineno, tuple(map(ast.unparse, given)))
 
 
-FOUND = [each for each in expressions() if each[0] not in TRUSTED]
-
-N = 16_000
-"""Characters of a text.  An expression takes milliseconds in proportion to it, seconds in proportion to its square."""
-
-LIMIT = 0.3
-"""CPU seconds."""
-
-
-def texts(pattern: Any) -> Iterator[Any]:
-    """Texts on which an expression that goes back to try again does so most: a character, or two, of the expression or of a
-    common class over and over, and an end that does not fit."""
-    text = pattern.decode("latin-1") if isinstance(pattern, bytes) else pattern
-    characters = sorted({c for c in text if c.isascii() and c.isprintable()} | set("1a \n\\\"<0.,'"))
-    for first in characters:
-        yield first * N + "\0"
-    literal = max(re.split(r"[^\w =/<>.:-]+", text), key=len)
-    for unit in {literal, literal + " ", "\n" + literal, "ab", "1.", "\\\\", '\\"', " \n", "</"} - {""}:
-        yield unit * (N // len(unit)) + "\0"
+def expressions(use: Found) -> Iterator[tuple[str | bytes, int]]:
+    """The expressions of a use, and their flags."""
+    first = use.arguments[0] if use.arguments else ""
+    if first in SAMPLES:
+        yield from ((sample, 0) for sample in SAMPLES[first])
+        return
+    names = vars(importlib.import_module(use.file.removesuffix(".py").replace("/", ".")))
+    flags = [eval(each, names) for each in use.arguments[1:] if each.startswith("re.") and each[3:].isupper()]
+    yield eval(first, names), int(flags[0]) if flags else 0
 
 
-def spent(pattern: Any, flags: int, method: str, text: str) -> float:
-    compiled = re.compile(pattern, flags)
-    data: Any = text.encode() if isinstance(pattern, bytes) else text
-    before = (data[:0],) if method.startswith("sub") else ()
-    begun = time.process_time()
-    found = getattr(compiled, method)(*before, data)
-    if method == "finditer":
-        list(found)
-    return time.process_time() - begun
+USED = list(found())
+
+
+def test_every_file_with_expressions_is_in_a_table() -> None:
+    files = {use.file for use in USED}
+    assert files == TRUSTED.keys() | SEEN.keys(), "say what the expressions of this file read"
+    assert not TRUSTED.keys() & SEEN.keys()
+
+
+def test_nothing_else_searches_text() -> None:
+    """Expressions of the tokenizers library, which are not Python's, are those of one file."""
+    for path in (REPOSITORY / "engine").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "Regex(" not in text or path.name == "bpe.py", path
+        assert "import fnmatch" not in text, path
+
+
+@pytest.mark.parametrize("use", [use for use in USED if use.file in SEEN], ids=lambda use: f"{use.file}:{use.line}")
+def test_steps_grow_in_proportion_to_the_text(use: Found) -> None:
+    for pattern, flags in expressions(use):
+        expression = Expression(pattern, flags)
+        for how in ("match" if pattern in ONCE else "search", "fullmatch"):
+            assert (run := costly(expression, how)) is None, f"{pattern!r} takes too many steps for {run}"
+
+
+def costly(expression: Expression, how: str) -> Run | None:
+    """A run for which a search takes more steps than in proportion to its length, if there is one."""
+    for run in runs(expression):
+        small, large = (steps(expression, run.text(n), how) for n in (N, 4 * N))
+        if large > min(MOST_GROWTH * small, MOST_STEPS):
+            return run
+    return None
+
+
+def steps(expression: Expression, text: str, how: str = "search") -> int:
+    """The number of steps of a search that is given up after MOST_STEPS."""
+    expression.steps = 0
+    try:
+        if how == "search":
+            expression.find_all(text, MOST_STEPS)
+        else:
+            expression.match(text, whole=how == "fullmatch", most_steps=MOST_STEPS)
+    except TooManySteps:
+        pass
+    return expression.steps
+
+
+# --- the matcher itself --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "method", "pattern", "flags"),
-    [each for each in FOUND if each[3] is not None],
-    ids=lambda value: str(value) if isinstance(value, int) else str(value)[:40],
+    ("pattern", "how", "linear"),
+    [
+        (r"[+-]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|s|m|h))+)", "fullmatch", False),
+        (r"[+-]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|s|m|h))+)", "fullmatch", True),
+        (r"(a+)+b", "match", False),
+        (r"(?:a|ab|b)*c", "match", False),
+        (r"(?:a|b)*c", "match", True),
+        (r"a*+a*b", "match", True),
+        (r"\s+$", "search", False),
+        (r"(?<!\s)\s+$", "search", True),
+        (r"x*y", "search", False),
+        (r".*?,", "match", True),
+        (r"(?=.*b)a", "search", False),
+    ],
 )
-def test_the_time_is_in_proportion_to_the_text(file: str, line: int, method: str, pattern: Any, flags: int) -> None:
-    for text in texts(pattern):
-        seconds = spent(pattern, flags, method, text)
-        assert seconds < LIMIT, f"{file}:{line} takes {seconds:.1f} s for {text[:20]!r} ..."
+def test_slow_expressions_are_told_from_others(pattern: str, how: str, linear: bool) -> None:
+    assert (costly(Expression(pattern), how) is None) == linear
 
 
-def test_expressions_that_are_put_together_are_known() -> None:
-    """Add a file to LITERALS if its expressions consist of escaped texts, and bound their use otherwise."""
-    unknown = {f"{file}:{line}" for file, line, _, pattern, _ in FOUND if pattern is None and file not in LITERALS}
-    assert not unknown
+PARTS = ("a", "b", r"\d", "[^a]", ".", "(a|b1)", "(?:ab)?", "a*", "b+?", "(a|)*", "[ab]{1,2}", r"\b", "(?<!a)", "(?=1)")
 
 
-def test_the_list_is_complete() -> None:
-    assert len(FOUND) > 30
-    assert {file for file, *_ in FOUND} > {"engine/serving/ollama/loading.py", "engine/text/bpe.py"}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "method", "text"),
-    [(r"(?:\d+\.?\d*s)+", "fullmatch", "1" * N), (r"(a|a)*b", "match", "a" * 24), (r"\s*,", "search", " " * N)],
-)
-def test_others_are_found(pattern: str, method: str, text: str) -> None:
-    """Expressions as they have been in this package, or could have been."""
-    assert spent(pattern, 0, method, text + "\0") > LIMIT
+@examples(300)
+@given(st.lists(st.sampled_from(PARTS), min_size=1, max_size=6).map("".join), st.text("ab1 \n", max_size=8))
+def test_the_matcher_finds_what_python_finds(pattern: str, text: str) -> None:
+    expression = Expression(pattern)
+    for whole, method in ((False, re.match), (True, re.fullmatch)):
+        theirs = method(pattern, text)
+        assert expression.match(text, whole=whole) == (theirs and theirs.end())

@@ -151,6 +151,8 @@ class Answer(Listener):
                 yield self._next()
                 if self.finish_reason:
                     return
+                if self._tokens:
+                    await asyncio.sleep(0)  # with log-probabilities there may be hundreds of deltas to write
             if self.error is not None:
                 raise self.error
             yield self._last()

@@ -2,12 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 
 SMALL = 4 << 10
 """Bytes of a body whose prompt is made in the event loop, which delays other requests by a few milliseconds."""
+
+_COMPILING = ThreadPoolExecutor(4, "compiling")
+
+
+async def compiling(call: Callable[[], T]) -> T:
+    """The result of a call that compiles grammars, which may take seconds: in threads of its own, so that texts do not wait
+    for it."""
+    return await asyncio.get_running_loop().run_in_executor(_COMPILING, call)
 
 
 async def aside(size: int, call: Callable[[], T], small: int = SMALL) -> T:

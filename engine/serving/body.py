@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from engine.serving.aside import aside
-from engine.serving.budget import USUAL
+from engine.serving.budget import PER_BYTE, Claim
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
@@ -21,20 +21,19 @@ BROWSER = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send, whatever a page wants: ``Origin`` with every POST, the others with every request."""
 
 
-async def read_fields(
-    request: Request, limits: Limits, *, declared: bool = True, memory_per_byte: int = USUAL
-) -> Fields:
+async def read_fields(request: Request, limits: Limits, *, declared: bool = True) -> Fields:
     """The body of a request, which must be a JSON object; declared: it must also be declared as JSON, which otherwise only
-    browsers must do; memory_per_byte: the bytes of memory that answering takes per byte of the body."""
-    data = await read_body(request, limits, declared=declared, memory_per_byte=memory_per_byte)
+    browsers must do."""
+    data = await read_body(request, limits, declared=declared)
+    await Claim.of(request).grow(PER_BYTE * len(data))
     values = await aside(len(data), partial(parse, data, limits), SMALL)
     return Fields(values, size=len(data))
 
 
-async def read_body(request: Request, limits: Limits, *, declared: bool = True, memory_per_byte: int = USUAL) -> bytes:
+async def read_body(request: Request, limits: Limits, *, declared: bool = True) -> bytes:
     """The bytes of a body.  Raises Refusal if there are too many, if they take too long to arrive, if they must be declared
     as JSON and are not, or if other requests hold too much memory."""
-    budget, scope = request.app.state.server.budget, request.scope["state"]
+    claim = Claim.of(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and (declared or any(name in request.headers for name in BROWSER)):
         # A form of another web site can send any other type without asking first.
@@ -50,7 +49,7 @@ async def read_body(request: Request, limits: Limits, *, declared: bool = True, 
                 size += len(part)
                 if size > limits.body_bytes:
                     raise _too_large(limits)
-                budget.take(scope, len(part) * memory_per_byte)
+                await claim.grow(size)
                 parts.append(part)
     except TimeoutError:
         problem = f"the body did not arrive within {limits.body_seconds:g} seconds (--body-seconds); send it faster."

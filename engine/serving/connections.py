@@ -1,99 +1,101 @@
-"""The connections of a server: fewer than the system has descriptors."""
+"""The open connections of a server, fewer than the system has descriptors for."""
 
 import logging
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterable
+from contextlib import suppress
+from heapq import nsmallest
+from typing import NamedTuple, Protocol
+
+try:
+    import resource
+except ImportError:  # not a system with limits of this kind
+    resource = None  # type: ignore[assignment]
+
+MOST = 4096
+"""Connections at the same time, if the system does not permit fewer: each takes some kilobytes."""
+
+RESERVE = 48
+"""Descriptors that connections leave for files, models and other processes."""
+
+REQUEST, BODY, UNREAD = range(3)
+"""What a connection waits for: a request, the rest of a body, or that its client reads."""
+
+AT_ONCE = 16
+"""When no more connections fit, one in this many is closed, so that they are seldom searched."""
 
 log = logging.getLogger(__name__)
 
-RESERVE = 64
-"""Descriptors that are kept for files, pipes and models."""
 
-LEAST = 8
-"""Connections that are accepted even if few descriptors are left."""
+class Wait(NamedTuple):
+    """For what a connection waits, and since when, of ``time.monotonic``: those with the least value are closed first."""
 
-USUAL = 1 << 16
-"""Connections where the system has no limit of descriptors."""
+    kind: int
+    since: float
 
 
 class Connection(Protocol):
-    """What is asked of a connection."""
+    """What is known of a connection."""
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is being answered."""
+    def waits(self) -> Wait | None:
+        """What it waits for; None if its client waits for the server."""
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close it, whatever has not been sent."""
 
 
 class Connections:
-    """The open connections, those first from which nothing has arrived for the longest time.
+    """The open connections of a server.
 
-    Attributes: ``most``: the most that may be open.  Only the event loop uses it.
+    The system gives each the lowest free descriptor, so a high one says that nearly all are in use, by whatever.  Then the
+    connections that have waited longest for their clients are closed, those that wait for a request first.
     """
 
-    def __init__(self, most: int = 0) -> None:
-        """most: 0: as many as the system has descriptors for."""
-        self.most = most or most_connections()
-        self._open: dict[Connection, None] = {}
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._open: set[Connection] = set()
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __iter__(self) -> Iterator[Connection]:
-        return iter(self._open)
-
-    def add(self, connection: Connection) -> bool:
-        """Take note of a new connection, and close the oldest idle one if there are too many.  Returns False if all others
-        are busy: the new one must be refused."""
-        self._open[connection] = None
-        if len(self._open) <= self.most:
-            return True
-        oldest = next((each for each in self._open if each.idle and each is not connection), None)
-        if oldest is None:
-            log.warning("a connection is refused: all %d are busy", self.most)
-            return False
-        log.warning("an idle connection is closed: there are more than %d", self.most)
-        del self._open[oldest]
-        oldest.drop()
-        return True
-
-    def used(self, connection: Connection) -> None:
-        """Take note that something has arrived."""
-        if connection in self._open:
-            del self._open[connection]
-            self._open[connection] = None
+    def add(self, connection: Connection, descriptor: int) -> None:
+        """A client has connected.  Closes other connections if no more fit, or this one if all others are in use."""
+        self._open.add(connection)
+        if len(self._open) <= self._most and descriptor < highest_descriptor():
+            return
+        waiting = nsmallest(max(1, len(self._open) // AT_ONCE), self._waiting(), key=lambda found: found[0])
+        log.warning(
+            "%d connections are open and no more fit (ulimit -n): the %d that waited longest for their clients are closed",
+            len(self._open),
+            len(waiting),
+        )
+        for _, each in waiting:
+            each.drop()
 
     def remove(self, connection: Connection) -> None:
-        """Take note that a connection has ended."""
-        self._open.pop(connection, None)
+        """A connection has ended."""
+        self._open.discard(connection)
+
+    def drop(self) -> None:
+        """Close the connections that wait for their clients."""
+        for _, each in list(self._waiting()):
+            each.drop()
+
+    def _waiting(self) -> Iterable[tuple[Wait, Connection]]:
+        return ((wait, each) for each in self._open if (wait := each.waits) is not None)
 
 
-def most_connections() -> int:
-    """The number of connections that this process has descriptors for, after its limit has been raised as far as it can."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return USUAL
+def raise_limit() -> None:
+    """Raise this process's limit of descriptors, as far as it may, to what all connections need."""
+    if resource is None:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = USUAL if hard == resource.RLIM_INFINITY else min(hard, USUAL)
+    wanted = 2 * MOST if hard == resource.RLIM_INFINITY else min(hard, 2 * MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        try:
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-        except (OSError, ValueError):
-            pass
-    if soft == resource.RLIM_INFINITY:
-        return USUAL
-    return max(LEAST, min(soft, USUAL) - _n_open() - RESERVE)
 
 
-def _n_open() -> int:
-    """The number of descriptors that are open."""
-    import psutil
-
-    try:
-        return int(psutil.Process().num_fds())
-    except (psutil.Error, AttributeError):
-        return RESERVE
+def highest_descriptor() -> float:
+    """The descriptor from which on a connection is one too many."""
+    if resource is None:
+        return float("inf")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if soft == resource.RLIM_INFINITY else soft - min(RESERVE, soft // 4)

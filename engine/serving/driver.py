@@ -106,6 +106,11 @@ class Driver:
         """The number of answers that have no slot."""
         return self.n_answers - self.n_running
 
+    @property
+    def n_paused(self) -> int:
+        """The number of answers that wait for their clients to read."""
+        return sum(request.paused for request in list(self._listeners))
+
     def submit(self, listener: Listener) -> None:
         """Compute an answer.  If the thread has ended, the answer ends with the reason."""
         self._inbox.append(listener)

@@ -1,19 +1,29 @@
 """From a request to its response: what all interfaces that answer have in common."""
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask
+from engine.serving.aside import aside
 from engine.serving.body import read_fields
+from engine.serving.budget import Claim, grow_for_tokens
 from engine.serving.errors import Refusal
-from engine.serving.fields import Fields
+from engine.serving.fields import MOST_IGNORED, Fields
 from engine.serving.served import Served
 from engine.serving.state import State
-from engine.serving.streams import SSE, Framing, Stream, until_disconnect
+from engine.serving.streams import SSE, Framing, Stream, dump, until_disconnect
+
+LONG_SALT = 256
+"""Characters of a salt for which its hash stands: salts are compared often."""
+
+TOKEN_BYTES = 40
+"""About the bytes that a token takes: one of a prompt in memory, or one that is written with its log-probability."""
 
 
 class Plan(NamedTuple):
@@ -44,6 +54,7 @@ async def respond(
     salt = _salt(request, fields)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
+        await grow_for_tokens(request, fields, served.llm.tokenizer)
         plan = await read(fields, served)
         stream = fields.flag("stream", streams)
         answers: list[Answer] = []
@@ -54,9 +65,13 @@ async def respond(
                 stack.callback(answer.cancel)
                 answers.append(answer)
         _note(request, state, served, answers, fields)
+        # The body is not needed any more.
+        fields.values.clear()
+        Claim.of(request).hold(TOKEN_BYTES * sum(len(ask.prompt) for ask in plan.asks))
         if stream:
             return Stream(plan.chunks(answers), failed, stack.pop_all(), framing)
-        return JSONResponse(await until_disconnect(request, plan.whole(answers)))
+        whole = await until_disconnect(request, plan.whole(answers))
+        return Response(await aside(_size(plan, answers), partial(dump, whole)), media_type="application/json")
 
 
 async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[Sequence[int]]]) -> int:
@@ -64,7 +79,14 @@ async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[S
     state = State.of(request)
     fields = await read_fields(request, state.limits)
     async with state.models.use(fields.text("model")) as served:
+        await grow_for_tokens(request, fields, served.llm.tokenizer)
         return len(await read(fields, served))
+
+
+def _size(plan: Plan, answers: Sequence[Answer]) -> int:
+    """About how many bytes answers have that are written as a whole."""
+    n_tokens = sum(answer.n_completion for answer in answers) + sum(len(ask.prompt) for ask in plan.asks if ask.scored)
+    return TOKEN_BYTES * n_tokens * (1 + max(ask.logprobs or 0 for ask in plan.asks))
 
 
 def _salt(request: Request, fields: Fields) -> str:
@@ -73,6 +95,8 @@ def _salt(request: Request, fields: Fields) -> str:
     given = fields.text("cache_salt")
     if given == "":
         raise fields.refuse("cache_salt", "is empty: give some text, or leave it out")
+    if given is not None and len(given) > LONG_SALT:
+        given = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
     owner = request.scope["state"]["owner"]
     # The number of a key has no colon, so no two pairs give the same text.
     return f"{owner}:{given or ''}" if owner else given or ""
@@ -84,7 +108,7 @@ def _note(request: Request, state: State, served: Served, answers: Sequence[Answ
     notes["model"] = served.name
     if ignored := fields.ignored():
         # A name may hold anything; what could end the line is written as an escape.
-        notes["ignored"] = ",".join(name[:40].encode("unicode_escape").decode() for name in ignored[:16])
+        notes["ignored"] = ",".join(name[:40].encode("unicode_escape").decode() for name in ignored[:MOST_IGNORED])
     for answer in answers:
         state.metrics.begin(served.name, answer)
     notes["tokens"] = _Tokens(answers)

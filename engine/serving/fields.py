@@ -3,12 +3,16 @@
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import nsmallest
 from typing import Any, TypeVar, overload
 
 from engine.checks import described
 from engine.serving.errors import Refusal
 
 T = TypeVar("T")
+
+MOST_IGNORED = 16
+"""The most fields of an object that nothing has read and that are named."""
 
 
 class Fields:
@@ -46,8 +50,9 @@ class Fields:
         return self.values.get(name)
 
     def ignored(self) -> list[str]:
-        """The fields that nothing has read, and those of the objects among the others, as errors name them."""
-        own = sorted(name for name, value in self.values.items() if name not in self._read and value is not None)
+        """Some of the fields that nothing has read, and of those of the objects among the others, as errors name them."""
+        unread = (name for name, value in self.values.items() if name not in self._read and value is not None)
+        own = nsmallest(MOST_IGNORED, unread)
         return [self.name(name) for name in own] + [name for part in self._parts for name in part.ignored()]
 
     def ignore(self, *names: str) -> None:

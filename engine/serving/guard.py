@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.serving.budget import Claim
 from engine.serving.errors import Refusal
 from engine.serving.hosts import is_loopback
 from engine.serving.ollama import shapes as ollama
@@ -24,6 +25,9 @@ log = logging.getLogger("engine.serving.access")
 
 OPEN = ("/health", "/v1/health")
 """The paths that need no key."""
+
+PART = 64 << 10
+"""Bytes of a body that are sent at once."""
 
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 _PORT = re.compile(r":\d{1,5}$")
@@ -54,12 +58,19 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         notes: dict[str, object] = scope.setdefault("state", {}).setdefault("notes", {})
         scope["state"]["request_id"] = request_id
+        claim = scope["state"]["claim"] = Claim(self.state.budget)
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            elif len(body := message.get("body", b"")) > PART:
+                # Not at once: until the client has read it, the request is in work and holds its memory.
+                claim.hold(claim.held + len(body))
+                for at in range(0, len(body) - PART, PART):
+                    await send({**message, "body": body[at : at + PART], "more_body": True})
+                message["body"] = body[at + PART :]
             await send(message)
 
         try:
@@ -77,7 +88,7 @@ class Guard:
             else:
                 await self._inner(scope, receive, answer)
         finally:
-            self.state.budget.give_back(scope["state"])
+            claim.hold(0)
             if scope["path"] not in OPEN:
                 more = "".join(f" {name}={value}" for name, value in notes.items())
                 milliseconds = 1e3 * (time.monotonic() - begun)

@@ -31,7 +31,7 @@ class Limits:
     queue : int
         Requests that wait until others are done; further ones are refused.
     reader_seconds : float
-        Seconds after which a client that reads nothing of its stream is disconnected.
+        Seconds after which a client that reads nothing of its answer is disconnected.
     backlog : int
         Tokens of an answer that wait to be sent, after which its computation pauses.
     """

@@ -62,6 +62,12 @@ class Metrics:
         self._waiting = gauge(
             "num_requests_waiting", "Answers that have no slot: they have not begun, or gave it to others."
         )
+        self._paused = Gauge(
+            "bitmirror:num_requests_paused",
+            "Answers of the two that wait for their clients to read.",
+            ["model_name"],
+            registry=self.registry,
+        )
         share = "Share of the pages of the cache that sequences hold, 0 to 1."
         # Each second name is the one that older dashboards and routers read.
         self._usage = [gauge(name, share) for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc")]
@@ -106,7 +112,7 @@ class Metrics:
 
     def text(self, models: "Models") -> bytes:
         """All counts in the text format of Prometheus, with the present state of the models that are open."""
-        for gauge in (self._running, self._waiting, *self._usage):
+        for gauge in (self._running, self._waiting, self._paused, *self._usage):
             gauge.clear()
         for name, entry in models.entries.items():
             if entry.served is None:
@@ -114,6 +120,7 @@ class Metrics:
             driver = entry.served.driver
             self._running.labels(name).set(driver.n_running)
             self._waiting.labels(name).set(driver.n_waiting)
+            self._paused.labels(name).set(driver.n_paused)
             for gauge in self._usage:
                 gauge.labels(name).set(pages_held(entry.served.llm))
             # A count that is there from the beginning shows its first increase.

@@ -14,6 +14,7 @@ import uvicorn
 
 from engine.errors import UsageError
 from engine.serving.app import app
+from engine.serving.connections import Connections, raise_limit
 from engine.serving.errors import Refusal
 from engine.serving.guard import Guard
 from engine.serving.hosts import is_loopback
@@ -29,14 +30,14 @@ log = logging.getLogger(__name__)
 TIDY_TICKS = 50
 """Tenths of a second after which a server without an answer in progress gives memory back."""
 
-ACCEPTED = 8
-"""Connections that are accepted at once: a few times as many may exceed the limit before the first of them is closed."""
-
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""Clients that wait until their connections are accepted."""
 
 POLL_SECONDS = 0.05
 """The time between two looks at whether all answers are complete."""
+
+GRACE_SECONDS = 5
+"""The time in which clients must read the ends of their answers when the server ends."""
 
 
 class Server(uvicorn.Server):
@@ -46,9 +47,10 @@ class Server(uvicorn.Server):
     is left or the time is over.  The second one ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, state: State, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, state: State, connections: Connections, drain_seconds: float) -> None:
         super().__init__(config)
         self._state = state
+        self._connections = connections
         self._drain_seconds = drain_seconds
         #: Why the first model could not be opened, if that is why the server has ended.
         self.problem = ""
@@ -72,14 +74,6 @@ class Server(uvicorn.Server):
         self._loop.set_exception_handler(_failed)
         self._watchdog = Watchdog(self._loop)
         await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(BACKLOG)  # the event loop has set it to ``ACCEPTED``
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called when the server ends."""
-        await super().shutdown(sockets)
-        if self._watchdog is not None:
-            self._watchdog.close()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -98,6 +92,13 @@ class Server(uvicorn.Server):
         self._state.draining = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called when no answer is left."""
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._connections.drop)
+        await super().shutdown(sockets)
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def _drain(self) -> None:
         self._draining = asyncio.ensure_future(self._drained())
@@ -122,33 +123,44 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-def config_of(application: Guard, limits: Limits, host: str, port: int) -> uvicorn.Config:
-    """How uvicorn serves the application."""
+def config_of(
+    application: Guard, limits: Limits, host: str, port: int, connections: Connections | None = None
+) -> uvicorn.Config:
+    """How uvicorn serves the application; connections: where the open ones are kept."""
     return uvicorn.Config(
         application,
         host=host,
         port=port,
-        http=protocol(limits),  # type: ignore[arg-type]
+        http=protocol(limits, connections or Connections()),  # type: ignore[arg-type]
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=GRACE_SECONDS + 1,
+        # The event loop accepts as many connections at once, before any of them can be closed again.
+        backlog=1,
         h11_max_incomplete_event_size=64 << 10,
-        backlog=ACCEPTED,
     )
 
 
-def listening(host: str, port: int) -> socket.socket:
+class Listener(socket.socket):
+    """A socket that listens; how many clients the system lets wait does not depend on how many are accepted at once."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        """Listen; ``backlog`` is ignored."""
+        super().listen(BACKLOG)
+
+
+def listening(host: str, port: int) -> Listener:
     """A socket that listens; port 0: a free one.  Raises UsageError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol asyncio sets TCP_NODELAY; without it each answer waits 40 ms for an acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # clients wait while the model is opened
+        listener.listen()  # clients wait while the model is opened
     except (OSError, UnicodeError) as error:
         listener.close()
         problem = getattr(error, "strerror", None) or error
@@ -172,12 +184,14 @@ def serve(
     first model cannot be opened."""
     local = is_loopback(host)
     application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
-    config = config_of(application, limits, host, port)
+    raise_limit()
+    connections = Connections()
+    config = config_of(application, limits, host, port, connections)
     listener = listening(host, port)
     # A thread that computes gives up the lock of the interpreter whenever it calls the driver of a GPU, and waits this long
     # to get it back while this thread works.  The default is 5 ms.
     sys.setswitchinterval(1e-4)
-    server = Server(config, application.state, drain_seconds)
+    server = Server(config, application.state, connections, drain_seconds)
     shown = f"[{host}]" if ":" in host else host
     print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     server.run(sockets=[listener])

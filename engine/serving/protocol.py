@@ -1,9 +1,10 @@
 """HTTP of one connection: uvicorn's with h11, which refuses ambiguous lengths of bodies, and which here also ends connections
-whose requests do not arrive or whose answers are not read."""
+whose clients do not send what they have begun, or do not read."""
 
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engine.serving.connections import Connections
+from engine.serving.connections import BODY, REQUEST, UNREAD, Connections, Wait
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
 from engine.serving.openai.shapes import error_body
+
+LOOKS = 8
+"""How often it is looked whether a client reads, in the time in which it must."""
 
 log = logging.getLogger(__name__)
 
@@ -22,82 +26,76 @@ log = logging.getLogger(__name__)
 class Protocol(H11Protocol):
     """One connection.
 
-    A client that connects must send the header of a request within ``seconds``, and so must one that has begun to send the
-    header of a further request.  As much time is left for the rest of a body when the answer, which does not need it, has
-    been sent.  A client that reads nothing of its answer for ``reader_seconds`` is disconnected, whether the answer is a
-    stream or not.
+    A client that connects must send the header of a request within ``header_seconds``, and so must one that has begun to send
+    the header of a further request.  As much time is left for the rest of a body when the answer, which does not need it, has
+    been sent.  A client that reads nothing for ``reader_seconds`` although there is something to read is disconnected: in
+    the middle of a stream, before the end of a long answer, and when the answer is complete.
     """
 
-    def __init__(
-        self, *args: Any, seconds: float, reader_seconds: float, connections: Connections, **more: Any
-    ) -> None:
+    def __init__(self, *args: Any, limits: Limits, others: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._seconds = seconds
-        self._reader_seconds = reader_seconds
-        self._connections = connections
+        self._seconds = limits.header_seconds
+        self._patience = limits.reader_seconds
+        self._others = others
         self._deadline: asyncio.TimerHandle | None = None
-        #: When it is examined whether the client has read something, and the bytes that were unread before.
-        self._reading: asyncio.TimerHandle | None = None
-        self._unread = 0
+        self._look: asyncio.TimerHandle | None = None
+        #: When the connection began to wait for a request, or the latest request began.
+        self._since = time.monotonic()
+        #: Bytes that the client has not read, as far as the system does not keep them, and since when it has read none.
+        self._unread, self._unread_since = 0, self._since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Called when a client has connected."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self._seconds, self._late)
-        if not self._connections.add(self):
-            problem = "the server has as many connections as it can have; send the request again later."
-            self._answer(Refusal(problem, 503, retry_after=1))
-            transport.close()
+        self._others.add(self, transport.get_extra_info("socket").fileno())
 
     def data_received(self, data: bytes) -> None:
         """Called when bytes have arrived."""
-        self._connections.used(self)
+        before = self.cycle
         super().data_received(data)
+        if self.cycle is not before:
+            self._since = time.monotonic()
         self._watch()
-
-    def on_response_complete(self) -> None:
-        """Called when an answer has been sent."""
-        super().on_response_complete()
-        self._watch()
-        self._watch_reader()
 
     def pause_writing(self) -> None:
-        """Called when much of an answer waits to be read."""
+        """Called when much is left that the client has not read."""
         super().pause_writing()
         self._watch_reader()
 
+    def resume_writing(self) -> None:
+        """Called when little is left."""
+        super().resume_writing()
+        self._unread_since = time.monotonic()
+
+    def on_response_complete(self) -> None:
+        """Called when an answer has been written."""
+        self._since = time.monotonic()
+        super().on_response_complete()
+        self._watch()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection has ended."""
-        self._connections.remove(self)
         self._forget()
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+        if self._look is not None:
+            self._look.cancel()
+        self._others.remove(self)
         super().connection_lost(exc)
 
     @property
-    def idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+    def waits(self) -> Wait | None:
+        """What the connection waits for; None if its client waits for the server."""
+        if self.cycle is None or self.cycle.response_complete:
+            return Wait(REQUEST, self._since)
+        if self.cycle.more_body:
+            return Wait(BODY, self._since)
+        return Wait(UNREAD, self._unread_since) if self.flow.write_paused else None
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the connection, whatever has not been sent."""
+        if self.cycle is None and self.conn.our_state is h11.IDLE and not self.transport.is_closing():
+            self._refuse(Refusal("this server has no room for a further connection; try later.", 503, retry_after=1))
         self.transport.abort()
-
-    def _watch_reader(self) -> None:
-        if self._reading is None:
-            self._unread = self.transport.get_write_buffer_size()
-            if self._unread:
-                self._reading = self.loop.call_later(self._reader_seconds, self._look_at_reader)
-
-    def _look_at_reader(self) -> None:
-        self._reading = None
-        unread = self.transport.get_write_buffer_size()
-        if unread and unread >= self._unread:
-            log.info("a client that read nothing for %g seconds was disconnected", self._reader_seconds)
-            self.transport.abort()
-        else:
-            self._watch_reader()
 
     @property
     def _header_begun(self) -> bool:
@@ -110,6 +108,7 @@ class Protocol(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete
 
     def _watch(self) -> None:
+        self._watch_reader()
         if not self._header_begun and not self._body_left:
             self._forget()
         elif self._deadline is None:
@@ -126,23 +125,46 @@ class Protocol(H11Protocol):
             return
         if self._header_begun:
             problem = f"the header did not arrive within {self._seconds:g} seconds (--header-seconds); send it faster."
-            self._answer(Refusal(problem, 408))
+            self._refuse(Refusal(problem, 408))
         self.transport.close()
+        self._watch_reader()
 
-    def _answer(self, refusal: Refusal) -> None:
-        """Send a refusal of a request that has not arrived."""
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request yet."""
         body = json.dumps(error_body(refusal)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         response = h11.Response(status_code=refusal.status, headers=list((headers | dict(refusal.headers())).items()))
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
 
+    # --- clients that do not read ----------------------------------------------------------------------------------
 
-def protocol(limits: Limits) -> Callable[..., Protocol]:
+    @property
+    def _should_read(self) -> bool:
+        """Whether the client has something to read before anything else can happen."""
+        return self.transport.get_write_buffer_size() > 0 and (
+            self.flow.write_paused or self.transport.is_closing() or self.cycle is None or self.cycle.response_complete
+        )
+
+    def _watch_reader(self) -> None:
+        if self._look is None and self._should_read:
+            self._unread, self._unread_since = self.transport.get_write_buffer_size(), time.monotonic()
+            self._look = self.loop.call_later(self._patience / LOOKS, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        self._look = None
+        if not self._should_read:
+            return
+        left, now = self.transport.get_write_buffer_size(), time.monotonic()
+        if left != self._unread:
+            self._unread, self._unread_since = left, now
+        elif now - self._unread_since >= self._patience:
+            log.info("a client that read nothing for %g seconds was disconnected (--reader-seconds)", self._patience)
+            self.transport.abort()
+            return
+        self._look = self.loop.call_later(self._patience / LOOKS, self._look_at_reader)
+
+
+def protocol(limits: Limits, connections: Connections) -> Callable[..., Protocol]:
     """What makes the protocol of a connection."""
-    return partial(
-        Protocol,
-        seconds=limits.header_seconds,
-        reader_seconds=limits.reader_seconds,
-        connections=Connections(),
-    )
+    return partial(Protocol, limits=limits, others=connections)

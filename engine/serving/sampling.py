@@ -10,6 +10,9 @@ from engine.serving.limits import Limits
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 """OpenAI's defaults: tokens are drawn from the probabilities of the model.  The metadata of a model changes nothing."""
 
+LONGEST_STOP = 1000
+"""The most characters of a stop text."""
+
 
 def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str, float] = DEFAULTS) -> dict[str, Any]:
     """The parameters under the names of OpenAI and of vLLM's extensions; defaults: what counts for those of
@@ -53,6 +56,11 @@ def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
     """The stop texts."""
     texts = fields.texts(name, limits.stop, "--stop")
     for text in texts:
+        # Each token is compared with every beginning of a stop text.
+        if len(text) > LONGEST_STOP:
+            raise fields.refuse(
+                name, f"has a text of {len(text)} characters, and a stop text has at most {LONGEST_STOP}"
+            )
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise fields.refuse(name, "holds half a character, which no text contains: give whole characters")
     return [text for text in texts if text]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine import state
 from engine.errors import ContextError, DeviceError, EngineError
 from engine.serving.answer import Answer, Ask
+from engine.serving.aside import compiling
 from engine.serving.driver import Driver
 from engine.serving.errors import Refusal
 from engine.serving.limits import Limits
@@ -69,7 +70,7 @@ class Served:
             generations = ask.generations(self.llm)
         else:
             # A grammar is compiled for each answer, and other answers go on meanwhile.
-            generations = await asyncio.to_thread(ask.generations, self.llm)
+            generations = await compiling(lambda: ask.generations(self.llm))
             self._check_room(ask.n)
         backlog = self.limits.backlog
         return [Answer(self.llm, self.driver, ask, i, each, backlog) for i, each in enumerate(generations)]

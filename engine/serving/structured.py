@@ -51,11 +51,11 @@ async def grammar_of(
 ) -> Grammar:
     """The grammar that ``make`` makes of ``value``, which the field ``name`` stands for.  Raises Refusal if it is invalid,
     too large, or needs too much work."""
-    size = len((value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "surrogatepass"))
-    if size > limits.schema_bytes:
-        raise where.refuse(name, f"has {size} bytes and this server accepts {limits.schema_bytes} (--schema-bytes)")
 
     def made() -> Grammar:
+        size = len((value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "surrogatepass"))
+        if size > limits.schema_bytes:
+            raise where.refuse(name, f"has {size} bytes and this server accepts {limits.schema_bytes} (--schema-bytes)")
         grammar = make(value)
         tokens_of(llm.tokenizer).check(grammar)
         return grammar

@@ -1,7 +1,7 @@
 """Which functions a model may call, and which it must call: ``tools``, ``tool_choice`` and their like."""
 
-import asyncio
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.messages import CRASH, SLOW
 from engine.grammar.tokens import tokens_of
 from engine.llm import LLM
+from engine.serving.aside import compiling
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.schemas import pruned
 from engine.serving.calls.select import CALLS, calls_source
@@ -20,6 +21,9 @@ from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 
 Tool = Mapping[str, Any]
+
+SEARCH_SECONDS = 5.0
+"""The time in which it is found out which of the functions of a request cannot be enforced."""
 
 
 class ToolChoice(NamedTuple):
@@ -131,17 +135,18 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
         raise Refusal(
             f"{choice.param} {problem} calls, make functions strict or forbid parallel calls.", param=choice.param
         )
+    # A grammar is tried in another process, which takes a while.
+    return await compiling(lambda: _grammar(choice, llm, prompt, limits))
+
+
+def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits) -> Grammar:
     given = [tool["function"] for tool in choice.callable]
     functions = [Function(each["name"], pruned(each["parameters"]), each["name"] in choice.strict) for each in given]
     size = sum(len(json.dumps(function.given)) for function in functions)
     if size > limits.schema_bytes:
         problem = f"tools have schemas of {size} bytes, and this server accepts {limits.schema_bytes} (--schema-bytes)"
         raise Refusal(f"{problem} if it has to enforce them.", param="tools")
-    # A grammar is tried in another process, which takes a while.
-    return await asyncio.to_thread(_grammar, functions, choice, llm, prompt)
 
-
-def _grammar(functions: list[Function], choice: ToolChoice, llm: LLM, prompt: Prompt) -> Grammar:
     def made(functions: Sequence[Function]) -> Grammar:
         tokens = tokens_of(llm.tokenizer)
         source = calls_source(
@@ -167,7 +172,10 @@ def _grammar(functions: list[Function], choice: ToolChoice, llm: LLM, prompt: Pr
         if any(costly in str(error) for costly in (SLOW, CRASH)):  # to try each would take as long again
             raise Refusal(f"{together}: {error}", param="tools") from None
     # Which one is it?  A function that is not strict then takes any object.
+    deadline = time.monotonic() + SEARCH_SECONDS
     for i, function in enumerate(functions):
+        if time.monotonic() > deadline:
+            raise Refusal(f"{together}: {SLOW}.", param="tools")
         for tried in (function, replace(function, given={"type": "object"})):
             try:
                 made([tried])

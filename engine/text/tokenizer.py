@@ -125,6 +125,11 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def working_bytes(self, text: str) -> int:
+        """About the most memory, in bytes, that :meth:`encode` takes for ``text``, its ids included."""
+        text = _SURROGATES.sub("\ufffd", text)
+        return self._model.working_bytes(text) + 40 * len(text.encode())
+
     @cached_property
     def _bound(self) -> Bound:
         return Bound(self.vocabulary)

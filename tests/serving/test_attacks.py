@@ -1,8 +1,11 @@
 """Requests that no honest client sends: the bytes of the protocol, times, and values that try to break something."""
 
+import contextlib
+import importlib
 import json
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,10 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 import httpx
 
+from engine.serving import budget as budget_of_requests
 from engine.serving.app import app
+from engine.serving.aside import SMALL
+from engine.serving.guard import PART
 from engine.serving.limits import Limits
 from engine.serving.served import Spec
 from engine.text.bound import LONG
@@ -366,6 +372,106 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
     assert data.startswith(b"HTTP/1.1 200 ") and b"[DONE]" not in data
 
 
+@pytest.mark.thorough
+def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
+    """What is left unread is now more, now less, while it reads and the answer goes on."""
+    patience = 0.6
+    guarded = app([Spec("pycoder", bundled)], limits=Limits(reader_seconds=patience, backlog=4))
+    more = {"max_tokens": 240, "ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    body = json.dumps(HELLO | more)
+    with live(guarded, send_bytes=4096) as address, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address)
+        connection.sendall(posted(f"Content-Length: {len(body)}", body=body))
+        begun, data = time.monotonic(), b""
+        while part := connection.recv(8 << 10):
+            data += part
+            time.sleep(0.03)
+        assert time.monotonic() - begun > 2 * patience
+    assert data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_the_end_of_an_answer_that_nobody_reads() -> None:
+    """Also what is left when the answer is complete, and less than makes a stream pause."""
+    guarded = app([Spec("pycoder", bundled)], limits=Limits(reader_seconds=SECONDS))
+    body = json.dumps({"content": "1" * 9000})
+    with live(guarded, send_bytes=4096) as address, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(address)
+        head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        time.sleep(4 * SECONDS)
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                data += part
+    assert data.startswith(b"HTTP/1.1 200 ") and not data.endswith(b"]}")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "module", "name"),
+    [
+        (CHAT, HELLO, "openai.chat", "read_messages"),
+        (CHAT, HELLO, "openai.chat", "read_tool_choice"),
+        ("/v1/messages", HELLO, "anthropic.conversation", "read_messages"),
+        ("/v1/messages", HELLO, "anthropic.messages", "read_tool_choice"),
+        ("/v1/messages/count_tokens", HELLO, "anthropic.count_tokens", "read_tool_choice"),
+        ("/v1/responses", ROUTES["/v1/responses"], "responses.request", "read_messages"),
+        ("/v1/responses", ROUTES["/v1/responses"], "responses.request", "read_metadata"),
+        ("/api/chat", ROUTES["/api/chat"], "ollama.chat", "read_messages"),
+        ("/api/chat", ROUTES["/api/chat"], "ollama.chat", "read_tools"),
+        ("/detokenize", {"tokens": [1]}, "llama_server.tokens", "read_ids"),
+        ("/apply-template", HELLO, "llama_server.template", "read_messages"),
+        ("/apply-template", HELLO, "llama_server.template", "read_tools"),
+    ],
+)
+def test_the_fields_of_a_large_body_are_read_in_a_thread(
+    http: Any, path: str, body: dict[str, Any], module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of thousands of values take a second, in which nobody else would be answered."""
+    owner = importlib.import_module(f"engine.serving.{module}")
+    read, threads = getattr(owner, name), []
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(*given)
+
+    monkeypatch.setattr(owner, name, noted)
+    for padding in ("", "x" * SMALL):
+        assert http.post(path, json=body | {"padding": padding}).status_code == 200
+    first, second = threads
+    assert first != second and second.startswith("asyncio_")
+
+
+def test_a_long_stop_text_is_refused(http: Any) -> None:
+    """Every token is compared with all of its beginnings."""
+    assert http.post(CHAT, json=HELLO | {"stop": ["a" * 1000]}).status_code == 200
+    answer = http.post(CHAT, json=HELLO | {"stop": ["b", "a" * 1001]})
+    assert answer.status_code == 400 and "has a text of 1001 characters" in answer.json()["error"]["message"]
+
+
+def test_a_request_holds_memory_as_long_as_it_needs_it() -> None:
+    """A body while it is read; during the answer, little; at the end, nothing."""
+    guarded = app([Spec("pycoder", bundled)])
+    body = HELLO | {"stream": True, "max_tokens": 200, "ignore_eos": True, "padding": "x" * 100_000}
+    with live(guarded) as (host, port), httpx.stream("POST", f"http://{host}:{port}{CHAT}", json=body) as answer:
+        budget, texts = guarded.state.budget, answer.iter_raw()
+        next(texts)
+        assert 0 < budget.held < 10_000
+        for _ in texts:
+            pass
+        deadline = time.monotonic() + 10
+        while budget.held:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_long_answer_is_sent_in_parts(http: Any) -> None:
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 900))) * 40
+    sent = http.post("/apply-template", json={"messages": [{"role": "user", "content": text}]})
+    assert len(sent.content) > PART and text in sent.json()["prompt"]
+
+
 def test_a_duration_of_many_digits(http: Any) -> None:
     """It is refused at once: an expression that tries every division of the digits would stop the server for a minute."""
     body = {"model": "pycoder", "keep_alive": "1" * 40_000}
@@ -374,13 +480,14 @@ def test_a_duration_of_many_digits(http: Any) -> None:
     assert len(answer.json()["error"]) < 300
 
 
-def test_many_large_requests_at_once() -> None:
+def test_many_large_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those for which there is no memory are refused, and can be sent again."""
+    monkeypatch.setattr(budget_of_requests, "WAIT_SECONDS", 0)
     guarded = app([Spec("pycoder", bundled)])
-    body = {"content": "x = 1\n" * 100_000, "with_pieces": True}
+    body = {"content": "x = 1\n" * 30_000, "with_pieces": True}
     with live(guarded) as (host, port), ThreadPoolExecutor(6) as pool:
         budget = guarded.state.budget
-        budget.total = 64 << 20
+        budget.total = 150 << 20
         url = f"http://{host}:{port}/tokenize"
         answers = list(pool.map(lambda _: httpx.post(url, json=body, timeout=60), range(6)))
         statuses = [answer.status_code for answer in answers]
@@ -389,3 +496,7 @@ def test_many_large_requests_at_once() -> None:
         assert refused.headers["retry-after"] == "2" and "send the request again" in refused.json()["error"]["message"]
         assert budget.held == 0
         assert httpx.post(url, json=body, timeout=60).status_code == 200
+        answer = httpx.post(url, json={"content": "1" * 500_000}, timeout=60)
+        assert answer.status_code == 413 and "send less text at once" in answer.json()["error"]["message"]
+        # Words divide a text.
+        assert httpx.post(url, json={"content": "one two " * 60_000}, timeout=60).status_code == 200

@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 import engine
 from engine.grammar.messages import SLOW
 from engine.grammar.trial import TRIAL
+from engine.serving import tool_choice
 from engine.serving.app import app
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.conversation import prompt_of
@@ -393,6 +394,16 @@ def test_functions_that_take_long_are_tried_once(server: Server, monkeypatch: py
     with pytest.raises(openai.BadRequestError, match="cannot be enforced together: .* takes too long to compile"):
         server.chat.create(**ASK, model="plain", tools=TOOLS, tool_choice="required")
     assert len(tried) == 1
+
+
+def test_it_is_not_searched_for_ever_which_function_cannot_be_enforced(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 128 functions could take a second to try."""
+    monkeypatch.setattr(tool_choice, "SEARCH_SECONDS", -1.0)
+    server.writes("gemma4")
+    with pytest.raises(openai.BadRequestError, match="cannot be enforced together: .* takes too long to compile"):
+        server.chat.create(**ASK, model="plain", tools=[tool("f", NOT, strict=True)])
 
 
 def test_what_a_loose_schema_cannot_be_held_to_is_left_out(server: Server) -> None:

@@ -154,6 +154,34 @@ def test_an_answer_pauses_while_its_client_does_not_read_and_ends_when_it_leaves
     asyncio.run(run())
 
 
+def test_a_backlog_of_deltas_leaves_others_their_turn() -> None:
+    """With log-probabilities each token is a delta of its own, and hundreds may wait to be written."""
+
+    async def run() -> None:
+        async with begun(Limits(backlog=8)) as model:
+            ask = asked(60)
+            ask.logprobs = 2
+            (answer,) = await model.answers(ask)
+            await within(10, lambda: answer.generation.request.paused)
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            task, n = asyncio.ensure_future(other()), 0
+            async for _ in answer:
+                assert turns >= n
+                n += 1
+                if n == 8:
+                    break
+            task.cancel()
+
+    asyncio.run(run())
+
+
 def test_the_queue_is_bounded() -> None:
     async def run() -> None:
         async with begun(Limits(queue=2)) as model:

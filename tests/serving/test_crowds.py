@@ -78,17 +78,38 @@ def server() -> Iterator[Process]:
 def test_more_connections_than_descriptors(server: Process) -> None:
     """The oldest idle connections are closed, requests are answered, and the log stays short."""
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * DESCRIPTORS):
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        for i in range(3 * DESCRIPTORS):
             connection = stack.enter_context(socket.socket())
             connection.connect(server.address)
+            # Nothing, a part of a header, or of a body.
+            connection.sendall(b"" if i % 3 == 0 else head if i % 3 == 1 else head + b"Content-Length: 9\r\n\r\n{")
         for _ in range(3):
             assert httpx.get(f"{server.url}/health", timeout=PATIENCE).json()["status"] == "ok"
             body = {"prompt": "def f(x):", "max_tokens": 4}
             answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
             assert answer.status_code == 200
-    assert any("an idle connection is closed" in line for line in server.lines)
+    assert any("connections are open and no more fit (ulimit -n)" in line for line in server.lines)
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
     assert len(server.lines) < 40
+
+
+@pytest.mark.thorough
+def test_the_server_ends_although_a_client_does_not_read() -> None:
+    """When the time is over, with no traceback."""
+    server = Process("--drain-seconds", "1")
+    body = json.dumps({"content": "x = 1\n" * 100_000, "with_pieces": True}).encode()
+    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.end)
+        connection = stack.enter_context(socket.socket())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(server.address)
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.recv(100)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+    assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
 
 
 def test_an_answer_that_nobody_reads(server: Process) -> None:

@@ -304,6 +304,8 @@ def test_numbers_of_parameters(number: int, text: str) -> None:
         ("chat", {"messages": HELLO, "format": "xml"}, 400, "format must be"),
         ("chat", {"messages": HELLO, "format": {"type": "zebra"}}, 400, "format: "),
         ("chat", {"messages": HELLO, "keep_alive": "soon"}, 400, "keep_alive must be"),
+        ("chat", {"messages": HELLO, "keep_alive": "1" * 40_000}, 400, "keep_alive must be"),
+        ("chat", {"messages": HELLO, "keep_alive": "\u0661s"}, 400, "keep_alive must be"),
         ("chat", {"messages": HELLO, "options": {"num_ctx": 513}}, 400, "options.num_ctx exceeds"),
         ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, 400, "options.temperature must be"),
         ("chat", {"messages": HELLO, "options": {"num_predict": -3}}, 400, "options.num_predict must be"),

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import regex  # type: ignore[import-untyped]
-from tokenizers import Regex, pre_tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import PreTokenizedString, Regex, pre_tokenizers
 
 from engine.errors import TokenizerError
+from engine.text import bpe
 from engine.text.bpe import PRE_TOKENIZERS
+from tests.growth import FACTOR, MOST, growth
+from tests.tiers import examples
 from tests.vocabularies import bpe_metadata, made
 
 CORPUS = (Path(__file__).parent / "scripts.txt").read_bytes().decode("utf-8")
@@ -222,6 +227,45 @@ def test_corpus_has_what_pre_tokenizers_distinguish() -> None:
         "'LL",
     ):
         assert text in CORPUS, repr(text)
+
+
+RUNS = (
+    *(" ", "\n", "\t", "\u00a0", " \n", "1", "\u00b2", "a", "A", "\u00aaA", "\u02b0", "e\u0301", "\u4e00", "\u304b"),
+    *("!", "$", "'s", " a", "\u2028", "\U0001f600", "\x01"),
+)
+"""What is repeated to make an expression search in vain: characters of each class, alone and with those of another."""
+
+LETTERS = st.sampled_from("ab\u4e00\u5b57A1\u00b2 \n\t.,\u3002\uff0c'!s\u0301\u00aa")
+
+
+@pytest.mark.parametrize("name", [name for name, pre in PRE_TOKENIZERS.items() if pre.cut])
+def test_a_long_text_can_be_cut_into_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cut first, the whole text or its parts, makes no difference."""
+    monkeypatch.setattr(bpe, "PART", 3)
+    model = made(bpe_metadata([], pre=name, add_bos_token=False))._model
+    assert isinstance(model, bpe.BPE)
+    cutter = model.tokenizer.pre_tokenizer
+
+    def check(text: str) -> None:
+        assert [piece for part in model.parts(text) for piece in pieces(cutter, part)] == pieces(cutter, text)
+
+    check(CORPUS)
+    assert len(list(model.parts(CORPUS))) > 8
+    examples(200, 10)(given(st.text(LETTERS, max_size=60))(check))()
+
+
+DISTINCT = list({pre: name for name, pre in PRE_TOKENIZERS.items() if pre.patterns}.values())
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_long_runs_take_time_in_proportion_to_their_length(name: str) -> None:
+    """Also such as end with a character of another class, after which an expression may try again from every place."""
+    cutter = made(bpe_metadata([], pre=name, add_bos_token=False))._model.tokenizer.pre_tokenizer  # type: ignore[union-attr]
+
+    def text(n: int) -> str:
+        return "".join(run * (n // len(run)) + "\x01" for run in RUNS)
+
+    assert growth(lambda text: cutter.pre_tokenize(PreTokenizedString(text)), text(1000), text(1000 * FACTOR)) < MOST
 
 
 @pytest.mark.parametrize("name", ["gpt-5", "GPT-2", "tekken ", "no-such"])

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from engine.llm import LLM
+from engine.serving.aside import aside
 from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
@@ -22,7 +23,7 @@ async def read_prompt(
     fields: Fields, llm: LLM, limits: Limits, choice: ToolChoice, at_least: AtLeast | None = None
 ) -> Prompt:
     """The prompt of a request; at_least: is told how many tokens a long one has at least, and may raise an error."""
-    messages = read_messages(fields, limits)
+    messages = await aside(fields.size, partial(read_messages, fields, limits))
     prefilled = messages[-1]["role"] == "assistant"
     # Without the field Anthropic's models do not think, and clients take the first block for the text.  The beginning of an
     # answer that the client gives is text, too.

@@ -1,9 +1,12 @@
 """``POST /v1/messages/count_tokens``."""
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
+from engine.serving.aside import aside
 from engine.serving.exchange import counted
 from engine.serving.fields import Fields
 from engine.serving.served import Served
@@ -16,5 +19,5 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def _ids(fields: Fields, served: Served) -> list[int]:
-    choice = read_tool_choice(fields, served.limits)
+    choice = await aside(fields.size, partial(read_tool_choice, fields, served.limits))
     return (await read_prompt(fields, served.llm, served.limits, choice)).ids

@@ -12,6 +12,7 @@ from engine.serving.answer import Answer, Ask
 from engine.serving.anthropic.blocks import Blocks, joined
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
 from engine.serving.anthropic.shapes import ending_of, error_event, usage_of
+from engine.serving.aside import aside
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.sampling import clamped, read_options, read_stop
@@ -47,7 +48,7 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     fields.number("temperature", 1.0, 0, 1)
     options = read_options(fields, llm, limits)
     stop = read_stop(fields, limits, "stop_sequences")
-    choice = read_tool_choice(fields, limits)
+    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
     prompt = await read_prompt(fields, llm, limits, choice, llm.check_least)
     options |= {
         "max_tokens": clamped(most, llm, len(prompt.ids)),

@@ -7,7 +7,7 @@ from engine.serving.formats.parser import FormatParser
 from engine.serving.formats.reader import SYMBOLS, Broken, Steps
 
 _HEADER = re.compile(
-    r"(?: to=functions\.(\S+))?<\|channel\|>(analysis|commentary|final)(?: to=functions\.(\S+))?\s*(?:json)?\s*"
+    r"(?: to=functions\.(\S+))?<\|channel\|>(analysis|commentary|final)(?: to=functions\.(\S+))?(?:\s*json)?\s*"
 )
 _TEXT = re.compile(rf"[^{SYMBOLS}]+")
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"

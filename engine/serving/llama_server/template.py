@@ -2,21 +2,27 @@
 
 import asyncio
 import re
+from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.errors import TemplateError
+from engine.serving.aside import aside
 from engine.serving.body import read_fields
 from engine.serving.conversation import read_messages, read_tools, refused, template_of
 from engine.serving.state import State
+from engine.serving.streams import dump
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 async def apply_template(request: Request) -> Response:
     """The prompt of ``messages``, ``tools`` and ``chat_template_kwargs`` as one text, for reading: nothing is computed."""
     state = State.of(request)
     fields = await read_fields(request, state.limits)
-    messages, tools = read_messages(fields, state.limits), read_tools(fields, state.limits)
+    messages = await aside(fields.size, partial(read_messages, fields, state.limits))
+    tools = await aside(fields.size, partial(read_tools, fields, state.limits))
     values = dict(fields.mapping("chat_template_kwargs")) | ({"tools": tools} if tools else {})
     values["add_generation_prompt"] = fields.flag("add_generation_prompt", True)
     for name in ("messages", "self"):
@@ -27,5 +33,7 @@ async def apply_template(request: Request) -> Response:
             text = await asyncio.to_thread(template.render, messages, **values)
         except TemplateError as error:
             raise refused(error) from None
-    # Half a character in a message, as the tokenizer takes it.
-    return JSONResponse({"prompt": re.sub("[\ud800-\udfff]", "\ufffd", text)})
+        # Half a character in a message, as the tokenizer takes it.
+        text = _SURROGATES.sub("\ufffd", text)
+        body = await aside(fields.size, partial(dump, {"prompt": text}))
+    return Response(body, media_type="application/json")

@@ -1,16 +1,17 @@
 """``POST /tokenize``, ``POST /detokenize`` and ``GET /tokenizer_info``: text and token ids."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.checks import described
+from engine.serving.aside import aside
 from engine.serving.body import read_fields
-from engine.serving.budget import TOKENIZED
+from engine.serving.budget import Claim, grow_for_tokens
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.llama_server.shapes import model_of
 from engine.serving.state import State
@@ -36,7 +37,7 @@ async def tokenize(request: Request) -> Response:
     so that what a user wrote never becomes a control token.
     """
     state = State.of(request)
-    fields = await read_fields(request, state.limits, memory_per_byte=TOKENIZED)
+    fields = await read_fields(request, state.limits)
     prompt = fields.text("prompt")
     text = fields.required_text("content") if prompt is None else prompt
     add_special = fields.flag("add_special", False) if prompt is None else fields.flag("add_special_tokens", True)
@@ -44,18 +45,22 @@ async def tokenize(request: Request) -> Response:
     with_pieces = fields.flag("with_pieces", False)
     async with state.models.use(fields.text("model")) as served:
         tokenizer, n_ctx = served.llm.tokenizer, served.llm.n_ctx
+        await grow_for_tokens(request, fields, tokenizer)
 
-        def written() -> str:
+        def written() -> list[bytes]:
             ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
-            if prompt is not None:
-                return f'{{"tokens":{_written(ids)},"count":{len(ids)},"max_model_len":{n_ctx}}}'
-            if not with_pieces:
-                return f'{{"tokens":{_written(ids)}}}'
-            pieces = ({"id": id, "piece": _piece(tokenizer, id)} for id in ids)
-            return f'{{"tokens":{_written(pieces)}}}'
+            values = (
+                ({"id": id, "piece": _piece(tokenizer, id)} for id in ids) if with_pieces and prompt is None else ids
+            )
+            counts = f',"count":{len(ids)},"max_model_len":{n_ctx}' if prompt is not None else ""
+            return [b'{"tokens":[', *_written(values), f"]{counts}}}".encode()]
 
         # The text may be long.
-        return Response(await asyncio.to_thread(written), media_type="application/json")
+        parts = await asyncio.to_thread(written)
+        size = sum(map(len, parts))
+        Claim.of(request).hold(size)
+        headers = {"content-length": str(size)}
+        return StreamingResponse(_each(parts), media_type="application/json", headers=headers)
 
 
 async def detokenize(request: Request) -> Response:
@@ -64,9 +69,13 @@ async def detokenize(request: Request) -> Response:
     fields = await read_fields(request, state.limits)
     fields.required("tokens")
     async with state.models.use(fields.text("model")) as served:
-        ids = read_ids(fields, "tokens", served.llm.config.n_vocab)
-        text = await asyncio.to_thread(served.llm.tokenizer.decode, ids, special=True)
-    return JSONResponse({"content": text, "prompt": text})
+        llm = served.llm
+
+        def written() -> str:
+            text = llm.tokenizer.decode(read_ids(fields, "tokens", llm.config.n_vocab), special=True)
+            return dump({"content": text, "prompt": text})
+
+        return Response(await aside(fields.size, written), media_type="application/json")
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -84,11 +93,17 @@ async def tokenizer_info(request: Request) -> Response:
         return JSONResponse(found)
 
 
-def _written(values: Iterable[Any]) -> str:
-    """A list as JSON, written in parts, between which other threads can run."""
+def _written(values: Iterable[Any]) -> Iterator[bytes]:
+    """What a list as JSON has between its brackets, in parts, between which other threads can run."""
     rest = iter(values)
-    parts = iter(lambda: list(islice(rest, PART)), [])
-    return f"[{','.join(dump(part)[1:-1] for part in parts)}]"
+    for i, part in enumerate(iter(lambda: list(islice(rest, PART)), [])):
+        yield ("," if i else "").encode() + dump(part)[1:-1].encode()
+
+
+async def _each(parts: list[bytes]) -> AsyncIterator[bytes]:
+    """The parts, one after another."""
+    for part in parts:
+        yield part
 
 
 def read_ids(fields: Fields, name: str, n_vocab: int) -> list[int]:

@@ -28,7 +28,8 @@ def _asks(fields: Fields, limits: Limits) -> bool:
 
 async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
     refuse_unanswerable(fields, "_debug_render_only")
-    messages, tools = read_messages(fields, served.limits), read_tools(fields, served)
+    messages = await aside(fields.size, partial(read_messages, fields, served.limits))
+    tools = await aside(fields.size, partial(read_tools, fields, served))
     begun = messages[-1]["role"] == "assistant"
     if begun and "tool_calls" in messages[-1]:
         raise fields.refuse("messages", "ends with calls of tools: add messages of the role tool with their results")

@@ -11,7 +11,7 @@ from engine.serving.fields import Fields
 from engine.serving.ollama.shapes import now
 from engine.serving.state import State
 
-_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 
 MOST_CHARACTERS = 64
 """Characters of a duration; the longest of Go's has 24."""

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.answer import Answer, Ask, Delta
+from engine.serving.aside import aside
 from engine.serving.conversation import read_messages
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
@@ -85,7 +86,8 @@ async def _read(fields: Fields, served: Served) -> Plan:
 async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
-    messages, choice = read_messages(fields, limits), read_tool_choice(fields, limits)
+    messages = await aside(fields.size, partial(read_messages, fields, limits))
+    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
     continue_final = fields.flag("continue_final_message", False)
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")

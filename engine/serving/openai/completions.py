@@ -14,7 +14,7 @@ from engine.checks import described
 from engine.llm import LLM
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.aside import aside
-from engine.serving.exchange import Plan, respond
+from engine.serving.exchange import TOKEN_BYTES, Plan, respond
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.formats.events import Content
 from engine.serving.formats.plain import plain
@@ -146,6 +146,13 @@ class Writer:
         self._scores = Scores(self._tokenizer, shape.top_logprobs)
         self._begun = False
 
+    def size(self, delta: Delta) -> int:
+        """About how many bytes :meth:`choice` gives for a delta."""
+        n_tokens = len(delta.logprobs)
+        if not self._begun and self._answer.prompt_scores is not None:
+            n_tokens += len(self._answer.prompt_scores)
+        return TOKEN_BYTES * n_tokens * (1 + self._shape.top_logprobs)
+
     def choice(self, delta: Delta) -> dict[str, Any]:
         """A delta as a choice of OpenAI's answers: the first one begins with the prompt, if that is echoed."""
         answer, logprobs = self._answer, None
@@ -176,7 +183,7 @@ async def _whole(answers: list[Answer], served: Served, shape: TextShape) -> dic
     parts: list[list[dict[str, Any]]] = [[] for _ in answers]
     async for answer, delta in merged(answers):
         writer = writers[answer]
-        parts[writer.index].append(writer.choice(delta))
+        parts[writer.index].append(await aside(writer.size(delta), partial(writer.choice, delta)))
     choices = [
         own[-1]
         | {
@@ -192,10 +199,12 @@ async def _whole(answers: list[Answer], served: Served, shape: TextShape) -> dic
 async def _chunks(answers: list[Answer], served: Served, shape: TextShape) -> AsyncIterator[str]:
     head, writers = shape.head("text_completion"), _writers(answers, served, shape)
     async for answer, delta in merged(answers):
-        choice = writers[answer].choice(delta)
+        writer = writers[answer]
+        size = writer.size(delta)
+        choice = await aside(size, partial(writer.choice, delta))
         if choice["text"] or choice["finish_reason"] or (shape.logprobs and choice["logprobs"]["tokens"]):
             usage = {"usage": usage_of(answers, shape.n_prompts)} if shape.continuous_usage else {}
-            yield sse(head | {"choices": [choice]} | usage)
+            yield await aside(size, partial(sse, head | {"choices": [choice]} | usage))
     if shape.include_usage:
         usage = {"usage": usage_of(answers, shape.n_prompts), "timings": timings_of(answers[0])}
         yield sse(head | {"choices": []} | usage)

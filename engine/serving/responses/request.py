@@ -77,8 +77,8 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     text, reasoning = fields.object("text") or Fields({}), fields.object("reasoning") or Fields({})
     effort = reasoning.text("effort")
     reasoning.ignore("summary", "generate_summary", "context", "mode")
-    messages = read_messages(fields, limits)
-    choice = read_tool_choice(fields, limits)
+    messages = await aside(fields.size, partial(read_messages, fields, limits))
+    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
     try:
         prompt, grammar = await read_prompt(fields, llm, limits, messages, choice, effort=effort, form=(text, "format"))
     except Refusal as refusal:
@@ -119,7 +119,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
         "reasoning": {"effort": effort, "summary": None},
         "tools": fields.get("tools") or [],
         "tool_choice": fields.get("tool_choice") or "auto",
-        "metadata": read_metadata(fields),
+        "metadata": await aside(fields.size, partial(read_metadata, fields)),
         **{name: fields.text(name) for name in ("user", "safety_identifier", "prompt_cache_key")},
         "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
         "background": False,
