@@ -38,7 +38,7 @@ EXPECTED = (200, 400, 408, 413, 415, 503)
 """The statuses that a server may give under this load."""
 
 PROBE_SECONDS = 0.02
-TIDY_SECONDS = 6
+TIDY_SECONDS = 13
 """The time in which a server that has nothing to do gives memory back."""
 
 SLOW_SECONDS = 0.02

@@ -16,6 +16,7 @@ from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.decode.scheduler import POLL_SECONDS, Scheduler
 from engine.locking import in_turn
+from engine.memory import Memory
 from engine.models.base import Model
 from engine.reading import Closed, Reader
 from engine.speculative.draft_model import DraftModel
@@ -113,6 +114,50 @@ class Context(Reader):
         """Whether the device can choose tokens by the rules of this sampler, so that logits need not leave the
         device."""
         return self.model.ops.can_sample(sampler.params)
+
+    # --- memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of the model and of its draft model, by what it is for."""
+        self.check_open()
+        ops, cache, states = self.model.ops, self.cache, self.states
+        pools = [(pool, cache.page_bytes[paging]) for paging, pool in cache.pools.items()]
+        pages = sum(n_bytes * pool.n_pages for pool, n_bytes in pools)
+        kept = sum(n_bytes * pool.n_kept for pool, n_bytes in pools)
+        free = sum(n_bytes * pool.n_empty for pool, n_bytes in pools)
+        own = Memory(
+            weights=self.model.gguf.n_bytes,
+            pages_held=pages - kept - free,
+            pages_kept=kept,
+            pages_free=free,
+            rings=cache.n_bytes - pages,
+            snapshots=states.n_bytes,
+            buffers=ops.buffer_bytes(),
+            snapshots_limit=states.budget,
+        )
+        return own + self.draft.llm.memory if isinstance(self.draft, DraftModel) else own
+
+    @in_turn
+    def rest(self, forget: bool = False) -> None:
+        """Give memory back to the system that holds nothing while there is nothing to compute; forget: also forget the texts
+        that no slot holds, if their pages are in memory of the system."""
+        if self.closed:
+            return
+        if forget and self.model.ops.device_memory() is None:
+            self.slots.forget_others(self.states)
+        self.model.ops.rest(self.cache)
+        if isinstance(self.draft, DraftModel):
+            self.draft.llm.rest(forget)
+
+    @in_turn
+    def resume(self) -> None:
+        """Prepare for passes after :meth:`rest`, which are slower without it."""
+        if self.closed:
+            return
+        self.model.ops.resume(self.cache)
+        if isinstance(self.draft, DraftModel):
+            self.draft.llm.resume()
 
     # --- saved states ------------------------------------------------------------------------------------------
 

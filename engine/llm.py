@@ -69,6 +69,8 @@ class LLM(Context):
         Bytes of weights that one generated token reads.
     cache_bytes : int
         Bytes of the cache.
+    memory : Memory
+        The memory of the model and of its draft model, by what it is for.
     n_cached : int
         Tokens in the cache, of the text that was used last.
     load_seconds, compile_seconds : float

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from engine.cache.recurrent import default_budget
 from engine.cache.types import BLOCK, CHUNK, Types
 from engine.cache.types import cache_type as find_cache_type
 from engine.checks import described, function, whole
@@ -29,9 +30,6 @@ from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.compile.target import Target
-
-SNAPSHOT_BYTES = 2 << 30
-"""The default limit of host memory for snapshots, in bytes."""
 
 
 def load(
@@ -98,7 +96,7 @@ def load(
     snapshot_bytes : int, optional
         Host memory, in bytes, for states of recurrent models, and for what other models keep in rings, at multiples of 64
         tokens near the ends of messages, so that texts with the same beginning can be continued from there; 0: none. By
-        default up to 2 GiB, less if memory is short.
+        default an eighth of the memory that is free beside the model, at most 2 GiB.
     progress : callable, optional
         Called as ``progress(stage, done, total)``; stage "fetch" and "load" count bytes, "compile" kernels.
 
@@ -265,8 +263,9 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         model.mtp = StreamsMTP(model, layer)
     budget = options.snapshot_bytes
     if budget is None:
-        # A snapshot is useless if it makes the system swap.
-        budget = min(SNAPSHOT_BYTES, available_memory() // 8)
+        # Neither the cache nor copies of weights have taken their memory yet.
+        in_host = n_bytes + model.cache.n_bytes if ops.device_memory() is None else in_host
+        budget = default_budget(available_memory() - in_host)
     llm = LLM(gguf, tokenizer, model, 0.0, budget)
     if model.mtp is not None:
         ops.expect_drafts()

@@ -206,6 +206,16 @@ class Operations(Protocol[A, V, M]):
         """Bytes that attention of ``n_head`` heads over latents of ``rank`` elements at ``n_ctx`` positions needs besides the
         cache, in passes of up to ``rows`` rows."""
 
+    def buffer_bytes(self) -> int:
+        """Bytes of memory for the intermediate results of passes."""
+
+    def rest(self, cache: KVCache) -> None:
+        """Give memory back to the system that holds nothing while no pass runs: free pages of a cache, intermediate results.
+        No pass may be running."""
+
+    def resume(self, cache: KVCache) -> None:
+        """Prepare for passes after :meth:`rest`.  Passes may also run without it, but more slowly."""
+
     def upload(self, array: np.ndarray) -> A:
         """A device array with the values, shape and dtype of a NumPy array.  Raises DeviceError if memory runs out."""
 

@@ -20,12 +20,15 @@ from engine import errors
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import ContextError
 from engine.gguf.file import read_gguf
+from engine.memory import Memory
 from engine.models.traffic import weight_bytes_per_token
 from engine.ops import DeviceMemory
 from engine.speculative.params import SpeculationParams
 from engine.speculative.statistics import Statistics
 
 N_CTX = 64
+
+MEMORY = Memory(500, 0, 0, 10**6, 0, 0, 2 * 10**6, 0)
 
 
 @dataclass
@@ -150,6 +153,7 @@ class FakeLLM:
         self.cache = SimpleNamespace(layers=[])
         self.draft: Any = None
         self.slot_bytes, self.snapshot_bytes, self.reread = 0, 0, None
+        self.memory = MEMORY
         self.n_bytes_read = weight_bytes_per_token(self.model.gguf)
         if options["draft_model"] is not None:
             device = options["device_draft"] or options["device"]

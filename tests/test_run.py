@@ -19,6 +19,7 @@ import pytest
 import engine
 from engine.errors import DeviceError
 from engine.hub.catalog import CATALOG, model_file
+from engine.memory import Memory
 from engine.models import traffic as bandwidth
 from engine.run import main
 from engine.speculative.params import SpeculationParams
@@ -67,6 +68,22 @@ def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeL
     assert "\x1b" not in captured.err  # not a terminal: plain lines, and no control characters from the file
     assert fake[0].compiled
     assert fake[0].path == model_file(CATALOG["pycoder"])
+
+
+def test_memory_by_what_it_is_for(
+    fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert main(["-p", "x"]) == 0
+    assert re.search(r"^memory      [0-9.]+ [MG]B at most$", capsys.readouterr().err, re.M)
+    assert main(["-p", "x", "--verbose"]) == 0
+    line = "memory: weights 0.0 MB, cache 1.0 MB (0.0 MB in use), buffers 2.0 MB"
+    assert line in capsys.readouterr().err.splitlines()
+    memory = Memory(500, 10**6, 0, 10**6, 0, 3 * 10**6, 0, 2**31)
+    monkeypatch.setattr(fake_llm, "MEMORY", memory)
+    assert str(memory).endswith(", cache 2.0 MB (1.0 MB in use), snapshots 3.0 MB (up to 2.15 GB), buffers 0.0 MB")
+    assert main(["-p", "x"]) == 0
+    found = re.search(r"^memory      .* at most, (.*)$", capsys.readouterr().err, re.M)
+    assert found is not None and found[1] == "3.0 MB of them for snapshots (up to 2.15 GB)"
 
 
 def test_a_name_in_a_file_cannot_control_the_terminal(

@@ -141,14 +141,14 @@ class CompressedShape(Shape):
     def layer(self, space: Space, types: Types) -> CompressedLayer[Any]:
         """Allocate the pages and the rings."""
         kind, dtype, pool, length = types.k, types.k.dtype, space.pool(self.paging), self.pending(space.max_rows)
-        latents = space.zeros((pool.n_pages, CHUNK, self.d), dtype)
+        latents = space.pages(pool, (pool.n_pages, CHUNK, self.d), dtype)
 
         def blocks(width: int, *page: int) -> Blocks[Any] | None:
             if not self.ratio or not width:
                 return None
             rows = space.pool(self.row_paging)
             pending = space.zeros((space.n_sequences, length, 2, self.overlap * width), np.float32)
-            return Blocks(space.zeros((rows.n_pages, *page), dtype), rows.table, pending)
+            return Blocks(space.pages(rows, (rows.n_pages, *page), dtype), rows.table, pending)
 
         compressed, keys = blocks(self.d, CHUNK, self.d), blocks(self.n_keys, self.n_keys, CHUNK)
         numbers = self.ratio, self.top_k, self.back

@@ -6,6 +6,7 @@ recurrent layers (``engine/cache/recurrent.py``), is in rings by position, one f
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -79,8 +80,8 @@ class LayerShape(Shape):
     def layer(self, space: Space, types: Types) -> "LayerCache[Any]":
         """Allocate the pages."""
         pool, heads, k, v = space.pool(self.paging), self.n_head_kv, types.k, types.v
-        keys = space.zeros(k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype)
-        values = space.zeros(v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype)
+        keys = space.pages(pool, k.shape(heads, pool.n_pages, self.d_k, CHUNK), k.dtype, axis=1)
+        values = space.pages(pool, v.shape(heads, pool.n_pages, CHUNK, self.d_v), v.dtype, axis=1)
         return LayerCache(keys, values, pool.table, self.window, k, v, heads, self.d_k, self.d_v)
 
 
@@ -126,6 +127,10 @@ class KVCache(Space):
         that all sequences share, 0: n_ctx for each."""
         super().__init__(n_ctx, max_rows, zeros, store, n_sequences, capacity)
         self.n_bytes = sum(s.n_bytes(n_ctx, max_rows, types, n_sequences, capacity) for s in shapes)
+        #: The bytes of a page of each kind, of all layers together.
+        self.page_bytes: Counter[Paging] = Counter()
+        for shape in shapes:
+            self.page_bytes.update(shape.page_bytes(types))
         self.layers: list[Any] = [shape.layer(self, types) for shape in shapes]
         #: The kinds of rings that lose positions as others are stored.
         self.rings = frozenset([*others, *(ring for s in shapes for ring in s.rings(max_rows))])

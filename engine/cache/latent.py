@@ -27,7 +27,7 @@ class LatentShape(Shape):
     def layer(self, space: Space, types: Types) -> "LatentCache[Any]":
         """Allocate the pages."""
         pool = space.pool(Paging())
-        rows = space.zeros((pool.n_pages, CHUNK, self.width), types.k.dtype)
+        rows = space.pages(pool, (pool.n_pages, CHUNK, self.width), types.k.dtype)
         return LatentCache(rows, pool.table, types.k, types.v, self.width)
 
 

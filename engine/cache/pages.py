@@ -13,7 +13,7 @@ tokens in them are certain: a page that a sequence may still write to is its own
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -102,9 +102,22 @@ class PagePool:
         return len(self._free) + len(self._kept)
 
     @property
+    def n_empty(self) -> int:
+        """The number of pages that hold nothing."""
+        return len(self._free)
+
+    @property
     def n_kept(self) -> int:
         """The number of pages that no sequence has, but whose content is kept."""
         return len(self._kept)
+
+    @property
+    def free_runs(self) -> list[tuple[int, int]]:
+        """The pages that hold nothing, as runs [first, end) in rising order."""
+        free = np.sort(np.array(self._free, np.int64))
+        ends = np.flatnonzero(np.diff(free) > 1)
+        firsts, lasts = free[np.append(0, ends + 1)[: free.size]], free[np.append(ends, free.size - 1)[: free.size]]
+        return [(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
 
     def take(self) -> int:
         """A page for new content.  Raises NoPages if sequences have all of them."""
@@ -182,6 +195,14 @@ class PagePool:
         self._changed.clear()
 
 
+class Paged(NamedTuple):
+    """An array whose axis ``axis`` has an element for each page of a pool."""
+
+    pool: PagePool
+    array: Any
+    axis: int
+
+
 class Space:
     """Room for ``n_sequences`` sequences of at most ``n_ctx`` positions, stored at most ``max_rows`` at a time."""
 
@@ -201,6 +222,8 @@ class Space:
         self.capacity = capacity
         self.zeros = zeros
         self.pools: dict[Paging, PagePool] = {}
+        #: All arrays that are divided into pages.
+        self.paged: list[Paged] = []
         self._store = store
 
     def pool(self, paging: Paging) -> PagePool:
@@ -210,6 +233,12 @@ class Space:
             n_chunks = paging.chunks(self.n_ctx)
             self.pools[paging] = PagePool(n_pages, n_chunks, self.n_sequences, self.zeros, self._store)
         return self.pools[paging]
+
+    def pages(self, pool: PagePool, shape: tuple[int, ...], dtype: DTypeLike, axis: int = 0) -> Any:
+        """Allocate a zeroed array whose axis ``axis`` is the pages of a pool."""
+        assert shape[axis] == pool.n_pages
+        self.paged.append(Paged(pool, self.zeros(shape, dtype), axis))
+        return self.paged[-1].array
 
     def publish(self) -> None:
         """Write the changes of all tables to the device.  Call it before a pass."""

@@ -11,7 +11,7 @@ The convolution before the state looks a few positions back; its inputs are also
 for a step of an answer and the positions that it looks back at: a longer pass has its own inputs, and stores the last ones.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, cast
 
@@ -153,12 +153,20 @@ class Snapshot:
         return sum(array.nbytes for array in self.arrays)
 
 
+def default_budget(free: int) -> int:
+    """The default limit of host memory for snapshots, in bytes, if ``free`` bytes of it are free beside everything else that
+    a model needs there: an eighth of them, at most 2 GiB.  A snapshot is useless if it makes the system swap."""
+    return min(2 << 30, max(0, free) // 8)
+
+
 class States:
     """Snapshots by the keys of the texts that they follow (``engine/cache/sequence.py``), within a budget of bytes.  The one
     that has not been wanted for the longest time goes first."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
+        #: The memory of all of them in bytes.
+        self.n_bytes = 0
         self._kept: dict[bytes, Snapshot] = {}
 
     def __contains__(self, key: object) -> bool:
@@ -169,16 +177,17 @@ class States:
         """The number of snapshots."""
         return len(self._kept)
 
-    @property
-    def n_bytes(self) -> int:
-        """The memory of all of them in bytes."""
-        return sum(snapshot.n_bytes for snapshot in self._kept.values())
-
     def add(self, key: bytes, snapshot: Snapshot) -> None:
         """Keep a snapshot; others are removed to make room for it."""
+        self._remove(key)
         self._kept[key] = snapshot
+        self.n_bytes += snapshot.n_bytes
         while self.n_bytes > self.budget and self._kept:
-            del self._kept[next(iter(self._kept))]
+            self._remove(next(iter(self._kept)))
+
+    def _remove(self, key: bytes) -> None:
+        snapshot = self._kept.pop(key, None)
+        self.n_bytes -= snapshot.n_bytes if snapshot is not None else 0
 
     def get(self, key: bytes) -> Snapshot:
         """The snapshot after the text with this key, which must be there."""
@@ -186,6 +195,11 @@ class States:
         self._kept[key] = snapshot
         return snapshot
 
+    def keep(self, keys: Collection[bytes]) -> None:
+        """Remove those after texts whose keys are not among these."""
+        for key in [key for key in self._kept if key not in keys]:
+            self._remove(key)
+
     def clear(self) -> None:
         """Remove all of them."""
-        self._kept.clear()
+        self.keep(())

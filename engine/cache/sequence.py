@@ -73,6 +73,11 @@ class Sequence:
             self._array, self._array_changes = np.array(self.tokens, np.int32), self.changes
         return self._array
 
+    @property
+    def keys(self) -> SequenceOf[bytes]:
+        """The keys of its whole chunks whose pages are settled."""
+        return self._keys
+
     def belong(self, salt: str) -> None:
         """Give it a salt.  What it holds is forgotten if it had another one.  No pass that stores its tokens may be in
         flight."""

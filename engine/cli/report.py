@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from engine.errors import DeviceError
 from engine.hub.catalog import CATALOG, model_file
+from engine.memory import shown as _bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -239,10 +240,12 @@ class Report:
             )
 
     def device(self, llm: "LLM") -> None:
-        """Reports a GPU's memory, used by the model and free, and how fast it can be read; nothing for the CPU."""
+        """Reports a GPU's memory, used by the model and free, and how fast it can be read; with ``--verbose``, what the model
+        has on the CPU."""
         ops = llm.model.ops
         memory = ops.device_memory()
         if memory is None:
+            self.detail(f"memory: {llm.memory}")
             return
         if llm.draft is not None and llm.draft.name == "assistant" and llm.draft.ops is not ops:
             other = llm.draft.ops.device_memory()
@@ -285,6 +288,8 @@ class Report:
         memory = f"{_bytes(peak)} at most"
         if on_gpu is not None:
             memory += f", {_bytes(on_gpu.allocated)} on the GPU"
+        if snapshots := llm.memory.snapshots:
+            memory += f", {_bytes(snapshots)} of them for snapshots (up to {_bytes(llm.memory.snapshots_limit)})"
         rows.append(("memory", memory))
         self.line()
         for label, value in rows:
@@ -418,10 +423,6 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _bytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.1f} MB"
 
 
 def _speed(bytes_per_second: float) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
+from engine.cache.kv import KVCache
 from engine.checks import described
 from engine.compile.jobs import Job
-from engine.cpu import bandwidth
+from engine.cpu import bandwidth, mapping
 from engine.cpu.cores import available_cores
 from engine.cpu.latent_operations import LatentOperations
 from engine.cpu.memory import available_memory
@@ -59,6 +60,8 @@ class Backend(LatentOperations):
         self._progress: Progress | None = None
         #: Matrices whose records are still to be filled.
         self._empty: list[tuple[Weight, Records]] = []
+        #: Parts of mapped files that nothing reads any more.
+        self._copied: list[np.ndarray] = []
 
     # --- the device --------------------------------------------------------------------------------------------
 
@@ -141,6 +144,7 @@ class Backend(LatentOperations):
             count, groups, _ = records.data.shape
             self.compute(repack, *arguments_of(weight, records), items=count * groups)
             give_back(weight.data)
+            self._copied.append(weight.data)
             done += records.data.nbytes
         if progress is not None:
             progress("load", total, total)
@@ -151,6 +155,29 @@ class Backend(LatentOperations):
         not cross lines of the CPU's caches.  The system allocates its pages when they are first written."""
         n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return aligned(n_bytes, zeroed=True).view(dtype).reshape(shape)
+
+    def buffer_bytes(self) -> int:
+        """Bytes of intermediate results."""
+        return self._pool.n_bytes
+
+    def rest(self, cache: KVCache) -> None:
+        """Give the memory of free pages and of intermediate results back to the system, and what is mapped of weights that
+        were copied: reading the tensors beside them maps it again."""
+        free = {pool: pool.free_runs for pool in cache.pools.values()}
+        for pool, array, axis in cache.paged:
+            stacks, page = math.prod(array.shape[:axis]), array.nbytes // math.prod(array.shape[: axis + 1])
+            starts = range(0, stacks * pool.n_pages, pool.n_pages)
+            runs = ((page * (at + first), page * (at + end)) for at in starts for first, end in free[pool])
+            mapping.give_back(array, mapping.merged(runs))
+        for data in self._copied:
+            give_back(data)
+        self._pool.rest()
+
+    def resume(self, cache: KVCache) -> None:
+        """Let the system use huge pages for them again."""
+        for _, array, _ in cache.paged:
+            mapping.resume(array)
+        self._pool.resume()
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:
         """target[first : first + len(rows)] = rows."""

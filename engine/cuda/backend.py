@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from engine.arrays import Pass
-from engine.cache.kv import LayerCache
+from engine.cache.kv import KVCache, LayerCache
 from engine.cache.latent import LatentCache
 from engine.cache.recurrent import SPAN, RecurrentLayer
 from engine.compile.jobs import Job, gpu_job
@@ -49,7 +49,7 @@ from engine.cuda.runtime.steps import DeviceSteps, drafting_kernels
 from engine.cuda.runtime.tensor import Argument, DeviceWeight, Launch, Plan, Tensor
 from engine.cuda.runtime.values import Deferred, Gated, GatedNormalized, Normalized, plain
 from engine.decode.sampler import SamplingParams
-from engine.gguf.pages import touch
+from engine.gguf.pages import give_back, touch
 from engine.limits import STEP_ROWS
 from engine.models.activation import Activation
 from engine.models.delta_net import DeltaNet
@@ -90,6 +90,8 @@ class Backend(CompressedOperations):
         self.recorder = Recorder(self.device)
         self.plans = Plans(self.device, self.recorder)
         self._memory = Memory(self.device)
+        #: The tensors of files that are being loaded.
+        self._mapped: list[np.ndarray] = []
         #: The groups of rows of products of groups, by their number.
         self._groups: dict[int, Tensor] = {}
         self._steps: DeviceSteps | None = None
@@ -182,6 +184,7 @@ class Backend(CompressedOperations):
         """Bring the tensors of a file into memory, unless it is too small: copies from pages that are not in memory are slow.
         Calls ``progress("load", done, total)``."""
         total, done = sum(tensor.nbytes for tensor in tensors), 0
+        self._mapped += tensors
         if available_memory() < total:
             return
         for tensor in tensors:
@@ -199,6 +202,19 @@ class Backend(CompressedOperations):
     def loaded(self) -> None:
         """Release memory that only loading needs.  Call it after the last ``weight``."""
         self._memory.loaded()
+        for tensor in self._mapped:
+            give_back(tensor)
+        self._mapped.clear()
+
+    def buffer_bytes(self) -> int:
+        """Bytes of the device's memory for intermediate results."""
+        return self.recorder.n_bytes
+
+    def rest(self, cache: KVCache) -> None:
+        """Do nothing: what a GPU has in its memory is no memory of the system."""
+
+    def resume(self, cache: KVCache) -> None:
+        """Do nothing."""
 
     def inputs(self) -> Pass[Tensor]:
         """Memory for the tokens, positions and slots of passes that run between the steps of an answer, int32 [rows] each.

@@ -7,6 +7,7 @@ from typing import overload
 import numpy as np
 
 from engine.cache.kv import KVCache
+from engine.cache.recurrent import States
 from engine.decode.slot import Slot
 from engine.limits import STEP_ROWS
 
@@ -92,6 +93,12 @@ class Slots(Sequence[Slot]):
         if idle:
             min(idle, key=lambda slot: slot.used).clear()
         return bool(idle)
+
+    def forget_others(self, states: States) -> None:
+        """Forget texts that no slot holds: their pages, and snapshots after them."""
+        for pool in self._cache.pools.values():
+            pool.clear()
+        states.keep({key for slot in self._slots for key in slot.sequence.keys})
 
     def check_pages(self) -> None:
         """Raise AssertionError unless every page of the cache is held by sequences, kept for others, or free, and by nobody

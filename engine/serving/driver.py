@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 """Seconds without work after which the pages of the cache are checked."""
 
+REST_SECONDS = 10.0
+"""Seconds after this check, without work, after which memory that holds nothing goes back to the system."""
+
+FORGET_SECONDS = 600.0
+"""Seconds after that after which texts that no slot holds are forgotten, if they are in memory of the system."""
+
 REST = 3
 """The event loop gets no tokens for this many times as long as it has worked on the last ones: it shares the lock of the
 interpreter with the thread that computes them."""
@@ -172,7 +178,7 @@ class Driver:
                 self.moved = math.inf
                 if not self._wake.wait(IDLE_SECONDS):
                     self._check()
-                    self._wake.wait()
+                    self._rest()
         problem = f"{self.llm.path.name} is being closed; send the request again later."
         self._ended = Refusal(problem, 503, retry_after=10)
         self._end(self._ended)
@@ -183,6 +189,15 @@ class Driver:
             self.llm.check_pages()
         except Exception:
             log.exception("pages of the cache are lost")
+
+    def _rest(self) -> None:
+        """Wait for work, and give memory back meanwhile."""
+        if not self._wake.wait(REST_SECONDS):
+            self.llm.rest()
+            if not self._wake.wait(FORGET_SECONDS):
+                self.llm.rest(forget=True)
+                self._wake.wait()
+            self.llm.resume()
 
     def _submit(self) -> None:
         while self._inbox:

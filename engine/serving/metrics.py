@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from engine.serving.answer import Answer
 
@@ -48,9 +48,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        # The memory, the times and the open files of this process, under the names of all of Prometheus's clients.
+        ProcessCollector(registry=self.registry)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"vllm:{name}", text, ["model_name"], registry=self.registry)
+        def gauge(name: str, text: str, *labels: str, prefix: str = "vllm") -> Gauge:
+            return Gauge(f"{prefix}:{name}", text, ["model_name", *labels], registry=self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"vllm:{name}", text, ["model_name", *labels], registry=self.registry)
@@ -71,6 +73,9 @@ class Metrics:
         share = "Share of the pages of the cache that sequences hold, 0 to 1."
         # Each second name is the one that older dashboards and routers read.
         self._usage = [gauge(name, share) for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc")]
+        self._memory = gauge("memory_bytes", "Memory by what it is for.", "kind", prefix="bitmirror")
+        most = "The most memory for snapshots of recurrent states."
+        self._snapshots = gauge("snapshots_limit_bytes", most, prefix="bitmirror")
         self._prompt = counter("prompt_tokens", "Tokens of prompts, with those that the cache held.")
         self._generated = counter("generation_tokens", "Tokens that were generated.")
         asked, found = "Tokens of prompts that were looked up in the cache.", "Tokens of prompts that the cache held."
@@ -112,7 +117,7 @@ class Metrics:
 
     def text(self, models: "Models") -> bytes:
         """All counts in the text format of Prometheus, with the present state of the models that are open."""
-        for gauge in (self._running, self._waiting, self._paused, *self._usage):
+        for gauge in (self._running, self._waiting, self._paused, *self._usage, self._memory, self._snapshots):
             gauge.clear()
         for name, entry in models.entries.items():
             if entry.served is None:
@@ -123,6 +128,10 @@ class Metrics:
             self._paused.labels(name).set(driver.n_paused)
             for gauge in self._usage:
                 gauge.labels(name).set(pages_held(entry.served.llm))
+            memory = entry.served.llm.memory
+            for kind, n_bytes in memory.kinds.items():
+                self._memory.labels(name, kind).set(n_bytes)
+            self._snapshots.labels(name).set(memory.snapshots_limit)
             # A count that is there from the beginning shows its first increase.
             for counter in (self._prompt, self._generated, *self._queries, *self._hits):
                 counter.labels(name)

@@ -189,7 +189,7 @@ class Models:
                 continue
             served = Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
             await asyncio.to_thread(self._complete, served)
-            log.info("%s is open", entry.spec.name)
+            log.info("%s is open: %s", entry.spec.name, llm.memory)
             return served
 
     def _complete(self, served: Served) -> None:

@@ -10,6 +10,7 @@ from engine.arrays import Array
 from engine.cache.kv import KVCache
 from engine.compile.jobs import Job
 from engine.decode.sampler import Sampler
+from engine.memory import Memory
 from engine.models.base import Model
 from engine.models.config import ModelConfig
 from engine.ops import Ops
@@ -41,6 +42,17 @@ class LoadedModel(Protocol):
 
     def close(self) -> None:
         """Free the memory of the model."""
+
+    @property
+    def memory(self) -> Memory:
+        """Its memory, by what it is for."""
+
+    def rest(self, forget: bool = False) -> None:
+        """Give memory back that holds nothing while there is nothing to compute; forget: also that of texts that nobody
+        holds."""
+
+    def resume(self) -> None:
+        """Prepare for passes after :meth:`rest`."""
 
     @property
     def n_cached(self) -> int:

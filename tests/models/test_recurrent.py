@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import engine
 from engine.cache.kv import KVCache, LayerShape, Ring
-from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, States, of_sequence
+from engine.cache.recurrent import RecurrentShape, Rows, Snapshot, States, default_budget, of_sequence
 from engine.cache.sequence import Sequence, keys_of
 from engine.cache.types import CHUNK, F16, F32
 from engine.cli.conversation import Conversation
@@ -136,8 +136,13 @@ def test_snapshots_keep_to_their_budget() -> None:
     # One that is larger than the budget leaves nothing.
     kept.add(keys[1], Snapshot(128, [np.zeros(100, np.float32)]))
     assert len(kept) == kept.n_bytes == 0 and not any(key in kept for key in keys)
+    for key, snapshot in zip(keys[:3], snapshots, strict=False):
+        kept.add(key, snapshot)
+    kept.keep({keys[1], keys[3]})
+    assert [key in kept for key in keys] == [False, True, False, False] and kept.n_bytes == 32
     kept.add(keys[0], snapshots[0])
     kept.clear()
+    assert kept.n_bytes == 0
     assert len(kept) == 0 and keys[0] not in kept
 
 
@@ -220,6 +225,42 @@ def test_prompts_that_share_a_beginning(llm: engine.LLM) -> None:
         assert held == kept and llm.reread is None
         fresh = llm.logits(prompt)[-1]
         assert fresh.tobytes() == logits.tobytes()
+
+
+def test_snapshots_of_texts_that_no_slot_holds_are_forgotten(llm: engine.LLM) -> None:
+    words = np.random.default_rng(4).integers(3, 200, 400).tolist()
+    held, other = words[:200], words[200:]
+    expected = llm.logits(held)[-1]
+    llm.reset()
+    llm.prefill(other)
+    llm.prefill(held)
+    assert borders(llm, other) == borders(llm, held) == [192]
+    both = llm.memory.snapshots
+    assert 0 < both <= 2 * llm.snapshot_bytes
+    llm.rest()
+    assert len(llm.states) == 2
+    llm.rest(forget=True)
+    assert borders(llm, held) == [192] and borders(llm, other) == []
+    assert llm.memory.snapshots == both // 2
+    llm.resume()
+    logits, kept = llm.prefill(held)
+    assert kept == 199 and logits.tobytes() == expected.tobytes()
+
+
+def test_the_default_limit_of_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth of what is free beside the model, at most 2 GiB; what the user says, whatever is free."""
+    assert [default_budget(n) for n in (-5, 0, 8 << 20, 16 << 30, 1 << 40)] == [0, 0, 1 << 20, 2 << 30, 2 << 30]
+    path = make_model(tmp_path / "tiny.gguf", "tiny-qwen35", "Q8_0", seed=3)
+
+    def limit(free: int, snapshot_bytes: int | None = None) -> int:
+        monkeypatch.setattr("engine.loading.available_memory", lambda: free)
+        with engine.load(path, device="cpu", n_ctx=256, parallel=2, snapshot_bytes=snapshot_bytes) as model:
+            needs = model.n_bytes + model.cache_bytes
+            assert model.memory.snapshots_limit == model.states.budget
+            return model.states.budget - max(0, min(2 << 30, (free - needs) // 8))
+
+    assert limit(1 << 40) == limit(100 << 20) == limit(5) == 0
+    assert limit(5, 7) == 7
 
 
 def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCaptureFixture) -> None:

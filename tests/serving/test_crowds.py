@@ -91,7 +91,9 @@ def test_more_connections_than_descriptors(server: Process) -> None:
             assert answer.status_code == 200
     assert any("connections are open and no more fit (ulimit -n)" in line for line in server.lines)
     assert not any("Traceback" in line for line in server.lines), "".join(server.lines)
-    assert len(server.lines) < 40
+    # A request whose body never came is a line of its own, like every other request.
+    requests = [line for line in server.lines if " 499 " in line]
+    assert len(requests) <= DESCRIPTORS and len(server.lines) - len(requests) < 40
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.waiting import Waiting
 from engine.errors import DeviceError
+from engine.serving import driver
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.errors import Refusal
 from engine.speculative.steps import HostSteps
@@ -276,3 +277,38 @@ def test_the_thread_sleeps_while_all_answers_are_paused(llm: engine.LLM) -> None
         assert [reader.ids for reader in readers[1:]] == [expected(llm, prompt) for prompt in PROMPTS[1:]]
 
     asyncio.run(run())
+
+
+def test_memory_goes_back_while_there_is_nothing_to_do(llm: engine.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some time, and more of it later.  A request ends that before it is computed, whenever it comes."""
+    calls: list[object] = []
+    step = llm.scheduler.step
+
+    def noted(on_wait: Callable[[], None]) -> bool:
+        moved = step(on_wait)
+        if moved and calls[-1] != "step":
+            calls.append("step")
+        return moved
+
+    monkeypatch.setattr(llm.scheduler, "step", noted)
+    monkeypatch.setattr(llm, "rest", lambda forget=False: calls.append("forget" if forget else "rest"))
+    monkeypatch.setattr(llm, "resume", lambda: calls.append("resume"))
+    for name, seconds in (("IDLE_SECONDS", 0.01), ("REST_SECONDS", 0.02), ("FORGET_SECONDS", 60.0)):
+        monkeypatch.setattr(driver, name, seconds)
+    stages = ["rest"], ["rest", "resume", "step", "rest", "forget"]
+
+    async def run() -> None:
+        own = Driver(llm, asyncio.get_running_loop())
+        async with asyncio.timeout(60):
+            for expected in stages:
+                while len(calls) < len(expected):
+                    await asyncio.sleep(0.002)
+                assert calls == expected
+                monkeypatch.setattr(driver, "FORGET_SECONDS", 0.02)
+                reader = Reader(llm, "def add(a, b):")
+                own.submit(reader)
+                await reader.over.wait()
+        await asyncio.to_thread(own.close)
+
+    asyncio.run(run())
+    assert calls[: len(stages[-1]) + 2] == [*stages[-1], "resume", "step"]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -10,6 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("httpx")
@@ -76,7 +78,7 @@ def counts(client: TestClient) -> dict[tuple[str, ...], float]:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     samples = [s for family in text_string_to_metric_families(answer.text) for s in family.samples]
-    assert {s.labels.get("model_name") for s in samples} == {"bundled"}
+    assert {s.labels.get("model_name") for s in samples if not s.name.startswith("process_")} == {"bundled"}
     return {(s.name, *(v for k, v in s.labels.items() if k != "model_name")): s.value for s in samples}
 
 
@@ -340,6 +342,41 @@ def test_the_share_of_pages(client: TestClient, served: Served) -> None:
     found = counts(client)
     assert found["vllm:kv_cache_usage_perc",] == found["vllm:gpu_cache_usage_perc",] == len(held) / n_pages > 0
     assert pages_held(served.llm) == len(held) / n_pages
+
+
+def test_where_memory_is(client: TestClient, served: Served) -> None:
+    """The kinds of memory add up, and pages move between them."""
+
+    def kinds() -> dict[str, float]:
+        found = counts(client)
+        assert found["bitmirror:snapshots_limit_bytes",] == served.llm.states.budget
+        return {key[1]: value for key, value in found.items() if key[0] == "bitmirror:memory_bytes"}
+
+    llm = served.llm
+    llm.reset()
+    empty = kinds()
+    assert empty == llm.memory.kinds and empty["weights"] == llm.n_bytes
+    assert empty["pages_held"] == empty["pages_kept"] == 0 < empty["pages_free"]
+    chat(client, "z = 3\n" * 40)
+    held = kinds()
+    n_pages = sum(len(slot.sequence.pages(paging)) for slot in llm.slots for paging in llm.cache.pools)
+    [page] = llm.cache.page_bytes.values()
+    assert held["pages_held"] == n_pages * page > page and held["pages_kept"] == 0 < held["buffers"]
+    for slot in llm.slots:
+        slot.clear()
+    kept = kinds()
+    # The last page was not full, so nobody can share it.
+    assert kept["pages_held"] == 0 < kept["pages_kept"] == held["pages_held"] - page
+    for found in (empty, held, kept):
+        assert sum(n for kind, n in found.items() if kind.startswith("pages_")) + found["rings"] == llm.cache_bytes
+    llm.reset()
+    assert kinds() == empty | {"buffers": kept["buffers"]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_the_memory_of_the_process(client: TestClient) -> None:
+    found = counts(client)["process_resident_memory_bytes",]
+    assert abs(found - psutil.Process().memory_info().rss) < 100 << 20
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from engine.cpu import mapping
+
 ALIGNMENT = 64
 """Arrays begin at cache lines."""
 
 LARGE = 1 << 20
-"""Size in bytes from which results share memory regardless of their exact sizes."""
+"""Size in bytes from which results share memory regardless of their exact sizes, and from which memory can go back to the
+system while it is not used."""
 
 
 def aligned(n_bytes: int, zeroed: bool = False) -> np.ndarray:
     """Memory that begins at a cache line, uninitialized or ``zeroed``: uint8 [n_bytes]."""
+    if n_bytes >= LARGE:
+        return mapping.mapped(n_bytes)
     raw = (np.zeros if zeroed else np.empty)(n_bytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + n_bytes]
@@ -37,13 +42,14 @@ class Block:
 
 
 class Pool:
-    """Unused memory, by its size in bytes.
+    """Unused memory, by its size in bytes.  ``n_bytes``: its size, with that of the memory in use.
 
     What becomes unused within a stage is not used again before the next one: an operation of the stage may still read it
     while others, which are recorded later, write their results.
     """
 
     def __init__(self) -> None:
+        self.n_bytes = 0
         self._unused: dict[int, list[np.ndarray]] = {}
         self._read: list[np.ndarray] = []
 
@@ -64,6 +70,7 @@ class Pool:
             slab = slabs.pop()
         else:
             slab = aligned(size)
+            self.n_bytes += size
         return np.asarray(Block(self, slab))[:wanted].view(dtype).reshape(shape)
 
     def give_back(self, slab: np.ndarray) -> None:
@@ -76,6 +83,19 @@ class Pool:
         for slab in self._read:
             self._unused.setdefault(slab.size, []).append(slab)
         self._read.clear()
+
+    def rest(self) -> None:
+        """Give the memory of large arrays back to the system until passes use it again: what they read of it, they have
+        written before."""
+        for slabs in (self._read, *self._unused.values()):
+            for slab in slabs:
+                mapping.give_back(slab, [(0, slab.size)])
+
+    def resume(self) -> None:
+        """Let large arrays have huge pages again."""
+        for slabs in (self._read, *self._unused.values()):
+            for slab in slabs:
+                mapping.resume(slab)
 
 
 def owner(array: np.ndarray) -> object:

@@ -20,6 +20,11 @@ class Pool:
         self._owned: list[Buffer] = []
         self._free: dict[int, list[int]] = defaultdict(list)
 
+    @property
+    def n_bytes(self) -> int:
+        """Its memory in bytes, with what is lent."""
+        return sum(buffer.n_bytes for buffer in self._owned)
+
     def take(self, n_bytes: int) -> "Loan":
         """Borrow memory until the loan is garbage-collected.  A large block may be up to eight times the requested size, so
         that passes of fewer rows reuse the memory of the largest pass."""

@@ -53,6 +53,11 @@ class Recorder:
         #: recorded launches may read.
         self._first_slots: list[Tensor] = []
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the memory of intermediate results."""
+        return self._narrow.n_bytes + self._wide.n_bytes
+
     def slots_of(self, batch: Pass[Tensor]) -> Tensor:
         """The slot of the sequence of each row, int32 [rows]."""
         if batch.sequences is not None:

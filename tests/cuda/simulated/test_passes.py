@@ -1,6 +1,8 @@
 """Which passes are captured, which are kept, and the memory they share."""
 
+import mmap
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,8 @@ from engine.cuda.runtime.pool import LARGE
 from tests.cuda.simulated.device import SimulatedDevice
 
 F = np.float32
+
+PAGEMAP = Path("/proc/self/pagemap")
 
 
 @pytest.fixture
@@ -174,3 +178,29 @@ def test_how_a_prompt_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(133, False) == [133] and parts(133, True) == [5, 128]
     assert parts(127, False) == parts(127, True) == [16] * 7 + [15]
     assert parts(128, False) == parts(128, True) == [128]
+
+
+@pytest.mark.skipif(not PAGEMAP.exists(), reason="needs Linux's pagemap")
+def test_a_file_is_not_in_memory_after_loading(ops: Any, tmp_path: Path) -> None:
+    """What was copied to the device is no longer counted as memory of the process; it can still be read."""
+    path, data = tmp_path / "tensors", np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8)
+    path.write_bytes(data.tobytes())
+    with path.open("rb") as file:
+        tensor = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def resident() -> int:
+        with PAGEMAP.open("rb", buffering=0) as pages:
+            pages.seek(tensor.ctypes.data // mmap.PAGESIZE * 8)
+            found = np.frombuffer(pages.read(tensor.nbytes // mmap.PAGESIZE * 8), np.uint64)
+        return int((found >> np.uint64(63)).sum()) * mmap.PAGESIZE
+
+    ops.loading([tensor], None)
+    assert resident() == tensor.nbytes
+    ops.loaded()
+    assert resident() == 0 and (tensor == data).all()
+
+
+def test_the_memory_of_intermediate_results_is_counted(ops: Any) -> None:
+    before, allocated = ops.buffer_bytes(), ops.device.allocated
+    read(ops, Forward(ops), 40)
+    assert ops.buffer_bytes() - before == ops.device.allocated - allocated > 0
