@@ -9,8 +9,10 @@
     All tests that need no GPU: also all ``thorough`` cases, all combinations of parameters where the other tiers run each
     value or each pair of values once, and all examples of hypothesis.
 ``pytest --gpu``
-    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip.  ``--part 1/3`` runs a third of
-    them.
+    The tests marked ``gpu``, which need a GPU, or compile for targets that other runs skip, without their ``thorough`` cases.
+    ``--part 1/3`` runs a third of them.
+``pytest --gpu --all``
+    All of these.
 
 The tier of a test follows from its marks (``MARKS``), on the test or on a case (:func:`few`), from :func:`examples`, and from
 the time it took when somebody last ran ``pytest --record``.
@@ -42,7 +44,7 @@ SAMPLE = 4
 """``--rest`` runs one in this many of the ``thorough`` cases of a test."""
 
 MARKS = {
-    "thorough": "runs with --all, and one in four cases with --rest",
+    "thorough": "runs with --all, and one in four cases with --rest; on a GPU, with --gpu --all",
     "first": "runs in the first tier although it is slow",
     "gpu": "runs only with --gpu",
     "covering(n, m)": "runs as few combinations as contain every n values of different parameters; with --all those that "
@@ -115,12 +117,25 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     Tier.all, Tier.rest, Tier.gpu = (bool(config.getoption(name)) for name in ("--all", "--rest", "--gpu"))
-    if Tier.all + Tier.rest + Tier.gpu > 1:
-        raise pytest.UsageError("--all, --rest and --gpu exclude each other.")
+    if Tier.rest and (Tier.all or Tier.gpu):
+        raise pytest.UsageError("--rest excludes --all and --gpu.")
     _part(config)
+    if Tier.gpu:
+        _share_cores(getattr(config, "workerinput", None))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell makes background jobs ignore the signal, and the processes that they start inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _share_cores(worker: dict[str, Any] | None) -> None:
+    """Give each process of pytest-xdist its share of the cores, so that not all of them start a compiler for every core."""
+    if worker and hasattr(os, "sched_setaffinity"):
+        from engine.cpu.cores import available_cores
+
+        each = max(1, available_cores() // worker["workercount"])
+        cores = sorted(os.sched_getaffinity(0))
+        begin = int(worker["workerid"].removeprefix("gw")) * each
+        os.sched_setaffinity(0, {cores[(begin + k) % len(cores)] for k in range(each)})
 
 
 def _covering(items: list[Any], strength: int) -> set[Any]:
@@ -220,7 +235,7 @@ def parts(costs: dict[str, float], n: int) -> list[set[str]]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     on_gpu = {item for item in items if item.get_closest_marker("gpu")}
     if Tier.gpu:
-        chosen = on_gpu
+        chosen = {item for item in on_gpu if Tier.all or not item.get_closest_marker("thorough")}
     else:
         candidates = [item for item in items if item not in on_gpu]
         chosen = _thinned(candidates, 1)

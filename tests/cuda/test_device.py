@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -349,10 +350,18 @@ LAYERS: dict[str, dict[str, Any]] = {
 CACHES = ("f16", "f32", "q8_0", "q4_0", "f16/q8_0", "q8_0/f16", "q4_0/f32", "q8_0/q4_0", "i8", "i12")
 
 
+def pairs() -> list[Any]:
+    """Every shape of a layer with every type of a cache; without ``--all``, each shape with three types, in turn."""
+    cases = together("attention", [(layer, cache_type) for layer in LAYERS for cache_type in CACHES])
+    for at, case in enumerate(cases):
+        layer, cache_type = divmod(at, len(CACHES))
+        if (cache_type - 3 * layer) % len(CACHES) not in (0, 1, 5):
+            cases[at] = pytest.param(*case.values, marks=[*case.marks, pytest.mark.thorough])
+    return cases
+
+
 @pytest.mark.parametrize("kind", ["steps", "alone", "wide", "tiled"])
-@pytest.mark.parametrize(
-    ("layer", "cache_type"), together("attention", [(layer, cache_type) for layer in LAYERS for cache_type in CACHES])
-)
+@pytest.mark.parametrize(("layer", "cache_type"), pairs())
 def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """300 positions, so that a window's pages have been used again, in passes that begin and end anywhere in a chunk."""
     counts = (16, 1, 3, 7, 2) if kind in ("steps", "alone") else (40, 1, 100, 17, 64)
@@ -454,9 +463,23 @@ def test_attention(gpu: Any, cpu: Any, layer: str, cache_type: str, kind: str, m
         same(found, expected, what)
 
 
-@pytest.mark.parametrize("d", [64, 128, 256])
-@pytest.mark.parametrize("cache_type", CACHES)
-@pytest.mark.parametrize(("n_head", "n_head_kv", "window"), [(4, 2, 0), (16, 1, 0), (9, 3, 100)])
+SHAPES = [(4, 2, 0), (16, 1, 0), (9, 3, 100)]
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "d", "n_head", "n_head_kv", "window"),
+    [
+        pytest.param(
+            *(cache_type, d, *shape),
+            marks=[
+                pytest.mark.together(f"sequences {cache_type} {d}"),
+                *([pytest.mark.thorough] if (at + at // 3 + k) % 3 else []),
+            ],
+        )
+        for at, (cache_type, d) in enumerate(product(CACHES, (64, 128, 256)))
+        for k, shape in enumerate(SHAPES)
+    ],
+)
 def test_rows_of_several_sequences(
     gpu: Any, cpu: Any, cache_type: str, d: int, n_head: int, n_head_kv: int, window: int
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 from engine.cuda.intrinsics import SIMULATED
 from tests.families import FAMILIES, ONE_OF_EACH, write_quantized
 from tests.oracle.models import write_gguf
-from tests.tiers import together
 
 pytest.importorskip("numba_cuda", reason="the GPU backend needs numba-cuda")
 if SIMULATED:
@@ -20,10 +19,18 @@ from engine.errors import DeviceError
 
 pytestmark = pytest.mark.gpu
 
-MODELS = [*((name, "F32", "f32") for name in FAMILIES), *((case.name, "Q8_0", "f16") for case in ONE_OF_EACH.values())]
+MODELS = [
+    pytest.param(
+        *values, marks=[pytest.mark.together(f"family {values[0]}"), *([pytest.mark.thorough] if more else [])]
+    )
+    for values, more in [
+        *(((case.name, "Q8_0", "f16"), False) for case in ONE_OF_EACH.values()),
+        *(((name, "F32", "f32"), name == ONE_OF_EACH[case.architecture].name) for name, case in FAMILIES.items()),
+    ]
+]
 
 
-@pytest.mark.parametrize(("name", "quant", "cache_type"), together("family", MODELS, 1))
+@pytest.mark.parametrize(("name", "quant", "cache_type"), MODELS)
 @pytest.mark.begin(-1)
 def test_parity(name: str, quant: str, cache_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _ = engine.load  # chooses the folder of compiled kernels
