@@ -93,8 +93,8 @@ def inverse_root(total, n, eps):  # type: ignore[no-untyped-def]
     return unless_overflow(total, f32(1.0) / f32(math.sqrt(f32(total / n + eps))))
 
 
-# From here on, magnitudes are rounded to a float16 of infinity: halfway from the largest one, 65504, to 65536.
-_HALF_END = f32(65520.0)
+HALF_END = f32(65520.0)
+"""The magnitude from which on numbers are rounded to an infinite float16: halfway from the largest one, 65504, to 65536."""
 _HALF_NAN = np.uint16(0x7E00)
 
 
@@ -103,7 +103,7 @@ def stored_half(x):  # type: ignore[no-untyped-def]
     """The float16 of x as its bits (uint16), to be stored in a cache: NaN where x is NaN or too large.
 
     A score of an infinite key may be -inf, whose weight is 0: nothing would show that the key has been lost."""
-    return float_to_half(x) if abs(x) < _HALF_END else _HALF_NAN
+    return float_to_half(x) if abs(x) < HALF_END else _HALF_NAN
 
 
 # --- rounding --------------------------------------------------------------------------------------------------

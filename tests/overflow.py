@@ -474,8 +474,8 @@ OTHERS = [
 ]
 
 TOO_LARGE = [
-    Case(f"attention {types}, {which}", attention(types, which), (7e4, -7e4) if types == "f16 f16" else (1e8, -1e8))
-    for types in ("f16 f16", "q8_0 q8_0", "q4_0 q4_0")
+    Case(f"attention {types}, {which}", attention(types, which), (bad, -bad))
+    for types, bad in (("f16 f16", 7e4), ("q8_0 q8_0", 1e8), ("q4_0 q4_0", 1e8), ("i8 i8", 1e9), ("i12 i12", 1e10))
     for which in "kv"
 ]
 """Keys and values that a cache type cannot represent."""

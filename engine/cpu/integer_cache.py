@@ -2,11 +2,12 @@
 
 Formula: rotate(x) = H x / sqrt(B) for each block of B elements, H the Hadamard matrix of Sylvester: orthonormal, its own
     inverse, so rotation does not change q . k, and it spreads a block's outliers over all its elements before rounding.
-    d = half(min(amax / most, 65504)), integer = round(clamp(x, most * d) * (1 / d)), most = 127 (i8) or 2047 (i12): the
-    integers fit the scale that is stored, also where float16 is subnormal or ends.
+    d = half(amax / most), integer = round(clamp(x, most * d) * (1 / d)), most = 127 (i8) or 2047 (i12): the integers fit the
+    scale that is stored, also where float16 is subnormal.
     A query has integers of magnitude at most 1023 and a float32 scale: d = amax / 1023, integer = round(x * (1023 / amax)).
     Blocks whose largest magnitude is below 2**-100, and those with d = 0, count as zero.  The scale of a block that is not
-    finite is NaN in a key, so that its score is, and inf in a value: its product with a weight above 0 is inf, with 0 NaN.
+    finite, or too large for float16, is NaN in a key, so that its score is, and inf in a value: its product with a weight
+    above 0 is inf, with 0 NaN.
 Shapes: a chunk of keys or values of one head: words (``engine/cache/types.py``); B the block of the head there.
 Who owns what: a call owns the items [first, last) that its docstring names; no two items write the same byte.
 Reduction order: rotation: levels h = 1, 2, ..., B / 2, (a, b) -> (a + b, a - b) for elements i and i + h, then the product
@@ -19,7 +20,7 @@ from numba import njit
 
 from engine.cache.types import CHUNK
 from engine.cpu.quantized_cache import largest
-from engine.numerics import float_to_half, half_to_float, round_product
+from engine.numerics import HALF_END, float_to_half, half_to_float, round_product
 
 f32 = np.float32
 i16 = np.int16
@@ -29,12 +30,8 @@ u8 = np.uint8
 QUERY = 1023
 """The largest magnitude of an integer of a query: 128 * 1023 * 127 < 2**24."""
 
-MOST_HALF = f32(65504.0)
-"""The largest float16."""
-
-INF = f32(np.inf)
 KEY_OVERFLOWED, VALUE_OVERFLOWED = np.uint16(0x7E00), np.uint16(0x7C00)
-"""Scales of blocks that are not finite: NaN and inf."""
+"""Scales of blocks that are not finite, or too large: NaN and inf."""
 
 LOG2_E = 1.4426950408889634
 """log2(e): scores are in units of factors of two, so that a weight is a power of two."""
@@ -67,11 +64,9 @@ def rotate_rows(x, block, first, last):  # type: ignore[no-untyped-def]
 @njit(cache=True, error_model="numpy")
 def quantize_block(x, most, overflowed, q):  # type: ignore[no-untyped-def]
     """Quantize x float32 [n] to integers q int16 [n]; returns the bits of the float16 scale, ``overflowed`` if x is not
-    finite."""
+    finite or float16 has no such scale."""
     top = largest(x) / f32(most)
-    scale = float_to_half(MOST_HALF if top > MOST_HALF else top)
-    if not top < INF:
-        scale = overflowed
+    scale = float_to_half(top) if top < HALF_END else overflowed
     d = half_to_float(scale)
     if d == f32(0.0):
         q[:] = i16(0)

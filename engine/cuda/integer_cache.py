@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda
 
 from engine.cache.types import CHUNK, CacheType
-from engine.cpu.integer_cache import INF, KEY_OVERFLOWED, MOST_HALF, QUERY, VALUE_OVERFLOWED
+from engine.cpu.integer_cache import KEY_OVERFLOWED, QUERY, VALUE_OVERFLOWED
 from engine.cuda.intrinsics import (
     bits_float,
     float_bits,
@@ -27,6 +27,7 @@ from engine.cuda.products.unpack import device
 from engine.cuda.quantized_cache import hadamard
 from engine.cuda.runtime.kinds import DeviceFunction
 from engine.gguf.quants import TINY
+from engine.numerics import HALF_END
 
 F = np.float32
 I = np.int32  # noqa: E741
@@ -150,8 +151,8 @@ def make_store(of: CacheType, d: int, by_position: bool) -> DeviceFunction:
         scales = halves(chunk)
         for b in range(blocks):
             top = largest(x, b * per) / F(most)
-            scale = float_to_half(min(top, MOST_HALF))
-            if not top < INF:
+            scale = float_to_half(top)
+            if not top < HALF_END:
                 scale = overflowed
             d_b = half_to_float(scale)
             limit, inverse = F(most) * d_b, F(1.0) / d_b
