@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from engine.cache.types import F16, F32, Types
 from engine.checks import shown
 from engine.errors import ModelError
@@ -123,7 +125,9 @@ def build(
     ``rewind`` tokens.  Layers that the configuration does not mention are not loaded.  Raises ModelError if the tensors do
     not match the configuration."""
     sizes = n_ctx, types, rewind, n_sequences, capacity
-    model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
+    # What a damaged file makes of its numbers shows in the logits, which are checked, and not in a warning of NumPy.
+    with np.errstate(all="ignore"):
+        model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
     model.check_complete()
     return model
 

@@ -2,10 +2,13 @@
 what is wrong."""
 
 import random
+import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType, GGUFReader
 
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
@@ -47,6 +50,20 @@ def test_a_tensor_of_another_name_or_shape(shape: str, model: Callable[[str], Pa
     added = [case for case in cases if case[0].endswith("added")]
     for what, gguf in [*added, *rng.sample(cases, amount(100, 20))]:
         assert problem(gguf, tokenizer=False) == "", what
+
+
+@pytest.mark.parametrize("shape", few(sorted(SHAPES, key=lambda shape: (shape != "tiny-gemma4-moe", shape)), 1))
+def test_numbers_that_are_not_finite_are_no_warning(shape: str, model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Signaling NaN, infinities and the largest number, in each tensor of float32: their logits are an error, later."""
+    path = Path(shutil.copy(model(shape), tmp_path / "m.gguf"))
+    tensors = [tensor for tensor in GGUFReader(path).tensors if tensor.tensor_type == GGMLQuantizationType.F32]
+    data = bytearray(path.read_bytes())
+    for tensor in tensors:
+        bad = struct.pack("<4I", 0x7FA00000, 0x7F800000, 0xFF800000, 0x7F7FFFFF)[: 4 * int(tensor.n_elements)]
+        data[int(tensor.data_offset) : int(tensor.data_offset) + len(bad)] = bad
+    assert len(tensors) > 3
+    path.write_bytes(data)
+    assert problem(read_gguf(path), tokenizer=False) == ""
 
 
 @pytest.mark.parametrize("name", ["blk.99.attn_q.input_scale", "blk.-1.attn_q.input_scale", "a_exps.b.input_scale"])

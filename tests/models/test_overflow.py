@@ -93,9 +93,8 @@ def test_no_answer_is_empty_without_a_word(overflowing: engine.LLM, options: dic
 @pytest.mark.parametrize("cache_type", ["i8", "q8_0"])
 def test_keys_that_a_cache_cannot_represent_are_said(cache_type: str, tmp_path: Path) -> None:
     bad = damaged(resolve(None), tmp_path / "bad.gguf", "blk.1.attn_norm.weight", 3, 1e20)
-    with engine.load(bad, device="cpu", n_ctx=64, cache_type=cache_type) as llm:
-        with pytest.raises(ModelError, match=NAMED):
-            llm.logits(llm.tokenize(PROMPT))
+    with engine.load(bad, device="cpu", n_ctx=64, cache_type=cache_type) as llm, pytest.raises(ModelError, match=NAMED):
+        llm.logits(llm.tokenize(PROMPT))
 
 
 @pytest.mark.parametrize(
