@@ -39,6 +39,11 @@ class Context(Reader):
         #: The number of answers that threads wait for.
         self._answering = 0
 
+    def renew(self) -> None:
+        """In a process that was forked: nobody else waits for answers."""
+        super().renew()
+        self._answering = 0
+
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Keep the model open."""
@@ -235,7 +240,7 @@ class Context(Reader):
             If ``on_prefill`` or a logits processor calls it.
         """
         self.check_free()
-        while self._answering:
+        while self._answering > 0:
             time.sleep(POLL_SECONDS)
         with self.lock:
             if self.closed:

@@ -104,7 +104,12 @@ class LLM(Context):
         if model.mtp is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label
-        #: The threads of answers that are streamed in an event loop, which exist only while there are any.
+        #: The threads of answers that are streamed in an event loop.
+        self._threads = ThreadPoolExecutor(MOST_PARALLEL, "stream")
+
+    def renew(self) -> None:
+        """In a process that was forked: the threads of streamed answers do not exist."""
+        super().renew()
         self._threads = ThreadPoolExecutor(MOST_PARALLEL, "stream")
 
     def __repr__(self) -> str:

@@ -5,20 +5,52 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from engine.errors import UsageError
+from engine.forks import renew_in_children
+
 S = TypeVar("S", bound="Shared")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+IN_USE = (
+    "this process was forked while another thread used the model, and cannot use it: open it again in this process, or fork "
+    "before threads use it."
+)
+"""What a forked process is told that uses what another thread had when it was forked."""
+
+
 class Lock:
-    """A re-entrant lock that knows whether its thread has entered it more than once."""
+    """A re-entrant lock that knows whether its thread has entered it more than once.
+
+    In a process that was forked while another thread held it, it is lost: nobody would release it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._depth = 0
+        #: Why nobody can enter any more.
+        self._lost = ""
+        renew_in_children(self)
+
+    def lose(self, why: str) -> None:
+        """Let nobody enter from now on; why: the message of the UsageError."""
+        self._lost = why
+
+    def renew(self) -> None:
+        """Lose it if it is held by a thread that does not exist in this process."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self.lose(IN_USE)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Enter, after waiting for other threads if ``blocking``; returns whether it was entered."""
+        """Enter, after waiting for other threads if ``blocking``; returns whether it was entered.  Raises UsageError if
+        ``blocking`` and it is lost."""
+        if self._lost:
+            if blocking:
+                raise UsageError(self._lost)
+            return False
         entered = self._lock.acquire(blocking)
         self._depth += entered
         return entered

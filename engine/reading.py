@@ -17,13 +17,19 @@ from engine.decode.scheduler import Scheduler
 from engine.decode.slot import Slot
 from engine.decode.slots import Slots
 from engine.errors import ContextError, UsageError
+from engine.forks import renew_in_children
 from engine.limits import MOST_LOGITS
-from engine.locking import Lock, in_turn
+from engine.locking import IN_USE, Lock, in_turn
 from engine.models.base import Model
 from engine.models.needs import slot_bytes, snapshot_bytes
 from engine.text.tokenizer import Tokenizer
 
 CLOSED = "this model is closed; open it again with engine.load()."
+
+ON_GPU = (
+    "a forked process cannot use a GPU that its parent uses: start processes with the method 'spawn' of multiprocessing, and "
+    "open the model in them."
+)
 
 
 class Closed:
@@ -63,6 +69,16 @@ class Reader:
         self.scheduler = Scheduler(self)
         #: The function of the user that may be running in the middle of a pass, and its thread.
         self._caller, self._thread = "", 0
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """In a process that was forked: refuse to go on if other threads were using the model, or if it is on a GPU."""
+        if self.closed:
+            return
+        if not self.model.ops.n_threads:
+            self.lock.lose(ON_GPU)
+        elif self.scheduler.asked_by_others():
+            self.lock.lose(IN_USE)
 
     # --- slots -----------------------------------------------------------------------------------------------------
 

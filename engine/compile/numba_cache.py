@@ -10,10 +10,12 @@ only for equal code.
 """
 
 import hashlib
+import os
 import pickle
 from typing import Any
 
 from numba.core import caching, compiler, dispatcher
+from numba.core.compiler_lock import global_compiler_lock as lock
 from numba.core.serialize import dumps
 from numba.core.sigutils import normalize_signature
 
@@ -75,3 +77,7 @@ symbols.install()
 
 # Functions of this package that are declared from now on use this cache.
 vars(dispatcher)["FunctionCache"] = _cache_of
+
+if hasattr(os, "register_at_fork"):
+    # A fork waits while another thread compiles.  In the middle of that, nothing could be compiled in the new process.
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)

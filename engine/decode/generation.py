@@ -1,6 +1,5 @@
 """One answer during its generation: an iterator of text that also records tokens, probabilities and timings."""
 
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
@@ -15,6 +14,7 @@ from engine.decode.shown import Piece, Shown
 from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
+from engine.locking import Lock
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
 from engine.text.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ class Generation:
         self.seed = sampler.seed
         self.speculation: Statistics | None = speculation.statistics if speculation is not None else None
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
-        self._turn = threading.RLock()
+        self._turn = Lock()
         self._llm = llm
         self._stop = stop
         self._top_logprobs = top_logprobs
@@ -187,7 +187,7 @@ class Generation:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._turn = threading.RLock()
+        self._turn = Lock()
         self._ending = Ending()
         self._pieces = _nothing()
         self._pieces.close()

@@ -123,6 +123,11 @@ class Scheduler:
         """The number of answers that have a slot."""
         return len(self._company.active)
 
+    def asked_by_others(self) -> bool:
+        """Whether other threads wait for a token."""
+        me = threading.get_ident()
+        return any(request.asking and request.thread != me for request in chain(self._company.active, self._waiting))
+
     # --- orders ----------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:

@@ -1,6 +1,7 @@
 """The tokens of a model as llguidance takes them."""
 
 import json
+import os
 import threading
 from functools import lru_cache
 from types import SimpleNamespace
@@ -88,6 +89,16 @@ def _is_special(kind: TokenType, text: bytes) -> bool:
 
 _TOKENS: WeakKeyDictionary[Tokenizer, Tokens] = WeakKeyDictionary()
 _LOCK = threading.Lock()
+
+
+def _renew() -> None:
+    # A thread that does not exist in a forked process may hold it.
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 def tokens_of(tokenizer: Tokenizer) -> Tokens:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
+from engine.forks import renew_in_children
 from engine.text.bound import AtLeast
 from engine.text.template import dsml, harmony
 from engine.text.template.builtin import TEMPLATES, template_of
@@ -56,6 +57,11 @@ class ChatTemplate:
         self.source = source
         self.tokenizer = tokenizer
         self.origin = origin
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Forget a thread that renders, which does not exist in a process that was forked."""
         self._lock = Lock()
 
     @classmethod
