@@ -44,7 +44,7 @@ def number(function: Any) -> int:
     if _ours(function):
         try:
             return _number(_digest(function, ()))
-        except NoDigest:
+        except (NoDigest, RecursionError):  # the latter: a value that contains itself
             pass
     return _number(os.urandom(8))
 
@@ -76,7 +76,9 @@ def _parts(value: Any, inside: tuple[int, ...]) -> list[str | bytes]:
     if isinstance(value, (np.generic, np.ndarray)):
         if value.dtype.hasobject:
             raise NoDigest(value)
-        return ["array", repr(value.dtype), repr(value.shape), value.tobytes()]
+        # The type of an array has its layout.
+        layout = repr((value.strides, value.flags.writeable, value.flags.aligned))
+        return ["array", repr(value.dtype), repr(value.shape), layout, value.tobytes()]
     if isinstance(value, np.dtype):
         return ["dtype", repr(value)]
     if isinstance(value, (tuple, list)):

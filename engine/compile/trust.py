@@ -28,18 +28,35 @@ def problem(folder: Path) -> str:
     status = folder.stat()
     if not _is_trusted(status.st_uid):
         return "belongs to another user"
-    if status.st_mode & OTHERS_WRITE:
+    if status.st_mode & _others(status.st_gid):
         return "others can write to (chmod go-w makes it private)"
     nearest = folder.absolute().parent, folder.resolve().parent
     for parent in (*folder.absolute().parents, *folder.resolve().parents):
         status = parent.stat()
         # Groups may share folders further up, such as a project's; what they put in place of a folder belongs to them.
-        writers = OTHERS_WRITE if parent in nearest else stat.S_IWOTH
+        writers = _others(status.st_gid) if parent in nearest else stat.S_IWOTH
         # In a folder with the sticky bit, such as /tmp, only the owner of an entry can replace it.
         replaceable = status.st_mode & writers and not status.st_mode & stat.S_ISVTX
         if replaceable or not _is_trusted(status.st_uid) or not _is_trusted(parent.lstat().st_uid):
             return f"others can replace through {parent}"
     return "" if _is_trusted(folder.lstat().st_uid) else "others can replace"
+
+
+def _others(group: int) -> int:
+    """The permissions with which others write to what belongs to a group."""
+    return stat.S_IWOTH if _is_private(group) else OTHERS_WRITE
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is that of this user alone.  Many systems give each user one, and let it write."""
+    import grp
+    import pwd
+
+    try:
+        entry, name = grp.getgrgid(group), pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return False
+    return group != 0 and entry.gr_name == name and {*entry.gr_mem} <= {name}
 
 
 def _is_trusted(user: int) -> bool:

@@ -1,6 +1,7 @@
 """Keys, without a terminal: what a message is, and what Ctrl-C, completion and questions do."""
 
 import io
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from prompt_toolkit.input.base import PipeInput
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.output import DummyOutput
 
-from engine.cli import history
+from engine.cli import history, saved
 from engine.cli.commands import COMMANDS, completions
 from engine.cli.history import open_history, shorten
 from engine.cli.keyboard import CommandCompleter, Keyboard
@@ -156,6 +157,25 @@ def test_the_history_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept.stat().st_mode & 0o777 == 0o600
     assert [*kept.parent.iterdir()] == [kept]
     shorten(kept)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes on this system")
+def test_what_is_kept_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history with the folders that are made for it, and saved conversations, which may replace public ones."""
+    monkeypatch.setattr(history, "user_state_dir", lambda name, **_: str(tmp_path / "local" / "state" / name))
+    talk, old = tmp_path / "talk.json", tmp_path / "old.json"
+    old.touch(0o644)
+    before = os.umask(0)
+    try:
+        open_history(Report(stream=io.StringIO())).append_string("one")
+        saved.write(talk, [], {}, replace=False)
+        saved.write(old, [], {}, replace=True)
+    finally:
+        os.umask(before)
+    made = [*(tmp_path / "local").rglob("*"), tmp_path / "local"]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    files = [path for path in [*made, talk, old] if path.is_file()]
+    assert len(files) == 3 and {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
 def test_a_history_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

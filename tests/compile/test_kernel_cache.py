@@ -376,6 +376,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """What lies there is not loaded, one sentence says so, and the next folder is used."""
+    monkeypatch.setattr(trust, "_is_private", lambda group: False)
     if which == "NUMBA_CACHE_DIR":
         monkeypatch.setenv(which, str(folders / "own" / "kernels"))
     elif which == "temporary":
@@ -402,6 +403,34 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert write != version and (write is None) == (which == "temporary")
     variable = "NUMBA_CACHE_DIR" if which == "NUMBA_CACHE_DIR" else "BITMIRROR_CACHE"
     assert sum(str(kernels) in message and f"set {variable} to" in message for message in caplog.messages) == 1
+
+
+@pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
+@pytest.mark.parametrize(
+    ("mode", "private", "trusted"),
+    [(0o775, True, True), (0o775, False, False), (0o1775, False, True), (0o777, True, False), (0o1777, False, True)],
+)
+def test_a_folder_above_that_a_group_can_write_to(
+    mode: int, private: bool, trusted: bool, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group of several users could replace what lies in it; that of one user is this user."""
+    monkeypatch.setattr(trust, "_is_private", lambda group: private)
+    trust.make(folders / "shared" / "kernels")
+    (folders / "shared").chmod(mode)
+    assert (trust.problem(folders / "shared" / "kernels") == "") == trusted
+
+
+@pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
+def test_groups_of_one_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+    import pwd
+
+    groups = {0: ("me", []), 1: ("me", []), 2: ("me", ["me"]), 3: ("me", ["me", "you"]), 4: ("users", [])}
+    monkeypatch.setattr(pwd, "getpwuid", lambda user: types.SimpleNamespace(pw_name="me"))
+    monkeypatch.setattr(
+        grp, "getgrgid", lambda group: types.SimpleNamespace(gr_name=groups[group][0], gr_mem=groups[group][1])
+    )
+    assert [group for group in range(6) if trust._is_private(group)] == [1, 2]
 
 
 @pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")

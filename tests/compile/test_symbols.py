@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -147,6 +148,11 @@ def made(value: Any, default: Any = 1) -> Any:
     return in_package(outer)
 
 
+def unwritable(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
 VALUES: list[Any] = [
     *(
         0,
@@ -174,6 +180,13 @@ VALUES: list[Any] = [
         types.float32,
         types.Array(types.float32, 1, "C"),
         types.Array(types.float32, 2, "C"),
+    ),
+    *(
+        np.ones((2, 2)),
+        np.ones((2, 2), order="F"),
+        unwritable(np.ones((2, 2))),
+        namedtuple("P", "x")(1),
+        namedtuple("Q", "x")(1),
     ),
     *(ir.IntType(8), ir.IntType(16), np, os, BY_NAME["Q4_K"], BY_NAME["Q5_K"], len, np.add),
 ]
@@ -206,7 +219,13 @@ def test_a_function_that_calls_itself_has_a_number() -> None:
     assert symbols.number(again) == symbols.number(again)
 
 
-@pytest.mark.parametrize("value", [object(), SimpleNamespace(a=1), iter(()), lambda: 0], ids=lambda v: type(v).__name__)
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "value", [LOOP, object(), SimpleNamespace(a=1), iter(()), lambda: 0], ids=lambda v: type(v).__name__
+)
 def test_without_a_digest_a_number_is_random(value: Any) -> None:
     """Also for a function of another package, whose sources may change without another folder for its kernels."""
 
@@ -217,6 +236,38 @@ def test_without_a_digest_a_number_is_random(value: Any) -> None:
     assert symbols.number(outer) != symbols.number(outer)
     for home in ("elsewhere", None):  # None: what exec() defines without a module's name
         outer.__module__ = home  # type: ignore[assignment]
+        assert symbols.number(outer) != symbols.number(outer)
+
+
+class First(NamedTuple):
+    a: int
+    b: int
+
+
+class Second(NamedTuple):
+    b: int
+    a: int
+
+
+Second.__name__ = "First"
+
+
+def test_the_fields_of_a_tuple_change_a_number() -> None:
+    assert symbols.number(made(First(1, 2))) == symbols.number(made(First(1, 2)))
+    assert symbols.number(made(First(1, 2))) != symbols.number(made(Second(1, 2)))
+
+
+def test_what_a_program_defines_has_no_digest() -> None:
+    """Another program may define something else with the same name."""
+
+    def helper(x):  # type: ignore[no-untyped-def]
+        return x
+
+    helper.__qualname__ = "helper"
+    outer = made(helper)
+    assert symbols.number(outer) == symbols.number(outer)  # as a function of this package
+    for home in ("__main__", "elsewhere"):
+        helper.__module__ = home
         assert symbols.number(outer) != symbols.number(outer)
 
 

@@ -274,6 +274,18 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, tiny: Model, monkeypatch
         resolve.fetch(tiny)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files have no modes on this system")
+@pytest.mark.usefixtures("copied")
+def test_folders_are_private_whatever_the_umask(cache: Path, tiny: Model) -> None:
+    """Kernels, which are executed, lie in the same folder."""
+    before = os.umask(0)
+    try:
+        resolve.resolve("tiny")
+    finally:
+        os.umask(before)
+    assert [folder.stat().st_mode & 0o777 for folder in (cache, cache.parent)] == [0o700, 0o700]
+
+
 @pytest.mark.usefixtures("copied")
 def test_a_truncated_file_is_fetched_again(cache: Path, tiny: Model) -> None:
     path = resolve.fetch(tiny)
