@@ -13,7 +13,7 @@ tokens in them are certain: a page that a sequence may still write to is its own
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -195,7 +195,8 @@ class PagePool:
         self._changed.clear()
 
 
-class Paged(NamedTuple):
+@dataclass(frozen=True)
+class Paged:
     """An array whose axis ``axis`` has an element for each page of a pool."""
 
     pool: PagePool

@@ -164,10 +164,11 @@ class Backend(LatentOperations):
         """Give the memory of free pages and of intermediate results back to the system, and what is mapped of weights that
         were copied: reading the tensors beside them maps it again."""
         free = {pool: pool.free_runs for pool in cache.pools.values()}
-        for pool, array, axis in cache.paged:
+        for paged in cache.paged:
+            array, axis, n_pages = paged.array, paged.axis, paged.pool.n_pages
             stacks, page = math.prod(array.shape[:axis]), array.nbytes // math.prod(array.shape[: axis + 1])
-            starts = range(0, stacks * pool.n_pages, pool.n_pages)
-            runs = ((page * (at + first), page * (at + end)) for at in starts for first, end in free[pool])
+            starts = range(0, stacks * n_pages, n_pages)
+            runs = ((page * (at + first), page * (at + end)) for at in starts for first, end in free[paged.pool])
             mapping.give_back(array, mapping.merged(runs))
         for data in self._copied:
             give_back(data)
@@ -175,8 +176,8 @@ class Backend(LatentOperations):
 
     def resume(self, cache: KVCache) -> None:
         """Let the system use huge pages for them again."""
-        for _, array, _ in cache.paged:
-            mapping.resume(array)
+        for paged in cache.paged:
+            mapping.resume(paged.array)
         self._pool.resume()
 
     def store(self, target: np.ndarray, first: int, rows: np.ndarray) -> None:

@@ -114,14 +114,14 @@ def llm() -> Iterator[engine.LLM]:
 
 def taken(llm: engine.LLM) -> int:
     """Bytes of the cache in physical memory."""
-    return sum(int(resident(array).sum()) for _, array, _ in llm.cache.paged) * PAGE
+    return sum(int(resident(paged.array).sum()) for paged in llm.cache.paged) * PAGE
 
 
 def fill(llm: engine.LLM) -> None:
     """Write NaN to all pages of the cache, none of which is in use."""
     llm.reset()
-    for _, array, _ in llm.cache.paged:
-        array[...] = 0x7E00
+    for paged in llm.cache.paged:
+        paged.array[...] = 0x7E00
     assert taken(llm) == llm.memory.cache == llm.memory.pages_free
 
 
