@@ -19,7 +19,7 @@ from engine.serving.errors import Refusal
 from engine.serving.guard import Guard
 from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
-from engine.serving.memory import freeze, give_back
+from engine.serving.memory import freeze, give_back, one_arena
 from engine.serving.protocol import protocol
 from engine.serving.served import Spec
 from engine.serving.state import State
@@ -182,6 +182,7 @@ def serve(
 ) -> int:
     """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address cannot be used, or if the
     first model cannot be opened."""
+    one_arena()
     local = is_loopback(host)
     application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
     raise_limit()
