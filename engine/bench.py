@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from engine.checks import shown
 from engine.cli import entry, llama_cpp, shared, users
 from engine.cli.parser import Choice, Numbers, Parser, listed, real, whole
 from engine.cli.report import Report, printable
@@ -526,7 +527,7 @@ def results_of(args: argparse.Namespace, tests: Callable[[argparse.Namespace, st
     for model in args.model or ([] if args.shape else [None]):
         path = resolve(model, Report().progress)
         shared.check_gpu_layers(args, path)
-        yield from tests(args, path.stem, path)
+        yield from tests(args, shown(path.stem), path)
     for shape in args.shape:
         with random_model(shape, args.keep) as (name, path):
             yield from tests(args, name, path)

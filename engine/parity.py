@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.checks import shown
 from engine.cli import entry, shared
 from engine.cli.parser import Parser, filled, whole
 from engine.devices import parse_device
@@ -162,7 +163,7 @@ def compare(args: argparse.Namespace, load: Callable[..., "LLM"], report: "Repor
     config = cpu.config
     rounding = " with ds4's rounding" if args.ds4_rounding else ""
     size = f"{config.n_layer} layers, {args.cache_type} cache{rounding}, {len(ids)} + {args.n_gen} tokens"
-    print(f"{path.name}: {config.architecture}, {size}")
+    print(f"{shown(path.name)}: {config.architecture}, {size}")
     threads = f"{cpu.n_threads} thread{'s' * (cpu.n_threads != 1)}"
     print(f"CPU, {threads}, and {gpu.model.ops.label}, arithmetic {ARITHMETIC}\n", flush=True)
 

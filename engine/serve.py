@@ -43,14 +43,16 @@ def run(args: argparse.Namespace) -> int:
     if about(args):
         return 0
     try:
+        from engine.serving.lines import Lines
         from engine.serving.process import serve
         from engine.serving.repeated import Repeated
     except ImportError as error:
         raise UsageError(MISSING.format(error.name)) from None
     level = logging.DEBUG if args.verbose else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     logging.getLogger("engine").setLevel(level)
     for handler in logging.getLogger().handlers:
+        handler.setFormatter(Lines())
         handler.addFilter(Repeated("engine.serving.access"))
     return serve(
         specs(args),

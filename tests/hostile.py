@@ -80,7 +80,7 @@ def damaged(data: bytes, places: Sequence[Field], rng: random.Random, *, header:
             text = rng.choice(TEXTS)[: place.size].ljust(place.size, b"x")
             out[place.pos : place.pos + place.size] = text
         elif kind == 4:  # the end is missing
-            del out[max(1, rng.randrange(len(out))) :]
+            del out[max(1, rng.randrange(max(1, len(out)))) :]
         elif kind == 5:  # a part is missing or doubled
             first = rng.randrange(max(1, len(out)))
             part = out[first : first + rng.choice((1, 4, 8, 64))]

@@ -9,10 +9,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from engine.checks import shown
 from engine.cli.parser import Parser
 from engine.errors import EngineError
 
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 1, 2, 130, 141, 143
+
+MOST = 4000
+"""Characters of a sentence, of which the rest is left out."""
 
 Run = Callable[[argparse.Namespace], int]
 """What a command does: takes the parsed flags and returns the exit status."""
@@ -97,11 +101,9 @@ def _of_system(error: OSError) -> str:
 
 def _fail(sentence: str, status: int, verbose: bool) -> int:
     """Prints why a command ends, and returns its exit status."""
-    from engine.cli.report import printable
-
     if verbose:
         traceback.print_exc()
-    print(f"error: {printable(sentence)}", file=sys.stderr)
+    print(f"error: {shown(sentence, MOST)}", file=sys.stderr)
     return status
 
 

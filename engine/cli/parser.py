@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from engine.checks import shown
 from engine.cli.llama_cpp import Flag, Other, find, replace
 from engine.errors import UsageError
 
@@ -146,7 +147,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         near = nearest(word, self._option_string_actions)
-        return f"unknown flag {word}: " + (f"did you mean {near}?" if near else "--help lists every flag")
+        return f"unknown flag {shown(word)}: " + (f"did you mean {near}?" if near else "--help lists every flag")
 
 
 def _dashed(name: str) -> str:

@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Self, TextIO
 
+from engine.checks import shown
 from engine.errors import DeviceError
 from engine.hub.catalog import CATALOG, model_file
 from engine.memory import shown as _bytes
@@ -456,7 +457,7 @@ def _bandwidth(ops: "Ops") -> float:
 def _name(llm: "LoadedModel") -> str:
     """A named model's name; else the name in its file, or that of the file."""
     known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
-    return known or llm.config.name or llm.path.stem
+    return known or llm.config.name or shown(llm.path.stem)
 
 
 def _count(n: int) -> str:
