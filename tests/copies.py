@@ -193,15 +193,21 @@ class Copy:
         }
 
     def test(self, targets: Sequence[str], limit: float) -> Outcome:
-        """Run tests one after the other until one fails, each for at most ``limit`` seconds."""
+        """Run tests one after the other until one fails, each for at most ``limit`` seconds: first those of the first tier,
+        then those of ``--rest``."""
         started = time.perf_counter()
         for target in targets:
-            outcome = self._run(target, limit)
+            outcomes = []
+            for tier in ((), ("--rest",)):
+                outcomes.append(self._run(target, limit, tier))
+                if outcomes[-1].how not in ("passed", "not run"):
+                    break
+            outcome = next((one for one in reversed(outcomes) if one.how != "not run"), outcomes[0])
             if outcome.how != "passed":
                 return Outcome(outcome.found, outcome.how, time.perf_counter() - started, outcome.output)
         return Outcome("", "passed", time.perf_counter() - started)
 
-    def _run(self, target: str, limit: float) -> Outcome:
+    def _run(self, target: str, limit: float, tier: Sequence[str]) -> Outcome:
         environment = self._environment()
         environment.pop("NUMBA_ENABLE_CUDASIM", None)
         if target.startswith(SIMULATED):
@@ -218,7 +224,7 @@ class Copy:
             "addopts=",
             "--hypothesis-profile=ci",
         ]
-        command = [sys.executable, "-m", "pytest", *options, *shlex.split(target)]
+        command = [sys.executable, "-m", "pytest", *options, *tier, *shlex.split(target)]
         started = time.perf_counter()
         with subprocess.Popen(
             command,

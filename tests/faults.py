@@ -1,4 +1,4 @@
-"""Faults planted on purpose, one at a time, and the tests of the default tier that find them.
+"""Faults planted on purpose, one at a time, and the tests of .ci/run that find them.
 
     python -m tests.faults                  plant all faults, in copies of the tree; exit status 1 if one is not found
     python -m tests.faults -k barrier -j 4  those whose name, room or file contains "barrier", four at a time
@@ -314,6 +314,15 @@ FAULTS = (
             "tests/cpu/test_integer_cache.py::test_blocks_are_those_of_the_law",
             "tests/models/test_overflow.py::test_keys_that_a_cache_cannot_represent_are_said",
         ),
+    ),
+    Fault(
+        "a scale of integers that float16 cannot represent, GPU",
+        "quantized caches",
+        "engine/cuda/integer_cache.py",
+        "            scale = float_to_half(top)\n            if not top < HALF_END:",
+        "            scale = float_to_half(min(top, F(65504.0)))\n            if not top < F(np.inf):",
+        "the same on a GPU only: where the CPU says that the model overflows, a GPU gives an answer",
+        ("tests/cuda/simulated/test_overflow.py::test_it_shows_in_its_row",),
     ),
     Fault(
         "a value of integers that is not finite, GPU",

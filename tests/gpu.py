@@ -1,7 +1,7 @@
 """The tests that need a GPU, in parts, and a table of what they did.
 
     python -m tests.gpu                 all parts, one after the other
-    python -m tests.gpu --part 2/3      the second of three parts of about equal duration
+    python -m tests.gpu --part 2/2      the second of two parts of about equal duration
     python -m tests.gpu -o table.md     where the table is written, in Markdown
 
 The exit status is that of pytest.  Kernels are compiled anew for each part, unless BITMIRROR_CACHE names a folder.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.conftest import REPOSITORY
 
-PARTS = 3
+PARTS = 2
 """Parts, each of which should take less than ten minutes on 16 cores."""
 
 

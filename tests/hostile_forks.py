@@ -43,7 +43,7 @@ N = 256
 
 MODEL = "tiny-qwen3"
 
-CACHE_TYPES = ("f16", "q8_0", "q4_0", "i8")
+CACHE_TYPES = ("f16", "f32", "q8_0", "q4_0", "i8", "i12")
 
 ENDS = ("right", "one sentence", "differing", "an error", "crashed", "hung")
 """How the use of a case may end; the first two are good."""

@@ -24,7 +24,7 @@ from engine.synthetic.model import make_model
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
-SECONDS = 30
+SECONDS = 120
 """A forked process that takes longer hangs."""
 
 Use = Callable[[LLM], Any]

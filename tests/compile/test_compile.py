@@ -213,7 +213,7 @@ def test_a_run_that_ends_while_it_compiles(how: signal.Signals, tmp_path: Path) 
         time.sleep(0.05)
     time.sleep(0.5)
     run.send_signal(how)
-    _, errors = run.communicate(timeout=20)
+    _, errors = run.communicate(timeout=120)
     assert run.returncode == (130 if how == signal.SIGINT else -how)
     assert "Traceback" not in errors
     while of_this_test(tmp_path) and time.monotonic() < deadline:

@@ -13,7 +13,7 @@ import engine
 
 FLAGS = ("--device", "cpu", "-c", "512", "-np", "4", "--chat-template", "chatml")
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 """The most time until a server answers; kernels may have to be compiled."""
 
 
@@ -48,7 +48,7 @@ def server(process: tuple[subprocess.Popen[bytes], Path], llm: engine.LLM) -> st
         assert time.monotonic() < deadline, f"the server does not answer: {log}"
         if found := re.match(r"listening on (http://127\.0\.0\.1:\d+)\n", log):
             try:
-                assert httpx.get(f"{found[1]}/v1/models").status_code == 200
+                assert httpx.get(f"{found[1]}/v1/models", timeout=WAIT_SECONDS).status_code == 200
                 return found[1]
             except httpx.TransportError:
                 pass

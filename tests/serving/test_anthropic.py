@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.anthropic_requests import CONVERSATION, HELLO, SYSTEM, WEATHER
+from tests.serving.conftest import WAIT_SECONDS
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -38,18 +39,19 @@ def url() -> Iterator[str]:
         yield found[1]
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=WAIT_SECONDS)
 
 
 def wait_for(url: str) -> None:
-    """The server opens its model before it accepts connections."""
-    for _ in range(600):
+    """The server opens its model, which may compile kernels, before it accepts connections."""
+    end = time.monotonic() + WAIT_SECONDS
+    while True:
         try:
-            httpx.get(url, timeout=30)
+            httpx.get(url, timeout=WAIT_SECONDS)
             return
         except httpx.ConnectError:
+            assert time.monotonic() < end, "the server accepts no connection"
             time.sleep(0.05)
-    pytest.fail("the server accepts no connection")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def test_whole(client: Any, url: str) -> None:
     system = "You write Python."
     answer = ask(client, system=system)
     messages = [{"role": "system", "content": system}, *HELLO]
-    other = httpx.post(f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 8, **GREEDY}).json()
+    other = httpx.post(
+        f"{url}/v1/chat/completions", json={"messages": messages, "max_tokens": 8, **GREEDY}, timeout=WAIT_SECONDS
+    ).json()
     assert [block.type for block in answer.content] == ["text"]
     assert answer.content[0].text == other["choices"][0]["message"]["content"]
     assert answer.model == other["model"] and answer.role == "assistant" and answer.type == "message"
@@ -101,7 +105,12 @@ def test_stream(client: Any) -> None:
 
 def test_events_of_a_stream(url: str) -> None:
     body = {"max_tokens": 3, "stream": True, "messages": HELLO, **GREEDY}
-    response = httpx.post(f"{url}/v1/messages?beta=true", json=body, headers={"anthropic-beta": "anything-2030-01-01"})
+    response = httpx.post(
+        f"{url}/v1/messages?beta=true",
+        json=body,
+        headers={"anthropic-beta": "anything-2030-01-01"},
+        timeout=WAIT_SECONDS,
+    )
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["request-id"] == response.headers["x-request-id"]
     frames = [frame.split("\n") for frame in response.text.strip().split("\n\n")]

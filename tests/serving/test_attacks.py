@@ -62,13 +62,13 @@ def address() -> Iterator[tuple[str, int]]:
 @pytest.fixture(scope="module")
 def http(address: tuple[str, int]) -> Iterator[Any]:
     headers = {"authorization": "Bearer secret"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", headers=headers, timeout=120) as client:
         yield client
 
 
 def sent(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> str:
     """What the server answers to bytes, until it closes the connection."""
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=120) as connection:
         data = b""
         try:
             for part in parts:

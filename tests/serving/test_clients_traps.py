@@ -63,7 +63,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def http(url: str) -> Iterator[Any]:
-    with httpx.Client(base_url=url, timeout=30) as client:
+    with httpx.Client(base_url=url, timeout=120) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine import LLM
+from tests.serving.conftest import WAIT_SECONDS
 
 if find_spec("litellm") is None:  # to import it takes seconds
     pytest.skip("litellm is not installed", allow_module_level=True)
@@ -43,7 +44,7 @@ def ask(litellm: Any, server: str, llm: LLM) -> Any:
 def name(server: str) -> str:
     import httpx
 
-    return str(httpx.get(f"{server}/v1/models").json()["data"][0]["id"])
+    return str(httpx.get(f"{server}/v1/models", timeout=WAIT_SECONDS).json()["data"][0]["id"])
 
 
 def test_an_answer_and_its_stream(ask: Any, llm: LLM, name: str) -> None:

@@ -32,6 +32,7 @@ from engine.serving.limits import Limits
 from engine.serving.ollama.card import human
 from engine.serving.served import Models, Spec
 from tests.serving.bundled import bundled
+from tests.serving.conftest import WAIT_SECONDS
 
 pytestmark = pytest.mark.together("serving")
 
@@ -164,7 +165,7 @@ def test_silence_is_filled(templated: Any, special: str, monkeypatch: pytest.Mon
     expected = templated.generate("plain", "x = ", options=GREEDY)
     monkeypatch.setattr(streams, "PING_SECONDS", 1e-5)
     body = {"model": "plain", "prompt": "x = ", "options": GREEDY}
-    assert httpx.post(f"{special}/api/generate", json=body, headers=HEADERS).text.startswith(" ")
+    assert httpx.post(f"{special}/api/generate", json=body, headers=HEADERS, timeout=WAIT_SECONDS).text.startswith(" ")
     chunks = list(templated.generate("plain", "x = ", options=GREEDY, stream=True))
     assert "".join(chunk.response for chunk in chunks) == expected.response
 
@@ -516,13 +517,13 @@ def templated(special: str) -> Iterator[Any]:
 
 def alike(special: str, **body: Any) -> Any:
     """The answer of OpenAI's interface, as its message and the number of tokens of its prompt."""
-    answer = httpx.post(f"{special}/v1/chat/completions", json=body, headers=HEADERS)
+    answer = httpx.post(f"{special}/v1/chat/completions", json=body, headers=HEADERS, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"], answer.json()["usage"]["prompt_tokens"]
 
 
 def test_a_key_is_needed(special: str) -> None:
-    answer = httpx.get(f"{special}/api/tags")
+    answer = httpx.get(f"{special}/api/tags", timeout=WAIT_SECONDS)
     assert (answer.status_code, set(answer.json())) == (401, {"error"})
     assert "API key" in answer.json()["error"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine import LLM
 from engine.decode.sampler import logprobs
+from tests.serving.conftest import WAIT_SECONDS
 
 openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
@@ -117,7 +118,9 @@ def test_a_control_token_in_a_text_is_text(client: Any, llm: LLM) -> None:
 def test_half_a_character_in_a_prompt_is_replaced(server: str) -> None:
     # Python's JSON reads it, but UTF-8 cannot express it.
     body = rb'{"prompt": "a\ud83d", "echo": true, "max_tokens": 0}'
-    answer = httpx.post(f"{server}/v1/completions", content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        f"{server}/v1/completions", content=body, headers={"content-type": "application/json"}, timeout=WAIT_SECONDS
+    )
     assert answer.json()["choices"][0]["text"] == "a\ufffd"
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from engine import LLM
+from tests.serving.conftest import WAIT_SECONDS
 
 openai = pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx2")  # the client is built on it
@@ -149,7 +150,7 @@ def bare(response: Any) -> Any:
 
 def test_the_frames_of_a_stream(server: str) -> None:
     body = {"input": HELLO, "max_output_tokens": 2, "stream": True}
-    response = httpx.post(f"{server}/v1/responses", json=body)
+    response = httpx.post(f"{server}/v1/responses", json=body, timeout=WAIT_SECONDS)
     assert response.headers["content-type"].startswith("text/event-stream")
     frames = [frame.split("\n") for frame in response.text.removesuffix("\n\n").split("\n\n")]
     for name, data in frames:
@@ -219,7 +220,9 @@ def test_what_json_cannot_repeat(server: str, stream: str) -> None:
     tools = r'[{"type": "function", "name": "f", "parameters": {"default": 1e999, "enum": [-1e999, 0.5]}}]'
     body = rf'{{"input": "a\uD83D", "metadata": {{"a\ud83d": "\ud83d"}}, "user": "\ud83d\ude00", "tools": {tools}, '
     body += rf'"max_output_tokens": 1, "stream": {stream}}}'
-    answer = httpx.post(f"{server}/v1/responses", content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        f"{server}/v1/responses", content=body, headers={"content-type": "application/json"}, timeout=WAIT_SECONDS
+    )
     assert answer.status_code == 200
     found = json.loads(answer.text.strip().rpartition("data: ")[2])
     found = found.get("response", found)

@@ -39,7 +39,7 @@ def request(address: tuple[str, int], prompt: str, count: int) -> list[Any]:
     asked = urllib.request.Request(
         "http://{}:{}/v1/completions".format(*address), body(prompt, count), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(asked, timeout=20) as answer:
+    with urllib.request.urlopen(asked, timeout=120) as answer:
         return choices(answer.read())
 
 
