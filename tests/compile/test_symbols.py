@@ -153,6 +153,9 @@ def unwritable(array: np.ndarray) -> np.ndarray:
     return array
 
 
+P = namedtuple("P", "x")
+Q = namedtuple("Q", "x")
+
 VALUES: list[Any] = [
     *(
         0,
@@ -185,8 +188,8 @@ VALUES: list[Any] = [
         np.ones((2, 2)),
         np.ones((2, 2), order="F"),
         unwritable(np.ones((2, 2))),
-        namedtuple("P", "x")(1),
-        namedtuple("Q", "x")(1),
+        P(1),
+        Q(1),
     ),
     *(ir.IntType(8), ir.IntType(16), np, os, BY_NAME["Q4_K"], BY_NAME["Q5_K"], len, np.add),
 ]
