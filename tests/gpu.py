@@ -10,12 +10,15 @@ The exit status is that of pytest.  Kernels are compiled anew for each part, unl
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import REPOSITORY
 
@@ -36,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, row = run(part, args.words)
         status = max(status, code)
         rows.append(row)
+        if code == pytest.ExitCode.INTERRUPTED:
+            break
     table = "| part | passed | failed | skipped | seconds | cores |\n| --- | ---: | ---: | ---: | ---: | ---: |\n"
     table += "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
     if args.output:
@@ -52,6 +57,8 @@ def run(part: str, words: Sequence[str]) -> tuple[int, tuple[str | int, ...]]:
         command = [sys.executable, "-m", "pytest", "--gpu", "--part", part, *words]
         process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
+        # An interrupt of the terminal reaches pytest too, which then still says what it did.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         last = ""
         for line in process.stdout:
             print(line, end="", flush=True)
