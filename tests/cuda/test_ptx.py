@@ -73,17 +73,22 @@ SPILLED_ELSEWHERE = 256
 SPILLED_OLDER = {"attend_tiles": 304}
 """Bytes that a kernel may spill on older targets in place of that: it looks up where keys lie before it needs them."""
 
-SPILLED_NEWER = 16
-"""Bytes of registers that may be spilled on newer targets, which the kernels are not tuned for: whether a kernel fits into
-its registers depends on the version of the assembler."""
+SPILLED = 16
+"""Bytes of registers that may be spilled on any target: whether a kernel fits into its registers depends on the version of
+the assembler.  For ``TUNED``, that of CUDA 13.0 spills 8 to 16 bytes in four examples, and that of 13.5 in one of them."""
 
 LOCAL_NEWER = {"matmul_float_wide"}
 """Kernels with a small array that some versions of NVVM (13.3) keep in local memory on newer targets."""
 
-SPILLED_TUNED = dict.fromkeys([("down", ("Q5_0",)), ("down", ("Q5_1",))], 36) | {("attend_integers", ("i8",)): 416}
+SPILLED_TUNED = {
+    ("down", ("Q5_0",)): 36,
+    ("down", ("Q5_1",)): 36,
+    ("attend_integers", ("i8",)): 416,
+    ("attend_integer_chunks", ("i12",)): 40,
+}
 """Bytes that kernels may spill on the target that they are tuned for: with enough registers for everything, fewer blocks fit
 on a multiprocessor, and ``down`` takes 15 % longer; a lane of ``attend_integers`` keeps 256 dimensions of two pairs, and some
-of what it needs between groups of chunks is spilled."""
+of what it needs between groups of chunks is spilled, as by ``attend_integer_chunks``."""
 
 _FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"]
 _FORMATS += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ4_XS"]
@@ -467,16 +472,17 @@ def test_kernel(name: str, constants: tuple[Any, ...], target: tuple[int, int]) 
             start = "ld.global.u32"  # 16 activations of a row are four words, one for each lane
         assert any(opcode.startswith(start) for opcode in opcodes), f"no {start}"
     check_target(ptx, target)
-    spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", assembler_report(ptx, target))
-    assert spilled
-    most = (
-        SPILLED_TUNED.get((name, constants[:1]), 0)
-        if target == TUNED
-        else SPILLED_NEWER
-        if target > TUNED
-        else SPILLED_OLDER.get(name, SPILLED_ELSEWHERE)
-    )
-    assert max(map(int, spilled.groups())) <= most
+    report = assembler_report(ptx, target)
+    spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", report)
+    assert spilled, report
+    frame, stores = map(int, spilled.groups())
+    if target > TUNED and name in LOCAL_NEWER:
+        frame = 0  # that of the array
+    if target < TUNED:
+        most = SPILLED_OLDER.get(name, SPILLED_ELSEWHERE)
+    else:
+        most = SPILLED_TUNED.get((name, constants[:1]), SPILLED) if target == TUNED else SPILLED
+    assert max(frame, stores) <= most
 
 
 def allowed(problem: str, name: str, target: tuple[int, int]) -> bool:
