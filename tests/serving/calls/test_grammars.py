@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("llguidance")
+pytest.importorskip("jsonschema")
 
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.schemas import pruned

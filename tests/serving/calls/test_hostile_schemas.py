@@ -5,6 +5,7 @@ import random
 import pytest
 
 pytest.importorskip("llguidance")
+pytest.importorskip("jsonschema")
 
 from engine.serving.calls.function import Function
 from engine.serving.calls.schemas import pruned
