@@ -601,6 +601,7 @@ def test_closing_frees_the_cache_and_the_weights(tmp_path: Path, draft: bool) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_closing_frees_the_memory_of_a_gpu() -> None:
     llm = engine.load(n_ctx=1024, device="cuda", draft_model="pycoder-draft")
     device = llm.model.ops.device  # type: ignore[attr-defined]
