@@ -77,6 +77,8 @@ class LLM(Context):
         Seconds that loading and the latest call of :meth:`compile` took.
     draft : object or None
         Draft model, or the part of the model that drafts, if there is one.
+    warnings : list of str
+        What is odd about the file and does not keep it from running: a sentence each.
     reread : str or None
         A sentence if more than 64 tokens of the latest prompt that had been read before had to be read again; else None.
     closed : bool
@@ -101,6 +103,7 @@ class LLM(Context):
         self.cache_bytes = model.cache.n_bytes
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
+        self.warnings: list[str] = []
         if model.mtp is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label

@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
             progress=report.progress,
         )
         report.started(llm)
+        for warning in llm.warnings:
+            report.line(f"note: {warning}")
         if args.verbose and args.device == "auto" and not llm.model.ops.gpu_name:
             report.detail(f"auto selects the CPU: {why_no_gpu()}")
         template = choose_template(args, llm)

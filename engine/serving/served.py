@@ -190,6 +190,8 @@ class Models:
             served = Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
             await asyncio.to_thread(self._complete, served)
             log.info("%s is open: %s", entry.spec.name, llm.memory)
+            for warning in llm.warnings:
+                log.warning("%s: %s", entry.spec.name, warning)
             return served
 
     def _complete(self, served: Served) -> None:
