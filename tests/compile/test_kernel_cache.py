@@ -366,7 +366,9 @@ def another(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 @pytest.mark.skipif(not trust.CHECKED, reason="files have no owners on this system")
 @pytest.mark.parametrize("which", ["BITMIRROR_CACHE", "NUMBA_CACHE_DIR", "temporary"])
-@pytest.mark.parametrize("how", ["mode", "group", "owner", "parent", "group of the parent", "version"])
+@pytest.mark.parametrize(
+    "how", ["mode", "group", "owner", "parent", "group of the parent", "version", "group of the version"]
+)
 def test_a_folder_that_others_can_write_to_is_not_used(
     how: str,
     which: str,
@@ -394,6 +396,9 @@ def test_a_folder_that_others_can_write_to_is_not_used(
         kernels.parent.chmod(0o707)
     elif how == "group of the parent":
         kernels.parent.chmod(0o770)
+    elif how == "group of the version":
+        # Only the mode of the folder itself tells, not that of the one above it.
+        version.chmod(0o770)
     else:
         another(kernels if how == "owner" else version)
     kernel_cache.choose_again()
