@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from engine.checks import described, function, require, token_ids, whole
 from engine.compile.pool import compile_all
 from engine.context import Context
+from engine.decode.defaults import filled, sampling_defaults
 from engine.decode.generation import Generation
 from engine.decode.processors import Ending
 from engine.decode.sampler import LogitsProcessor, Sampler, SamplingParams
@@ -77,6 +78,9 @@ class LLM(Context):
         Seconds that loading and the latest call of :meth:`compile` took.
     draft : object or None
         Draft model, or the part of the model that drafts, if there is one.
+    sampling : mapping of str to number
+        The sampling parameters that the file recommends, such as ``temperature`` and ``top_k``; often empty. An argument of
+        :meth:`generate` that is not given has this value.
     warnings : list of str
         What is odd about the file and does not keep it from running: a sentence each.
     reread : str or None
@@ -104,6 +108,9 @@ class LLM(Context):
         self.load_seconds = load_seconds
         self.compile_seconds = 0.0
         self.warnings: list[str] = []
+        sampling, warnings = sampling_defaults(gguf)
+        self.sampling = MappingProxyType(sampling)
+        self.warnings += warnings
         if model.mtp is not None:
             self.draft = MTPDraft(self)
         self._label = model.ops.label
@@ -231,13 +238,13 @@ class LLM(Context):
         prompt: str | Sequence[int],
         *,
         max_tokens: int = -1,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         typical_p: float = 1.0,
-        repeat_penalty: float = 1.0,
-        repeat_last_n: int = 64,
+        repeat_penalty: float | None = None,
+        repeat_last_n: int | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         logit_bias: Mapping[int, float] | None = None,
@@ -246,8 +253,8 @@ class LLM(Context):
         dry_allowed_length: int = 2,
         dry_penalty_last_n: int = -1,
         dry_sequence_breakers: Sequence[str] = BREAKERS,
-        xtc_probability: float = 0.0,
-        xtc_threshold: float = 0.1,
+        xtc_probability: float | None = None,
+        xtc_threshold: float | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         grammar: Grammar | None = None,
         seed: int = -1,
@@ -268,11 +275,12 @@ class LLM(Context):
         max_tokens : int
             Maximum number of tokens to generate; -1: until the model stops or the context is full.
         temperature, top_k, top_p, min_p, typical_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty
-            How tokens are chosen: fields of :class:`engine.SamplingParams`, which describes them.
+            How tokens are chosen: fields of :class:`engine.SamplingParams`, which describes them. None: the value that the
+            file recommends (``sampling``), or else the default of :class:`engine.SamplingParams`.
         logit_bias : mapping of int to float, optional
             Token id -> value added to its logit; ``-inf`` bans the token.
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, xtc_probability, xtc_threshold
-            DRY and XTC: fields of :class:`engine.SamplingParams`, too.
+            DRY and XTC: fields of :class:`engine.SamplingParams`, too, and None means the same.
         dry_sequence_breakers : sequence of str
             Texts that limit the repetitions that DRY penalizes: a repetition does not extend back beyond them.
         logits_processors : sequence of callable
@@ -343,7 +351,7 @@ class LLM(Context):
         never = self.tokenizer.suppressed_ids | (self.tokenizer.eog_ids if endless else frozenset())
         bias |= dict.fromkeys(never, float("-inf"))
         given = locals() | {"logit_bias": bias, "dry_breakers": ()}
-        params = SamplingParams(**{f.name: given[f.name] for f in fields(SamplingParams)})
+        params = SamplingParams(**filled({f.name: given[f.name] for f in fields(SamplingParams)}, self.sampling))
         # Without DRY the vocabulary is not searched for breakers.
         if params.penalizes_repetitions:
             params = replace(params, dry_breakers=breaker_ids(self.tokenizer, dry_sequence_breakers))

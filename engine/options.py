@@ -29,13 +29,13 @@ class Options(TypedDict, total=False):
     """
 
     max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
     typical_p: float
-    repeat_penalty: float
-    repeat_last_n: int
+    repeat_penalty: float | None
+    repeat_last_n: int | None
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Mapping[int, float] | None
@@ -44,8 +44,8 @@ class Options(TypedDict, total=False):
     dry_allowed_length: int
     dry_penalty_last_n: int
     dry_sequence_breakers: Sequence[str]
-    xtc_probability: float
-    xtc_threshold: float
+    xtc_probability: float | None
+    xtc_threshold: float | None
     logits_processors: Sequence[LogitsProcessor]
     grammar: Grammar | None
     seed: int

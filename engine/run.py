@@ -12,6 +12,7 @@ from engine.cli.entry import EXIT_INTERRUPTED
 from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
 from engine.cli.grammars import grammar
 from engine.cli.model_flags import load_options
+from engine.cli.sampling import given, origins, with_file
 from engine.cli.shared import about, check_gpu_layers
 from engine.errors import UsageError
 
@@ -80,15 +81,18 @@ def run(args: argparse.Namespace) -> int:
         if not args.no_warmup:
             llm.compile(report.progress)
         report.device(llm)
-        report.detail(f"{llm.path}; sampling {fields}")
+        options = with_file(options, given(args), llm.sampling)
+        sampling = origins(given(args), llm.sampling)
+        used = ", ".join(f"{name} {options[name]} ({origin})" for name, origin in sampling.items())
+        report.detail(f"{llm.path}; sampling: {used}, seed {options['seed']}")
 
         open_ended = args.predict is None and not args.stop and not args.ignore_eos
         limited = template is None and open_ended and restricted is None
         if limited:
             options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
 
-        def ask(asked: Sequence[int] | str, given: Mapping[str, Any]) -> Answer:
-            return answer(llm, asked, given, report, echo=asked if isinstance(asked, str) else "")
+        def ask(asked: Sequence[int] | str, settings: Mapping[str, Any]) -> Answer:
+            return answer(llm, asked, settings, report, echo=asked if isinstance(asked, str) else "")
 
         if prompt is None or args.cnv:
             from engine.cli.chat import chat  # here: a single answer needs none of it
@@ -102,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             ids = template.encode(messages)
         reply = answer(llm, ids, options, report, show=not args.json, echo="" if template is not None else prompt)
         if args.json:
-            print(json.dumps(as_object(llm, prompt, reply, options), ensure_ascii=False))
+            print(json.dumps(as_object(llm, prompt, reply, options, sampling), ensure_ascii=False))
         elif args.logprobs:
             report.logprobs(reply.generation)
         report.finished(llm, reply.generation, ending=ending(llm, reply, options, limited))
@@ -162,9 +166,12 @@ def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | Non
     return llm.chat_template
 
 
-def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any]) -> dict[str, Any]:
+def as_object(
+    llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any], sampling: Mapping[str, str]
+) -> dict[str, Any]:
     """The object that --json prints; rates that were not measured and infinite log-probabilities are null.
 
+    sampling: where the parameters of sampling come from.
     Everything but the timings is the same on every device.
     """
     from engine.cli.report import peak_memory
@@ -182,6 +189,7 @@ def as_object(llm: "LLM", prompt: str, reply: "Answer", options: dict[str, Any])
         "text": generation.text,
         "finish_reason": reply.reason,
         "seed": options["seed"],
+        "sampling": {name: {"value": options[name], "from": origin} for name, origin in sampling.items()},
         "arithmetic": ARITHMETIC,
     }
     if options["logprobs"]:

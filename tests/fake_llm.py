@@ -17,6 +17,7 @@ from typing import Any
 
 import engine
 from engine import errors
+from engine.decode.defaults import sampling_defaults
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import ContextError
 from engine.gguf.file import read_gguf
@@ -151,6 +152,7 @@ class FakeLLM:
         self.model = SimpleNamespace(ops=ops(options["device"]), gguf=read_gguf(path))
         self.n_threads = self.model.ops.n_threads
         self.cache = SimpleNamespace(layers=[])
+        self.sampling, self.warnings = sampling_defaults(self.model.gguf)
         self.draft: Any = None
         self.slot_bytes, self.snapshot_bytes, self.reread = 0, 0, None
         self.memory = MEMORY

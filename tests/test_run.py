@@ -217,6 +217,7 @@ def test_json_is_one_object(fake: list[fake_llm.FakeLLM], capsys: Capture, monke
     captured = capsys.readouterr()
     result = json.loads(captured.out)
     timings = result.pop("timings")
+    assert result.pop("sampling")["top_k"] == {"value": 40, "from": "default"}
     assert result == {
         "model": str(model_file(CATALOG["pycoder"])),
         "prompt": "åb",

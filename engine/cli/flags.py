@@ -4,12 +4,14 @@ import argparse
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.cli import llama_cpp, model_flags, shared
 from engine.cli.model_flags import speculation_params
 from engine.cli.parser import Parser, real, whole
+from engine.cli.sampling import Given
 from engine.devices import parse_device
 from engine.errors import UsageError
 from engine.text.template.builtin import TEMPLATES
@@ -61,8 +63,11 @@ text beyond which DRY does not follow repetitions; may be repeated; replaces the
 colon, quotation mark and asterisk; none = no such text"""
 
 JSON = """\
-print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason,
-logprobs (if requested), seed, timings, speculation (if there were drafts)"""
+print one JSON object instead of the text: model, prompt, prompt_ids, ids, text, finish_reason, seed,
+sampling, logprobs (if requested), timings, speculation (if there were drafts)"""
+
+SAMPLING = """\
+What the model's file recommends replaces a default, but no flag; --verbose shows what is used."""
 
 EPILOG = """\
 Exit status: 0 answered, 2 user error (one sentence on stderr says what to do), 130 interrupted by
@@ -140,7 +145,7 @@ def parser(prog: str = "bitmirror run") -> Parser:
     add("--logprobs", **n(0), default=0, help="also report log-probabilities: of each token and the N likeliest")
     add("--json", **yes, help=JSON)
 
-    add = top.add_argument_group("sampling").add_argument
+    add = partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given)
     seeds = n(-1, 2**64 - 1, note="-1 chooses one at random")
     add("-s", "--seed", **seeds, default=-1, help="the same seed gives the same text; -1 = a random one")
     greedy = x(0, note="--temp 0 takes the likeliest token")

@@ -8,6 +8,7 @@ with one sentence that says what to use instead.  A flag that requests what is a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.decode.chain import ORDER, ORDERS
 from engine.errors import UsageError
 
 ANY = "*"
@@ -51,7 +52,6 @@ REPORTS = "reports are lines on stderr; store them with 2>FILE, or hide them wit
 NOT_ALONE = "drafts use the same threads as the model, which -t sets"
 NO_SCHEDULER = "the operating system schedules the threads; start the program with taskset, nice or numactl"
 ONE_SEQUENCE = "this command computes one answer at a time; engine.load(parallel=...) in Python computes several"
-ORDER = "penalties;dry;top_k;typ_p;top_p;min_p;xtc;temperature"
 FIXED_ORDER = f"samplers always run in the order {ORDER}; each can be switched off with its flag, such as --top-k 0"
 NO_SAMPLER = "this sampler is not supported; use --temp, --top-p and --min-p"
 NO_SERVER = "there is no server; use --json to pass an answer to another program"
@@ -141,7 +141,7 @@ RUN: tuple[Other | Flag, ...] = (
     Flag("--server-base", 1, NO_SERVER),
     Flag("--host --port --api-key", 1, NO_SERVER),
     # Sampling.
-    Flag("--samplers", 1, FIXED_ORDER, holds=f"{ORDER} {ORDER.replace('top_k', 'top_n_sigma;top_k')}"),
+    Flag("--samplers", 1, FIXED_ORDER, holds=" ".join(ORDERS)),
     Flag("--sampler-seq --sampling-seq", 1, FIXED_ORDER, holds="edkypmxt edskypmxt"),
     Flag("--mirostat", 1, NO_SAMPLER, holds="0"),
     Flag("--mirostat-lr --mirostat-ent", 1, NO_SAMPLER),

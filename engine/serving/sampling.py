@@ -8,7 +8,8 @@ from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 
 DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""OpenAI's defaults: tokens are drawn from the probabilities of the model.  The metadata of a model changes nothing."""
+"""OpenAI's defaults: tokens are drawn from the probabilities of the model.  What a model's file recommends replaces
+them."""
 
 LONGEST_STOP = 1000
 """The most characters of a stop text."""
@@ -16,7 +17,8 @@ LONGEST_STOP = 1000
 
 def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str, float] = DEFAULTS) -> dict[str, Any]:
     """The parameters under the names of OpenAI and of vLLM's extensions; defaults: what counts for those of
-    :data:`DEFAULTS` that are missing."""
+    :data:`DEFAULTS` that are in neither the request nor the file of the model."""
+    defaults = {"repeat_penalty": 1.0, **defaults, **llm.sampling}
     options: dict[str, Any] = {
         "temperature": fields.number("temperature", defaults["temperature"], 0, 2),
         "top_p": fields.number("top_p", defaults["top_p"], 0, 1),
@@ -25,7 +27,9 @@ def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str
         "typical_p": fields.number("typical_p", 1.0, 0, 1),
         "presence_penalty": fields.number("presence_penalty", 0.0, -2, 2),
         "frequency_penalty": fields.number("frequency_penalty", 0.0, -2, 2),
-        "repeat_penalty": fields.number("repetition_penalty", fields.number("repeat_penalty", 1.0, 0.01, 10), 0.01, 10),
+        "repeat_penalty": fields.number(
+            "repetition_penalty", fields.number("repeat_penalty", defaults["repeat_penalty"], 0.01, 10), 0.01, 10
+        ),
         "ignore_eos": fields.flag("ignore_eos", False),
         "seed": fields.whole("seed", -1, -(2**63), 2**64 - 1),
         "logit_bias": read_bias(fields, llm, limits),

@@ -34,9 +34,6 @@ MEANINGLESS = ("cache_prompt", "id_slot", "n_keep", "timings_per_token")
 UNANSWERABLE = ("grammar", "json_schema", "samplers", "lora", "response_fields", "post_sampling_probs")
 """Fields whose silent loss would change an answer."""
 
-DEFAULTS = SamplingParams()
-"""llama.cpp's defaults."""
-
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
@@ -65,18 +62,19 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
     ids = await aside(fields.size, partial(read_prompt, fields, llm))
     n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
     top = fields.whole("n_probs", 0, 0, limits.top_logprobs, "--top-logprobs")
+    default = SamplingParams(**llm.sampling)
     options: dict[str, Any] = {
         "max_tokens": clamped(None if n_predict < 0 else n_predict, llm, len(ids)),
         "seed": fields.whole("seed", -1, -1, 2**64 - 1),
-        "temperature": fields.number("temperature", DEFAULTS.temperature),
-        "top_k": fields.whole("top_k", DEFAULTS.top_k, -1),
-        "top_p": fields.number("top_p", DEFAULTS.top_p, 0),
-        "min_p": fields.number("min_p", DEFAULTS.min_p, 0, 1),
-        "typical_p": fields.number("typical_p", DEFAULTS.typical_p, 0),
-        "repeat_penalty": fields.number("repeat_penalty", DEFAULTS.repeat_penalty, 0.01, 10),
-        "repeat_last_n": fields.whole("repeat_last_n", DEFAULTS.repeat_last_n, -1),
-        "presence_penalty": fields.number("presence_penalty", DEFAULTS.presence_penalty, -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", DEFAULTS.frequency_penalty, -2, 2),
+        "temperature": fields.number("temperature", default.temperature),
+        "top_k": fields.whole("top_k", default.top_k, -1),
+        "top_p": fields.number("top_p", default.top_p, 0),
+        "min_p": fields.number("min_p", default.min_p, 0, 1),
+        "typical_p": fields.number("typical_p", default.typical_p, 0),
+        "repeat_penalty": fields.number("repeat_penalty", default.repeat_penalty, 0.01, 10),
+        "repeat_last_n": fields.whole("repeat_last_n", default.repeat_last_n, -1),
+        "presence_penalty": fields.number("presence_penalty", default.presence_penalty, -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", default.frequency_penalty, -2, 2),
         "ignore_eos": fields.flag("ignore_eos", False),
         "logit_bias": read_bias(fields, llm, limits),
     }

@@ -15,7 +15,7 @@ async def props(request: Request) -> Response:
     async with State.of(request).models.use(model_of(request)) as served:
         llm = served.llm
         found = {
-            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplingParams())},
+            "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplingParams(**llm.sampling))},
             "total_slots": len(llm.slots),
             "model_alias": served.name,
             "model_path": served.spec.path,

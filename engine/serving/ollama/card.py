@@ -4,11 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gguf
 
 from engine import state
+from engine.decode.defaults import sampling_defaults
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
 from engine.serving.served import Entry
@@ -19,7 +21,8 @@ SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 
 class Card(NamedTuple):
     """A model: its architecture, number of parameters, format of most weights, bytes of weights, greatest context, width,
-    chat template and digest (:func:`engine.state.digest`); all empty if the file is not known or cannot be read."""
+    chat template, digest (:func:`engine.state.digest`) and recommended parameters of sampling; all empty if the file is not
+    known or cannot be read."""
 
     family: str = ""
     n_params: int = 0
@@ -29,6 +32,7 @@ class Card(NamedTuple):
     n_embd: int = 0
     template: str = ""
     digest: str = "0" * 64
+    sampling: Mapping[str, float] = MappingProxyType({})
 
     def details(self) -> Mapping[str, Any]:
         """The field ``details``."""
@@ -72,6 +76,7 @@ def _read(path: str, created: int) -> Card:
         file.get(f"{family}.embedding_length", "int", 0),
         file.get("tokenizer.chat_template", "str", ""),
         state.digest(file),
+        MappingProxyType(sampling_defaults(file)[0]),
     )
 
 

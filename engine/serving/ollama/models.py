@@ -69,7 +69,7 @@ async def show(request: Request) -> Response:
     template = _template(entry, card)
     found: dict[str, Any] = {
         "modelfile": f"FROM {entry.spec.name}\n",
-        "parameters": "\n".join(f"{name:<30} {value}" for name, value in _parameters(entry).items()),
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in _parameters(entry, card).items()),
         "template": template,
         "details": card.details(),
         "model_info": {},
@@ -106,10 +106,10 @@ def _capabilities(template: str) -> list[str]:
     return ["completion", *calls, *(["thinking"] if select.can_think(template) else [])]
 
 
-def _parameters(entry: Entry) -> Mapping[str, float]:
+def _parameters(entry: Entry, card: Card) -> Mapping[str, float]:
     """What a request need not say; clients read the context from here."""
     context = {} if entry.served is None else {"num_ctx": entry.served.llm.n_ctx}
-    return {**context, **DEFAULTS}
+    return {**context, **DEFAULTS, **card.sampling}
 
 
 def _contents(path: str, card: Card, verbose: bool) -> Mapping[str, Any]:

@@ -10,10 +10,10 @@ from engine.serving.sampling import clamped, read_logprobs, read_options, read_s
 from engine.serving.structured import grammar_of
 
 DEFAULTS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.0}
-"""Ollama's defaults.  The metadata of a model changes nothing."""
+"""Ollama's defaults.  What a model's file recommends replaces them."""
 
 REPEAT_LAST_N = 64
-"""Tokens that the three penalties consider by default."""
+"""Tokens that the three penalties consider, unless the request or the file gives another number."""
 
 MEANINGLESS = (
     *("numa", "num_batch", "num_gpu", "main_gpu", "num_thread", "low_vram", "f16_kv", "use_mmap", "use_mlock"),
@@ -36,7 +36,7 @@ def read_ask(fields: Fields, llm: LLM, limits: Limits, prompt: Prompt, grammar: 
         raise given.refuse("num_ctx", problem)
     most = given.whole("num_predict", -1, -2)
     options = read_options(given, llm, limits, DEFAULTS) | {
-        "repeat_last_n": given.whole("repeat_last_n", REPEAT_LAST_N, -1),
+        "repeat_last_n": given.whole("repeat_last_n", llm.sampling.get("repeat_last_n", REPEAT_LAST_N), -1),
         "max_tokens": clamped(None if most < 0 else most, llm, len(prompt.ids)),
         "grammar": grammar,
     }
