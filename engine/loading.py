@@ -19,9 +19,18 @@ from engine.limits import MOST_DRAFTS, MOST_PARALLEL, STEP_ROWS
 from engine.llm import LLM
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
+from engine.models.mtp import layer_tensors
 from engine.models.needs import context_bytes
-from engine.models.registry import build, is_mtp, read_assistant, read_config, with_mtp, with_rounding, without_mtp
-from engine.models.streams_mtp import StreamsMTP
+from engine.models.registry import (
+    build,
+    is_mtp,
+    load_layer_that_drafts,
+    read_assistant,
+    read_config,
+    with_mtp,
+    with_rounding,
+    without_mtp,
+)
 from engine.ops import Ops, Progress
 from engine.speculative.assistant import AssistantDraft
 from engine.speculative.draft_model import DraftModel, check_tokens
@@ -80,8 +89,8 @@ def load(
     check_tensors : bool
         Also check every block scale, and refuse files with scales that are not finite or implausibly large.
     draft_model : str or path, optional
-        A smaller model with the same vocabulary that drafts for this one, or its assistant (gemma4-assistant): a path, a
-        name or an ``hf:`` reference.
+        A smaller model with the same vocabulary that drafts for this one, its assistant (gemma4-assistant), or its layer for
+        drafting in a file of its own: a path, a name or an ``hf:`` reference.
     device_draft : str, optional
         Device of the draft model; by default the device of the model.
     mtp : bool
@@ -168,7 +177,9 @@ def load(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
             "leave out its device (--device-draft, device_draft)."
         )
-    beside = drafter.gguf.n_bytes if drafter is not None and (assists or layer) and device_draft is None else 0
+    beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
+    if layer is not None:
+        beside = sum(tensor.nbytes for tensor in layer_tensors(layer))
     drafted = drafter is not None and not assists and layer is None
     rest = draft_max, snapshot_bytes, ds4_rounding, parallel, drafted, beside, layer
     options = _Options(types, batch_size > 0, mtp and drafter is None, *rest)
@@ -256,17 +267,19 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         config = with_rounding(config, options.types, gguf)
     n_ctx, ops.max_rows, capacity = _context(config, n_ctx, options, rewind, ops, n_bytes)
     tokenizer = Tokenizer.from_gguf(gguf)
-    files = [gguf] if layer is None else [gguf, layer]
-    ops.loading([tensor.data for each in files for tensor in each.tensors.values()], progress)
+    tensors = [*gguf.tensors.values(), *([] if layer is None else layer_tensors(layer))]
+    ops.loading([tensor.data for tensor in tensors], progress)
     model = build(config, gguf, ops, n_ctx, options.types, rewind, parallel, capacity)
     if layer is not None:
-        model.mtp = StreamsMTP(model, layer)
+        model.mtp = load_layer_that_drafts(model, layer)
     budget = options.snapshot_bytes
     if budget is None:
         # Neither the cache nor copies of weights have taken their memory yet.
         in_host = n_bytes + model.cache.n_bytes if ops.device_memory() is None else in_host
         budget = default_budget(available_memory() - in_host)
     llm = LLM(gguf, tokenizer, model, 0.0, budget)
+    if model.config.mtp_problem:
+        llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     if model.mtp is not None:
         ops.expect_drafts()
     needed = ops.load_jobs()

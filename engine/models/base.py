@@ -47,30 +47,34 @@ class Model(Loader):
         each."""
         super().__init__(config, gguf, ops, n_ctx)
         self.rewind = rewind
+        self.n_sequences = n_sequences
+        #: The most rows of a pass.
+        self.max_rows = pass_rows(ops.max_rows, n_ctx)
         self.mtp: Drafter[Array] | None = None
         self.token_embd = self.matrix("token_embd.weight", config.n_vocab, config.n_embd)
         self.output_norm = self.vector("output_norm.weight", config.n_embd)
         tied = not self.has("output.weight")
         self.output = self.token_embd if tied else self.matrix("output.weight", config.n_vocab, config.n_embd)
         self.layers: list[Any] = [self.load_layer(il) for il in range(config.n_layer)]
+        self.load_rest()
+        # The layer that drafts is left out if its tensors are not what they should be.
+        config = self.config
         # The cache comes last, when the tensors have confirmed the sizes in the metadata.
-        max_rows = pass_rows(ops.max_rows, n_ctx)
-        others = [hidden_ring(max_rows, rewind)] if config.mtp is not None else []
+        others = [hidden_ring(self.max_rows, rewind)] if config.mtp is not None else []
         shapes = layer_shapes(config, rewind)
-        self.cache = KVCache(shapes, n_ctx, max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
+        self.cache = KVCache(shapes, n_ctx, self.max_rows, types, ops.zeros, ops.store, others, n_sequences, capacity)
         #: What the cache holds.
         self.sequences = [Sequence(self.cache, slot) for slot in range(n_sequences)]
         self.sequence = self.sequences[0]
         #: The number of chunks that recurrent layers keep; 0 without such layers.
         self.slots = max((shape.slots for shape in shapes if isinstance(shape, RecurrentShape)), default=0)
-        self.load_rest()
 
     def load_layer(self, il: int) -> Any:
         """The weights of layer ``il``."""
         raise NotImplementedError
 
     def load_rest(self) -> None:
-        """Load what the family needs besides its layers.  Called after the cache is made."""
+        """Load what the family needs besides the layers of its trunk."""
         raise NotImplementedError
 
     # --- the forward pass --------------------------------------------------------------------------------------

@@ -235,7 +235,9 @@ class ModelConfig:
 
     layers: the layers of the trunk.
     mtp: the layer after the trunk that drafts tokens (multi-token prediction), or None.
-    n_mtp_in_file: the number of such layers in the file.
+    mtp_apart: whether that layer has a file of its own.
+    n_mtp_in_file: the number of such layers in the file of the trunk.
+    mtp_problem: why they cannot be used; "": they can, or there are none.
     embedding_scale, residual_scale, logit_scale: the factors of the embedding, of what a mixer or a network adds to the
         residual stream, and of the logits.
     final_softcap: the bound c of logits, c tanh(x / c); 0: none.
@@ -252,7 +254,9 @@ class ModelConfig:
     norm_eps: float
     layers: tuple[LayerConfig, ...]
     mtp: LayerConfig | None = None
+    mtp_apart: bool = False
     n_mtp_in_file: int = 0
+    mtp_problem: str = ""
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -270,6 +274,11 @@ class ModelConfig:
     def all_layers(self) -> tuple[LayerConfig, ...]:
         """The layers of the trunk, and the layer that drafts if there is one."""
         return self.layers if self.mtp is None else (*self.layers, self.mtp)
+
+    @property
+    def drafting(self) -> tuple[str, ...]:
+        """What the names of tensors of layers that draft begin with, in the file of the trunk."""
+        return tuple(f"blk.{il}." for il in range(self.n_layer, self.n_layer + self.n_mtp_in_file))
 
     @property
     def attentions(self) -> Iterator[AttentionConfig]:

@@ -159,9 +159,6 @@ class Loader:
         # NVFP4 files give matrices a scale for activations that were quantized to 4 bits, which no activation is here.
         scales = {name.removesuffix("weight") + "input_scale" for name in self._taken if name.endswith(".weight")}
         rest = sorted(set(self.gguf.tensors) - self._taken - scales)
-        if c.n_mtp_in_file and c.mtp is None:
-            # The layer that drafts may be skipped.
-            rest = [name for name in rest if not name.startswith(f"blk.{c.n_layer}.")]
         if rest:
             names = ", ".join(shown(name) for name in rest[:4]) + (
                 f" and {len(rest) - 4} more" if len(rest) > 4 else ""

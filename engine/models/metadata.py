@@ -23,6 +23,7 @@ from engine.models.config import (
     ModelConfig,
     RopeConfig,
 )
+from engine.models.nextn import DraftingLayers, find_drafting_layers
 
 MAX_DIMENSION = 1 << 20
 MAX_LAYERS = 1024
@@ -42,8 +43,7 @@ LEAST_TURNS = 1e-3
 class Metadata:
     """The metadata of ``gguf``, whose keys begin with ``architecture``.
 
-    drafts: whether the family runs the layer that drafts tokens; ``nextn_predict_layers`` counts such layers, and at most one
-    is supported.  Other families skip them.
+    drafts: whether the family runs the layer that drafts tokens (``engine/models/nextn.py``).  Other families skip it.
 
     All methods raise GGUFError for values of a wrong type or out of range.
     """
@@ -52,13 +52,15 @@ class Metadata:
         self.gguf, self.architecture = gguf, architecture
         #: The layers in the file, those that draft included.
         self.n_blocks = self.integer("block_count", most=MAX_LAYERS)
+        own = DraftingLayers(self.n_blocks, 0)
         # All layers of an assistant draft.
-        own = architecture == ASSISTANT
-        self.n_mtp = 0 if own else self.integer("nextn_predict_layers", 0, 0, self.n_blocks - 1)
-        self._drafts = drafts
-        if drafts and self.n_mtp > 1:
-            self.refuse("nextn_predict_layers", f"is {self.n_mtp}, and drafts by at most one layer are supported")
-        self.n_layer = self.n_blocks - self.n_mtp
+        if architecture != ASSISTANT:
+            own = find_drafting_layers(gguf, self.key("nextn_predict_layers"), self.n_blocks)
+        self.n_layer, self.n_mtp = own.n_layer, own.count
+        #: Why the layers that draft cannot be used; "": they can, or there are none.
+        self.mtp_problem = own.problem
+        if self.n_mtp and not drafts:
+            self.mtp_problem = f"drafts by layers of {architecture} models are not supported"
         self.n_embd = self.integer("embedding_length")
         self.n_ctx_train = self.integer("context_length", most=MAX_CONTEXT)
 
@@ -317,7 +319,7 @@ class Metadata:
             self.refuse(
                 "attention.causal", "is false: a model that looks ahead, as for embeddings, cannot generate text"
             )
-        drafts = self._drafts and self.n_mtp > 0 and f"blk.{self.n_layer}.nextn.eh_proj.weight" in self.gguf.tensors
+        drafts = self.n_mtp > 0 and not self.mtp_problem
         layers = tuple(layer(il) for il in range(self.n_layer + drafts))
         if self.mixture and not any(isinstance(each.network, ExpertsConfig) for each in layers):
             a = self.architecture
@@ -332,5 +334,6 @@ class Metadata:
             layers=layers[: self.n_layer],
             mtp=layers[self.n_layer] if drafts else None,
             n_mtp_in_file=self.n_mtp,
+            mtp_problem=self.mtp_problem,
             **others,
         )

@@ -9,41 +9,57 @@ For token t at position p, with h the trunk's output (normalized) at position p 
 (llama.cpp, ``src/models/qwen35.cpp``, ``common/speculative.cpp``).  A chain of drafts continues with h' in place of the
 trunk's h.
 
+The layer is in the file of the trunk, behind it, or alone in a file of its own.  Embedding and Whead are the trunk's unless
+the layer has its own (``nextn.embed_tokens``, ``nextn.shared_head_head``).
+
 The outputs h are stored in a ring of each sequence, the keys and the values in pages, all by position.  Every pass of the
 trunk writes all of them for its tokens (:meth:`MTP.follow`), over what drafts stored there.  So drafts need no cleaning
 up, the cache always holds values made from the trunk's own outputs, and a rollback only changes the next position.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from engine.arrays import Array, Matrix, Pass
 from engine.cache.sequence import Sequence
+from engine.gguf.file import GGUF, Tensor
 from engine.models.base import Model
-from engine.models.layer import Layer
+from engine.models.layer import load_layer
+from engine.models.loader import Loader
 from engine.models.needs import hidden_ring
 from engine.models.weights import bytes_read
 from engine.ops import Ops
 
+LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
+"""Tensors of the file of a layer that the model has too, and lends to it."""
+
 
 class MTP:
-    """The layer of a model that drafts."""
+    """The layer that drafts for ``model``.  loader: loads its tensors: the model itself, or a loader of the layer's file."""
 
-    def __init__(self, model: Model, layer: Layer) -> None:
-        c, blk = model.config, f"blk.{model.config.n_layer}.nextn."
+    def __init__(self, model: Model, loader: Loader) -> None:
+        c, own = model.config, f"blk.{model.config.n_layer}."
         self._model = model
-        self._layer = layer
-        self.eh_proj = model.matrix(blk + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
-        self.enorm = model.vector(blk + "enorm.weight", c.n_embd)
-        self.hnorm = model.vector(blk + "hnorm.weight", c.n_embd)
-        self.embed_tokens = self._own("embed_tokens.weight", model.token_embd)
-        self.output = self._own("shared_head_head.weight", model.output)
-        norm = model.optional(blk + "shared_head_norm.weight", c.n_embd)
+        self._layer = load_layer(loader, c.n_layer)
+        nextn = own + "nextn."
+        self.eh_proj = loader.matrix(nextn + "eh_proj.weight", c.n_embd, 2 * c.n_embd)
+        self.enorm = loader.vector(nextn + "enorm.weight", c.n_embd)
+        self.hnorm = loader.vector(nextn + "hnorm.weight", c.n_embd)
+
+        def matrix(name: str, lent: Matrix) -> Matrix:
+            return loader.matrix(nextn + name, c.n_vocab, c.n_embd) if loader.has(nextn + name) else lent
+
+        self.embed_tokens = matrix("embed_tokens.weight", model.token_embd)
+        self.output = matrix("shared_head_head.weight", model.output)
+        norm = loader.optional(nextn + "shared_head_norm.weight", c.n_embd)
         self.output_norm = model.output_norm if norm is None else norm
+        self._n_bytes = bytes_of_draft(model, loader, own)
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
-        length = hidden_ring(model.cache.max_rows, model.rewind).capacity
+        length = hidden_ring(model.max_rows, model.rewind).capacity
         #: float32 [sequences, length, n_embd]: h of position p in row p % length.
-        self.hidden = model.ops.zeros((model.cache.n_sequences, length, c.n_embd), np.float32)
+        self.hidden = model.ops.zeros((model.n_sequences, length, c.n_embd), np.float32)
 
     @property
     def ops(self) -> Ops:
@@ -54,21 +70,10 @@ class MTP:
         """Draft for ``model``, which has the same weights, from now on."""
         self._model = model
 
-    def _own(self, name: str, other: Matrix) -> Matrix:
-        """A matrix [n_vocab, n_embd] of this layer if the file has one, else ``other``, the trunk's."""
-        model, name = self._model, f"blk.{self._model.config.n_layer}.nextn.{name}"
-        return model.matrix(name, model.config.n_vocab, model.config.n_embd) if model.has(name) else other
-
     @property
     def n_bytes(self) -> int:
         """Bytes of weights that one draft reads."""
-        model, blk = self._model, f"blk.{self._model.config.n_layer}."
-        tensors = model.gguf.tensors
-        own = {name: tensor for name, tensor in tensors.items() if name.startswith(blk) and "embed_tokens" not in name}
-        if blk + "nextn.shared_head_head.weight" not in tensors:
-            head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
-            own[head] = tensors[head]
-        return bytes_read(own.values(), model.config)
+        return self._n_bytes
 
     def _joined(self, batch: Pass[Array]) -> Array:
         """The inputs x of the tokens, from the outputs h of the preceding positions: float32 [rows, n_embd]."""
@@ -111,3 +116,38 @@ class MTP:
     def reserve(self, length: int) -> None:
         """Compute the rotation angles of positions [0, length), which are shared with the trunk."""
         self._model.reserve(length)
+
+
+def load_mtp(model: Model, gguf: GGUF) -> MTP:
+    """The layer of a file of its own, for a model whose configuration has it.  Raises ModelError if the tensors do not match
+    the model."""
+    loader = layer_loader(model, gguf)
+    layer = MTP(model, loader)
+    loader.ignore(*LENT)
+    loader.check_complete()
+    return layer
+
+
+def layer_loader(model: Model, gguf: GGUF) -> Loader:
+    """A loader of the file of a layer that drafts for ``model``."""
+    for rope in model.config.ropes:
+        model.rotary(rope)  # the model fills the angles for all layers
+    return Loader(model.config, gguf, model.ops, model.cache.n_ctx, model)
+
+
+def layer_tensors(gguf: GGUF) -> list[Tensor]:
+    """The tensors of the file of a layer that are loaded for it."""
+    return [tensor for name, tensor in gguf.tensors.items() if name not in LENT]
+
+
+def bytes_of_draft(model: Model, loader: Loader, own: str, head: str = "") -> int:
+    """Bytes of weights that one draft reads: of the layer, whose tensors' names begin with ``own`` or ``head``, and of the
+    output."""
+    tensors, blk = loader.gguf.tensors, f"blk.{model.config.n_layer}."
+    begin = (own, head) if head else (own,)
+    read = [tensor for name, tensor in tensors.items() if name.startswith(begin) and "embed_tokens" not in name]
+    if own + "nextn.shared_head_head.weight" not in tensors:
+        lent = model.gguf.tensors
+        read.append(lent["output.weight" if "output.weight" in lent else "token_embd.weight"])
+    named = (replace(tensor, name=tensor.name.replace(own, blk)) for tensor in read)
+    return bytes_read(named, model.config)

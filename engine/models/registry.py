@@ -38,6 +38,8 @@ from engine.models.families import (
 from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
 from engine.models.metadata import Metadata
+from engine.models.mtp import MTP, load_mtp
+from engine.models.streams_mtp import StreamsMTP
 from engine.ops import Ops
 
 FAMILIES = (
@@ -69,6 +71,9 @@ FAMILIES = (
 ARCHITECTURES: dict[str, Architecture] = {a.name: a for family in FAMILIES for a in family.ARCHITECTURES}
 """Every architecture by its name in files."""
 
+DS4 = "mtp.0.e_proj.weight"
+"""A tensor that only ds4's files of layers have."""
+
 
 def read_config(gguf: GGUF) -> ModelConfig:
     """The configuration of a file.  Raises ModelError for an architecture that this engine cannot run, and GGUFError for
@@ -93,21 +98,35 @@ def read_assistant(gguf: GGUF) -> ModelConfig:
 
 
 def is_mtp(gguf: GGUF) -> bool:
-    """Whether a file has nothing but the layer that drafts for a deepseek4 model: that of llama.cpp, which is numbered after
-    the layers of the model, or that of ds4, which has names of its own."""
+    """Whether a file has nothing but the layer that drafts for a model: that of llama.cpp, which is numbered after the layers
+    of the model, or that of ds4 for deepseek4 models, which has names of its own."""
     architecture, tensors = gguf.metadata.get("general.architecture"), gguf.tensors
-    if not isinstance(architecture, str) or architecture != "deepseek4":
-        return "mtp.0.e_proj.weight" in tensors
-    alone = "blk.0.attn_norm.weight" not in tensors and any(name.endswith(".nextn.eh_proj.weight") for name in tensors)
-    return alone or "mtp.0.e_proj.weight" in tensors
+    if DS4 in tensors:
+        return True
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES or not ARCHITECTURES[architecture].drafts:
+        return False
+    drafts = any(name.endswith(".nextn.eh_proj.weight") for name in tensors)
+    return drafts and not any(name.startswith("blk.0.") for name in tensors)
 
 
 def with_mtp(config: ModelConfig, gguf: GGUF, layer: GGUF) -> ModelConfig:
-    """The configuration of a model with the layer of another file (``is_mtp``), which drafts for it.  Raises ModelError if
-    the model is of another architecture."""
-    if config.architecture != "deepseek4":
-        raise ModelError(f"{layer.path} drafts for deepseek4 models, and {gguf.path} is {config.architecture}.")
-    return replace(config, mtp=drafting_layer(Metadata(gguf, config.architecture)))
+    """The configuration of a model with the layer of another file (``is_mtp``), which drafts in place of one in the model's
+    own file.  Raises ModelError if it is the layer of another model."""
+    name = "deepseek4" if DS4 in layer.tensors else layer.require("general.architecture", "str")
+    drafts = f"{layer.path} drafts for {name} models"
+    if config.architecture != name:
+        raise ModelError(f"{drafts}, and {gguf.path} is {config.architecture}.")
+    config = replace(config, mtp_apart=True, mtp_problem="")
+    if name == "deepseek4":
+        return replace(config, mtp=drafting_layer(Metadata(gguf, name)))
+    own = ARCHITECTURES[name].read(Metadata(layer, name, drafts=True))
+    if own.mtp is None:
+        raise ModelError(f"{layer.path} cannot draft: {own.mtp_problem}.")
+    if own.n_embd != config.n_embd:
+        raise ModelError(f"{drafts} with embeddings of {own.n_embd}, and {gguf.path} has {config.n_embd}.")
+    if own.n_layer != config.n_layer:
+        raise ModelError(f"{drafts} of {own.n_layer} layers, and {gguf.path} has {config.n_layer}.")
+    return replace(config, mtp=own.mtp)
 
 
 def build(
@@ -128,8 +147,17 @@ def build(
     # What a damaged file makes of its numbers shows in the logits, which are checked, and not in a warning of NumPy.
     with np.errstate(all="ignore"):
         model = ARCHITECTURES[config.architecture].model(config, gguf, ops, *sizes)
+    if model.config.mtp is None or model.config.mtp_apart:
+        drafting = model.config.drafting
+        model.ignore(*(name for name in gguf.tensors if name.startswith(drafting)))
     model.check_complete()
     return model
+
+
+def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
+    """The layer of another file, which ``with_mtp`` has made a part of the model's configuration.  Raises ModelError if its
+    tensors do not match the model."""
+    return load_mtp(model, layer) if model.config.streams is None else StreamsMTP(model, layer)
 
 
 def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
@@ -161,4 +189,4 @@ def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
 
 def without_mtp(config: ModelConfig) -> ModelConfig:
     """A copy of the configuration without the layer that drafts."""
-    return replace(config, mtp=None)
+    return replace(config, mtp=None, mtp_problem="")

@@ -26,12 +26,9 @@ from engine.models.base import Model
 from engine.models.families.deepseek4 import load_layer
 from engine.models.hyper import load_hyper_connection
 from engine.models.loader import Loader
-from engine.models.mtp import MTP
+from engine.models.mtp import LENT, MTP, bytes_of_draft, layer_loader
 from engine.models.needs import hidden_ring
-from engine.models.weights import Weight, bytes_read
-
-LENT = ("token_embd.weight", "output.weight", "output_norm.weight")
-"""Tensors of llama.cpp's files for which the model's own are used, or which are used only without a norm of the layer."""
+from engine.models.weights import Weight
 
 
 class StreamsMTP(MTP):
@@ -42,9 +39,7 @@ class StreamsMTP(MTP):
         c = model.config
         assert c.mtp is not None and c.streams is not None
         self._model = model
-        for rope in c.ropes:
-            model.rotary(rope)  # the model fills the angles for all layers
-        loader = Loader(c, gguf, model.ops, model.cache.n_ctx, model)
+        loader = layer_loader(model, gguf)
         own = "mtp.0." if loader.has("mtp.0.e_proj.weight") else f"blk.{c.n_layer}."
         nextn, head, norm = own + "nextn.", "output_hc", own + "nextn.shared_head_norm.weight"
         if own == "mtp.0.":
@@ -64,17 +59,12 @@ class StreamsMTP(MTP):
         self.output_norm = loader.vector(norms[0], c.n_embd) if norms else model.output_norm
         loader.ignore(*LENT, nextn + "embed_tokens.weight", own + "exp_probs_b_vl.bias")
         loader.check_complete()
-        self._n_bytes = _bytes_of_draft(model, gguf, own, own_head)
+        self._n_bytes = bytes_of_draft(model, loader, own, head)
         #: Memory for the inputs of its passes.
         self.inputs = model.ops.inputs()
-        length = hidden_ring(model.cache.max_rows, model.rewind).capacity
+        length = hidden_ring(model.max_rows, model.rewind).capacity
         #: float32 [sequences, length, 4 n_embd]: H of position p in row p % length.
-        self.hidden = model.ops.zeros((model.cache.n_sequences, length, c.streams.count * c.n_embd), np.float32)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of weights that one draft reads."""
-        return self._n_bytes
+        self.hidden = model.ops.zeros((model.n_sequences, length, c.streams.count * c.n_embd), np.float32)
 
     def _joined(self, batch: Pass[Array]) -> Array:
         """The streams X of the tokens, from those of the preceding positions: float32 [rows, 4 n_embd]."""
@@ -92,17 +82,6 @@ class StreamsMTP(MTP):
         u = ops.collapse(y, self._streams.weights(ops, y))
         (logits,) = ops.matmul(ops.rms_norm(u, self.output_norm, c.norm_eps), self.output)
         return logits
-
-
-def _bytes_of_draft(model: Model, gguf: GGUF, own: str, own_head: str) -> int:
-    """Bytes of weights that one draft reads: of the layer, whose tensors' names begin with ``own``, and of the output."""
-    read = [tensor for name, tensor in gguf.tensors.items() if name not in LENT and "embed_tokens" not in name]
-    if own_head not in gguf.tensors:
-        tensors = model.gguf.tensors
-        read.append(tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"])
-    blk = f"blk.{model.config.n_layer}."
-    named = (replace(tensor, name=tensor.name.replace(own, blk)) for tensor in read)
-    return bytes_read(named, model.config)
 
 
 def _beside(loader: Loader, *names: str) -> Weight:

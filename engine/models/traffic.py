@@ -46,7 +46,7 @@ def weight_bytes_per_token(model: GGUF | str | Path) -> int:
     """
     file = model if isinstance(model, GGUF) else read_gguf(model)
     config, tensors = read_config(file), file.tensors
-    idle = [f"blk.{config.n_layer}."]
+    idle = [*config.drafting]
     borrowing = (il for il, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None)
     idle += [f"blk.{il}.attn_{name}" for il in borrowing for name in ("k", "v")]
     total = bytes_read((tensor for tensor in tensors.values() if not tensor.name.startswith(tuple(idle))), config)

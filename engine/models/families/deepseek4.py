@@ -48,9 +48,11 @@ CHOSEN = 4
 
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
-    if m.n_mtp and f"blk.{m.n_layer}.nextn.eh_proj.weight" not in m.gguf.tensors:
+    if m.n_mtp and not any(name.startswith(f"blk.{m.n_layer}.nextn.") for name in m.gguf.tensors):
         # The key counts a layer that is in another file.
-        m.n_layer, m.n_mtp = m.n_blocks, 0
+        m.n_layer, m.n_mtp, m.mtp_problem = m.n_blocks, 0, ""
+    elif m.n_mtp:
+        m.mtp_problem = "a layer that drafts for a deepseek4 model must have a file of its own, for --draft-model"
     d, n_head = m.width("attention.key_length", 0), m.counts("attention.head_count")[0]
     if m.counts("attention.head_count_kv")[0] != 1 or m.width("attention.value_length", d) != d:
         m.unsupported("deepseek4 models have one head of keys, which are also the values; convert the model again.")

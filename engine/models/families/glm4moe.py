@@ -23,7 +23,8 @@ def read(m: Metadata) -> ModelConfig:
     rope, dense = m.rope(), m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
     if m.has("rope.dimension_sections"):
         m.check_sections(rope.n_rot, interleaved=False)
-    norm = "heads" if "blk.0.attn_q_norm.weight" in m.gguf.tensors else ""
+    # The file of a layer that drafts has no layer 0.
+    norm = "heads" if any(f"blk.{il}.attn_q_norm.weight" in m.gguf.tensors for il in (0, m.n_layer)) else ""
     experts = m.experts("sigmoid", normalized=False, shared_gated=False)
     experts = m.with_shared(experts)
 
