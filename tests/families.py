@@ -1,7 +1,9 @@
 """The small random models of ``tests/oracle/families``, one for each architecture, as files of a quantized format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import gguf
 import numpy as np
@@ -17,24 +19,54 @@ ONE_OF_EACH = {case.architecture: case for case in reversed(FAMILIES.values())}
 
 Tensors = dict[str, np.ndarray]
 
+Packed = dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]
+"""Tensors of a file as its bytes have them, each with its format."""
 
-def rewritten(source: Path, path: Path, change: Callable[[Tensors], Tensors]) -> Path:
-    """Copy a file with other tensors: ``change`` turns those of the file into those of the copy, both in NumPy's order of
-    dimensions.  The name of a quantized tensor, uint8 [..., row bytes], ends with a blank and its format."""
-    reader = gguf.GGUFReader(source)
+
+def _writer(reader: gguf.GGUFReader, path: Path, keys: Mapping[str, Any]) -> gguf.GGUFWriter:
+    """A writer with the metadata of a file, but with other values for some ``keys``; None: without the key.  Keys that the
+    file does not have are written as uint32."""
     writer = gguf.GGUFWriter(path, str(reader.fields["general.architecture"].contents()))
     for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+        value = keys.get(field.name, field.contents())
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture" and value is not None:
             element = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    for name, data in change({tensor.name: np.array(tensor.data) for tensor in reader.tensors}).items():
-        plain, _, kind = name.partition(" ")
-        writer.add_tensor(plain, data, raw_dtype=gguf.GGMLQuantizationType[kind] if kind else None)
+            writer.add_key_value(field.name, value, field.types[0], element)
+    for name in keys.keys() - reader.fields.keys():
+        writer.add_uint32(name, keys[name])
+    return writer
+
+
+def _written(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def edited(
+    source: Path, path: Path, keys: Mapping[str, Any] = MappingProxyType({}), change: Callable[[Packed], Packed] = dict
+) -> Path:
+    """Copy a file with other values for some ``keys`` (None: without the key), and with the tensors that ``change`` makes of
+    its own."""
+    reader = gguf.GGUFReader(source)
+    writer = _writer(reader, path, keys)
+    tensors = {tensor.name: (np.array(tensor.data), tensor.tensor_type) for tensor in reader.tensors}
+    for name, (data, kind) in change(tensors).items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    return _written(writer, path)
+
+
+def rewritten(source: Path, path: Path, change: Callable[[Tensors], Tensors]) -> Path:
+    """Copy a file with other tensors: ``change`` turns those of the file into those of the copy, both in NumPy's order of
+    dimensions.  The name of a quantized tensor, uint8 [..., row bytes], ends with a blank and its format."""
+    reader = gguf.GGUFReader(source)
+    writer = _writer(reader, path, {})
+    for name, data in change({tensor.name: np.array(tensor.data) for tensor in reader.tensors}).items():
+        plain, _, kind = name.partition(" ")
+        writer.add_tensor(plain, data, raw_dtype=gguf.GGMLQuantizationType[kind] if kind else None)
+    return _written(writer, path)
 
 
 def write_quantized(case: Case | Family, path: Path, kind: str = "Q8_0") -> Path:

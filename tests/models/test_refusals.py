@@ -84,7 +84,9 @@ CHANGES = {
         "glm4moe", "routers of kind 3 (glm4moe.expert_gating_func) are not supported.", keys={"expert_gating_func": 3}
     ),
     "layers that draft": Change(
-        "glm4moe", "is 2, and drafts by at most one layer are supported", keys={"nextn_predict_layers": 2}
+        "glm4moe",
+        "is 2, but of 9 layers, layer 3 drafts: convert the model again",
+        keys={"nextn_predict_layers": 2, "block_count": 9},
     ),
     "looking ahead": Change(
         "smollm3",
