@@ -163,7 +163,9 @@ class Loader:
             names = ", ".join(shown(name) for name in rest[:4]) + (
                 f" and {len(rest) - 4} more" if len(rest) > 4 else ""
             )
+            remedy = "this variant is not supported"
+            if c.mtp is not None and not c.mtp_apart and all(name.startswith(c.drafting) for name in rest):
+                remedy += "; leave out the layer that drafts (--no-mtp, mtp=False)"
             raise ModelError(
-                f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; "
-                "this variant is not supported."
+                f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; {remedy}."
             )

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import engine
+from engine.devices import open_device
 from engine.errors import EngineError
+from engine.gguf.file import read_gguf
+from engine.models.registry import build, read_config, without_mtp
 from tests.oracle.families import Family
 from tests.oracle.models import CASES
 
@@ -54,6 +57,12 @@ CHANGES = {
         "glm4moe",
         "tensors that a plain glm4moe model does not have: blk.1.ffn_gate_inp.scale; this variant is not supported.",
         tensors={"blk.1.ffn_gate_inp.scale": (1,)},
+    ),
+    "a layer that drafts": Change(
+        "glm4moe",
+        "tensors that a plain glm4moe model does not have: blk.3.attn_sinks.weight; this variant is not supported; leave out "
+        "the layer that drafts (--no-mtp, mtp=False).",
+        tensors={"blk.3.attn_sinks.weight": (6,)},
     ),
     "scale of a shared network": Change(
         "glm4moe",
@@ -134,6 +143,12 @@ def test_what_is_lacking_is_named(name: str, tmp_path: Path) -> None:
     assert said.startswith(str(path))
     assert change.told in said
     assert "\n" not in said
+
+
+def test_a_layer_that_drafts_is_left_out(tmp_path: Path) -> None:
+    path = write(CHANGES["a layer that drafts"], tmp_path / "model.gguf")
+    gguf = read_gguf(path)
+    assert build(without_mtp(read_config(gguf)), gguf, open_device("cpu"), 64).mtp is None
 
 
 def test_scales_of_activations_change_nothing(tmp_path: Path) -> None:
