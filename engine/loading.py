@@ -280,6 +280,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
     llm = LLM(gguf, tokenizer, model, 0.0, budget)
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
+    llm.warnings += tokenizer.warnings
     if model.mtp is not None:
         ops.expect_drafts()
     needed = ops.load_jobs()

@@ -14,7 +14,7 @@ from engine.text.bound import LONG, AtLeast, Bound
 from engine.text.bpe import BPE, byte_alphabet, pre_tokenizer
 from engine.text.prefixes import Ids, Prefixes
 from engine.text.spm import SPACE, SPM
-from engine.text.vocabulary import Metadata, TokenType, Vocabulary, byte_value
+from engine.text.vocabulary import PREFIX, Metadata, TokenType, Vocabulary, byte_value
 
 __all__ = ["TokenStream", "TokenType", "Tokenizer"]
 
@@ -28,7 +28,7 @@ class Tokenizer:
 
     ``n_vocab`` token ids 0..n_vocab-1; ``bos_id`` and ``eos_id`` are None if the model has none. ``add_bos`` and
     ``add_eos`` say whether :meth:`encode` adds them to a text. Generation ends at any id of ``eog_ids`` and never
-    chooses one of ``suppressed_ids``.
+    chooses one of ``suppressed_ids``. ``warnings``: what is odd about the vocabulary and does no harm, a sentence each.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -49,8 +49,11 @@ class Tokenizer:
             )
             self._model = BPE(vocabulary)
         for wanted, id, name in ((self.add_bos, self.bos_id, "bos"), (self.add_eos, self.eos_id, "eos")):
+            key = f"{name}_token_id"
             if wanted and id is None:
-                raise vocabulary.refuse(f"{name}_token_id", f"is missing, but add_{name}_token asks for it")
+                problem = vocabulary.lacking(key) if key in vocabulary.outside else "is missing"
+                raise vocabulary.refuse(key, f"{problem}, but add_{name}_token asks for it; convert the model again")
+        self.warnings = [f"{PREFIX}{key} {vocabulary.lacking(key)}: it is ignored." for key in vocabulary.outside]
         self._special = _SpecialTokens(vocabulary)
         self._bytes: dict[int, bytes] = {}
 

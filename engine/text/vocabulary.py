@@ -86,9 +86,10 @@ class Vocabulary:
     ``tokens[id]`` is the text as stored (in GPT-2's byte alphabet for model ``gpt2``), ``index`` its inverse and
     ``types[id]`` its :class:`TokenType`. ``scores`` (float32 [n_vocab], model ``llama`` only) rank SentencePiece
     merges, ``merges`` ("left right", best first) those of BPE. ``bos_id`` … are None where the model has no such
-    token. Generation ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of
-    ``stripping_ids`` are no part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the
-    pre-tokenizer's name, "" where the file gives none.
+    token. ``outside``: the special ids, by their keys, that the file gives and the vocabulary does not have. Generation
+    ends at any of ``eog_ids`` and never chooses one of ``suppressed_ids``. Blanks after one of ``stripping_ids`` are no
+    part of a text. ``shown_ids`` are control tokens that show in a decoded text. ``pre`` is the pre-tokenizer's name, ""
+    where the file gives none.
     """
 
     path: Path
@@ -110,6 +111,7 @@ class Vocabulary:
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool
+    outside: Mapping[str, int]
 
     @classmethod
     def from_gguf(cls, gguf: Metadata) -> "Vocabulary":
@@ -117,13 +119,19 @@ class Vocabulary:
         return _Reader(gguf).vocabulary()
 
     def refuse(self, key: str, problem: str) -> TokenizerError:
+        """The error for the value of a key."""
         return TokenizerError(f"{self.path}: {PREFIX}{key} {problem}")
+
+    def lacking(self, key: str) -> str:
+        """What is wrong with the special id of a key that is in ``outside``."""
+        return f"is {self.outside[key]}, outside the vocabulary of {len(self.tokens)} tokens"
 
 
 class _Reader:
     def __init__(self, gguf: Metadata) -> None:
         self.path = gguf.path
         self.metadata = gguf.metadata
+        self.outside: dict[str, int] = {}
 
     def refuse(self, key: str, problem: str) -> TokenizerError:
         return TokenizerError(f"{self.path}: {PREFIX}{key} {problem}")
@@ -201,6 +209,7 @@ class _Reader:
             add_bos=self.scalar("add_bos_token", bool, True if model == "llama" else None),
             add_eos=self.scalar("add_eos_token", bool, False),
             add_space_prefix=self.scalar("add_space_prefix", bool, model == "llama"),
+            outside=self.outside,
         )
 
     def types(self, tokens: list[str]) -> bytearray:
@@ -215,7 +224,11 @@ class _Reader:
         return bytearray(values.astype(np.uint8).tobytes())
 
     def ids(self, model: str, index: dict[str, int], types: bytearray) -> dict[str, int | None]:
-        """The special ids by the name of their key; tokens found by their text also become control tokens."""
+        """The special ids by the name of their key; tokens found by their text also become control tokens.
+
+        Ids that the vocabulary does not have go to ``outside``, and the file counts as one without them: converters copy ids
+        of padding and the like, which no text contains, from models with longer vocabularies.
+        """
         n = len(index)
         # The defaults of the first SentencePiece models; llama.cpp's default of 11 for gpt2 has no meaning.
         ids: dict[str, int | None] = {"bos": 1, "eos": 2, "unknown": 0} if model == "llama" and n > 2 else {}
@@ -223,7 +236,11 @@ class _Reader:
             key = f"{name}_token_id"
             value = self.scalar(key, int)
             if value is not None and not 0 <= value < n:
-                raise self.refuse(key, f"is {value}, outside the vocabulary of {n} tokens")
+                self.outside[key] = value
+                if name in ("bos", "eos"):
+                    # Nobody knows which token the file means: that of the first SentencePiece models would be a guess.
+                    ids.pop(name, None)
+                value = None
             ids[name] = value if value is not None else ids.get(name)
         for name, texts in _KEY_TEXTS.items():
             found = next((index[text] for text in texts if text in index), None)
@@ -243,6 +260,9 @@ class _Reader:
         if types[index.get("</s>", 0)] == TokenType.CONTROL and "</s>" in index:
             by_text.append(index["</s>"])
         by_key = [ids[name] for name in _EOG_KEYS]
+        if "eos_token_id" in self.outside and not by_text and ids["eot"] is None and ids["eom"] is None:
+            problem = f"is {self.outside['eos_token_id']}, outside the vocabulary of {len(index)} tokens"
+            raise self.refuse("eos_token_id", f"{problem}, and no other token ends an answer; convert the model again")
         eog = {*by_text, *(id for id in by_key if id is not None)}
         texts = {text for text in ("<|return|>", "<|call|>", "<|calls|>", "<|flush|>") if text in index}
         # In these formats <|end|> closes a part of an answer, not the answer.

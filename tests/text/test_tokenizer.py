@@ -448,9 +448,14 @@ BAD_ANY: dict[str, tuple[Callable[[Values], None], str]] = {
     "type of float": (change(token_type=np.ones(3, np.float32)), "token_type must be an array of integers"),
     "too few types": (change(token_type=np.ones(3, np.int32)), r"token_type has 3 elements where .*tokens has \d+"),
     "too few scores": (change(scores=np.ones(3, np.float32)), "scores has 3 elements"),
-    "bos outside": (change(bos_token_id=100_000), r"bos_token_id is 100000, outside the vocabulary of \d+ tokens"),
-    "eos negative": (change(eos_token_id=-1), "eos_token_id is -1, outside"),
-    "eot outside": (change(eot_token_id=2**32 - 1), "eot_token_id is 4294967295, outside"),
+    "bos outside": (
+        change(bos_token_id=100_000, add_bos_token=True),
+        r"bos_token_id is 100000, outside the vocabulary of \d+ tokens, but add_bos_token asks for it; convert",
+    ),
+    "added eos outside": (
+        change(eos_token_id=100_000, eot_token_id=5, add_eos_token=True),
+        r"eos_token_id is 100000, outside the vocabulary of \d+ tokens, but add_eos_token asks for it; convert",
+    ),
     "pad is text": (change(padding_token_id="0"), "padding_token_id must be of type int, not str"),
     "bos is a bool": (change(bos_token_id=True), "bos_token_id must be of type int, not bool"),
     "add_bos is a number": (change(add_bos_token=1), "add_bos_token must be of type bool, not int"),
@@ -470,6 +475,10 @@ BAD_BPE = {
         "pre is 'klingon', a pre-tokenizer this engine does not know; .*qwen2",
     ),
     "add_bos without bos": (change(add_bos_token=True), "bos_token_id is missing"),
+    "eos negative": (
+        change(eos_token_id=-1),
+        r"eos_token_id is -1, outside the vocabulary of \d+ tokens, and no other token ends an answer; convert",
+    ),
 }
 BAD_SPM = {
     "no scores": (drop("scores"), "scores is missing"),
