@@ -168,13 +168,14 @@ def prompt_of(
         ids = template.encode(messages, at_least=at_least, **extra)
     except TemplateError as error:
         raise refused(error) from None
-    format = select.detect(template.source)
+    source = template.source_for(bool(extra.get("tools")))
+    format = select.detect(source)
     tags = select.FORMATS[format].THOUGHT
     thought = NONE
     end = llm.tokenizer.decode(ids[-LAST:], special=True)
     if select.opens_thought(format, end):
         thought = OPEN
-    elif format == "gpt_oss" or (tags and tags[0] in template.source and not _is_closed(end, tags[1], extra)):
+    elif format == "gpt_oss" or (tags and tags[0] in source and not _is_closed(end, tags[1], extra)):
         thought = MAYBE
     if thought == OPEN and (begun := last.get("reasoning_content")):
         ids = ids + llm.tokenizer.encode(begun, add_special=False, at_least=at_least)

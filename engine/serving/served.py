@@ -93,8 +93,9 @@ class Served:
         """Identifies everything that an answer depends on besides the request: the weights, the types of the cache, the chat
         template and the arithmetic."""
         llm = self.llm
-        template = llm.chat_template.source if llm.chat_template is not None else ""
-        parts = state.identity(llm.model.gguf, llm.config, llm.cache), template
+        template = llm.chat_template
+        texts = ("",) if template is None else tuple(filter(None, (template.source, template.tool_source)))
+        parts = state.identity(llm.model.gguf, llm.config, llm.cache), *texts
         return "fp_" + hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
     def close(self) -> None:

@@ -54,6 +54,12 @@ class Tokenizer:
                 problem = vocabulary.lacking(key) if key in vocabulary.outside else "is missing"
                 raise vocabulary.refuse(key, f"{problem}, but add_{name}_token asks for it; convert the model again")
         self.warnings = [f"{PREFIX}{key} {vocabulary.lacking(key)}: it is ignored." for key in vocabulary.outside]
+        if vocabulary.model == "gpt2" and vocabulary.pre in ("", "default"):
+            said = "is missing" if not vocabulary.pre else "is 'default'"
+            self.warnings.append(
+                f"{PREFIX}pre {said}, so text is cut into tokens by a rule that may not be the model's and answers may be "
+                "worse; convert the model again."
+            )
         self._special = _SpecialTokens(vocabulary)
         self._bytes: dict[int, bytes] = {}
 

@@ -14,6 +14,7 @@ from engine.decode.defaults import sampling_defaults
 from engine.errors import EngineError
 from engine.gguf.file import GGUF, read_gguf
 from engine.serving.served import Entry
+from engine.text.template import named
 
 SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 """How numbers of parameters are shown: unit, letter, decimals."""
@@ -21,8 +22,8 @@ SCALES = ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0))
 
 class Card(NamedTuple):
     """A model: its architecture, number of parameters, format of most weights, bytes of weights, greatest context, width,
-    chat template, digest (:func:`engine.state.digest`) and recommended parameters of sampling; all empty if the file is not
-    known or cannot be read."""
+    chat template, that for requests with tools, digest (:func:`engine.state.digest`) and recommended parameters of sampling;
+    all empty if the file is not known or cannot be read."""
 
     family: str = ""
     n_params: int = 0
@@ -31,6 +32,7 @@ class Card(NamedTuple):
     n_ctx_train: int = 0
     n_embd: int = 0
     template: str = ""
+    tool_template: str = ""
     digest: str = "0" * 64
     sampling: Mapping[str, float] = MappingProxyType({})
 
@@ -67,6 +69,7 @@ def _read(path: str, created: int) -> Card:
     """The card of a file; created: when it was written."""
     file = read_gguf(path)
     family = file.get("general.architecture", "str", "")
+    found = named.sources(file)
     return Card(
         family,
         n_params(file),
@@ -74,7 +77,8 @@ def _read(path: str, created: int) -> Card:
         file.n_bytes,
         file.get(f"{family}.context_length", "int", 0),
         file.get(f"{family}.embedding_length", "int", 0),
-        file.get("tokenizer.chat_template", "str", ""),
+        "" if found is None else found.plain,
+        "" if found is None else found.with_tools or found.plain,
         state.digest(file),
         MappingProxyType(sampling_defaults(file)[0]),
     )

@@ -33,7 +33,7 @@ def _converted(fields: Fields) -> Mapping[str, Any]:
 def read_tools(fields: Fields, served: Served) -> list[Mapping[str, Any]]:
     """The functions that the model may call."""
     tools = conversation.read_tools(fields, served.limits)
-    if tools and not select.can_call(_template(served)):
+    if tools and not select.can_call(_template(served, tools=True)):
         raise fields.refuse("tools", f"cannot be given: {served.name} does not support tools; leave them out")
     return tools
 
@@ -66,6 +66,6 @@ def refuse_unanswerable(fields: Fields, *names: str) -> None:
             raise fields.refuse(name, "is not supported by this server: leave it out")
 
 
-def _template(served: Served) -> str:
+def _template(served: Served, tools: bool = False) -> str:
     template = served.llm.chat_template
-    return "" if template is None else template.source
+    return "" if template is None else template.source_for(tools)

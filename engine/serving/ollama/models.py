@@ -41,7 +41,7 @@ async def tags(request: Request) -> Response:
     found = []
     for entry in State.of(request).models.entries.values():
         card = await card_of(entry)
-        more = {"modified_at": _modified(entry), "capabilities": _capabilities(_template(entry, card))}
+        more = {"modified_at": _modified(entry), "capabilities": _capabilities(entry, card)}
         found.append(_named(entry, card) | more)
     return JSONResponse({"models": found})
 
@@ -73,7 +73,7 @@ async def show(request: Request) -> Response:
         "template": template,
         "details": card.details(),
         "model_info": {},
-        "capabilities": _capabilities(template),
+        "capabilities": _capabilities(entry, card),
         "modified_at": _modified(entry),
     }
     if path := path_of(entry):
@@ -93,17 +93,18 @@ def _modified(entry: Entry) -> str:
     return written(datetime.fromtimestamp(entry.spec.created, UTC))
 
 
-def _template(entry: Entry, card: Card) -> str:
-    """The chat template of a model; flags of the server may have replaced that of its file."""
+def _template(entry: Entry, card: Card, tools: bool = False) -> str:
+    """The chat template of a model, for requests with tools or for those without; flags of the server may have
+    replaced that of its file."""
     if entry.served is None:
-        return card.template
+        return card.tool_template if tools else card.template
     template = entry.served.llm.chat_template
-    return "" if template is None else template.source
+    return "" if template is None else template.source_for(tools)
 
 
-def _capabilities(template: str) -> list[str]:
-    calls = ["tools"] if select.can_call(template) else []
-    return ["completion", *calls, *(["thinking"] if select.can_think(template) else [])]
+def _capabilities(entry: Entry, card: Card) -> list[str]:
+    calls = ["tools"] if select.can_call(_template(entry, card, tools=True)) else []
+    return ["completion", *calls, *(["thinking"] if select.can_think(_template(entry, card)) else [])]
 
 
 def _parameters(entry: Entry, card: Card) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ from engine.text.bound import AtLeast
 from engine.text.template import dsml, harmony
 from engine.text.template.builtin import TEMPLATES, template_of
 from engine.text.template.marked import MarkedText, trusted
+from engine.text.template.named import sources
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import Metadata
 
@@ -25,7 +26,6 @@ __all__ = ["TEMPLATES", "ChatTemplate", "Message"]
 
 Message = Mapping[str, Any]
 
-KEY = "tokenizer.chat_template"
 MAX_DEPTH = 64
 
 # Some templates spell a control token out of a role, as in '<|' + role + '|>': role names may be part of one.
@@ -51,12 +51,17 @@ class ChatTemplate:
         The tokenizer of the model.
     origin : str
         What error messages call the template.
+    tool_source : str
+        The Jinja source for conversations with ``tools``; "" if it is the same.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer, origin: str = "the chat template") -> None:
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, origin: str = "the chat template", tool_source: str = ""
+    ) -> None:
         self.source = source
         self.tokenizer = tokenizer
         self.origin = origin
+        self.tool_source = tool_source
         self.renew()
         renew_in_children(self)
 
@@ -68,14 +73,12 @@ class ChatTemplate:
     def from_gguf(cls, gguf: Metadata, tokenizer: Tokenizer) -> "ChatTemplate | None":
         """The template in the file's metadata, or else the built-in one of the model, None if there is none. It is compiled,
         and can fail, on first use."""
-        source = gguf.metadata.get(KEY)
-        if source is None:
+        found = sources(gguf)
+        if found is None:
             architecture, name = (gguf.metadata.get(f"general.{key}") for key in ("architecture", "name"))
             own = template_of(architecture, name, tokenizer.vocabulary.index)
             return cls(own, tokenizer) if own is not None else None
-        if not isinstance(source, str):
-            raise TemplateError(f"{gguf.path}: {KEY} must be a string, not {type(source).__name__}")
-        return cls(source, tokenizer, f"{gguf.path}: {KEY}")
+        return cls(found.plain, tokenizer, f"{gguf.path}: {found.key}", found.with_tools)
 
     @classmethod
     def from_source(cls, source: str, tokenizer: Tokenizer) -> "ChatTemplate":
@@ -135,13 +138,23 @@ class ChatTemplate:
 
     def compile(self) -> None:
         """Compiles the template now rather than on first use; raises TemplateError."""
-        _ = self._template
+        _ = self._template, self._tool_template
+
+    def source_for(self, tools: bool) -> str:
+        """The source that conversations with tools, or those without, are written by."""
+        return (tools and self.tool_source) or self.source
 
     @cached_property
     def _template(self) -> "Template":
         from engine.text.template.sandbox import Template
 
         return Template(self.source)
+
+    @cached_property
+    def _tool_template(self) -> "Template":
+        from engine.text.template.sandbox import Template
+
+        return Template(self.tool_source) if self.tool_source else self._template
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **extra: Any) -> str:
         """The conversation as one text, for reading. Use :meth:`encode` to get tokens for a model.
@@ -260,7 +273,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         with self._lock:
-            return self._template.render(values, count.values, count.characters)
+            template = self._tool_template if values["tools"] else self._template
+            return template.render(values, count.values, count.characters)
 
 
 def _message(

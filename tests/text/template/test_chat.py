@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,8 +126,55 @@ def test_the_template_of_a_model() -> None:
     assert template.render(conversation("Hi")) == system + CHATML
     assert template.encode(conversation("Hi")) == tok.encode(system + CHATML, parse_special=True)
     assert ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata={}), tok) is None
+
+
+def from_keys(**keys: Any) -> ChatTemplate | None:
+    """The template of a file with these keys after ``tokenizer.chat_template``."""
+    metadata = {f"tokenizer.chat_template{'.' * bool(name)}{name}": text for name, text in keys.items()}
+    return ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata=metadata), TOK)
+
+
+def test_a_template_is_a_text() -> None:
     with pytest.raises(TemplateError, match="x: tokenizer.chat_template must be a string, not int"):
-        ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata={"tokenizer.chat_template": 1}), tok)
+        from_keys(**{"": 1})
+    with pytest.raises(TemplateError, match="x: tokenizer.chat_template.rag must be a string, not list"):
+        from_keys(rag=["a"])
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n\t "])
+def test_an_empty_template_is_none(blank: str) -> None:
+    assert from_keys(**{"": blank}) is None
+    assert from_keys(**{"": blank, "rag": blank}) is None
+    named = from_keys(**{"": blank, "rag": blank, "other": "other"})
+    assert named is not None
+    assert named.render([]) == "other"
+
+
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [(("rag", "", "default"), ""), (("rag", "default"), "default"), (("rag", "tool_use"), "rag"), (("one",), "one")],
+)
+def test_named_templates(names: tuple[str, ...], plain: str) -> None:
+    found = from_keys(**{name: f"{name}:{{{{ messages[0].content }}}}" for name in names})
+    assert found is not None
+    assert found.render(conversation("Hi")) == f"{plain}:Hi"
+    tools = "tool_use" if "tool_use" in names else plain
+    assert found.render(conversation("Hi"), tools=[{"type": "function"}]) == f"{tools}:Hi"
+    assert found.render(conversation("Hi"), tools=[]) == f"{plain}:Hi"
+
+
+def test_templates_that_gguf_writes(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    texts = {"tool_use": "tools", "default": "plain", "rag": "documents"}
+    writer.add_chat_template([{"name": name, "template": text} for name, text in texts.items()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = ChatTemplate.from_gguf(read_gguf(tmp_path / "model.gguf"), TOK)
+    assert found is not None
+    assert (found.render([]), found.render([], tools=[{}])) == ("plain", "tools")
+    assert (found.source_for(False), found.source_for(True)) == ("plain", "tools")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Special ids that a vocabulary does not have: ignored with a warning where nothing needs them."""
+"""What a vocabulary lacks and nothing needs is ignored with a warning: special ids, and the name of a pre-tokenizer."""
 
 from typing import Any
 
@@ -61,3 +61,11 @@ def test_default_of_sentencepiece_does_not_replace_bos() -> None:
     """The file asks for a token before every text, and 1 would be a guess."""
     with pytest.raises(TokenizerError, match="bos_token_id is 999, outside .* but add_bos_token asks for it; convert"):
         spm(bos_token_id=999)
+
+
+def test_a_missing_pre_tokenizer_is_told() -> None:
+    for pre, told in ((None, "is missing"), ("", "is missing"), ("default", "is 'default'")):
+        (warning,) = bpe(pre=pre).warnings
+        assert warning.startswith(f"tokenizer.ggml.pre {told}, so text is cut into tokens by a rule that may not")
+        assert warning.endswith("; convert the model again.")
+    assert bpe(pre="gpt-2").warnings == spm(pre="default").warnings == []
