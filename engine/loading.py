@@ -171,7 +171,7 @@ def load(
             "(--device-draft, device_draft)."
         )
     # An assistant can only draft for the model whose outputs, keys and values it reads.
-    assists = drafter is not None and layer is None and drafter.gguf.require("general.architecture", "str") == ASSISTANT
+    assists = drafter is not None and layer is None and drafter.gguf.get("general.architecture", "str", "") == ASSISTANT
     if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "

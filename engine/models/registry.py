@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 
 from engine.cache.types import F16, F32, Types
-from engine.checks import shown
 from engine.errors import ModelError
 from engine.gguf.file import GGUF
 from engine.models.architecture import Architecture
@@ -37,6 +36,7 @@ from engine.models.families import (
 )
 from engine.models.families.deepseek4 import drafting_layer
 from engine.models.families.gemma4_config import read as read_gemma4
+from engine.models.kinds import check_kind, check_towers, unsupported
 from engine.models.metadata import Metadata
 from engine.models.mtp import MTP, load_mtp
 from engine.models.streams_mtp import StreamsMTP
@@ -76,15 +76,15 @@ DS4 = "mtp.0.e_proj.weight"
 
 
 def read_config(gguf: GGUF) -> ModelConfig:
-    """The configuration of a file.  Raises ModelError for an architecture that this engine cannot run, and GGUFError for
-    invalid values."""
+    """The configuration of a file.  Raises ModelError for a file that is no model and for an architecture that this engine
+    cannot run, and GGUFError for invalid values."""
+    check_kind(gguf)
     name = gguf.require("general.architecture", "str")
     if name == ASSISTANT:
         raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
     if name not in ARCHITECTURES:
-        raise ModelError(
-            f"{gguf.path}: architecture {shown(name)!r} is not supported; this engine runs {', '.join(ARCHITECTURES)}."
-        )
+        raise unsupported(gguf, name, tuple(ARCHITECTURES))
+    check_towers(gguf)
     if is_mtp(gguf):
         raise ModelError(f"{gguf.path} is a layer that only drafts for a {name} model; give it with --draft-model.")
     entry = ARCHITECTURES[name]

@@ -35,12 +35,23 @@ class Change:
 
 CHANGES = {
     "architecture": Change(
-        "gpt-oss", "architecture 'kimi-linear' is not supported; this engine runs llama, ", architecture="kimi-linear"
+        "gpt-oss", "architecture 'rwkv7' is not supported; this engine runs llama, ", architecture="rwkv7"
+    ),
+    "architecture with a relative": Change(
+        "gpt-oss",
+        "architecture 'kimi-linear' is not supported; the nearest that runs is qwen3next, and this engine runs llama, ",
+        architecture="kimi-linear",
+    ),
+    "a name of Ollama": Change(
+        "gpt-oss",
+        "was made by Ollama in a form of its own, with the architecture 'gptoss': take a GGUF file of this model that "
+        "llama.cpp's converter has made, in which it is 'gpt-oss'.",
+        architecture="gptoss",
     ),
     "vision": Change(
         "mistral3",
-        "tensors that a plain mistral3 model does not have: mm.0.weight, v.blk.0.attn_q.weight, v.patch_embd.weight; "
-        "this variant is not supported.",
+        "was made by Ollama in a form of its own, with tensors for images or sound in the file of the text (mm.0.weight): "
+        "take a GGUF file of this model that llama.cpp's converter has made.",
         tensors={"v.blk.0.attn_q.weight": (8, 8), "mm.0.weight": (8, 8), "v.patch_embd.weight": (8, 8)},
     ),
     "adapter": Change(

@@ -1,0 +1,123 @@
+"""What else a GGUF file may be than a model that the engine runs: named, with what to do."""
+
+from engine.checks import shown
+from engine.errors import ModelError
+from engine.gguf.file import GGUF
+
+PARTS = {
+    "mmproj": "a projector (mmproj), which turns images or sound into what a model reads: give the file of the model, which "
+    "runs without it.",
+    "adapter": "an adapter (LoRA), which changes a model and is none by itself: give the file of a model into which it has "
+    "been merged, such as by llama.cpp's llama-export-lora.",
+    "imatrix": "an importance matrix (imatrix), which a model is quantized with: give the file of the model.",
+    "vocab": "a vocabulary without weights: give a file of the whole model.",
+}
+"""The sentences for files that are no models, after "is ", by ``general.type``."""
+
+OLLAMA = {"gptoss": "gpt-oss", "qwen25vl": "qwen2vl", "olmo3": "olmo2", "glm4moelite": "deepseek2"}
+"""Names that only Ollama gives to architectures, whose tensors it names and arranges in its own way, and llama.cpp's."""
+
+NEAREST = {
+    "afmoe": "qwen3moe",
+    "baichuan": "llama",
+    "bailingmoe": "glm4moe",
+    "bailingmoe2": "glm4moe",
+    "bitnet": "llama",
+    "chatglm": "glm4moe",
+    "cohere2": "exaone4",
+    "command-r": "llama",
+    "deci": "llama",
+    "deepseek": "deepseek2",
+    "deepseek2-ocr": "deepseek2",
+    "deepseek32": "deepseek2",
+    "dots1": "glm4moe",
+    "exaone": "exaone4",
+    "exaone-moe": "exaone4",
+    "falcon": "llama",
+    "falcon-h1": "qwen35",
+    "gemma": "gemma3",
+    "gemma-embedding": "gemma3",
+    "gemma2": "gemma3",
+    "gemma3n": "gemma4",
+    "glm-dsa": "deepseek2",
+    "glm4": "glm4moe",
+    "gpt2": "llama",
+    "gptj": "llama",
+    "gptneox": "llama",
+    "granitehybrid": "granite",
+    "grovemoe": "qwen3moe",
+    "internlm2": "llama",
+    "jamba": "qwen35",
+    "kimi-linear": "qwen3next",
+    "lfm2": "qwen35",
+    "lfm2moe": "qwen35moe",
+    "llama4": "llama",
+    "mamba": "qwen35",
+    "mamba2": "qwen35",
+    "minicpm": "granite",
+    "minicpm3": "deepseek2",
+    "mpt": "llama",
+    "nemotron": "arcee",
+    "nemotron_h": "qwen35",
+    "nemotron_h_moe": "qwen35moe",
+    "olmo": "olmo2",
+    "olmoe": "olmo2",
+    "phi2": "phi3",
+    "phimoe": "phi3",
+    "qwen": "qwen2",
+    "qwen2moe": "qwen3moe",
+    "smallthinker": "qwen3moe",
+    "stablelm": "llama",
+    "starcoder": "llama",
+    "starcoder2": "qwen2",
+    "xverse": "llama",
+}
+"""Architectures of llama.cpp that the engine does not run, each with the one that is closest by maker or by design."""
+
+_ADAPTER = (".lora_a", ".lora_b")
+_IMATRIX = (".in_sum2", ".counts")
+_VISION = ("v.", "a.", "mm.")
+
+
+def check_kind(gguf: GGUF) -> None:
+    """Raise ModelError for a file that is a part of a model, or made for one, and for one that only Ollama can read."""
+    kind = kind_of(gguf)
+    if kind in PARTS:
+        raise ModelError(f"{gguf.path} is {PARTS[kind]}")
+    name = gguf.metadata.get("general.architecture")
+    if isinstance(name, str) and name in OLLAMA:
+        raise ModelError(
+            f"{gguf.path} was made by Ollama in a form of its own, with the architecture {name!r}: take a GGUF file of this "
+            f"model that llama.cpp's converter has made, in which it is {OLLAMA[name]!r}."
+        )
+
+
+def kind_of(gguf: GGUF) -> str:
+    """What a file says that it is (``general.type``), or what it has nothing else than; "model" if neither tells."""
+    given = gguf.metadata.get("general.type")
+    if isinstance(given, str) and given in PARTS:
+        return given
+    if gguf.metadata.get("general.architecture") == "clip":
+        return "mmproj"
+    for kind, ends in (("adapter", _ADAPTER), ("imatrix", _IMATRIX)):
+        if gguf.tensors and all(name.endswith(ends) for name in gguf.tensors):
+            return kind
+    return "vocab" if not gguf.tensors and "tokenizer.ggml.tokens" in gguf.metadata else "model"
+
+
+def check_towers(gguf: GGUF) -> None:
+    """Raise ModelError for a file of a text model that also has the tensors of a vision or audio tower."""
+    tower = next((name for name in sorted(gguf.tensors) if name.startswith(_VISION)), None)
+    if tower is not None:
+        raise ModelError(
+            f"{gguf.path} was made by Ollama in a form of its own, with tensors for images or sound in the file of the text "
+            f"({shown(tower)}): take a GGUF file of this model that llama.cpp's converter has made."
+        )
+
+
+def unsupported(gguf: GGUF, name: str, known: tuple[str, ...]) -> ModelError:
+    """The error for an architecture that is none of the ``known`` ones, with its nearest relative among them."""
+    nearest = f"the nearest that runs is {NEAREST[name]}, and " if name in NEAREST else ""
+    return ModelError(
+        f"{gguf.path}: architecture {shown(name)!r} is not supported; {nearest}this engine runs {', '.join(known)}."
+    )
