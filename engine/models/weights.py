@@ -92,9 +92,10 @@ def load_weight(gguf: GGUF, name: str, rows: int, columns: int, count: int = 0) 
 
 def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
     """The tensor ``name`` as float32 of this shape: norms, biases, rotary factors, convolutions, routers.  The file may have
-    it as one row, as llama.cpp's conversion writes some vectors.
+    it as one row, as llama.cpp's conversion writes some vectors, and in any type of floats: conversion keeps that of the
+    original for some.
 
-    Raises ModelError if it is missing, has another shape, or is neither F32 nor F16.
+    Raises ModelError if it is missing, has another shape, or is none of F32, F16 and BF16.
     """
     weight_tensor = _tensor(gguf, name)
     if weight_tensor.shape not in (shape, (1, *shape)):
@@ -102,11 +103,19 @@ def load_vector(gguf: GGUF, name: str, *shape: int) -> np.ndarray:
             f"{gguf.path}: tensor {name} has shape {list(weight_tensor.shape)} where the metadata requires {list(shape)}; "
             "the file is inconsistent."
         )
-    kind = weight_tensor.type.name
-    dtype = {"F32": np.float32, "F16": np.float16}.get(kind)
-    if dtype is None:
-        raise ModelError(f"{gguf.path}: tensor {name} is {kind} where F32 or F16 is expected.")
-    return weight_tensor.data.view(dtype).astype(np.float32).reshape(shape)
+    return _floats(gguf, weight_tensor).reshape(shape)
+
+
+def _floats(gguf: GGUF, tensor: Tensor) -> np.ndarray:
+    """The values of a tensor of floats: float32 [n]."""
+    if tensor.type == GGMLQuantizationType.F32:
+        return tensor.data.view("<f4").astype(np.float32)
+    if tensor.type == GGMLQuantizationType.F16:
+        return tensor.data.view("<f2").astype(np.float32)
+    if tensor.type == GGMLQuantizationType.BF16:
+        # The upper half of a float32.
+        return (tensor.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    raise ModelError(f"{gguf.path}: tensor {tensor.name} is {tensor.type.name} where F32, F16 or BF16 is expected.")
 
 
 def load_integers(gguf: GGUF, name: str, *shape: int, end: int) -> np.ndarray:
