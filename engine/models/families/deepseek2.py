@@ -1,5 +1,5 @@
-"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash, Mistral Large 3 and their relatives: latent attention, a mixture
-with a shared network.
+"""DeepSeek-V2, V2-Lite, V3 and R1, Kimi-K2, GLM-4.7-Flash, Mistral Large 3, Mistral Small 4 and their relatives: latent
+attention, a mixture with a shared network.
 
 Layer (llama.cpp, ``src/models/deepseek2.cpp``)::
 
@@ -15,7 +15,7 @@ With YaRN by a factor f, scores are multiplied by m^2 / sqrt(n_nope + n_rope), m
 is both of DeepSeek's multipliers of the logarithm, and ``rope.scaling.yarn_log_multiplier`` holds 0.1 M.
 
 A query at position p is multiplied by 1 + s ln(1 + floor(p / n)) with s ``attention.temperature_scale`` and n
-``attention.temperature_length``, after its rotation (Mistral Large 3).
+``attention.temperature_length``, by default the original context of YaRN, after its rotation (Mistral Large 3 and Small 4).
 
 Experts may be chosen from the best groups only.  DeepSeek-V3 (sigmoid) adds the two best scores of a group, DeepSeek-V2
 (softmax) takes the best one, and no key of a file says which: the gating does.  llama.cpp adds two in both.
@@ -62,7 +62,8 @@ def _latent(m: Metadata) -> LatentConfig:
         m_scale = 1.0 - log_multiplier * math.log(rope.scale)
         rope = replace(rope, magnitude=m.number("rope.scaling.attn_factor", 1.0, 0.0, 1e3))
     s = m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
-    temperature = (s, m.integer("attention.temperature_length", None, 1, MAX_CONTEXT)) if s else None
+    original = m.integer("rope.scaling.original_context_length", m.n_ctx_train, 1, MAX_CONTEXT)
+    temperature = (s, m.integer("attention.temperature_length", original, 1, MAX_CONTEXT)) if s else None
     q_rank = m.integer("attention.q_lora_rank", 0, 0)
     scale = m_scale * m_scale / math.sqrt(n_q)
     return LatentConfig(n_head, n_q - n_rope, n_rope, rank, d_v, scale, rope, q_rank, temperature)
@@ -73,7 +74,8 @@ ARCHITECTURES = (
         "deepseek2",
         "DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash, Mistral Large 3",
         read,
-        "transformers DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM and Mistral4ForCausalLM",
+        "transformers DeepseekV2ForCausalLM, DeepseekV3ForCausalLM and Glm4MoeLiteForCausalLM",
         "MTP",
     ),
+    Architecture("mistral4", "Mistral Small 4", read, "transformers Mistral4ForCausalLM"),
 )

@@ -84,8 +84,9 @@ _SIGMOID = ("DeepseekV3", "Glm4MoeLite")
 
 
 def _family(
-    name: str, kind: str, config: dict[str, Any], *, old: bool = False, n_mtp: int = 0, own_head: bool = False
-) -> Family:
+    name: str, kind: str, config: dict[str, Any], *, old: bool = False, n_mtp: int = 0, own_head: bool = False,
+    architecture: str = "deepseek2",
+) -> Family:  # fmt: skip
     n, f, sigmoid = config["n_routed_experts"], config["moe_intermediate_size"], kind in _SIGMOID
     common = norms(config) | _attention(config)
     mixture = experts(config, n, f) | network(config, f * config["n_shared_experts"], "mlp.shared_experts")
@@ -129,7 +130,7 @@ def _family(
     if n_mtp:
         metadata["nextn_predict_layers"] = n_mtp
     every, convert = model(config, layers), _converter(config, split=not old)
-    return Family(name, "deepseek2", kind, config, every, metadata, _NAMES, convert=convert, n_mtp=n_mtp)
+    return Family(name, architecture, kind, config, every, metadata, _NAMES, convert=convert, n_mtp=n_mtp)
 
 
 def _config(
@@ -191,7 +192,8 @@ CASES = [
             n_shared_experts=1, n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True,
             tie_word_embeddings=False,
         ),
+        architecture="mistral4",
     ),
 ]  # fmt: skip
 """V2-Lite, from a recent file and from an older one; V2 with groups; V3 with groups; GLM-4.7-Flash with its layer that
-drafts; Mistral Large 3, whose queries grow with the position."""
+drafts; Mistral 4, whose queries grow with the position, as those of Mistral Large 3, a deepseek2 model, do."""
