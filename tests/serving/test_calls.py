@@ -5,6 +5,7 @@ The model writes Python and knows of no calls, so that whatever is right comes f
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,6 +288,20 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
     assert sum(id == tokenizer.token_id("</think>") for id in closed.ids) == 1
     assert tokenizer.decode(opened.ids, special=True).endswith("assistant: <think>\nhm")
     assert (closed.thought, opened.thought) == (NONE, OPEN)
+
+
+def test_answers_have_the_format_of_the_template_for_tools() -> None:
+    """Where a file has a template for requests with tools, only such requests are written, and their answers read, by it."""
+    tokenizer = made(bpe_metadata([], {"<tool_call>": CONTROL, "</tool_call>": CONTROL}))
+    sources = {"": "plain", ".tool_use": "{{ '<tool_call>{\"arguments\"' }}"}
+    metadata = {f"tokenizer.chat_template{name}": source for name, source in sources.items()}
+    found = ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata=metadata), tokenizer)
+    llm: Any = SimpleNamespace(tokenizer=tokenizer, chat_template=found)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    plain, called = prompt_of(llm, HELLO), prompt_of(llm, HELLO, tools)
+    assert (plain.format, called.format) == ("plain", "qwen3")
+    assert tokenizer.decode(plain.ids, special=True) == "plain"
+    assert tokenizer.decode(called.ids, special=True) == '<tool_call>{"arguments"'
 
 
 def test_a_beginning_is_in_the_channel_of_texts() -> None:
