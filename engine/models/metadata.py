@@ -235,19 +235,18 @@ class Metadata:
         n = self.integer("full_attention_interval", 4, 1, MAX_LAYERS)
         return [(il + 1) % n != 0 for il in range(self.n_layer)] + [False] * self.n_mtp
 
-    def check_sections(self, n_rot: int, interleaved: bool = True) -> None:
-        """Refuse sections of a rotation by several positions in which a pair uses the last stream of positions.  All other
-        streams are equal for text, so other sections have no effect.  interleaved: pairs alternate between the first three
-        sections; else the pairs of a section are adjacent."""
+    def check_sections(self) -> None:
+        """Refuse sections of a rotation by several positions (time, height, width and one that no model uses) that give
+        pairs to the last one, which is not that of a token in text.  The others are, and pairs that no section counts
+        rotate by the time, so all other sections have no effect."""
         key = self.key("rope.dimension_sections")
         values = [int(v) for v in self.gguf.require(key, "int[]")]
-        if len(values) != 4 or min(values) < 0 or sum(values) == 0:
-            self.gguf.refuse(key, "must be four counts, as [11, 11, 10, 0]: convert the model again")
-        for i in range(n_rot // 2):
-            k = i % sum(values)
-            if k >= 3 * values[k % 3] if interleaved else k >= sum(values[:3]):
-                problem = f"is {values}, which leaves pair {i} without a position in text: convert the model again"
-                self.gguf.refuse(key, problem)
+        if len(values) != 4 or min(values) < 0:
+            self.gguf.refuse(key, f"is {values}, but must be four counts, as [24, 20, 20, 0]: convert the model again")
+        if values[3]:
+            self.gguf.refuse(
+                key, f"is {values}, but the last count must be 0 in models of text: convert the model again"
+            )
 
     def dense(self, il: int, activation: Activation = SWIGLU) -> DenseConfig:
         """The network of layer il."""

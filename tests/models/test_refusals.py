@@ -113,6 +113,17 @@ CHANGES = {
         "is false: a model that looks ahead, as for embeddings, cannot generate text",
         keys={"attention.causal": False},
     ),
+    "three sections": Change(
+        "qwen3vl", "is [8, 4, 4], but must be four counts", keys={"rope.dimension_sections": [8, 4, 4]}
+    ),
+    "a negative section": Change(
+        "qwen2vl", "is [9, 4, -1, 0], but must be four counts", keys={"rope.dimension_sections": [9, 4, -1, 0]}
+    ),
+    "a fourth section": Change(
+        "qwen3vlmoe",
+        "is [4, 4, 3, 1], but the last count must be 0",
+        keys={"rope.dimension_sections": [4, 4, 3, 1]},
+    ),
     "a parameter per layer": Change(
         "apertus", "has 1 elements instead of 3: convert the model again", keys={"xielu.alpha_p": [1.0]}
     ),

@@ -22,7 +22,7 @@ def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
     rope, dense = m.rope(), m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
     if m.has("rope.dimension_sections"):
-        m.check_sections(rope.n_rot, interleaved=False)
+        m.check_sections()
     # The file of a layer that drafts has no layer 0.
     norm = "heads" if any(f"blk.{il}.attn_q_norm.weight" in m.gguf.tensors for il in (0, m.n_layer)) else ""
     experts = m.experts("sigmoid", normalized=False, shared_gated=False)

@@ -30,7 +30,7 @@ def read_qwen3(m: Metadata) -> ModelConfig:
 def _read(m: Metadata, norm: str) -> ModelConfig:
     rope, mixture = m.rope(), m.architecture.endswith("moe")
     if "vl" in m.architecture:
-        m.check_sections(rope.n_rot, interleaved=m.architecture != "qwen2vl")
+        m.check_sections()
     return m.model(lambda il: LayerConfig(m.attention(il, rope, norm=norm), m.experts() if mixture else m.dense(il)))
 
 

@@ -24,7 +24,7 @@ NORMS = Norms(before_network="post_attention_norm")
 def read(m: Metadata) -> ModelConfig:
     """The configuration of a file."""
     rope = m.rope()
-    m.check_sections(rope.n_rot)
+    m.check_sections()
     return read_hybrid(m, rope, grouped=False)
 
 

@@ -3,7 +3,8 @@
 ``transformers``: Qwen2_5_VLTextModel, Qwen3VLTextModel, Qwen3VLMoeTextModel, with an output matrix.  llama.cpp:
 src/models/qwen2vl.cpp, qwen3vl.cpp, qwen3vlmoe.cpp; conversion/qwenvl.py and qwen3vl.py.
 
-``rope.dimension_sections`` says which coordinate (time, height, width) rotates a pair; they are equal in text.  Images
+``rope.dimension_sections`` says which coordinate (time, height, width) rotates a pair; they are equal in text.  In
+``transformers``, pairs that no section counts rotate by the time, as the last ones of all published Qwen3-VL.  Images
 would add to the outputs of the first ``n_deepstack_layers`` layers; text does not.
 """
 
@@ -38,7 +39,7 @@ CASES = [
     _family(
         "qwen3vl",
         "Qwen3VLText",
-        sizes(3, 72, (6, 2, 32), 104, {"rope_theta": 1e5, "mrope_section": [6, 5, 5]}, tie_word_embeddings=False),
+        sizes(3, 72, (6, 2, 32), 104, {"rope_theta": 1e5, "mrope_section": [8, 4, 4]}, tie_word_embeddings=False),
         n_deepstack_layers=3,
     ),
     _family(
