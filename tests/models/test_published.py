@@ -1,0 +1,275 @@
+"""Published models: the headers that llama.cpp's conversion writes for their configurations are read, with the published
+numbers, and have the tensors that the engine loads.
+
+``tests/published/configs.json`` has the configurations and where each came from, ``headers.json`` what the conversion made
+of them.  Nothing of a model's size is read or allocated: matrices are views of one byte, and of layers that are alike, only
+the first is built.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from engine.cpu.backend import Backend
+from engine.gguf.file import GGUF, Tensor
+from engine.models.config import (
+    AttentionConfig,
+    CompressedConfig,
+    DeltaNetConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    ModelConfig,
+    RopeConfig,
+)
+from engine.models.registry import ARCHITECTURES, build, read_config
+from tests.conftest import REPOSITORY
+from tests.published.headers import layers_of
+
+FOLDER = REPOSITORY / "tests" / "published"
+CONFIGS: dict[str, dict[str, Any]] = json.loads((FOLDER / "configs.json").read_text(encoding="utf-8"))
+HEADERS: dict[str, dict[str, Any]] = json.loads((FOLDER / "headers.json").read_text(encoding="utf-8"))
+ONES = np.ones(1 << 23, np.float32).view(np.uint8)
+"""What all small tensors hold, in F32."""
+
+
+def tensor(name: str, kind: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor that takes no memory of its own."""
+    number = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[number]
+    n_bytes = math.prod(shape) // block * size
+    if kind == "I32":  # a table of experts
+        data = np.tile(np.arange(shape[-1], dtype=np.int32), shape[0]).view(np.uint8)
+    elif n_bytes <= ONES.size:
+        data = ONES[:n_bytes]
+    else:
+        data = np.broadcast_to(np.uint8(0), (n_bytes,))
+    return Tensor(name, number, shape, 0, n_bytes, Path("model.gguf"), data)
+
+
+def file_of(name: str) -> GGUF:
+    """The file that the conversion of a published model writes, without its tokenizer and its weights."""
+    header = HEADERS[name]
+    kinds = {"general.architecture": "str", "tokenizer.ggml.tokens": "str[]"}
+    metadata: dict[str, Any] = {"general.architecture": header["architecture"]}
+    for key, (kind, value) in header["keys"].items():
+        kinds[key] = kind
+        if kind == "f32":
+            value = float(np.float32(value))
+        metadata[key] = np.array(value) if kind.endswith("[]") else value
+    tensors = {}
+    for stem, (kind, *shape), *layers in header["tensors"]:
+        for il in layers_of(layers[0]) if layers else [""]:
+            full = stem.replace("*", str(il))
+            tensors[full] = tensor(full, kind, tuple(shape))
+    metadata["tokenizer.ggml.tokens"] = [""] * tensors["token_embd.weight"].shape[0]
+    return GGUF(Path("model.gguf"), 3, 32, metadata, kinds, {}, tensors)
+
+
+# --- the numbers -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Published:
+    """A published configuration, by whatever names its numbers have."""
+
+    whole: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.text: dict[str, Any] = self.whole.get("text_config", self.whole)
+
+    def first(self, *names: str) -> Any:
+        """The first of some values that the configuration has; None: it has none."""
+        return next((self.text[name] for name in names if self.text.get(name) is not None), None)
+
+    @property
+    def kind(self) -> str:
+        """The type of the model."""
+        kind = self.whole["model_type"]
+        assert isinstance(kind, str)
+        return kind
+
+    @property
+    def n_layer(self) -> int:
+        """The number of layers that do not draft."""
+        return int(self.text["num_hidden_layers"])
+
+    def types(self) -> list[str]:
+        """The type of each layer, as far as the configuration says so."""
+        every, pattern = self.first("full_attention_interval"), self.first("sliding_window_pattern")
+        if "layer_types" in self.text:
+            return list(self.text["layer_types"])
+        if every:
+            return ["full_attention" if (il + 1) % every == 0 else "linear_attention" for il in range(self.n_layer)]
+        if self.kind.startswith("gemma3"):
+            pattern = 6
+        if self.kind == "olmo3":
+            pattern = 4
+        if self.kind == "gpt_oss":
+            return ["sliding_attention", "full_attention"] * (self.n_layer // 2)
+        if pattern:
+            return ["full_attention" if (il + 1) % pattern == 0 else "sliding_attention" for il in range(self.n_layer)]
+        return ["full_attention"] * self.n_layer
+
+    def rope(self, slides: bool) -> dict[str, Any]:
+        """What is published about the rotation of layers with or without a window."""
+        given = self.first("rope_parameters", "rope_scaling") or {}
+        own = given.get("sliding_attention" if slides else "full_attention", given)
+        base = {} if "rope_theta" in own or slides and self.kind.startswith("gemma") else self.text
+        return {name: base[name] for name in ("rope_theta",) if name in base} | own
+
+
+def check_rope(published: Published, rope: RopeConfig, d: int, slides: bool) -> None:
+    given = published.rope(slides)
+    if "rope_theta" in given and "alpha" not in given:
+        assert rope.base == np.float32(given["rope_theta"])
+    if "alpha" in given:
+        assert rope.base == pytest.approx(given["rope_theta"] * given["alpha"] ** (d / (d - 2)), rel=1e-6)
+    part = given.get("partial_rotary_factor", published.first("partial_rotary_factor") or 1.0)
+    rotated = published.first("rotary_dim") or int(d * part)
+    if given.get("rope_type") != "proportional":  # this one rotates all by divisors, most of which are infinite
+        assert rope.n_rot == rotated
+    kind = given.get("rope_type", given.get("type"))
+    if kind == "yarn" and not (slides and published.kind == "olmo3"):
+        assert rope.scale == pytest.approx(1 / given["factor"])
+        assert rope.yarn_ctx == given["original_max_position_embeddings"]
+        assert rope.beta_fast == given.get("beta_fast", 32)
+    if kind == "longrope":
+        assert rope.long_factors and rope.long_beyond == published.text["original_max_position_embeddings"]
+    assert bool(rope.factors) == (kind in ("llama3", "longrope", "proportional"))
+
+
+def check_mixer(published: Published, mixer: Any, kind: str) -> None:
+    text, heads = published.text, published.text["num_attention_heads"]
+    if isinstance(mixer, DeltaNetConfig):
+        assert kind == "linear_attention"
+        assert (mixer.n_k, mixer.n_v) == (text["linear_num_key_heads"], text["linear_num_value_heads"])
+        assert mixer.state_size == text["linear_key_head_dim"] and mixer.n_conv == text["linear_conv_kernel_dim"]
+        return
+    assert mixer.n_head == heads
+    if isinstance(mixer, LatentConfig):
+        sizes = (mixer.n_nope, mixer.n_rope, mixer.rank, mixer.d_v, mixer.q_rank)
+        names = ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "v_head_dim", "q_lora_rank")
+        assert sizes == tuple(text.get(name) or 0 for name in names)
+        return
+    if isinstance(mixer, CompressedConfig):
+        assert (mixer.d, mixer.n_q, mixer.n_group) == (text["head_dim"], text["q_lora_rank"], text["o_groups"])
+        assert mixer.n_out == text["o_lora_rank"] and mixer.window == text["sliding_window"]
+        return
+    assert isinstance(mixer, AttentionConfig)
+    slides = kind == "sliding_attention"
+    wide = published.kind.startswith("gemma4") and not slides
+    kv = (wide and published.first("num_global_key_value_heads")) or text.get("num_key_value_heads", heads)
+    d = text["global_head_dim"] if wide else published.first("head_dim") or text["hidden_size"] // heads
+    assert (mixer.n_head_kv, mixer.d_k, mixer.d_v) == (kv, d, d)
+    assert mixer.window == (text["sliding_window"] if slides else 0)
+    if "attention_multiplier" in text:
+        assert mixer.scale == pytest.approx(text["attention_multiplier"])
+    if mixer.rope is not None:
+        check_rope(published, mixer.rope, d, slides)
+
+
+def check_network(published: Published, il: int, network: DenseConfig | ExpertsConfig) -> None:
+    text = published.text
+    count = published.first("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    dense = published.first("first_k_dense_replace", "moe_layer_start_index") or 0
+    if not count or il < dense:
+        assert isinstance(network, DenseConfig)
+        doubled = text.get("use_double_wide_mlp") and il >= published.n_layer - text["num_kv_shared_layers"]
+        assert network.n_ff == text["intermediate_size"] * (2 if doubled else 1)
+        return
+    assert isinstance(network, ExpertsConfig)
+    used = published.first("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+    width = published.first("moe_intermediate_size", "intermediate_size")
+    used, width = (value[il] if isinstance(value, list) else value for value in (used, width))
+    assert (network.n_expert, network.n_used, network.n_ff) == (count, used, width)
+    shared = published.first("n_shared_experts", "moe_num_shared_experts", "num_shared_expert") or 0
+    shared = shared[il] if isinstance(shared, list) else shared
+    assert network.n_ff_shared == (published.first("shared_expert_intermediate_size") or shared * width)
+    assert network.weight_scale == pytest.approx(text.get("routed_scaling_factor", 1.0))
+    if "n_group" in text:
+        assert (network.n_group, network.n_group_used) == (text["n_group"], text["topk_group"])
+    assert (network.beside is not None) == bool(text.get("enable_moe_block"))
+
+
+# --- the tensors -----------------------------------------------------------------------------------------------
+
+
+def distinct(config: ModelConfig, gguf: GGUF) -> tuple[ModelConfig, GGUF]:
+    """The model without layers that are described like an earlier one and whose tensors are alike."""
+    shapes: dict[int, set[tuple[Any, ...]]] = {}
+    rest = {}
+    for name, each in gguf.tensors.items():
+        if (found := re.fullmatch(r"blk\.(\d+)\.(.*)", name)) is None:
+            rest[name] = each
+        else:
+            shapes.setdefault(int(found[1]), set()).add((found[2], each.type, each.shape))
+    kept: dict[Any, int] = {}
+    places: list[int] = []
+    for il, layer in enumerate(config.layers):
+        places.append(kept.setdefault((layer, frozenset(shapes[il])), len(kept)))
+
+    def moved(layer: LayerConfig) -> LayerConfig:
+        mixer = layer.mixer
+        if not isinstance(mixer, AttentionConfig) or mixer.source is None:
+            return layer
+        return replace(layer, mixer=replace(mixer, source=places[mixer.source]))
+
+    first = [places.index(i) for i in range(len(kept))]
+    for il in sorted(set(shapes) - set(range(config.n_layer))):
+        first.append(il)  # what drafts
+    for i, il in enumerate(first):
+        for suffix, _, _ in shapes[il]:
+            rest[f"blk.{i}.{suffix}"] = gguf.tensors[f"blk.{il}.{suffix}"]
+    if config.n_per_layer:
+        # The parts of all layers are in one tensor.
+        old, new = (n * config.n_per_layer for n in (config.n_layer, len(kept)))
+        table, projection = (rest[f"per_layer_{name}.weight"] for name in ("token_embd", "model_proj"))
+        assert table.shape == (config.n_vocab, old) and projection.shape == (old, config.n_embd)
+        for each, shape in ((table, (config.n_vocab, new)), (projection, (new, config.n_embd))):
+            rest[each.name] = tensor(each.name, each.type.name, shape)
+    layers = tuple(moved(config.layers[il]) for il in first[: len(kept)])
+    return replace(config, layers=layers), replace(gguf, tensors=rest)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_model(name: str) -> None:
+    published, gguf = Published(CONFIGS[name]["config"]), file_of(name)
+    config, text = read_config(gguf), published.text
+    assert (config.n_layer, config.n_embd) == (published.n_layer, text["hidden_size"])
+    if "max_position_embeddings" in text and not published.kind.startswith("hunyuan"):
+        assert config.n_ctx_train == text["max_position_embeddings"]
+    if "rms_norm_eps" in text:
+        assert config.norm_eps == pytest.approx(text["rms_norm_eps"])
+    factors = (config.embedding_scale, config.residual_scale, config.logit_scale)
+    if published.kind.startswith("granite"):
+        names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+        assert factors == pytest.approx((text[names[0]], text[names[1]], 1 / text[names[2]]))
+    types = published.types()
+    for il, layer in enumerate(config.layers):
+        check_mixer(published, layer.mixer, types[il])
+        check_network(published, il, layer.network)
+    ops: Any = Backend(1)
+    ops.loading([], None)  # only reserve memory
+    build(*distinct(config, gguf), ops, 64)
+
+
+def test_every_architecture_is_published() -> None:
+    covered: dict[str, list[str]] = {name: [] for name in ARCHITECTURES}
+    for name, header in HEADERS.items():
+        covered[header["architecture"]].append(name)
+    assert all(covered.values())
+    text = (REPOSITORY / "docs" / "proof.md").read_text(encoding="utf-8").partition("## Published configurations")[2]
+    for architecture, names in covered.items():
+        assert f"| `{architecture}` | {', '.join(names)} |\n" in text
+    assert f"{len(CONFIGS)} published models" in text
+    assert set(HEADERS) == set(CONFIGS) and len(CONFIGS) >= 60
+    assert all(len(each["source"]) > 20 for each in CONFIGS.values())
