@@ -70,6 +70,15 @@ def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeL
     assert fake[0].path == model_file(CATALOG["pycoder"])
 
 
+def test_what_is_odd_about_a_file_is_a_note(
+    fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(fake_llm.FakeLLM, "warnings", ["an id is odd.", "another one too."])
+    assert main(["-p", "x"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert lines == ["note: an id is odd.", "note: another one too."]
+
+
 def test_memory_by_what_it_is_for(
     fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
