@@ -44,7 +44,9 @@ def checkpoint(config: dict[str, Any]) -> Shapes:
     tied = {**config.get("text_config", {}), **config}.get("tie_word_embeddings", False)
     tied = tied or config["model_type"].startswith("gemma")
     state = {name: value for name, value in model.state_dict().items() if not (tied and name == "lm_head.weight")}
-    shapes = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, state).items()}
+    stacked = config.get("text_config", {}).get("model_type") == "mistral4"  # experts are published as stacks
+    published = state if stacked else revert_weight_conversion(model, state)
+    shapes = {name: tuple(value.shape) for name, value in published.items()}
     if config["model_type"] == "deepseek_v4":
         return {v4_name(name): shape for name, shape in shapes.items()}
     if config["model_type"] == "qwen3_vl_moe":
