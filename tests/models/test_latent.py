@@ -55,6 +55,13 @@ def test_what_the_configuration_says(tmp_path: Path) -> None:
     assert v3.mtp is None and glm.mtp is not None and isinstance(glm.mtp.mixer, LatentConfig)
 
 
+def test_a_lite_model_that_names_the_rank_of_a_larger_one(tmp_path: Path) -> None:
+    """As llama.cpp's converter writes it for a copy that ``transformers`` saved without its null."""
+    named = replace(LITE, metadata=dict(LITE.metadata) | {"attention.q_lora_rank": 1536})
+    plain, other = (read_config(read_gguf(write_gguf(c, tmp_path / "m.gguf"))) for c in (LITE, named))
+    assert other == plain and isinstance(plain.layers[0].mixer, LatentConfig) and plain.layers[0].mixer.q_rank == 0
+
+
 @pytest.mark.parametrize("architecture", ["deepseek2", "deepseek4"])
 def test_options_that_latents_cannot_have_are_refused(architecture: str, tmp_path: Path) -> None:
     """Every pair of cache types but two; drafts of another architecture's assistant, or on another device."""

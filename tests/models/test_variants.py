@@ -19,15 +19,16 @@ def logits(path: Path) -> bytes:
 
 
 def joined(names: tuple[str, ...], into: str, axis: int) -> Callable[[Tensors], Tensors]:
-    """Tensors of each layer, and their biases, as one."""
+    """Tensors of each layer, and their biases, as one; those of a layer that lacks one of them stay."""
 
     def change(tensors: Tensors) -> Tensors:
         changed = dict(tensors)
         for il in range(64):
             for kind, last in (("weight", axis), ("bias", -1)):
-                parts = [changed.pop(f"blk.{il}.{name}.{kind}", None) for name in names]
-                if parts[0] is not None:
-                    changed[f"blk.{il}.{into}.{kind}"] = np.concatenate([p for p in parts if p is not None], axis=last)
+                parts = [f"blk.{il}.{name}.{kind}" for name in names]
+                if all(part in changed for part in parts):
+                    arrays = [changed.pop(part) for part in parts]
+                    changed[f"blk.{il}.{into}.{kind}"] = np.concatenate(arrays, axis=last)
         return changed
 
     return change
@@ -60,6 +61,7 @@ GATE_UP_EXPS = joined(("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps", 1)
     [
         ("llama", QKV),
         ("qwen2", QKV),
+        ("gemma4", QKV),
         ("seed_oss", GATE_UP),
         ("qwen3moe", GATE_UP_EXPS),
         ("qwen2", scaled("attn_")),
@@ -74,6 +76,7 @@ GATE_UP_EXPS = joined(("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps", 1)
     ids=[
         "qkv",
         "qkv with biases",
+        "qkv of some layers",
         "gate and up",
         "experts",
         "attention",

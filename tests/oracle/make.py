@@ -334,8 +334,11 @@ def drafts(trunk: Any, drafter: AnyDrafter, tokens: Any, hidden: Any, first: int
     return every, chain[:-1], torch.cat(rows)
 
 
-def load(case: Case | Family, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    """The model, and the weights of its MTP layer, which ``transformers`` lacks."""
+def load(
+    case: Case | Family, dtype: torch.dtype, weights: Mapping[str, np.ndarray] | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """The model with these weights, or those of its checkpoint, and the weights of its MTP layer, which ``transformers``
+    lacks."""
     torch.set_default_dtype(dtype)
     options = config(case)
     choice = {"attn_implementation": "eager"}
@@ -347,10 +350,11 @@ def load(case: Case | Family, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     elif case.target:
         kind = transformers.Gemma4AssistantForCausalLM._from_config
     model = kind(options, **choice).to(dtype).eval()
-    weights = {name: torch.from_numpy(weight).to(dtype) for name, weight in checkpoint(case).items()}
+    given = checkpoint(case) if weights is None else weights
+    tensors = {name: torch.from_numpy(weight).to(dtype) for name, weight in given.items()}
     behind = f"model.layers.{options.num_hidden_layers}." if isinstance(case, Family) else "mtp."
-    extra = {name.removeprefix(behind): weights.pop(name) for name in list(weights) if name.startswith(behind)}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
+    extra = {name.removeprefix(behind): tensors.pop(name) for name in list(tensors) if name.startswith(behind)}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     if unexpected or set(missing) - ({"lm_head.weight"} if case.tied else set()):
         raise SystemExit(f"{case.name}: missing weights {missing}, unexpected weights {unexpected}")
     return model, extra

@@ -64,7 +64,9 @@ def _latent(m: Metadata) -> LatentConfig:
     s = m.number("attention.temperature_scale", 0.0, 0.0, 1e3)
     original = m.integer("rope.scaling.original_context_length", m.n_ctx_train, 1, MAX_CONTEXT)
     temperature = (s, m.integer("attention.temperature_length", original, 1, MAX_CONTEXT)) if s else None
-    q_rank = m.integer("attention.q_lora_rank", 0, 0)
+    # `transformers` does not save that a V2-Lite has no rank, and then the file of a copy has that of V2.
+    direct = "blk.0.attn_q.weight" in m.gguf.tensors
+    q_rank = 0 if direct else m.integer("attention.q_lora_rank", 0, 0)
     scale = m_scale * m_scale / math.sqrt(n_q)
     return LatentConfig(n_head, n_q - n_rope, n_rope, rank, d_v, scale, rope, q_rank, temperature)
 

@@ -96,11 +96,12 @@ class Gemma4Loader(Loader):
         q_norm = self.vector(blk + "attn_q_norm.weight", d)
         k_norm = self.vector(blk + "attn_k_norm.weight", d) if own else None
         heads = Heads(mixer.n_head, mixer.n_head_kv, d, d, True, mixer.scale, c.norm_eps, q_norm, k_norm)
+        q, k, v = self._inputs(blk, rows, kv_rows, own)
         layer = Layer(
             attn_norm=self.vector(blk + "attn_norm.weight", c.n_embd),
-            attn_q=self.linear(blk + "attn_q", rows, c.n_embd),
-            attn_k=self.linear(blk + "attn_k", kv_rows, c.n_embd) if own else None,
-            attn_v=None,
+            attn_q=q,
+            attn_k=k,
+            attn_v=v,
             attn_output=self.linear(blk + "attn_output", c.n_embd, rows),
             heads=replace(heads, v_normed=mixer.normed_values),
             table=self.rotary(mixer.rope).table,
@@ -111,8 +112,6 @@ class Gemma4Loader(Loader):
             post_ffw_norm=self.vector(blk + "post_ffw_norm.weight", c.n_embd),
             scale=self.scalar(blk + "layer_output_scale.weight"),
         )
-        if own and self.has(blk + "attn_v.weight"):
-            layer.attn_v = self.linear(blk + "attn_v", kv_rows, c.n_embd)
         if experts is not None:
             layer.mixture = self._mixture(blk, experts)
         if c.n_per_layer:
@@ -122,6 +121,18 @@ class Gemma4Loader(Loader):
                 self.vector(blk + "post_norm.weight", c.n_embd),
             )
         return layer
+
+    def _inputs(self, blk: str, rows: int, kv_rows: int, own: bool) -> tuple[Linear, Linear | None, Linear | None]:
+        """Queries, and keys and values of a layer that has its ``own``; some files have all three in one tensor.  Where there
+        are no values, keys take their place."""
+        n_embd = self.config.n_embd
+        if self.has(blk + "attn_qkv.weight"):
+            fused = self.linears(blk, ("attn_q", "attn_k", "attn_v"), "attn_qkv", (rows, kv_rows, kv_rows), n_embd)
+            return fused[0], fused[1] if own else None, fused[2] if own else None
+        k = self.linear(blk + "attn_k", kv_rows, n_embd) if own else None
+        has_v = own and self.has(blk + "attn_v.weight")
+        v = self.linear(blk + "attn_v", kv_rows, n_embd) if has_v else None
+        return self.linear(blk + "attn_q", rows, n_embd), k, v
 
     def _mixture(self, blk: str, e: ExpertsConfig) -> Mixture:
         c = self.config

@@ -1,0 +1,258 @@
+"""Small random models through llama.cpp's converter, against ``transformers``: ``python -m tests.oracle.convert --llama-cpp
+FOLDER --table FILE`` in the root of the repository (``... convert llama qwen3`` for some).
+
+A development script: next to this package it needs ``torch``, ``transformers``, ``safetensors``, ``sentencepiece``,
+``protobuf`` and the sources of llama.cpp (``--llama-cpp``, or ``LLAMA_CPP`` in the environment).
+
+Each model of ``models.py`` is written as a folder of Hugging Face with weights in bfloat16 (``folders.py``), converted in
+several ways by the script of llama.cpp (``converter.py``), and loaded by this engine on the CPU with a cache of float32.
+The logits of a prompt are compared with those that ``transformers`` computes in float64 from the same weights.  What fails
+is a line of the table with its reason.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found]
+import transformers
+from gguf import GGUFReader
+
+import engine
+from engine.models.registry import ARCHITECTURES
+from tests.copies import write_table
+from tests.oracle import folders, make, tokens
+from tests.oracle.models import CASES, Case, Family, prompts
+
+VARIANTS = {
+    "f32": ["--outtype", "f32"],
+    "bf16": ["--outtype", "bf16"],
+    "split": ["--outtype", "f32", "--split-max-tensors", "9"],
+    "qkv": ["--outtype", "f32", "--fuse-qkv"],
+    "experts": ["--outtype", "f32", "--fuse-gate-up-exps"],
+    "trunk": ["--outtype", "f32", "--no-nextn"],
+    "mtp": ["--outtype", "f32", "--mtp"],
+    "q8_0": ["--outtype", "q8_0"],
+}
+"""Options of the converter; "trunk" and "mtp" of models with a layer that drafts."""
+
+PROMPT = 1
+"""Which prompt is compared: 70 tokens, more than a window and a chunk of attention."""
+
+
+COLUMNS = {
+    "f32": "F32",
+    "argmax": "same token",
+    "drafts": "drafts",
+    "bf16": "BF16",
+    "split": "split",
+    "qkv": "fused qkv",
+    "experts": "fused experts",
+    "trunk": "without drafts",
+    "mtp": "in two files",
+    "q8_0": "Q8_0",
+    "ids": "ids",
+}
+"""Results and their titles."""
+
+OLD = ("deepseek2-joined",)
+"""Models that differ from others only in what older converters wrote."""
+
+
+class Refused(Exception):
+    """What somebody said who did not do their part."""
+
+
+def reference(case: Case | Family, weights: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Float64 [n, n_vocab]: logits, and those of the layer that drafts, if there is one."""
+    with make.Double(), torch.no_grad():
+        model, extra = make.load(case, torch.float64, weights)
+        prompt = torch.from_numpy(prompts(case)[PROMPT])
+        own = model(prompt[None], use_cache=False).logits[0].double().numpy()
+        if not case.n_mtp:
+            return own, None
+        drafter = make.load_drafter(case, model, extra, torch.float64)
+        hidden = model.model(prompt[None], use_cache=False).last_hidden_state[0]
+        if isinstance(drafter, make.StreamsNextN):
+            hidden = make.streams(model, prompt)
+        every, _, _ = make.drafts(model, drafter, prompt, hidden, int(own[-1].argmax()))
+        return own, every.double().numpy()
+
+
+def difference(logits: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference, in standard deviations."""
+    return float(np.abs(logits - expected).max() / expected.std())
+
+
+def run_converter(llama_cpp: Path, calls: Sequence[Sequence[str]], log: Path) -> list[str]:
+    """What each call of the converter ended with; "" is success."""
+    command = [sys.executable, "-m", "tests.oracle.converter", str(llama_cpp)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with log.open("w", encoding="utf-8") as errors:
+        done = subprocess.run(
+            command,
+            input=json.dumps(calls),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+            check=True,
+        )
+    return json.loads(done.stdout)
+
+
+class Trial:
+    """A model, its files, and what became of them."""
+
+    def __init__(self, case: Case | Family, folder: Path, llama_cpp: Path) -> None:
+        self.case, self.folder = case, folder
+        self.results: dict[str, Any] = {}
+        self.notes: list[str] = []
+        weights = folders.rounded(case)
+        self.ids = folders.write(case, weights, folder / "hf")
+        self.expected, self.drafts = reference(case, weights)
+        names = [name for name in VARIANTS if case.n_mtp or name not in ("trunk", "mtp")]
+        calls = [[str(folder / "hf"), "--outfile", str(folder / f"{name}.gguf"), *VARIANTS[name]] for name in names]
+        self.ends = dict(zip(names, run_converter(llama_cpp, calls, folder / "log.txt"), strict=True))
+
+    def path(self, variant: str) -> Path:
+        """The file of a variant, or the first of them."""
+        found = sorted(self.folder.glob(f"{variant}*.gguf"))
+        if not found:
+            raise Refused(f"converter: {self.ends[variant] or 'no file'}")
+        return found[0]
+
+    def compare(self, variant: str) -> None:
+        """Load a file, and compare its logits; one with nothing but the layer that drafts together with that of the trunk."""
+        apart = variant == "mtp"
+        layer: dict[str, Any] = {"draft_model": self.path("mtp")} if apart else {}
+        path = self.path("trunk" if apart else variant)
+        if variant in ("qkv", "experts") and not self.fuses(variant):
+            return
+        try:
+            llm: Any = engine.load(path, device="cpu", cache_type="f32", n_ctx=512, **layer)
+            prompt = prompts(self.case)[PROMPT].tolist()
+            ours = np.asarray(llm.logits(prompt))
+            worst = difference(ours, self.expected)
+            drafts = self.drafting(llm, prompt) if self.drafts is not None and variant != "trunk" else None
+            if variant == "f32":
+                self.results["architecture"] = llm.config.architecture
+                self.results["argmax"] = f"{int((ours.argmax(1) == self.expected.argmax(1)).sum())} of {len(prompt)}"
+                same = llm.tokenizer.encode(tokens.TEXT, add_special=False) == self.ids
+                self.results["ids"] = "same" if same else "others"
+                self.results["drafts"] = drafts
+            elif drafts is not None:
+                worst = max(worst, drafts)
+            llm.reset()
+            llm.complete("Then", max_tokens=4, temperature=0)
+        except engine.EngineError as error:
+            raise Refused(f"engine: {error}") from error
+        if variant != "q8_0":
+            self.results[variant] = worst
+        elif any(tensor.tensor_type.name == "Q8_0" for tensor in GGUFReader(path).tensors):
+            self.results[variant] = float(np.sqrt(np.square(ours - self.expected).mean()) / self.expected.std())
+
+    def fuses(self, variant: str) -> bool:
+        """Whether the converter fuses anything: it does so for some architectures."""
+        fused, plain = (GGUFReader(self.path(name)).tensors for name in (variant, "f32"))
+        return {tensor.name for tensor in fused} != {tensor.name for tensor in plain}
+
+    def drafting(self, llm: Any, prompt: list[int]) -> float:
+        """The difference of the logits of the layer that drafts, at a few positions."""
+        assert self.drafts is not None
+        if llm.model.mtp is None:
+            raise Refused("engine: no layer that drafts")
+        worst = 0.0
+        for at in (0, 15, len(prompt) - 1):
+            llm.reset()
+            if at:
+                llm.logits(prompt[:at])
+            worst = max(worst, difference(llm.model.mtp.forward(prompt[at], at), self.drafts[at]))
+        return worst
+
+    def run(self) -> None:
+        for variant in self.ends:
+            try:
+                self.compare(variant)
+            except Refused as refused:
+                self.results[variant] = str(refused)
+            except Exception as error:
+                traceback.print_exc()
+                self.results[variant] = f"engine: {type(error).__name__}: {error}"
+
+
+def trial(name: str, llama_cpp: Path, keep: Path | None) -> dict[str, Any]:
+    """The results of a model: differences, or reasons."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = (keep or Path(scratch)) / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            one = Trial(folders.adapted(CASES[name]), folder, llama_cpp)
+            one.run()
+        except Exception as error:
+            traceback.print_exc()
+            return {"all": f"transformers: {type(error).__name__}: {error}"}
+        return one.results
+
+
+def _cell(result: Any, notes: list[str]) -> str:
+    """A number, a word, or the number of a note."""
+    if result is None:
+        return ""
+    if isinstance(result, float):
+        return f"{result:.1e}".replace("e-0", "e-")
+    if ": " not in result:
+        return str(result)
+    if result not in notes:
+        notes.append(result)
+    return f"[{notes.index(result) + 1}]"
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The results as Markdown, and the notes below it."""
+    notes: list[str] = []
+    lines = [
+        f"| model | architecture | {' | '.join(COLUMNS.values())} |",
+        "| --- | --- |" + " ---: |" * len(COLUMNS),
+    ]
+    for name, result in results.items():
+        cells = [_cell(result.get("all", result.get(column)), notes) for column in COLUMNS]
+        architecture = result.get("architecture", CASES[name].architecture)
+        lines.append(f"| {name} | `{architecture}` | {' | '.join(cells)} |")
+    clean = [" ".join(note.replace("|", "\\|").split()) for note in notes]
+    return "\n".join([*lines, "", *(f"{i}. {note}" for i, note in enumerate(clean, 1))]).rstrip()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a model or an architecture; all by default")
+    parser.add_argument("--llama-cpp", type=Path, default=os.environ.get("LLAMA_CPP"), help="the sources of llama.cpp")
+    parser.add_argument("--keep", type=Path, help="a folder for the files, which are deleted otherwise")
+    parser.add_argument("--table", type=Path, help="a file for the table")
+    a = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    every = {n: c for n, c in CASES.items() if not c.target and n not in OLD}
+    if missing := set(ARCHITECTURES) - {c.architecture for c in every.values()}:
+        raise SystemExit(f"no model of {', '.join(missing)}")
+    if unknown := set(a.names) - {*every, *ARCHITECTURES}:
+        raise SystemExit(f"no model {', '.join(unknown)}; there are {', '.join(every)}")
+    if a.llama_cpp is None:
+        raise SystemExit("give the sources of llama.cpp with --llama-cpp")
+    results = {}
+    for name in (n for n, c in every.items() if not a.names or {n, c.architecture} & set(a.names)):
+        results[name] = trial(name, Path(a.llama_cpp), a.keep)
+        print(name, results[name], flush=True)
+    if a.table:
+        write_table(a.table, "conversions", table(results))
+    else:
+        print(table(results))

@@ -1,0 +1,58 @@
+"""Runs llama.cpp's ``convert_hf_to_gguf.py``, many times in one process: ``python -m tests.oracle.converter FOLDER`` reads a
+JSON list of lists of arguments from stdin, and writes a list with, for each, "" or what it ended with.
+
+``FOLDER`` is llama.cpp's.  The script runs as it is but for two things, which tiny vocabularies need: it recognizes the
+division of texts into words by a digest of the ids of a text, which no tiny vocabulary has, and so takes GPT-2's here; and
+the vocabulary of a mixture of Hunyuan comes from code in the model's own repository, in place of which it is read from
+``tokenizer.json`` like that of other models.
+"""
+
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+
+def convert(script: Path, arguments: list[str], log: int) -> str:
+    """Run the script in a child, since what it is told stays in attributes of its classes."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        sys.argv = [str(script), *arguments]
+        end = ""
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as stop:
+            end = f"exit {stop.code}" if stop.code else ""
+        except Exception as error:
+            traceback.print_exc()
+            end = f"{type(error).__name__}: {error}"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(writing, end.encode()[:4096])
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as pipe:
+        end = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return end or (f"ended with status {status}" if status else "")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    sys.path[:0] = [str(folder), str(folder / "gguf-py")]
+    from conversion import get_model_class  # type: ignore[import-not-found]
+    from conversion.base import TextModel  # type: ignore[import-not-found]
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    get_model_class("HunYuanMoEV1ForCausalLM").set_vocab = TextModel._set_vocab_gpt2
+    ends = [convert(folder / "convert_hf_to_gguf.py", arguments, 2) for arguments in json.load(sys.stdin)]
+    json.dump(ends, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Small random models as folders of Hugging Face: the configuration, weights in bfloat16, and a vocabulary, as they are
+published.
+
+``transformers`` writes both, with the names and shapes of weights that published models have, which differ from those in
+memory.  It drops the layers that draft: they are added here, under the names that the published models of each kind have.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found]
+import transformers
+from safetensors.torch import load_file, save_file  # type: ignore[import-not-found]
+
+from tests.oracle import make, tokens
+from tests.oracle.models import Case, Family, checkpoint
+
+_LLAMA = ("llama-bias", "ernie4_5", "ernie4_5-moe", "phi3", "phi3-long")
+_SEEING = {"Qwen2_5_VLText": "Qwen2_5_VL", "Qwen3VLText": "Qwen3VL", "Qwen3VLMoeText": "Qwen3VLMoe"}
+_QWEN_MTP = {
+    "eh_proj.": "fc.",
+    "enorm.": "pre_fc_norm_embedding.",
+    "hnorm.": "pre_fc_norm_hidden.",
+    "shared_head.norm.": "norm.",
+}
+_DEEPSEEK4 = {
+    "embed_tokens.": "embed.",
+    "lm_head.": "head.",
+    "hc_head.hc_": "hc_head_",
+    "shared_head.norm.": "norm.",
+    "attn.norm.": "attn.kv_norm.",
+    "input_layernorm.": "attn_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+    "self_attn.kv_proj.": "attn.wkv.",
+    "self_attn.kv_norm.": "attn.kv_norm.",
+    "self_attn.q_a_proj.": "attn.wq_a.",
+    "self_attn.q_a_norm.": "attn.q_norm.",
+    "self_attn.q_b_proj.": "attn.wq_b.",
+    "self_attn.o_a_proj.": "attn.wo_a.",
+    "self_attn.o_b_proj.": "attn.wo_b.",
+    "self_attn.sinks": "attn.attn_sink",
+    "attn_hc.": "hc_attn_",
+    "ffn_hc.": "hc_ffn_",
+    "mlp.": "ffn.",
+    "gate_proj.": "w1.",
+    "down_proj.": "w2.",
+    "up_proj.": "w3.",
+    "gate.e_score_correction_bias": "gate.bias",
+}
+"""What ``transformers`` calls otherwise, in what it writes and in the layer that drafts."""
+
+
+def adapted(case: Case | Family) -> Case | Family:
+    """The model as the converter takes it: a Gemma 3 whose sixth layers are global, a Hunyuan with a context of 32 768."""
+    if isinstance(case, Case):
+        return dataclasses.replace(case, pattern=6) if case.architecture == "gemma3" else case
+    if case.config["rope_parameters"].get("rope_type") == "dynamic":
+        return dataclasses.replace(case, config={**case.config, "max_position_embeddings": 32768})
+    return case
+
+
+def rounded(case: Case | Family) -> dict[str, np.ndarray]:
+    """The weights of the model's checkpoint, rounded to bfloat16: float32."""
+    every = {name: torch.from_numpy(weight) for name, weight in checkpoint(case).items()}
+    return {name: _rounded(case, name, weight).numpy() for name, weight in every.items()}
+
+
+def _rounded(case: Case | Family, name: str, weight: Any) -> Any:
+    if case.architecture == "deepseek4" and ".experts." in name:
+        return _unpacked(*_packed(weight))
+    return weight if name.endswith("tid2eid") else weight.to(torch.bfloat16).float()
+
+
+def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) -> list[int]:
+    """Write the folder of a model with these weights.  The ids of the text of ``tokens.py``."""
+    folder.mkdir()
+    model, extra = make.load(case, torch.float32, weights)
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    every = load_file(file)
+    kind = case.model if isinstance(case, Family) else ""
+    if kind in _SEEING:
+        every = {k.replace("model.", "model.language_model.", 1): w for k, w in every.items()}
+        if kind == "Qwen3VLMoeText":
+            every = {k: w.transpose(1, 2) if ".experts." in k else w for k, w in every.items()}
+    every |= drafting(case, model.config.num_hidden_layers, extra)
+    if kind == "DeepseekV4":
+        every = _deepseek4(every, model.config.num_hidden_layers)
+    own = (torch.int8, torch.uint8, torch.int64)
+    every = {k: (w if w.dtype in own else w.to(torch.bfloat16)).contiguous().clone() for k, w in every.items()}
+    save_file(every, file, {"format": "pt"})
+    _write_config(case, model, folder)
+    gemma = case.architecture if case.architecture.startswith("gemma") else ""
+    vocabulary = gemma or ("llama" if case.name in _LLAMA else "gpt2")
+    ids = tokens.write(folder, vocabulary)
+    if kind == "Phi3" and vocabulary == "gpt2":
+        _change(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    if kind == "Phi3" and vocabulary == "llama":
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}', encoding="utf-8")
+    return ids
+
+
+def _change(path: Path, **changes: Any) -> None:
+    """Change values of a JSON file; None takes one away."""
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}), encoding="utf-8")
+
+
+def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
+    path = folder / "config.json"
+    if isinstance(case, Case):
+        if case.delta_net:
+            _change(path, mtp_num_hidden_layers=case.n_mtp)
+        return
+    if case.model in _SEEING:
+        kind = _SEEING[case.model]
+        options = {"deepstack_visual_indexes": [0, 1, 2]} if kind != "Qwen2_5_VL" else {}
+        config = getattr(transformers, f"{kind}Config")(
+            text_config=model.config.to_dict(),
+            vision_config={"depth": 3, **options},
+            architectures=[f"{kind}ForConditionalGeneration"],
+            tie_word_embeddings=case.tied,
+        )
+        config.save_pretrained(folder)
+    if case.architecture in ("glm4moe", "deepseek2"):
+        _change(path, num_nextn_predict_layers=case.n_mtp, num_mtp_layers=None)
+    if case.architecture == "deepseek4":
+        config = case.config
+        rope = {key: value for key, value in config["rope_parameters"].items() if key != "rope_theta"}
+        _change(
+            path,
+            num_nextn_predict_layers=case.n_mtp,
+            rope_scaling=rope | {"type": "yarn"},
+            compress_ratios=[*case.metadata["attention.compress_ratios"], *[0] * case.n_mtp],
+            num_hash_layers=case.metadata["hash_layer_count"],
+            n_shared_experts=1,
+            norm_topk_prob=True,
+            compress_rope_theta=config["compress_rope_theta"],
+        )
+
+
+def drafting(case: Case | Family, n_layer: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of the layer that drafts by their published names."""
+    out: dict[str, Any] = {}
+    for name, weight in extra.items():
+        if isinstance(case, Case):
+            out[f"mtp.{name}"] = weight
+            continue
+        for part, value in _experts(name, weight).items():
+            own = next((end for end in _QWEN_MTP if part.startswith(end)), "")
+            if case.architecture == "qwen3next":
+                out["mtp." + (part.replace(own, _QWEN_MTP[own]) if own else f"layers.0.{part}")] = value
+            else:
+                out[f"model.layers.{n_layer}.{part}"] = value
+    return out
+
+
+def _experts(name: str, weight: Any) -> dict[str, Any]:
+    """Experts that are one tensor, each alone."""
+    base, dot, kind = name.partition(".experts.")
+    if not dot:
+        return {name: weight}
+    parts = {"down_proj": weight}
+    if kind == "gate_up_proj":
+        parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True))
+    return {f"{base}.experts.{i}.{k}.weight": w[i] for k, w in parts.items() for i in range(weight.shape[0])}
+
+
+# --- DeepSeek-V4 -----------------------------------------------------------------------------------------------
+
+_MXFP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _packed(weight: Any) -> tuple[Any, Any]:
+    """Weights [.., n] as MXFP4: int8 [.., n / 2] with the first of two values in the low bits, and exponents of blocks of
+    32 values, uint8 [.., n / 32]."""
+    blocks = weight.reshape(*weight.shape[:-1], -1, 32)
+    exponents = torch.floor(torch.log2(blocks.abs().amax(-1))) - 2
+    scaled = blocks / torch.exp2(exponents)[..., None]
+    codes = (scaled.abs()[..., None] - _MXFP4).abs().argmin(-1).to(torch.uint8)
+    codes = (codes | ((scaled < 0).to(torch.uint8) << 3)).reshape(*weight.shape)
+    return (codes[..., ::2] | (codes[..., 1::2] << 4)).view(torch.int8), (exponents + 127).to(torch.uint8)
+
+
+def _unpacked(packed: Any, exponents: Any) -> Any:
+    """float32 [.., n]."""
+    bits = packed.view(torch.uint8)
+    codes = torch.stack([bits & 15, bits >> 4], -1).reshape(*bits.shape[:-1], -1).long()
+    values = _MXFP4[codes & 7] * (1 - 2 * (codes >> 3)).float()
+    blocks = values.reshape(*values.shape[:-1], -1, 32) * torch.exp2(exponents.float() - 127)[..., None]
+    return blocks.reshape(values.shape)
+
+
+def _deepseek4(every: Mapping[str, Any], n_layer: int) -> dict[str, Any]:
+    """Weights by the names of DeepSeek's own checkpoints, experts in MXFP4."""
+    out = {}
+    for name, weight in every.items():
+        name = name.replace(f"model.layers.{n_layer}.", "mtp.0.").removeprefix("model.")
+        for part, own in _DEEPSEEK4.items():
+            name = name.replace(part, own)
+        if ".experts." in name:
+            out[name], out[name.replace(".weight", ".scale")] = _packed(weight)
+        elif name.endswith("eh_proj.weight"):
+            halves = weight.chunk(2, dim=1)
+            out |= {name.replace("eh_proj", half): w for half, w in zip(("e_proj", "h_proj"), halves, strict=True)}
+        else:
+            out[name] = weight
+    return out
