@@ -62,6 +62,16 @@ def test_a_lite_model_that_names_the_rank_of_a_larger_one(tmp_path: Path) -> Non
     assert other == plain and isinstance(plain.layers[0].mixer, LatentConfig) and plain.layers[0].mixer.q_rank == 0
 
 
+def test_routers_with_a_bias_are_sigmoids(tmp_path: Path) -> None:
+    """As in files of GLM-4.7-Flash and of copies of V3 that ``transformers`` saved, which name no gating."""
+    for name, gating in (("deepseek2-v3", "sigmoid"), ("deepseek2-glm", "sigmoid"), ("deepseek2-groups", "softmax")):
+        case = MODELS[name]
+        unnamed = {key: value for key, value in case.metadata.items() if key != "expert_gating_func"}
+        config = read_config(read_gguf(write_gguf(replace(case, metadata=unnamed), tmp_path / "m.gguf")))
+        network = config.layers[-1].network
+        assert isinstance(network, ExpertsConfig) and network.gating == gating
+
+
 @pytest.mark.parametrize("architecture", ["deepseek2", "deepseek4"])
 def test_options_that_latents_cannot_have_are_refused(architecture: str, tmp_path: Path) -> None:
     """Every pair of cache types but two; drafts of another architecture's assistant, or on another device."""

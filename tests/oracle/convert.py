@@ -13,6 +13,7 @@ is a line of the table with its reason.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -213,9 +214,11 @@ def _cell(result: Any, notes: list[str]) -> str:
         return f"{result:.1e}".replace("e-0", "e-")
     if ": " not in result:
         return str(result)
-    if result not in notes:
-        notes.append(result)
-    return f"[{notes.index(result) + 1}]"
+    # What differs from one file of a model to the next is no reason.
+    note = re.sub(r"\S*/(\S+\.gguf: )?|; this engine runs .*| for MODEL_TENSORS of .*", "", result)
+    if note not in notes:
+        notes.append(note)
+    return f"[{notes.index(note) + 1}]"
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:

@@ -8,11 +8,22 @@ the vocabulary of a mixture of Hunyuan comes from code in the model's own reposi
 """
 
 import json
+import logging
 import os
 import runpy
 import sys
 import traceback
 from pathlib import Path
+
+
+class Last(logging.Handler):
+    """Keeps the last error that was logged."""
+
+    said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            self.said = record.getMessage()
 
 
 def convert(script: Path, arguments: list[str], log: int) -> str:
@@ -23,11 +34,12 @@ def convert(script: Path, arguments: list[str], log: int) -> str:
         os.dup2(log, 1)
         os.dup2(log, 2)
         sys.argv = [str(script), *arguments]
-        end = ""
+        last, end = Last(), ""
+        logging.basicConfig(level=logging.INFO, handlers=[logging.StreamHandler(), last])
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as stop:
-            end = f"exit {stop.code}" if stop.code else ""
+            end = last.said or str(stop.code) if stop.code else ""
         except Exception as error:
             traceback.print_exc()
             end = f"{type(error).__name__}: {error}"

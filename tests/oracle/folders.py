@@ -91,7 +91,11 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     if kind == "DeepseekV4":
         every = _deepseek4(every, model.config.num_hidden_layers)
     own = (torch.int8, torch.uint8, torch.int64)
-    every = {k: (w if w.dtype in own else w.to(torch.bfloat16)).contiguous().clone() for k, w in every.items()}
+    wide = ("hc_", ".ape", ".attn_sink", ".gate.bias") if kind == "DeepseekV4" else ()
+    every = {
+        k: (w if w.dtype in own or any(part in k for part in wide) else w.to(torch.bfloat16)).contiguous().clone()
+        for k, w in every.items()
+    }
     save_file(every, file, {"format": "pt"})
     _write_config(case, model, folder)
     gemma = case.architecture if case.architecture.startswith("gemma") else ""
@@ -126,6 +130,14 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
             tie_word_embeddings=case.tied,
         )
         config.save_pretrained(folder)
+    if case.model == "Mistral4":
+        # Published models of this kind see.
+        text = json.loads(path.read_text(encoding="utf-8"))
+        kind, text["architectures"] = "Mistral3ForConditionalGeneration", None
+        path.write_text(json.dumps({"model_type": "mistral3", "architectures": [kind], "text_config": text}))
+    if case.model == "Glm4MoeLite":
+        # ``transformers`` writes which layers are dense by another name.
+        _change(path, first_k_dense_replace=1)
     if case.architecture in ("glm4moe", "deepseek2"):
         _change(path, num_nextn_predict_layers=case.n_mtp, num_mtp_layers=None)
     if case.architecture == "deepseek4":

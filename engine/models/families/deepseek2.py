@@ -35,8 +35,8 @@ def read(m: Metadata) -> ModelConfig:
     experts = None
     if m.mixture:
         dense = m.integer("leading_dense_block_count", 0, 0, MAX_LAYERS)
-        # Files of GLM-4.7-Flash do not always name their gating.
-        sigmoid = m.n_layer in (47, 48) and m.n_vocab == 154880
+        # Files of GLM-4.7-Flash, and of copies of V3 that `transformers` saved, do not name their gating.
+        sigmoid = any(name.endswith(".exp_probs_b.bias") for name in m.gguf.tensors)
         experts = m.experts("sigmoid" if sigmoid else "softmax", normalized=False, shared_gated=False)
         experts = m.with_shared(replace(experts, group_best=1 if experts.gating == "softmax" else 2))
 
