@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import torch  # type: ignore[import-not-found]
 import transformers
-from gguf import GGUFReader
+from gguf import GGUFReader, quants
 
 import engine
 from engine.models.registry import ARCHITECTURES
 from tests.copies import write_table
+from tests.families import Tensors, rewritten
 from tests.oracle import folders, make, tokens
 from tests.oracle.models import CASES, Case, Family, prompts
 
@@ -132,11 +133,26 @@ class Trial:
             raise Refused(f"converter: {self.ends[variant] or 'no file'}")
         return found[0]
 
+    def wide(self, path: Path) -> Path:
+        """The file with all numbers in float32, where the converter keeps some in fewer bits whatever it is told."""
+        every = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+        if all(tensor.tensor_type.name in ("F32", "I32") for tensor in every.values()):
+            return path
+
+        def change(given: Tensors) -> Tensors:
+            kinds = {name: every[name].tensor_type for name in given}
+            return {k: w if kinds[k].name == "I32" else quants.dequantize(w, kinds[k]) for k, w in given.items()}
+
+        return rewritten(path, self.folder / f"wide-{path.name}", change)
+
     def compare(self, variant: str) -> None:
         """Load a file, and compare its logits; one with nothing but the layer that drafts together with that of the trunk."""
         apart = variant == "mtp"
         layer: dict[str, Any] = {"draft_model": self.path("mtp")} if apart else {}
         path = self.path("trunk" if apart else variant)
+        path = self.wide(path) if variant in ("f32", "trunk") else path
+        # The converter writes the layer of deepseek4 to a file of its own only.
+        drafts_too = self.drafts is not None and (apart or variant != "trunk" and self.case.architecture != "deepseek4")
         if variant in ("qkv", "experts") and not self.fuses(variant):
             return
         try:
@@ -144,7 +160,7 @@ class Trial:
             prompt = prompts(self.case)[PROMPT].tolist()
             ours = np.asarray(llm.logits(prompt))
             worst = difference(ours, self.expected)
-            drafts = self.drafting(llm, prompt) if self.drafts is not None and variant != "trunk" else None
+            drafts = self.drafting(llm, prompt) if drafts_too else None
             if variant == "f32":
                 self.results["architecture"] = llm.config.architecture
                 self.results["argmax"] = f"{int((ours.argmax(1) == self.expected.argmax(1)).sum())} of {len(prompt)}"
