@@ -123,7 +123,10 @@ class Trial:
         self.ids = folders.write(case, weights, folder / "hf")
         self.expected, self.drafts = reference(case, weights)
         names = [name for name in VARIANTS if case.n_mtp or name not in ("trunk", "mtp")]
-        calls = [[str(folder / "hf"), "--outfile", str(folder / f"{name}.gguf"), *VARIANTS[name]] for name in names]
+        # The converter takes a Qwen3-Next without a layer that drafts only if it is told so.
+        extra = ["--no-nextn"] if case.architecture == "qwen3next" and not case.n_mtp else []
+        fixed = [str(folder / "hf"), *extra, "--outfile"]
+        calls = [[*fixed, str(folder / f"{name}.gguf"), *VARIANTS[name]] for name in names]
         self.ends = dict(zip(names, run_converter(llama_cpp, calls, folder / "log.txt"), strict=True))
 
     def path(self, variant: str) -> Path:

@@ -79,12 +79,14 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     """Write the folder of a model with these weights.  The ids of the text of ``tokens.py``."""
     folder.mkdir()
     model, extra = make.load(case, torch.float32, weights)
-    model.save_pretrained(folder)
-    file = folder / "model.safetensors"
-    every = load_file(file)
-    kind = case.model if isinstance(case, Family) else ""
-    if kind in _SEEING:
-        every = {k.replace("model.", "model.language_model.", 1): w for k, w in every.items()}
+    kind, file = case.model if isinstance(case, Family) else "", folder / "model.safetensors"
+    if kind not in _SEEING:
+        model.save_pretrained(folder)
+        every = load_file(file)
+    else:
+        every = {k.replace("model.", "model.language_model.", 1): w for k, w in model.state_dict().items()}
+        if case.tied:
+            del every["lm_head.weight"]
         if kind == "Qwen3VLMoeText":
             every = {k: w.transpose(1, 2) if ".experts." in k else w for k, w in every.items()}
     every |= drafting(case, model.config.num_hidden_layers, extra)
