@@ -21,6 +21,7 @@ from tests.oracle.models import Case, Family, checkpoint
 
 _LLAMA = ("llama-bias", "ernie4_5", "ernie4_5-moe", "phi3", "phi3-long")
 _SEEING = {"Qwen2_5_VLText": "Qwen2_5_VL", "Qwen3VLText": "Qwen3VL", "Qwen3VLMoeText": "Qwen3VLMoe"}
+_PACKED = "gpt-oss-untruncated"
 _QWEN_MTP = {
     "eh_proj.": "fc.",
     "enorm.": "pre_fc_norm_embedding.",
@@ -72,6 +73,8 @@ def rounded(case: Case | Family) -> dict[str, np.ndarray]:
 def _rounded(case: Case | Family, name: str, weight: Any) -> Any:
     if case.architecture == "deepseek4" and ".experts." in name:
         return _unpacked(*_packed(weight))
+    if case.name == _PACKED and ".experts." in name and not name.endswith("bias"):
+        return _unpacked(*_packed(weight.transpose(1, 2))).transpose(1, 2)
     return weight if name.endswith("tid2eid") else weight.to(torch.bfloat16).float()
 
 
@@ -92,6 +95,8 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     every |= drafting(case, model.config.num_hidden_layers, extra)
     if kind == "DeepseekV4":
         every = _deepseek4(every, model.config.num_hidden_layers)
+    if case.name == _PACKED:
+        every = _gpt_oss(every)
     own = (torch.int8, torch.uint8, torch.int64)
     wide = ("hc_", ".ape", ".attn_sink", ".gate.bias") if kind == "DeepseekV4" else ()
     every = {
@@ -137,6 +142,8 @@ def _write_config(case: Case | Family, model: Any, folder: Path) -> None:
         text = json.loads(path.read_text(encoding="utf-8"))
         kind, text["architectures"] = "Mistral3ForConditionalGeneration", None
         path.write_text(json.dumps({"model_type": "mistral3", "architectures": [kind], "text_config": text}))
+    if case.name == _PACKED:
+        _change(path, quantization_config={"quant_method": "mxfp4"})
     if case.model == "Glm4MoeLite":
         # ``transformers`` writes which layers are dense by another name.
         _change(path, first_k_dense_replace=1)
@@ -184,7 +191,7 @@ def _experts(name: str, weight: Any) -> dict[str, Any]:
     return {f"{base}.experts.{i}.{k}.weight": w[i] for k, w in parts.items() for i in range(weight.shape[0])}
 
 
-# --- DeepSeek-V4 -----------------------------------------------------------------------------------------------
+# --- gpt-oss and DeepSeek-V4 -----------------------------------------------------------------------------------
 
 _MXFP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -207,6 +214,19 @@ def _unpacked(packed: Any, exponents: Any) -> Any:
     values = _MXFP4[codes & 7] * (1 - 2 * (codes >> 3)).float()
     blocks = values.reshape(*values.shape[:-1], -1, 32) * torch.exp2(exponents.float() - 127)[..., None]
     return blocks.reshape(values.shape)
+
+
+def _gpt_oss(every: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights with experts in MXFP4, as they are published: rows of blocks [.., n / 32, 16]."""
+    out = {}
+    for name, weight in every.items():
+        if ".experts." in name and not name.endswith("bias"):
+            packed, exponents = _packed(weight.float().transpose(1, 2))
+            out[f"{name}_blocks"] = packed.view(torch.uint8).reshape(*exponents.shape, 16)
+            out[f"{name}_scales"] = exponents
+        else:
+            out[name] = weight
+    return out
 
 
 def _deepseek4(every: Mapping[str, Any], n_layer: int) -> dict[str, Any]:
