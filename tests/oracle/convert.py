@@ -210,18 +210,48 @@ class Trial:
                 self.results[variant] = f"engine: {type(error).__name__}: {error}"
 
 
+def assistant(case: Case, folder: Path, llama_cpp: Path) -> dict[str, Any]:
+    """The difference of an assistant's drafts from the outputs of its target, both converted."""
+    both = (CASES[case.target], case)
+    for one in both:
+        folders.write(one, folders.rounded(one), folder / one.name)
+    files = [folder / f"{one.name}.gguf" for one in both]
+    calls = [[str(f.with_suffix("")), "--outfile", str(f), *VARIANTS["f32"]] for f in files]
+    if any(ends := run_converter(llama_cpp, calls, folder / "log.txt")):
+        return {"drafts": f"converter: {ends}"}
+    with make.Double():
+        places, expected = make.chains(case, torch.float64, folders.rounded)
+    worst = 0.0
+    try:
+        llm: Any = engine.load(files[0], draft_model=files[1], device="cpu", cache_type="f32", n_ctx=512)
+        for place, logits in zip(places, expected, strict=True):
+            at, step = place["position"], place["step"]
+            if step == 0:
+                llm.reset()
+                llm.logits(prompts(case)[place["prompt"]][:at].tolist())
+                llm.model.mtp.stand(at)
+            worst = max(worst, difference(llm.model.mtp.forward(place["token"], at + step), logits))
+    except engine.EngineError as error:
+        return {"drafts": f"engine: {error}"}
+    return {"drafts": worst}
+
+
 def trial(name: str, llama_cpp: Path, keep: Path | None) -> dict[str, Any]:
     """The results of a model: differences, or reasons."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = (keep or Path(scratch)) / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        case = CASES[name]
         try:
-            one = Trial(folders.adapted(CASES[name]), folder, llama_cpp)
+            if case.target:
+                assert isinstance(case, Case)
+                return assistant(case, folder, llama_cpp)
+            one = Trial(folders.adapted(case), folder, llama_cpp)
             one.run()
         except Exception as error:
             traceback.print_exc()
-            return {"all": f"transformers: {type(error).__name__}: {error}"}
+            return {"f32": f"transformers: {type(error).__name__}: {error}"}
         return one.results
 
 
@@ -248,7 +278,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "| --- | --- |" + " ---: |" * len(COLUMNS),
     ]
     for name, result in results.items():
-        cells = [_cell(result.get("all", result.get(column)), notes) for column in COLUMNS]
+        cells = [_cell(result.get(column), notes) for column in COLUMNS]
         architecture = result.get("architecture", CASES[name].architecture)
         lines.append(f"| {name} | `{architecture}` | {' | '.join(cells)} |")
     clean = [" ".join(note.replace("|", "\\|").split()) for note in notes]
@@ -263,7 +293,7 @@ if __name__ == "__main__":
     parser.add_argument("--table", type=Path, help="a file for the table")
     a = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    every = {n: c for n, c in CASES.items() if not c.target and n not in OLD}
+    every = {n: c for n, c in CASES.items() if n not in OLD}
     if missing := set(ARCHITECTURES) - {c.architecture for c in every.values()}:
         raise SystemExit(f"no model of {', '.join(missing)}")
     if unknown := set(a.names) - {*every, *ARCHITECTURES}:

@@ -92,9 +92,10 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
             del every["lm_head.weight"]
         if kind == "Qwen3VLMoeText":
             every = {k: w.transpose(1, 2) if ".experts." in k else w for k, w in every.items()}
-    every |= drafting(case, model.config.num_hidden_layers, extra)
+    n_layer = model.config.get_text_config().num_hidden_layers
+    every |= drafting(case, n_layer, extra)
     if kind == "DeepseekV4":
-        every = _deepseek4(every, model.config.num_hidden_layers)
+        every = _deepseek4(every, n_layer)
     if case.name == _PACKED:
         every = _gpt_oss(every)
     own = (torch.int8, torch.uint8, torch.int64)
@@ -105,7 +106,7 @@ def write(case: Case | Family, weights: Mapping[str, np.ndarray], folder: Path) 
     }
     save_file(every, file, {"format": "pt"})
     _write_config(case, model, folder)
-    gemma = case.architecture if case.architecture.startswith("gemma") else ""
+    gemma = case.architecture.removesuffix("-assistant") if case.architecture.startswith("gemma") else ""
     vocabulary = gemma or ("llama" if case.name in _LLAMA else "gpt2")
     ids = tokens.write(folder, vocabulary)
     if kind == "Phi3" and vocabulary == "gpt2":

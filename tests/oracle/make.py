@@ -377,11 +377,13 @@ def load_drafter(case: Case | Family, model: Any, weights: dict[str, Any], dtype
     return drafter
 
 
-def chains(case: Case, dtype: torch.dtype) -> tuple[list[dict[str, int]], list[Any]]:
+def chains(
+    case: Case, dtype: torch.dtype, weights_of: Callable[[Case | Family], Mapping[str, np.ndarray]] = checkpoint
+) -> tuple[list[dict[str, int]], list[Any]]:
     """Drafts of an assistant: from every kept position that has one before it, the token there and N_DRAFTS - 1 greedy
     drafts after it, each with its position; and the logits after each of them, float64 [n_vocab]."""
-    target, _ = load(CASES[case.target], dtype)
-    assistant, _ = load(case, dtype)
+    target, _ = load(CASES[case.target], dtype, weights_of(CASES[case.target]))
+    assistant, _ = load(case, dtype, weights_of(case))
     places, rows = [], []
     for index, prompt in enumerate(map(torch.from_numpy, prompts(case))):
         with torch.no_grad():
