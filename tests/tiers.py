@@ -40,11 +40,11 @@ SECONDS_FILE = Path(__file__).with_name("seconds.txt")
 SLOW = 0.3
 """CPU seconds beyond which a test leaves the first tier."""
 
-SAMPLE = 4
+SAMPLE = 8
 """``--rest`` runs one in this many of the ``thorough`` cases of a test."""
 
 MARKS = {
-    "thorough": "runs with --all, and one in four cases with --rest; on a GPU, with --gpu --all",
+    "thorough": "runs with --all, and one in eight cases with --rest; on a GPU, with --gpu --all",
     "first": "runs in the first tier although it is slow",
     "gpu": "runs only with --gpu",
     "covering(n, m)": "runs as few combinations as contain every n values of different parameters; with --all those that "
