@@ -281,7 +281,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         cells = [_cell(result.get(column), notes) for column in COLUMNS]
         architecture = result.get("architecture", CASES[name].architecture)
         lines.append(f"| {name} | `{architecture}` | {' | '.join(cells)} |")
-    clean = [" ".join(note.replace("|", "\\|").split()) for note in notes]
+    clean = [" ".join(note.replace("|", "\\|").replace("<", "&lt;").split()) for note in notes]
     return "\n".join([*lines, "", *(f"{i}. {note}" for i, note in enumerate(clean, 1))]).rstrip()
 
 
