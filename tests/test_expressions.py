@@ -45,6 +45,7 @@ TRUSTED = {
     "engine/devices.py": "the command line",
     "engine/gguf/file.py": "a name of a file",
     "engine/hub/repository.py": "names of files",
+    "engine/models/nextn.py": "names of tensors",
     "engine/models/weights.py": "names of tensors",
     "engine/parity.py": "a message of ours",
     "engine/synthetic/shapes.py": "names of ours",
