@@ -73,7 +73,7 @@ def test_stdout_holds_the_answer_and_stderr_the_report(fake: list[fake_llm.FakeL
 def test_what_is_odd_about_a_file_is_a_note(
     fake: list[fake_llm.FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(fake_llm.FakeLLM, "warnings", ["an id is odd.", "another one too."])
+    monkeypatch.setattr(fake_llm, "sampling_defaults", lambda file: ({}, ["an id is odd.", "another one too."]))
     assert main(["-p", "x"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert lines == ["note: an id is odd.", "note: another one too."]
