@@ -94,10 +94,11 @@ def check_kind(gguf: GGUF) -> None:
 
 def kind_of(gguf: GGUF) -> str:
     """What a file says that it is (``general.type``), or what it has nothing else than; "model" if neither tells."""
-    given = gguf.metadata.get("general.type")
+    # Whatever a damaged file gives: an array is no key of a table, and equals nothing.
+    given, architecture = (gguf.metadata.get(f"general.{key}") for key in ("type", "architecture"))
     if isinstance(given, str) and given in PARTS:
         return given
-    if gguf.metadata.get("general.architecture") == "clip":
+    if isinstance(architecture, str) and architecture == "clip":
         return "mmproj"
     for kind, ends in (("adapter", _ADAPTER), ("imatrix", _IMATRIX)):
         if gguf.tensors and all(name.endswith(ends) for name in gguf.tensors):
