@@ -21,7 +21,7 @@ from engine.serving.hosts import is_loopback
 from engine.serving.limits import Limits
 from engine.serving.memory import freeze, give_back, one_arena
 from engine.serving.protocol import protocol
-from engine.serving.served import Spec
+from engine.serving.served import Served, Spec
 from engine.serving.state import State
 from engine.serving.watchdog import Watchdog
 
@@ -52,8 +52,10 @@ class Server(uvicorn.Server):
         self._state = state
         self._connections = connections
         self._drain_seconds = drain_seconds
+        #: The opening of the first model.
+        self._opening: asyncio.Task[Served] | None = None
         #: Why the first model could not be opened, if that is why the server has ended.
-        self.problem = ""
+        self.problem: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: Watchdog | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -62,18 +64,40 @@ class Server(uvicorn.Server):
         self._tidying: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called when the event loop runs: opens the first model before any request is answered."""
+        """Called when the event loop runs: listens, and begins to open the first model in another thread.
+
+        Meanwhile ``/health`` says so, what needs no model is answered, and requests for answers wait.
+        """
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_failed)
         models = self._state.models
         models.changed = freeze
-        try:
-            await models.load(models.find(None))
-        except Refusal as refusal:
-            self.problem, self.should_exit = refusal.message, True
-            return
-        self._loop.set_exception_handler(_failed)
-        self._watchdog = Watchdog(self._loop)
+        first = models.find(None)
+        address = self._address(sockets)
+        log.info("loading %s: %s/health answers when it is open", first.spec.name, address)
+        # It begins before the first client is accepted, so that none is told that the server is ready.
+        self._opening = asyncio.ensure_future(models.load(first))
         await super().startup(sockets)
+        self._opening.add_done_callback(lambda opening: self._opened(opening, address))
+
+    def _opened(self, opening: "asyncio.Task[Served]", address: str) -> None:
+        """Called when the first model has been opened, or could not be."""
+        if opening.cancelled() or (problem := opening.exception()) is not None:
+            self.problem = None if opening.cancelled() else problem
+            self._state.models.stop()
+            self.should_exit = True
+            return
+        if self._state.draining:
+            return
+        assert self._loop is not None
+        self._watchdog = Watchdog(self._loop)
+        log.info("OpenAI's interface is at %s/v1, those of Anthropic, Ollama and llama-server at %s", address, address)
+        print(f"listening on {address}", file=sys.stderr, flush=True)
+
+    def _address(self, sockets: list[socket.socket] | None) -> str:
+        host, port = self.config.host, sockets[0].getsockname()[1] if sockets else self.config.port
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{port}"
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -160,7 +184,7 @@ def listening(host: str, port: int) -> Listener:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # clients wait while the model is opened
+        listener.listen()
     except (OSError, UnicodeError) as error:
         listener.close()
         problem = getattr(error, "strerror", None) or error
@@ -193,9 +217,9 @@ def serve(
     # to get it back while this thread works.  The default is 5 ms.
     sys.setswitchinterval(1e-4)
     server = Server(config, application.state, connections, drain_seconds)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"listening on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     server.run(sockets=[listener])
-    if server.problem:
-        raise UsageError(server.problem)
+    if isinstance(server.problem, Refusal):
+        raise UsageError(server.problem.message)
+    if server.problem is not None:
+        raise server.problem
     return 0 if server.started else 1

@@ -128,6 +128,8 @@ class Models:
         self._names = {name: spec.name for spec in specs for name in (*spec.aliases, spec.name)}
         self._limits = limits
         self._most = most
+        #: Whether the server ends: no model is opened any more.
+        self._stopped = False
         #: Called in a thread when a model has been opened or closed.
         self.changed: Callable[[], None] = lambda: None
 
@@ -162,6 +164,8 @@ class Models:
             return entry.served
         async with entry.lock:
             if entry.served is None:
+                if self._stopped:
+                    raise Refusal("the server is shutting down; send the request again later.", 503, retry_after=5)
                 entry.status, entry.problem = Status.LOADING, ""
                 try:
                     entry.served = await self._opened(entry)
@@ -190,7 +194,9 @@ class Models:
                 continue
             served = Served(entry.spec, llm, asyncio.get_running_loop(), self._limits)
             await asyncio.to_thread(self._complete, served)
-            log.info("%s is open: %s", entry.spec.name, llm.memory)
+            where = f"on the CPU with {llm.n_threads} threads" if llm.n_threads else f"on {llm.model.ops.label}"
+            slots = f"{len(llm.slots)} slots of {llm.n_ctx} tokens"
+            log.info("%s is open %s: %s; %s", entry.spec.name, where, slots, llm.memory)
             for warning in llm.warnings:
                 log.warning("%s: %s", entry.spec.name, warning)
             return served
@@ -236,7 +242,8 @@ class Models:
         return sum(entry.served.driver.n_answers for entry in self.entries.values() if entry.served is not None)
 
     def stop(self) -> None:
-        """End all answers with an error."""
+        """End all answers with an error, and open no further model."""
+        self._stopped = True
         for entry in self.entries.values():
             if entry.served is not None:
                 entry.served.driver.stop()

@@ -46,7 +46,7 @@ def server(process: tuple[subprocess.Popen[bytes], Path], llm: engine.LLM) -> st
         log = path.read_text(encoding="utf-8")
         assert started.poll() is None, f"the server has ended: {log}"
         assert time.monotonic() < deadline, f"the server does not answer: {log}"
-        if found := re.match(r"listening on (http://127\.0\.0\.1:\d+)\n", log):
+        if found := re.search(r"^listening on (http://127\.0\.0\.1:\d+)\n", log, re.MULTILINE):
             try:
                 assert httpx.get(f"{found[1]}/v1/models", timeout=WAIT_SECONDS).status_code == 200
                 return found[1]

@@ -1,0 +1,109 @@
+"""The first minutes of a server: what it answers while its first model is opened, and what it says then."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+import httpx
+
+from engine.errors import ModelError
+from engine.serving.app import app
+from engine.serving.connections import Connections
+from engine.serving.errors import Refusal
+from engine.serving.limits import Limits
+from engine.serving.process import Server, config_of, listening
+from engine.serving.served import Spec
+from tests.serving.bundled import bundled
+
+pytestmark = pytest.mark.together("serving")
+
+PATIENCE = 60.0
+
+
+class Opening:
+    """Opens the bundled model when it may; error: what is raised instead."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may = threading.Event()
+        self._error = error
+
+    def __call__(self) -> Any:
+        assert self.may.wait(PATIENCE)
+        if self._error is not None:
+            raise self._error
+        return bundled(parallel=2)
+
+
+@contextmanager
+def started(opening: Opening) -> Iterator[tuple[Server, str, threading.Thread]]:
+    """A server as ``bitmirror serve`` starts it, its address, and its thread."""
+    limits, connections = Limits(), Connections()
+    application = app([Spec("pycoder", opening)], limits=limits, preload=False)
+    with listening("127.0.0.1", 0) as listener:
+        config = config_of(application, limits, "127.0.0.1", 0, connections)
+        server = Server(config, application.state, connections, 5.0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield server, f"http://127.0.0.1:{listener.getsockname()[1]}", thread
+        finally:
+            opening.may.set()
+            server.should_exit = True
+            thread.join(PATIENCE)
+
+
+def test_a_server_answers_while_its_model_is_opened(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its state at once, a completion when the model is open; only then does it say that it listens."""
+    caplog.set_level(logging.INFO, "engine")
+    opening = Opening()
+    with started(opening) as (_, url, _thread), ThreadPoolExecutor(1) as pool:
+        health = httpx.get(f"{url}/health", timeout=PATIENCE)
+        # The very body of llama-server, for which its clients look.
+        body = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+        assert (health.status_code, health.json()) == (503, body)
+        assert int(health.headers["retry-after"]) > 0
+        assert httpx.get(f"{url}/metrics", timeout=PATIENCE).status_code == 200
+        (model,) = httpx.get(f"{url}/v1/models", timeout=PATIENCE).json()["data"]
+        assert model["status"]["value"] == "loading"
+        asked = {"prompt": "def f(x):", "max_tokens": 2}
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json=asked, timeout=PATIENCE)
+        assert "listening on" not in capfd.readouterr().err
+        assert not waiting.done()
+        opening.may.set()
+        assert waiting.result(PATIENCE).json()["usage"]["completion_tokens"] == 2
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).json() == {"status": "ok"}
+        said = ""
+        deadline = time.monotonic() + PATIENCE
+        while f"listening on {url}\n" not in said and time.monotonic() < deadline:
+            said += capfd.readouterr().err
+            time.sleep(0.01)
+        assert f"listening on {url}\n" in said
+    assert "pycoder is open on the CPU with " in caplog.text
+    assert ": 2 slots of 256 tokens; " in caplog.text
+    assert f"OpenAI's interface is at {url}/v1, " in caplog.text
+
+
+def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
+    """A request that waits for it is answered, and nothing is opened again."""
+    opening = Opening(ModelError("the file is damaged"))
+    with started(opening) as (server, url, thread), ThreadPoolExecutor(1) as pool:
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
+        while not server.server_state.tasks:
+            time.sleep(0.01)
+        opening.may.set()
+        assert waiting.result(PATIENCE).status_code == 503
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+        assert isinstance(server.problem, Refusal)
+        assert server.problem.message == "the model pycoder cannot be opened: the file is damaged"
