@@ -32,7 +32,7 @@ from typing import Any
 
 import psutil
 
-FLAGS = ("--device", "cpu", "-c", "512", "--chat-template", "chatml")
+FLAGS = ("-m", "pycoder", "--device", "cpu", "-c", "512", "--chat-template", "chatml")
 
 EXPECTED = (200, 400, 408, 413, 415, 503)
 """The statuses that a server may give under this load."""

@@ -67,11 +67,12 @@ def run(args: argparse.Namespace) -> int:
 
 def specs(args: argparse.Namespace) -> list["Spec"]:
     """The models that the flags name; raises UsageError if two have the same name."""
+    from engine.cli.first_model import conversation_model
     from engine.cli.report import Report
     from engine.hub.resolve import resolve
     from engine.serving.served import Spec
 
-    names: list[str | Path | None] = list(args.model) or ([] if args.models_dir else [None])
+    names: list[str | Path | None] = list(args.model)
     if args.models_dir:
         folder = Path(args.models_dir).expanduser()
         found = sorted(folder.glob("*.gguf")) if folder.is_dir() else []
@@ -81,7 +82,7 @@ def specs(args: argparse.Namespace) -> list["Spec"]:
     made: list[Spec] = []
     drafts = speculation_params(args)
     with Report(args.verbose) as report:
-        for name in names:
+        for name in names or [conversation_model(report, "serve")]:
             path = resolve(name, report.progress)
             check_gpu_layers(args, path)
             aliases = args.alias if not made else []

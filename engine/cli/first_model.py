@@ -1,4 +1,4 @@
-"""The model of a conversation for which the user has named none."""
+"""The model of a conversation, or of a server, for which the user has named none."""
 
 import sys
 
@@ -12,8 +12,10 @@ NAME = "smollm2-135m"
 """The smallest named model that answers questions."""
 
 
-def conversation_model(report: Report) -> str | None:
+def conversation_model(report: Report, command: str = "chat") -> str | None:
     """The name of a model that can chat; None for the bundled model, which only continues text.
+
+    command: the command whose model is wanted, which a note names.
 
     If the model is missing, it is downloaded if the user agrees. The question is asked only once: a refusal is remembered
     until the model has been downloaded. Without a terminal the question is not asked.
@@ -44,6 +46,6 @@ def conversation_model(report: Report) -> str | None:
         except OSError:
             pass  # then the next conversation asks again
     report.line(
-        f"note: the bundled model only continues text; `bitmirror chat -m {NAME}` downloads one that can chat ({size})"
+        f"note: the bundled model only continues text; `bitmirror {command} -m {NAME}` downloads one that can chat ({size})"
     )
     return None

@@ -16,7 +16,7 @@ USAGE = "%(prog)s [-m MODEL]... [flags]"
 DESCRIPTION = """\
 Serves models over HTTP, with the interfaces of OpenAI, Anthropic, llama-server and Ollama.
 
-  bitmirror serve                                      the bundled model, on port 8080 of this machine
+  bitmirror serve                                      a small model that chats, on port 8080 of this machine
   bitmirror serve -m model.gguf -np 32                 a file, and up to 32 answers at once
   bitmirror serve -m qwen3-0.6b -m smollm2-135m        two models, each opened when it is asked for
   curl localhost:8080/v1/completions -H 'Content-Type: application/json' \\
@@ -25,6 +25,9 @@ Serves models over HTTP, with the interfaces of OpenAI, Anthropic, llama-server 
 An answer depends on its request only, not on other requests, on drafts or on the device. Ctrl-C or
 SIGTERM ends the server when its answers are complete, or after --drain-seconds; a second one ends
 it at once."""
+
+MODEL = shared.MODEL.replace("the bundled model", "smollm2-135m, if it may be downloaded, else the\nbundled model")
+MODEL += "; may be repeated"
 
 PARALLEL = """\
 the most answers per model that are computed at the same time; others wait. Each has a context of -c
@@ -77,7 +80,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
         positional="name the model with -m",
         finish=settle,
     )
-    model_flags.add_model(top, shared.MODEL + "; may be repeated", repeated=True)
+    model_flags.add_model(top, MODEL, repeated=True)
     model_flags.add_speculation(top)
     number: dict[str, Any] = {"metavar": "N"}
     add = top.add_argument_group("server").add_argument

@@ -79,6 +79,27 @@ def test_without_a_terminal_nobody_is_asked(fetched: list[str], monkeypatch: pyt
     assert ask(monkeypatch, "y\n")[0] == NAME
 
 
+def test_a_server_has_the_same_model(
+    fetched: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that chats if it is there; else the bundled one, with a note that says how; a named one as it is."""
+    pytest.importorskip("starlette")
+    from engine.cli.serve_flags import parser
+    from engine.serve import specs
+
+    def served(*words: str) -> str:
+        (spec,) = specs(parser().parse_args([*words]))
+        return spec.name
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert served() == "pycoder-dense-Q4_K_M"
+    assert f"`bitmirror serve -m {NAME}` downloads one that can chat" in capsys.readouterr().err
+    ask(monkeypatch, "y\n")
+    assert (served(), fetched) == (NAME, [NAME])
+    assert served("-m", "pycoder") == "pycoder"
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("fetched")
 def test_a_failed_download_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 import engine
 
-FLAGS = ("--device", "cpu", "-c", "512", "-np", "4", "--chat-template", "chatml")
+FLAGS = ("-m", "pycoder", "--device", "cpu", "-c", "512", "-np", "4", "--chat-template", "chatml")
 
 WAIT_SECONDS = 300
 """The most time until a server answers; kernels may have to be compiled."""

@@ -26,7 +26,7 @@ GREEDY = {"temperature": 0}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     words = ["--port", "0", "--device", "cpu", "-c", "512", "-np", "4", "--chat-template", "chatml", "--no-warmup"]
-    command = [sys.executable, "-m", "engine.serve", *words]
+    command = [sys.executable, "-m", "engine.serve", "-m", "pycoder", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
