@@ -15,6 +15,7 @@ from engine.serving.anthropic.count_tokens import count_tokens
 from engine.serving.anthropic.messages import messages
 from engine.serving.anthropic.shapes import ErrorResponse
 from engine.serving.errors import Refusal, refusal_of
+from engine.serving.front import front
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.llama_server.completion import completion
@@ -102,22 +103,21 @@ def app(
 def routes() -> list[Route]:
     """All routes."""
     return [
-        Route("/v1/chat/completions", answered(chat_completions, error_response), methods=["POST"]),
-        Route("/v1/responses", answered(responses, error_response), methods=["POST"]),
-        Route("/v1/responses/input_tokens", answered(input_tokens, error_response), methods=["POST"]),
-        Route("/v1/responses/{id}", answered(stored, error_response), methods=["GET", "DELETE"]),
-        Route("/v1/responses/{id}/cancel", answered(stored, error_response), methods=["POST"]),
-        Route("/v1/responses/{id}/input_items", answered(stored, error_response)),
+        *_openai("/chat/completions", chat_completions, "POST"),
+        *_openai("/responses", responses, "POST"),
+        *_openai("/responses/input_tokens", input_tokens, "POST"),
+        *_openai("/responses/{id}", stored, "GET", "DELETE"),
+        *_openai("/responses/{id}/cancel", stored, "POST"),
+        *_openai("/responses/{id}/input_items", stored, "GET"),
         Route("/v1/messages", answered(messages, ErrorResponse), methods=["POST"]),
         Route("/v1/messages/count_tokens", answered(count_tokens, ErrorResponse), methods=["POST"]),
-        Route("/v1/completions", answered(completions, error_response), methods=["POST"]),
-        Route("/v1/embeddings", answered(embeddings, error_response), methods=["POST"]),
-        Route("/v1/models", answered(list_models, error_response)),
-        Route("/v1/models/{name:path}", answered(show_model, error_response)),
+        *_openai("/completions", completions, "POST"),
+        *_openai("/embeddings", embeddings, "POST"),
+        *_openai("/models", list_models, "GET"),
+        *_openai("/models/{name:path}", show_model, "GET"),
         *(_llama(path, health) for path in ("/health", "/v1/health")),
         _llama("/completion", completion, "POST"),
         _llama("/metrics", metrics),
-        _llama("/models", list_models),
         _llama("/models/load", load, "POST"),
         _llama("/models/unload", unload, "POST"),
         _llama("/props", props),
@@ -132,11 +132,17 @@ def routes() -> list[Route]:
         _ollama("show", show, "POST"),
         _ollama("ps", ps),
         _ollama("version", version),
-        # Ollama's program asks in this way whether there is a server.
-        Route("/", answered(version, shapes.error_response), methods=["HEAD"]),
+        # A route that answers GET answers HEAD, too; Ollama's program asks in this way whether there is a server.
+        Route("/", answered(front, shapes.error_response)),
         *(_ollama(name, embeddings, "POST") for name in ("embed", "embeddings")),
         *(_ollama(name, refused.refused, method) for name, method in refused.NAMES.items()),
     ]
+
+
+def _openai(path: str, handler: Handler, *methods: str) -> list[Route]:
+    """A route of OpenAI, and the same without ``/v1``, which many leave out of the base URL."""
+    handle = answered(handler, error_response)
+    return [Route(each, handle, methods=list(methods)) for each in ("/v1" + path, path)]
 
 
 def _llama(path: str, handler: Handler, method: str = "GET") -> Route:

@@ -133,9 +133,13 @@ class Models:
         #: Called in a thread when a model has been opened or closed.
         self.changed: Callable[[], None] = lambda: None
 
-    def find(self, name: str | None) -> Entry:
-        """The model of a name, which may end in ``:latest`` as Ollama writes it; None or "": the first.  Raises Refusal."""
-        if not name:
+    def find(self, name: str | None, *, exact: bool = False) -> Entry:
+        """The model of a name, which may end in ``:latest`` as Ollama writes it; None or "": the first.  Raises Refusal.
+
+        Many clients send the name of a model that they know, so the only model of a server answers to every name, unless
+        the name must be ``exact``.
+        """
+        if not name or (len(self.entries) == 1 and not exact):
             return next(iter(self.entries.values()))
         if name not in self._names:
             name = name.removesuffix(":latest")

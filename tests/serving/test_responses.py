@@ -296,5 +296,3 @@ def test_no_response_is_stored(client: Any) -> None:
             ask("resp_1")
     with pytest.raises(openai.NotFoundError, match="stores no responses"):
         client.responses.input_items.list("resp_1")
-    with pytest.raises(openai.NotFoundError, match="there is no model"):
-        create(client, model="gpt")

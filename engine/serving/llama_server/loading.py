@@ -27,4 +27,4 @@ async def unload(request: Request) -> Response:
 async def _find(request: Request) -> tuple[Models, Entry]:
     state = State.of(request)
     fields = await read_fields(request, state.limits)
-    return state.models, state.models.find(fields.required_text("model"))
+    return state.models, state.models.find(fields.required_text("model"), exact=True)

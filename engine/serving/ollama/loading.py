@@ -22,8 +22,8 @@ async def open_or_close(request: Request, fields: Fields, nothing: Mapping[str, 
     that hold what is said, here nothing."""
     models = State.of(request).models
     name = fields.text("model")
-    entry = models.find(name)
     closing = keeps_nothing(fields)
+    entry = models.find(name, exact=closing)
     if closing:
         await models.release(entry)
     else:

@@ -14,5 +14,5 @@ async def list_models(request: Request) -> Response:
 async def show_model(request: Request) -> Response:
     """One model, by its name or an alias."""
     models = State.of(request).models
-    name = models.find(request.path_params["name"]).spec.name
+    name = models.find(request.path_params["name"], exact=True).spec.name
     return JSONResponse(next(each for each in models.described() if each["id"] == name))
