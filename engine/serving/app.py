@@ -14,7 +14,7 @@ from engine.errors import EngineError
 from engine.serving.anthropic.count_tokens import count_tokens
 from engine.serving.anthropic.messages import messages
 from engine.serving.anthropic.shapes import ErrorResponse
-from engine.serving.errors import Refusal, refusal_of
+from engine.serving.errors import Refusal, note, refusal_of
 from engine.serving.front import front
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
@@ -167,6 +167,7 @@ def answered(handler: Handler, shape: Shape) -> Handler:
             refusal = refusal_of(error)
             if refusal.status == 500:
                 log.error("a request failed: %s", refusal, exc_info=not isinstance(error, EngineError))
+            note(request.scope, refusal)
             return shape(refusal)
 
     return handle
@@ -177,6 +178,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     shape, answering = error_response, "/v1/chat/completions"
     if path.startswith(shapes.PREFIX):
         shape, answering = shapes.error_response, "/api/chat"
+    refusal = Refusal(f"there is no {path[:80]} here; {answering} answers conversations.", error.status_code)
     if error.status_code == 405:
-        return shape(Refusal(f"{path[:80]} does not answer {request.method}.", 405))
-    return shape(Refusal(f"there is no {path[:80]} here; {answering} answers conversations.", error.status_code))
+        refusal = Refusal(f"{path[:80]} does not answer {request.method}.", 405)
+    note(request.scope, refusal)
+    return shape(refusal)

@@ -1,7 +1,9 @@
 """Refusals: why a request is not answered, independent of the interface it came through."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
+from engine.checks import shown
 from engine.errors import ContextError, DeviceError, EngineError, NotFinite
 
 KINDS = {
@@ -19,6 +21,10 @@ KINDS = {
     503: "overloaded_error",
 }
 """What a status means, in the words of the interfaces."""
+
+
+MOST_NOTED = 300
+"""Characters of a refusal that the log has."""
 
 
 class Refusal(Exception):
@@ -66,6 +72,11 @@ class Refusal(Exception):
 
 def _written(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+def note(scope: MutableMapping[str, Any], refusal: Refusal) -> None:
+    """Let the line of the log say why a request was refused, or why its answer ended early."""
+    scope.setdefault("state", {}).setdefault("notes", {})["refused"] = shown(refusal.message, MOST_NOTED)
 
 
 def refusal_of(error: Exception, fields: Mapping[str, object] | None = None) -> Refusal:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.budget import Claim
-from engine.serving.errors import Refusal
+from engine.serving.errors import Refusal, note
 from engine.serving.hosts import is_loopback
 from engine.serving.ollama import shapes as ollama
 from engine.serving.openai.shapes import error_body
@@ -79,6 +79,7 @@ class Guard:
             scope["state"]["owner"] = str(key) if len(self._keys) > 1 else ""
             refusal = self._refusal(scope, headers, key)
             if refusal is not None:
+                note(scope, refusal)
                 # Both OpenAI's and Anthropic's clients find what they look for.
                 body = {"type": "error", **error_body(refusal), "request_id": request_id}
                 if scope["path"].startswith(ollama.PREFIX):

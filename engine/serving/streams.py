@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineError
 from engine.serving.answer import Answer, Delta
-from engine.serving.errors import Refusal, refusal_of
+from engine.serving.errors import Refusal, note, refusal_of
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Stream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = (self._write(send), self._tend(send), _left(receive))
+        work = (self._write(scope, send), self._tend(send), _left(receive))
         tasks = [asyncio.ensure_future(each) for each in work]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +123,7 @@ class Stream(Response):
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.held.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with aclosing(self.content) as content:  # type: ignore[type-var]
@@ -133,6 +133,7 @@ class Stream(Response):
             refusal = refusal_of(error)
             if refusal.status == 500:
                 log.error("an answer failed: %s", refusal, exc_info=not isinstance(error, EngineError))
+            note(scope, refusal)
             await self._put(send, self.failed(refusal))
         await self._put(send, "", more=False)
 

@@ -1,5 +1,6 @@
 """What every request passes: host, key, size, nesting and type of its body."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -151,6 +152,31 @@ def test_an_unknown_field_is_named_in_the_log(client: TestClient, caplog: pytest
     line = caplog.messages[-1]
     assert r"ignored=ze\nbra,stream_options.a" in line
     assert "Hello" not in line
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "says"),
+    [
+        (CHAT, {"temperature": 3}, " 400 .*refused=temperature must be a number, 0 to 2"),
+        (CHAT, {"messages": 1}, " 400 .*refused=messages must be a list"),
+        ("/nowhere\n", {}, r" 404 .*refused=there is no /nowhere\\n here; "),
+        ("/api/pull", {}, " 501 .*refused=this server neither fetches nor changes models"),
+        ("/metrics", {}, " 405 .*refused=/metrics does not answer POST"),
+    ],
+)
+def test_the_log_says_why_a_request_was_refused(
+    client: TestClient, caplog: pytest.LogCaptureFixture, path: str, change: dict[str, object], says: str
+) -> None:
+    """In the line of the request, which is one line whatever the request holds."""
+    with caplog.at_level("INFO", "engine.serving.access"):
+        assert client.post(path.replace("\n", "%0A"), json=HELLO | change).status_code >= 400
+        assert client.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
+    first, second = (line for line in caplog.messages if " id=" in line)
+    assert re.search(says, first)
+    assert second.endswith(
+        "refused=the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key."
+    )
+    assert first.isprintable() and "Hello" not in first
 
 
 def test_control_tokens_in_user_text_stay_text(client: TestClient) -> None:
