@@ -5,19 +5,17 @@ Every interface converts its messages to those of OpenAI's chat first, and this 
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from engine.errors import TemplateError
 from engine.llm import LLM
-from engine.serving.aside import aside
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.formats import select
 from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
+from engine.serving.turns import Message, rendered
 from engine.text.bound import AtLeast
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
@@ -27,9 +25,6 @@ ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 
 LAST = 32
 """The tokens at the end of a prompt among which is a tag that opens a thought."""
-
-Message = dict[str, Any]
-"""A message as a chat template expects it."""
 
 
 class Prompt(NamedTuple):
@@ -165,7 +160,7 @@ def prompt_of(
     if continue_final:
         *messages, last = messages
     try:
-        ids = template.encode(messages, at_least=at_least, **extra)
+        ids = rendered(lambda own: template.encode(own, at_least=at_least, **extra), messages)
     except TemplateError as error:
         raise refused(error) from None
     source = template.source_for(bool(extra.get("tools")))
@@ -220,25 +215,3 @@ def control_token(llm: LLM, text: str) -> int | None:
     return (
         id if id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED) else None
     )
-
-
-async def prompt_in_place(
-    make: Callable[[Sequence[Message]], Prompt], messages: Sequence[Message], size: int
-) -> Prompt:
-    """The prompt of a conversation whose system messages may be anywhere.
-
-    If the chat template has a place for one system message at the beginning only, those at the beginning become one message,
-    and later ones become messages of the user where they are.  ``make`` makes the prompt of messages; ``size``: the bytes of
-    the body, on which it depends whether a thread makes it (:func:`aside`).
-    """
-    try:
-        return await aside(size, partial(make, messages))
-    except Refusal:
-        if not any(each["role"] == "system" for each in messages[1:]):
-            raise
-        first = list(takewhile(lambda each: each["role"] == "system", messages))
-        own: list[Message] = []
-        if first:
-            own.append({"role": "system", "content": "\n\n".join(each["content"] for each in first)})
-        own += [each | {"role": "user"} if each["role"] == "system" else each for each in messages[len(first) :]]
-        return await aside(size, partial(make, own))

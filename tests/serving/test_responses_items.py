@@ -1,6 +1,5 @@
 """Items: what becomes of those of a conversation, and which ones an answer becomes."""
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("starlette")
 
 from engine.serving.answer import Delta
-from engine.serving.conversation import prompt_in_place, prompt_of
+from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from engine.serving.limits import Limits
@@ -93,7 +92,7 @@ def test_system_messages_that_a_template_refuses(instructions: str | None) -> No
     items = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
     items = [*items, {"role": "developer", "content": "Now."}]
     messages = read_messages(Fields({"instructions": instructions, "input": items}), Limits())
-    prompt = asyncio.run(prompt_in_place(lambda messages: prompt_of(llm, messages), messages, 0))
+    prompt = prompt_of(llm, messages)
     first = "You help.\n\nBe brief." if instructions else "Be brief."
     assert tokenizer.decode(prompt.ids) == f"system:{first};user:Hi.;user:Now.;"
 

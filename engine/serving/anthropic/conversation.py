@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.llm import LLM
 from engine.serving.aside import aside
-from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt_of
+from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.tool_choice import ToolChoice, chosen
@@ -31,8 +31,8 @@ async def read_prompt(
     thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
     values = {"enable_thinking": thinks and not prefilled}
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "at_least": at_least}
-    make = partial(prompt_of, llm, values=values, continue_final=prefilled, **given)
-    return await prompt_in_place(make, messages, fields.size)
+    make = partial(prompt_of, llm, messages, values=values, continue_final=prefilled, **given)
+    return await aside(fields.size, make)
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:

@@ -13,6 +13,7 @@ from engine.serving.body import read_fields
 from engine.serving.conversation import read_messages, read_tools, refused, template_of
 from engine.serving.state import State
 from engine.serving.streams import dump
+from engine.serving.turns import rendered
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -30,7 +31,7 @@ async def apply_template(request: Request) -> Response:
     async with state.models.use(fields.text("model")) as served:
         template = template_of(served.llm, "send a text to /completion")
         try:
-            text = await asyncio.to_thread(template.render, messages, **values)
+            text = await asyncio.to_thread(rendered, partial(template.render, **values), messages)
         except TemplateError as error:
             raise refused(error) from None
         # Half a character in a message, as the tokenizer takes it.

@@ -6,7 +6,8 @@ from typing import Any
 
 from engine.grammar.grammar import Grammar
 from engine.llm import LLM
-from engine.serving.conversation import Message, Prompt, prompt_in_place, prompt_of
+from engine.serving.aside import aside
+from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.structured import read_grammar
@@ -42,6 +43,6 @@ async def read_prompt(
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
     given["at_least"] = llm.check_least
-    make = partial(prompt_of, llm, values=values, continue_final=continue_final, **given)
-    prompt = await prompt_in_place(make, messages, fields.size)
+    make = partial(prompt_of, llm, messages, values=values, continue_final=continue_final, **given)
+    prompt = await aside(fields.size, make)
     return prompt, await calls_grammar(choice, llm, prompt, limits) if grammar is None else grammar
