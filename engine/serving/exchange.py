@@ -1,5 +1,6 @@
 """From a request to its response: what all interfaces that answer have in common."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,7 +18,7 @@ from engine.serving.errors import Refusal
 from engine.serving.fields import MOST_IGNORED, Fields
 from engine.serving.served import Served
 from engine.serving.state import State
-from engine.serving.streams import SSE, Framing, Stream, dump, until_disconnect
+from engine.serving.streams import JSON, SSE, Framing, Stream, dump, ended, late, soon
 
 LONG_SALT = 256
 """Characters of a salt for which its hash stands: salts are compared often."""
@@ -41,13 +42,15 @@ async def respond(
     failed: Callable[[Refusal], str],
     framing: Framing = SSE,
     *,
+    error: Callable[[Refusal], Mapping[str, Any]],
     fields: Fields | None = None,
     streams: bool = False,
 ) -> Response:
     """Answer a request, as a whole or as a stream.
 
-    read: what the body asks for; failed: an error in a stream that has begun; framing: how a stream is written; fields: the
-    body, if it has been read already; streams: whether the answer is a stream if the body does not say.
+    read: what the body asks for; failed: an error in a stream that has begun; framing: how a stream is written; error: the
+    object of an error; fields: the body, if it has been read already; streams: whether the answer is a stream if the body
+    does not say.
     """
     state = State.of(request)
     fields = fields or await read_fields(request, state.limits)
@@ -70,8 +73,11 @@ async def respond(
         Claim.of(request).hold(TOKEN_BYTES * sum(len(ask.prompt) for ask in plan.asks))
         if stream:
             return Stream(plan.chunks(answers), failed, stack.pop_all(), framing)
-        whole = await until_disconnect(request, plan.whole(answers))
-        return Response(await aside(_size(plan, answers), partial(dump, whole)), media_type="application/json")
+        work = asyncio.ensure_future(_written(plan, answers))
+        stack.push_async_callback(ended, work)
+        if not await soon(request, work):
+            return Stream(late(work), lambda refusal: dump(error(refusal)), stack.pop_all(), JSON)
+        return Response(work.result(), media_type=JSON.media_type)
 
 
 async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[Sequence[int]]]) -> int:
@@ -81,6 +87,12 @@ async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[S
     async with state.models.use(fields.text("model")) as served:
         await grow_for_tokens(request, fields, served.llm.tokenizer)
         return len(await read(fields, served))
+
+
+async def _written(plan: Plan, answers: list[Answer]) -> str:
+    """The JSON of answers that are written as a whole."""
+    whole = await plan.whole(answers)
+    return await aside(_size(plan, answers), partial(dump, whole))
 
 
 def _size(plan: Plan, answers: Sequence[Answer]) -> int:

@@ -95,6 +95,8 @@ class Guard:
                 milliseconds = 1e3 * (time.monotonic() - begun)
                 # A path may hold anything; what could end the line is written as an escape.
                 path = scope["path"][:200].encode("unicode_escape").decode()
+                # A stream that has begun with 200 may have ended in another way.
+                status = scope["state"].get("ended", status)
                 log.info("%s %s %d %.1f ms id=%s%s", scope["method"], path, status, milliseconds, request_id, more)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes], key: int | None) -> Refusal | None:

@@ -4,9 +4,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +15,6 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineError
 from engine.serving.answer import Answer, Delta
 from engine.serving.errors import Refusal, note, refusal_of
-
-T = TypeVar("T")
 
 PING_SECONDS = 15.0
 """Seconds without a text after which something is sent that clients skip, so that nobody between takes the connection for
@@ -38,6 +36,9 @@ SSE = Framing("text/event-stream", ": ping\n\n")
 
 NDJSON = Framing("application/x-ndjson", " ")
 """Lines of JSON.  A line may begin with blanks, but must not be empty."""
+
+JSON = Framing("application/json", " ")
+"""One JSON object, before which there may be blanks."""
 
 log = logging.getLogger(__name__)
 
@@ -71,18 +72,31 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled if the client leaves before it is there.  The body must have been read."""
-    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(_left(request.receive))
+async def soon(request: Request, work: asyncio.Task[str]) -> bool:
+    """Wait until ``work`` is done, but only as long as a client may hear nothing; returns whether it is done.
+
+    Raises Disconnected if the client leaves before.  The body must have been read.
+    """
+    watcher = asyncio.ensure_future(_left(request.receive))
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait({work, watcher}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if watcher.done() and not work.done():
             raise Disconnected
-        return task.result()
+        return work.done()
     finally:
-        for each in (task, watcher):
-            each.cancel()
-        await asyncio.gather(task, watcher, return_exceptions=True)
+        await ended(watcher)
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """End a task, whatever becomes of it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def late(work: asyncio.Task[str]) -> AsyncIterator[str]:
+    """A whole answer that takes long, as a stream that begins at once."""
+    yield JSON.ping
+    yield await work
 
 
 class Stream(Response):
@@ -90,7 +104,8 @@ class Stream(Response):
 
     Each text of ``content`` is sent when it is there.  The stream ends, and what computes it is closed, when the client
     leaves or is disconnected because it reads nothing.  An error becomes what ``failed`` makes of it.  ``held``: what is
-    released at the end, even if nothing of the content was computed; ``framing``: how the texts are written.
+    released at the end, even if nothing of the content was computed; ``framing``: how the texts are written.  If it does not
+    end as it should, the log has the status that tells why instead of 200.
     """
 
     def __init__(
@@ -117,6 +132,8 @@ class Stream(Response):
         tasks = [asyncio.ensure_future(each) for each in work]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                scope["state"]["ended"] = 499  # the client left
         finally:
             for each in tasks:
                 each.cancel()
@@ -134,6 +151,7 @@ class Stream(Response):
             if refusal.status == 500:
                 log.error("an answer failed: %s", refusal, exc_info=not isinstance(error, EngineError))
             note(scope, refusal)
+            scope["state"]["ended"] = refusal.status
             await self._put(send, self.failed(refusal))
         await self._put(send, "", more=False)
 

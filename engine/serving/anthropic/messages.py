@@ -11,7 +11,7 @@ from starlette.responses import Response
 from engine.serving.answer import Answer, Ask
 from engine.serving.anthropic.blocks import Blocks, joined
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
-from engine.serving.anthropic.shapes import ending_of, error_event, usage_of
+from engine.serving.anthropic.shapes import ending_of, error_body, error_event, usage_of
 from engine.serving.aside import aside
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
@@ -30,7 +30,8 @@ EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 async def messages(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
     request_id = request.scope["state"]["request_id"]
-    response = await respond(request, _read, partial(error_event, request_id=request_id), EVENTS)
+    failed, error = partial(error_event, request_id=request_id), partial(error_body, request_id=request_id)
+    response = await respond(request, _read, failed, EVENTS, error=error)
     response.headers["request-id"] = request_id
     return response
 

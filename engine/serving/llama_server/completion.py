@@ -43,7 +43,7 @@ async def completion(request: Request) -> Response:
     ``prompt`` is a text, a list of token ids, or a list of both.  Control tokens in its texts are recognized, since a prompt
     is what a chat template has written; ``parse_special: false`` takes them as text.
     """
-    return await respond(request, _read, _failed)
+    return await respond(request, _read, _failed, error=error_body)
 
 
 async def _read(fields: Fields, served: Served) -> Plan:

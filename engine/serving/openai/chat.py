@@ -17,7 +17,7 @@ from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 from engine.serving.openai.prompt import read_prompt
-from engine.serving.openai.shapes import chat_logprobs, error_event, timings_of, usage_of
+from engine.serving.openai.shapes import chat_logprobs, error_body, error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
@@ -74,7 +74,7 @@ class ChatShape(Shape):
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
-    return await respond(request, _read, error_event)
+    return await respond(request, _read, error_event, error=error_body)
 
 
 async def _read(fields: Fields, served: Served) -> Plan:

@@ -21,7 +21,7 @@ from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.openai.chat import MEANINGLESS, Shape
 from engine.serving.openai.scores import Scores, joined
-from engine.serving.openai.shapes import error_event, timings_of, usage_of
+from engine.serving.openai.shapes import error_body, error_event, timings_of, usage_of
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
@@ -40,7 +40,7 @@ class TextShape(Shape):
 
 async def completions(request: Request) -> Response:
     """Continue texts, each as a whole or all in one stream."""
-    return await respond(request, _read, error_event)
+    return await respond(request, _read, error_event, error=error_body)
 
 
 async def _read(fields: Fields, served: Served) -> Plan:

@@ -12,7 +12,7 @@ from engine.serving.answer import Answer
 from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
-from engine.serving.openai.shapes import chat_logprobs, timings_of, usage_of
+from engine.serving.openai.shapes import chat_logprobs, error_body, timings_of, usage_of
 from engine.serving.responses.items import Items, Logprob
 from engine.serving.responses.request import Asked, read_request
 from engine.serving.served import Served
@@ -22,7 +22,7 @@ from engine.serving.streams import merged, sse
 async def responses(request: Request) -> Response:
     """Answer a conversation, as a whole or as a stream."""
     reply = Reply()
-    return await respond(request, reply.read, reply.failed)
+    return await respond(request, reply.read, reply.failed, error=error_body)
 
 
 class Reply:
