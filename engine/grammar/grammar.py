@@ -53,7 +53,8 @@ class Grammar:
         """A grammar of the JSON values that a JSON schema (draft 2020-12) accepts.
 
         The values are written in one line, with one blank after each comma and colon, like those of ``json.dumps``.
-        Properties come in the order of the schema.
+        Properties come in the order of the schema. A number has at most 32 digits in a row, unless the schema asks for
+        more.
 
         Parameters
         ----------
@@ -147,6 +148,11 @@ class Grammar:
         grammar = cls(kind, f"{before}{text}{after}{_OPTIONS}")
         grammar.check(TRIAL.problem(grammar.source))
         return grammar
+
+    @property
+    def has_json(self) -> bool:
+        """Whether parts of the answer follow a JSON schema, so that their numbers must end."""
+        return "%json" in self.source
 
     def check(self, problem: str) -> None:
         """Raise UsageError if there is a problem."""

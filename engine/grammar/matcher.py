@@ -111,6 +111,8 @@ class Matcher:
         """Take the mask, int32 [words], that what :meth:`following` returned has computed.  Raises NoToken if a limit is
         exceeded."""
         self._check()
+        if self._grammar.has_json:
+            mask = self._tokens.digits.bounded(mask, self._followed)
         if self._ends_late and (others := mask & ~self._tokens.end_mask).any():
             mask = others
         self._mask = mask

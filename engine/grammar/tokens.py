@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from engine.errors import UsageError
+from engine.grammar.digits import Digits
 from engine.grammar.grammar import Grammar
 from engine.grammar.library import LIMITS, llguidance
 from engine.grammar.trial import TRIAL
@@ -52,6 +53,7 @@ class Tokens:
         self.end_mask = np.zeros(self.words, np.int32)
         for id in self.ends:
             self.end_mask.view(np.uint32)[id // 32] |= np.uint32(1 << id % 32)
+        self.digits = Digits(texts, self.words)
         ends = sorted(self.ends)
         given = SimpleNamespace(eos_token_id=ends[0], bos_token_id=None, tokens=texts, special_token_ids=special)
         self._tokenizer = library.LLTokenizer(library.TokenizerWrapper(given), eos_token=ends)

@@ -4,6 +4,7 @@ import json
 import re
 from functools import partial
 
+from engine.grammar.digits import MOST_DIGITS
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.parameters import KEY, parameters
 from engine.serving.calls.schemas import Schema, choices, divided, patterns, with_definitions
@@ -21,7 +22,13 @@ _WORDS = {
     "object": r"\{(?s:.*)",
 }
 """The texts that count as a value of a type and not as a string, if a parameter may be both."""
-_PLAIN = {"null": "null", "boolean": "true|false", "integer": "-?(?:0|[1-9][0-9]*)", "number": NUMBER.pattern}
+_INTEGER = f"-?(?:0|[1-9][0-9]{{0,{MOST_DIGITS - 1}}})"
+_PLAIN = {
+    "null": "null",
+    "boolean": "true|false",
+    "integer": _INTEGER,
+    "number": rf"{_INTEGER}(?:\.[0-9]{{1,{MOST_DIGITS}}})?(?:[eE][+-]?[0-9]{{1,{MOST_DIGITS}}})?",
+}
 """Values that are written as they are in JSON."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _NAME_END, _END = r'">\n"', "\n</parameter>\n"
