@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli import entry
 from engine.cli.model_flags import load_options, speculation_params
+from engine.cli.sampling import flagged
 from engine.cli.serve_flags import limits, parser
 from engine.cli.shared import about, check_gpu_layers
 from engine.errors import UsageError
@@ -80,14 +81,16 @@ def specs(args: argparse.Namespace) -> list["Spec"]:
             raise UsageError(f"{folder} holds no GGUF files: give another folder with --models-dir")
         names += found
     made: list[Spec] = []
-    drafts = speculation_params(args)
+    drafts, sampling = speculation_params(args), flagged(args)
     with Report(args.verbose) as report:
         for name in names or [conversation_model(report, "serve")]:
             path = resolve(name, report.progress)
             check_gpu_layers(args, path)
             aliases = args.alias if not made else []
             called = path.stem if name is None or "/" in str(name) else str(name).removesuffix(".gguf")
-            made.append(Spec(called, Opener(args, path), aliases, str(path), int(path.stat().st_mtime), drafts))
+            made.append(
+                Spec(called, Opener(args, path), aliases, str(path), int(path.stat().st_mtime), drafts, sampling)
+            )
     every = [each for spec in made for each in (spec.name, *spec.aliases)]
     twice = next((each for each in every if every.count(each) > 1), None)
     if twice is not None:

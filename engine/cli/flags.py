@@ -12,6 +12,7 @@ from engine.cli import llama_cpp, model_flags, shared
 from engine.cli.model_flags import speculation_params
 from engine.cli.parser import Parser, real, whole
 from engine.cli.sampling import Given
+from engine.cli.sampling_flags import add_sampling
 from engine.devices import parse_device
 from engine.errors import UsageError
 from engine.text.template.builtin import TEMPLATES
@@ -148,29 +149,8 @@ def parser(prog: str = "bitmirror run") -> Parser:
     add = partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given)
     seeds = n(-1, 2**64 - 1, note="-1 chooses one at random")
     add("-s", "--seed", **seeds, default=-1, help="the same seed gives the same text; -1 = a random one")
-    greedy = x(0, note="--temp 0 takes the likeliest token")
-    add("--temp", "--temperature", **greedy, default=0.8, help="temperature; 0 = always the likeliest token")
-    add("--top-k", **n(0, note="0 keeps all"), default=40, help="keep the N likeliest tokens; 0 = all")
-    add("--top-p", **x(0, 1), default=0.95, help="keep the likeliest tokens whose probabilities add up to X; 1 = all")
-    add("--min-p", **x(0, 1), default=0.05, help="drop tokens less likely than X times the likeliest; 0 = none")
-    add("--typical", "--typical-p", **x(0, 1), default=1.0, help="locally typical sampling; 1 = off")
-    penalty = x(0, above=True, note="1 switches it off")
-    add("--repeat-penalty", **penalty, default=1.0, help="make recent tokens less likely; 1 = off")
-    add("--repeat-last-n", **n(-1), default=64, help="number of recent tokens to penalize; 0 = none, -1 = all")
-    add("--presence-penalty", **x(), default=0.0, help="subtracted from the logits of recent tokens; 0 = off")
-    add("--frequency-penalty", **x(), default=0.0, help="subtracted once per occurrence of a recent token; 0 = off")
-    add("--dry-multiplier", **x(0), default=0.0, help="DRY: penalty for continuing a repetition; 0 = off")
-    add("--dry-base", **x(1), default=1.75, help="factor of the DRY penalty for each further token of the repetition")
-    add("--dry-allowed-length", **n(0), default=2, help="DRY: repetitions shorter than N tokens are not penalized")
-    add("--dry-penalty-last-n", **n(-1), default=-1, help="DRY: search the last N tokens; 0 = none, -1 = all")
+    add_sampling(add)
     add("--dry-sequence-breaker", **text, **many, help=DRY_SEQUENCE_BREAKER)
-    add("--xtc-probability", **x(0, 1), default=0.0, help="XTC: how often the likeliest tokens are excluded; 0 = never")
-    add(
-        "--xtc-threshold",
-        **x(0, 1),
-        default=0.1,
-        help="XTC: of the tokens with a probability of at least X, keep only the least likely; above 0.5 = off",
-    )
     add(
         "-l",
         "--logit-bias",

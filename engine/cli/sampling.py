@@ -34,6 +34,12 @@ def given(args: argparse.Namespace) -> frozenset[str]:
     return getattr(args, "given", frozenset())
 
 
+def flagged(args: argparse.Namespace) -> dict[str, float]:
+    """The parameters that flags set, with their values."""
+    flags = {field: flag for flag, field in FIELDS.items()}
+    return {name: getattr(args, flags.get(name, name)) for name in NUMBERS if name in given(args)}
+
+
 def with_file(options: Mapping[str, Any], flags: Collection[str], file: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of ``LLM.generate`` in which the parameters of the file replace those that no flag sets."""
     return {**options, **{name: value for name, value in file.items() if name not in flags}}

@@ -2,10 +2,13 @@
 
 import argparse
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from engine.cli import llama_cpp, model_flags, shared
 from engine.cli.parser import Parser, filled, real, whole
+from engine.cli.sampling import Given
+from engine.cli.sampling_flags import add_sampling
 from engine.errors import UsageError
 from engine.limits import MOST_PARALLEL
 from engine.serving.limits import Limits
@@ -43,6 +46,10 @@ share nothing that the cache holds"""
 
 MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""
+
+SAMPLING = """\
+What counts for requests that do not say it. Without a flag, it is what the model's file recommends, or
+else the default, which is another one for Ollama's interface."""
 
 LIMITS: dict[str, tuple[str, str]] = {
     "header_seconds": ("X", "most seconds in which the header of a request must arrive"),
@@ -93,6 +100,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
     add("--drain-seconds", metavar="X", type=real(0), default=30.0, help="time for answers to end when the server ends")
+    add_sampling(partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given))
     add = top.add_argument_group("limits of a request").add_argument
     for limit in fields(Limits):
         metavar, text = LIMITS[limit.name]

@@ -3,13 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from engine.decode.params import SamplingParams
 from engine.llm import LLM
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 
-DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""OpenAI's defaults: tokens are drawn from the probabilities of the model.  What a model's file recommends replaces
-them."""
+SAMPLING = SamplingParams()
+
+DEFAULTS = {name: getattr(SAMPLING, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+"""llama.cpp's defaults.  Flags of the server, and what a model's file recommends, replace them."""
+
+PENALTIES = ("typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+"""Further parameters of requests whose defaults are the same in all interfaces."""
 
 LONGEST_STOP = 1000
 """The most characters of a stop text."""
@@ -17,16 +22,16 @@ LONGEST_STOP = 1000
 
 def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str, float] = DEFAULTS) -> dict[str, Any]:
     """The parameters under the names of OpenAI and of vLLM's extensions; defaults: what counts for those of
-    :data:`DEFAULTS` that are in neither the request nor the file of the model."""
-    defaults = {"repeat_penalty": 1.0, **defaults, **llm.sampling}
+    :data:`DEFAULTS` that neither the request, nor a flag, nor the file of the model gives."""
+    defaults = {**{name: getattr(SAMPLING, name) for name in PENALTIES}, **defaults, **llm.sampling}
     options: dict[str, Any] = {
         "temperature": fields.number("temperature", defaults["temperature"], 0, 2),
         "top_p": fields.number("top_p", defaults["top_p"], 0, 1),
         "top_k": max(0, fields.whole("top_k", int(defaults["top_k"]), -1)),
         "min_p": fields.number("min_p", defaults["min_p"], 0, 1),
-        "typical_p": fields.number("typical_p", 1.0, 0, 1),
-        "presence_penalty": fields.number("presence_penalty", 0.0, -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", 0.0, -2, 2),
+        "typical_p": fields.number("typical_p", defaults["typical_p"], 0, 1),
+        "presence_penalty": fields.number("presence_penalty", defaults["presence_penalty"], -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", defaults["frequency_penalty"], -2, 2),
         "repeat_penalty": fields.number(
             "repetition_penalty", fields.number("repeat_penalty", defaults["repeat_penalty"], 0.01, 10), 0.01, 10
         ),

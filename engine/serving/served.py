@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engine import state
@@ -41,7 +42,8 @@ class Spec:
     """A model that a server offers.
 
     name, aliases: what it is called; open: opens it; path: its file, and created: when that was written, in seconds since
-    1970; speculation: how its answers use drafts.
+    1970; speculation: how its answers use drafts; sampling: parameters of :class:`engine.SamplingParams` that replace what
+    the file recommends.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Spec:
     path: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     speculation: SpeculationParams = SpeculationParams()
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 class Served:
@@ -59,13 +62,14 @@ class Served:
         self.spec = spec
         self.name = spec.name
         self.llm = llm
+        llm.sampling = MappingProxyType({**llm.sampling, **spec.sampling})
         self.driver = Driver(llm, loop)
         self.limits = limits
 
     async def answers(self, ask: Ask) -> list[Answer]:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
         self._check_room(ask.n)
-        ask.options.setdefault("speculation", self.spec.speculation)
+        ask.options = {"speculation": self.spec.speculation, **self.spec.sampling, **ask.options}
         if ask.options.get("grammar") is None:
             generations = ask.generations(self.llm)
         else:

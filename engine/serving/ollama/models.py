@@ -110,7 +110,7 @@ def _capabilities(entry: Entry, card: Card) -> list[str]:
 def _parameters(entry: Entry, card: Card) -> Mapping[str, float]:
     """What a request need not say; clients read the context from here."""
     context = {} if entry.served is None else {"num_ctx": entry.served.llm.n_ctx}
-    return {**context, **DEFAULTS, **card.sampling}
+    return {**context, **DEFAULTS, **card.sampling, **entry.spec.sampling}
 
 
 def _contents(path: str, card: Card, verbose: bool) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from engine.serving.sampling import clamped, read_logprobs, read_options, read_s
 from engine.serving.structured import grammar_of
 
 DEFAULTS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.0}
-"""Ollama's defaults.  What a model's file recommends replaces them."""
+"""Ollama's defaults.  Flags of the server, and what a model's file recommends, replace them."""
 
 REPEAT_LAST_N = 64
 """Tokens that the three penalties consider, unless the request or the file gives another number."""
