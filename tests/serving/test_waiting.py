@@ -58,6 +58,7 @@ def test_blanks_come_before_an_answer_that_takes_long(path: str, url: str, monke
     assert said(late.json()) == said(before.json())
 
 
+@pytest.mark.thorough
 def test_clients_read_such_an_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     openai, anthropic = pytest.importorskip("openai"), pytest.importorskip("anthropic")
     ollama = pytest.importorskip("ollama")
