@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         keys=args.api_key,
+        origins=args.cors_origins,
+        certificate=(args.ssl_cert_file, args.ssl_key_file) if args.ssl_cert_file else None,
         models_max=args.models_max,
         drain_seconds=args.drain_seconds,
     )

@@ -143,7 +143,6 @@ def bandwidth(name: str) -> float:
 class FakeLLM:
     """Tokens are characters; records what it was asked."""
 
-
     def __init__(self, path: Path, n_ctx: int = 0, **options: Any) -> None:
         self.path = path
         self.options = options | {"n_ctx": n_ctx}

@@ -54,7 +54,7 @@ NO_SCHEDULER = "the operating system schedules the threads; start the program wi
 ONE_SEQUENCE = "this command computes one answer at a time; engine.load(parallel=...) in Python computes several"
 FIXED_ORDER = f"samplers always run in the order {ORDER}; each can be switched off with its flag, such as --top-k 0"
 NO_SAMPLER = "this sampler is not supported; use --temp, --top-p and --min-p"
-NO_SERVER = "there is no server; use --json to pass an answer to another program"
+NO_SERVER = "this command has no server; use `bitmirror serve`, which has the flags of llama-server"
 TEMPLATE = "the chat template determines the text around a message; choose another one with --chat-template"
 DRAFT_DEVICE = "all layers of a draft model run on one device; choose cpu or cuda:N with --device-draft"
 DRAFT_CACHE = "the cache of a draft model has the same types as that of the model, which -ctk and -ctv set"

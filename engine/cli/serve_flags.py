@@ -1,11 +1,14 @@
 """The flags of ``bitmirror serve``."""
 
 import argparse
+import os
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from engine.cli import llama_cpp, model_flags, shared
+from engine.checks import shown
+from engine.cli import llama_server, model_flags, shared
 from engine.cli.parser import Parser, filled, real, whole
 from engine.cli.sampling import Given
 from engine.cli.sampling_flags import add_sampling
@@ -43,6 +46,17 @@ everywhere"""
 API_KEY = """\
 a key that every request but those to /health must have; may be repeated: requests with different keys
 share nothing that the cache holds"""
+
+API_KEY_FILE = """\
+a file with further keys, one a line; empty lines and those that begin with # are left out"""
+
+CORS_ORIGINS = """\
+origins of web sites whose pages may read answers, such as https://chat.example; localhost = pages of
+this machine, * = all; default: none"""
+
+SSL_CERT_FILE = """\
+a certificate in PEM format, with those that signed it: the server then speaks HTTPS only; needs
+--ssl-key-file"""
 
 MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""
@@ -83,7 +97,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
         prog,
         usage=USAGE,
         description=DESCRIPTION,
-        foreign=llama_cpp.RUN,
+        foreign=llama_server.SERVE,
         positional="name the model with -m",
         finish=settle,
     )
@@ -95,8 +109,15 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--host", metavar="ADDRESS", default="127.0.0.1", type=filled("give an address"), help=HOST)
     add("--port", **number, type=whole(0, 65535), default=8080, help="port to listen on; 0 = a free one")
     add("--api-key", metavar="KEY", action="append", default=[], type=filled("give a key"), help=API_KEY)
-    add("-a", "--alias", metavar="NAME", action="append", default=[], help="another name of the first model")
+    add("--api-key-file", metavar="FILE", type=filled("name a file"), help=API_KEY_FILE)
+    add("--cors-origins", metavar="ORIGIN,...", type=_origins, default=[], help=CORS_ORIGINS)
+    pem: dict[str, Any] = {"metavar": "FILE", "type": filled("name a PEM file")}
+    add("--ssl-cert-file", "--ssl-certfile", **pem, dest="ssl_cert_file", help=SSL_CERT_FILE)
+    add("--ssl-key-file", "--ssl-keyfile", **pem, dest="ssl_key_file", help="the private key of --ssl-cert-file")
+    aliases: dict[str, Any] = {"metavar": "NAME", "action": "append", "default": []}
+    add("-a", "--alias", "--served-model-name", **aliases, dest="alias", help="another name of the first model")
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
+    add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
     add("--drain-seconds", metavar="X", type=real(0), default=30.0, help="time for answers to end when the server ends")
@@ -125,10 +146,45 @@ def settle(args: argparse.Namespace) -> None:
 
     shared.settle_model(args)
     shared.settle_device(args)
+    if args.api_key_file is not None:
+        args.api_key = [*args.api_key, *_keys(args.api_key_file)]
+    if args.chat_template_file is not None:
+        if args.chat_template is not None:
+            raise UsageError("--chat-template and --chat-template-file are both given: use only one of them")
+        # With a folder, a name is never that of a built-in template.
+        args.chat_template = os.path.abspath(args.chat_template_file)
+    if (args.ssl_cert_file is None) != (args.ssl_key_file is None):
+        raise UsageError("HTTPS needs a certificate and its key: give both --ssl-cert-file and --ssl-key-file")
     if not is_loopback(args.host) and not args.api_key:
         raise UsageError(f"--host {args.host} can be reached by others: protect the server with --api-key KEY")
     if len(args.model) > 1 and args.draft_model:
         raise UsageError("a draft model drafts for one model: give one -m, or leave out --draft-model")
+
+
+def _keys(path: str) -> list[str]:
+    """The API keys in a file.  Raises UsageError if it cannot be read, or holds none."""
+    try:
+        lines = [line.strip() for line in Path(path).expanduser().read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
+        problem = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise UsageError(f"the keys in {shown(path)} cannot be read ({problem}): give another --api-key-file") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise UsageError(f"{shown(path)} holds no keys: write one a line, or leave out --api-key-file")
+    return keys
+
+
+def _origins(text: str) -> list[str]:
+    """Origins from a list with commas."""
+    from engine.serving.hosts import is_origin
+
+    found = [each.strip().rstrip("/") for each in text.split(",")]
+    for each in found:
+        if not is_origin(each):
+            raise argparse.ArgumentTypeError(
+                f"must be origins such as https://chat.example, localhost or *, not {each!r:.80}"
+            )
+    return found
 
 
 def limits(args: argparse.Namespace) -> Limits:

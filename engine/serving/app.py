@@ -55,6 +55,7 @@ def app(
     limits: Limits | None = None,
     keys: Sequence[str] = (),
     local: bool = True,
+    origins: Sequence[str] = (),
     models_max: int = 4,
     preload: bool = True,
 ) -> Guard:
@@ -72,6 +73,9 @@ def app(
     local : bool
         Answer only requests whose Host header stands for this machine. Give False if the server listens on an address that
         others reach.
+    origins : sequence of str
+        Origins of web sites whose pages may read answers, such as "https://chat.example"; "localhost": those of this machine,
+        "*": all.
     models_max : int
         The most models that are open at the same time.
     preload : bool
@@ -97,7 +101,7 @@ def app(
     inner = Starlette(routes=routes(), lifespan=lifespan, exception_handlers=handlers)  # type: ignore[arg-type]
     inner.state.server = state
     inner.router.redirect_slashes = False
-    return Guard(inner, state, keys, local)
+    return Guard(inner, state, keys, local, origins)
 
 
 def routes() -> list[Route]:

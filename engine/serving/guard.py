@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.serving.budget import Claim
+from engine.serving.cors import Cors
 from engine.serving.errors import Refusal, note
 from engine.serving.hosts import is_loopback
 from engine.serving.ollama import shapes as ollama
@@ -37,14 +38,17 @@ class Guard:
     """An ASGI application around another one.
 
     keys: those that are accepted, none: no key is needed; local: only hosts that stand for this machine are accepted, which
-    keeps the pages of other web sites out (DNS rebinding).
+    keeps the pages of other web sites out (DNS rebinding); origins: those whose pages may read answers.
     """
 
-    def __init__(self, inner: ASGIApp, state: State, keys: Sequence[str], local: bool) -> None:
+    def __init__(
+        self, inner: ASGIApp, state: State, keys: Sequence[str], local: bool, origins: Sequence[str] = ()
+    ) -> None:
         self.state = state
         self._inner = inner
         self._keys = [key.encode() for key in keys]
         self._local = local
+        self._outer: ASGIApp = Cors(self._guarded, origins) if origins else self._guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -52,6 +56,9 @@ class Guard:
             return
         if scope["type"] != "http":
             raise RuntimeError("this server speaks HTTP only")
+        await self._outer(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun, status = time.monotonic(), 499  # 499: the client left before the answer began
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")

@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
     def _address(self, sockets: list[socket.socket] | None) -> str:
         host, port = self.config.host, sockets[0].getsockname()[1] if sockets else self.config.port
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{port}"
+        return f"{'https' if self.config.is_ssl else 'http'}://{shown}:{port}"
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second."""
@@ -148,9 +148,15 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def config_of(
-    application: Guard, limits: Limits, host: str, port: int, connections: Connections | None = None
+    application: Guard,
+    limits: Limits,
+    host: str,
+    port: int,
+    connections: Connections | None = None,
+    certificate: tuple[str, str] | None = None,
 ) -> uvicorn.Config:
-    """How uvicorn serves the application; connections: where the open ones are kept."""
+    """How uvicorn serves the application; connections: where the open ones are kept; certificate: its file and that of its
+    key, if the server speaks HTTPS."""
     return uvicorn.Config(
         application,
         host=host,
@@ -165,6 +171,8 @@ def config_of(
         # The event loop accepts as many connections at once, before any of them can be closed again.
         backlog=1,
         h11_max_incomplete_event_size=64 << 10,
+        ssl_certfile=None if certificate is None else certificate[0],
+        ssl_keyfile=None if certificate is None else certificate[1],
     )
 
 
@@ -201,17 +209,29 @@ def serve(
     host: str,
     port: int,
     keys: Sequence[str],
+    origins: Sequence[str],
+    certificate: tuple[str, str] | None,
     models_max: int,
     drain_seconds: float,
 ) -> int:
-    """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address cannot be used, or if the
-    first model cannot be opened."""
+    """Serve models until a signal comes; returns the exit status.  Raises UsageError if the address or the certificate cannot
+    be used, or if the first model cannot be opened."""
     one_arena()
     local = is_loopback(host)
-    application = app(specs, limits=limits, keys=keys, local=local, models_max=models_max, preload=False)
+    application = app(
+        specs, limits=limits, keys=keys, local=local, origins=origins, models_max=models_max, preload=False
+    )
     raise_limit()
     connections = Connections()
-    config = config_of(application, limits, host, port, connections)
+    config = config_of(application, limits, host, port, connections, certificate)
+    try:
+        config.load()
+    except OSError as error:  # an SSLError is one, too
+        problem = error.strerror or error
+        raise UsageError(
+            f"the certificate cannot be used ({problem}): give PEM files that belong together with --ssl-cert-file and "
+            "--ssl-key-file"
+        ) from None
     listener = listening(host, port)
     # A thread that computes gives up the lock of the interpreter whenever it calls the driver of a GPU, and waits this long
     # to get it back while this thread works.  The default is 5 ms.

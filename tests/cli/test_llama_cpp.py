@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from engine import bench
-from engine.cli import flags, llama_cpp
+from engine.cli import flags, llama_cpp, llama_server, serve_flags
 from engine.cli.llama_cpp import ANY, SWITCH, Flag, Other
 from engine.cli.parser import Parser
 from engine.errors import UsageError
@@ -72,7 +72,47 @@ LLAMA_BENCH = """
 -ts --tensor-split -ot --override-tensor -nopo --no-op-offload --no-host --repack -mmp --mmap -dio --direct-io
 """
 
+# The names in the help of llama-server of the same version, without those that drafts of llama-cli have, too.
+LLAMA_SERVER = """
+-h --help --usage --version -cl --cache-list --completion-bash -t --threads -tb --threads-batch -C --cpu-mask -Cr --cpu-range
+--cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch
+-c --ctx-size -n --predict --n-predict -b --batch-size -ub --ubatch-size --keep --swa-full -fa --flash-attn --perf
+--no-perf -e --escape --no-escape --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx
+--yarn-ext-factor --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast -kvo --kv-offload -nkvo --no-kv-offload --repack
+-nr --no-repack --no-host -ctk --cache-type-k -ctv --cache-type-v -dt --defrag-thold --rpc -lm --load-mode -lzm
+--lazy-mode --numa -dev --device --list-devices -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe
+--moe-cache-mib -ncffn --n-cpu-ffn -ngl --gpu-layers --n-gpu-layers -sm --split-mode -ts --tensor-split -mg --main-gpu
+-fit --fit -fitt --fit-target -fitc --fit-ctx --check-tensors --override-kv --op-offload --no-op-offload --lora
+--lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range -m --model -mu --model-url -dr
+--docker-repo -hf -hfr --hf-repo -hff --hf-file -hft --hf-token --log-disable --log-file --log-jsonl --no-log-jsonl
+--log-colors -v --verbose --log-verbose --offline -lv --verbosity --log-verbosity --log-prefix --no-log-prefix
+--log-timestamps --no-log-timestamps --spec-draft-type-k -ctkd --cache-type-k-draft --spec-draft-type-v -ctvd
+--cache-type-v-draft --samplers -s --seed --sampler-seq --sampling-seq --ignore-eos --temp --temperature --top-k --top-p
+--min-p --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold --typical --typical-p --repeat-last-n
+--repeat-penalty --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length
+--dry-penalty-last-n --dry-sequence-breaker --adaptive-target --adaptive-decay --dynatemp-range --dynatemp-exp
+--mirostat --mirostat-lr --mirostat-ent -l --logit-bias --grammar --grammar-file -j --json-schema -jf
+--json-schema-file -bs --backend-sampling -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
+--kv-unified-per-slot -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -cram --cache-ram -kvu
+--kv-unified -no-kvu --no-kv-unified --cache-idle-slots --no-cache-idle-slots --context-shift --no-context-shift -r
+--reverse-prompt -sp --special --warmup --no-warmup --spm-infill --pooling -np --parallel -cb --cont-batching -nocb
+--no-cont-batching -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --mmproj-offload
+--no-mmproj-offload -mmdev --mmproj-device --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps
+--video-timestamp-interval --video-ffmpeg-dir -a --alias --tags --embd-normalize --host --port --reuse-port --path
+--cors-origins --cors-methods --cors-headers --cors-credentials --no-cors-credentials --api-prefix --ui-config
+--webui-config --ui-config-file --webui-config-file --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy
+--no-webui-mcp-proxy --tools --tools-runtime --mcp-servers-config --mcp-servers-json -ag --agent -no-ag --no-agent --ui
+--webui --no-ui --no-webui --embedding --embeddings --rerank --reranking --api-key --api-key-file --ssl-key-file
+--ssl-cert-file --chat-template-kwargs -to --timeout --sse-ping-interval --threads-http --cache-prompt
+--no-cache-prompt --cache-reuse --metrics --props --slots --no-slots --slot-save-path --media-path --models-dir
+--models-preset --models-max --models-autoload --no-models-autoload --jinja --no-jinja --reasoning-format -rea
+--reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message --reasoning-preserve
+--no-reasoning-preserve --chat-template --chat-template-file --sleep-idle-seconds -md --model-draft --draft-max
+--draft-min --draft-p-min -devd --device-draft -ngld --gpu-layers-draft
+"""
+
 TOOLS = {
+    "serve": (serve_flags.parser, llama_server.SERVE, LLAMA_SERVER),
     "run": (flags.parser, llama_cpp.RUN, LLAMA_CLI),
     "bench": (bench.parser, llama_cpp.BENCH, LLAMA_BENCH),
 }

@@ -1,11 +1,15 @@
 """The first minutes of a server: what it answers while its first model is opened, and what it says then."""
 
 import logging
+import shutil
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx")
 import httpx
 
+from engine import serve
 from engine.errors import ModelError
 from engine.serving.app import app
 from engine.serving.connections import Connections
@@ -43,17 +48,23 @@ class Opening:
 
 
 @contextmanager
-def started(opening: Opening) -> Iterator[tuple[Server, str, threading.Thread]]:
+def started(
+    opening: Opening, certificate: tuple[str, str] | None = None
+) -> Iterator[tuple[Server, str, threading.Thread]]:
     """A server as ``bitmirror serve`` starts it, its address, and its thread."""
     limits, connections = Limits(), Connections()
     application = app([Spec("pycoder", opening)], limits=limits, preload=False)
     with listening("127.0.0.1", 0) as listener:
-        config = config_of(application, limits, "127.0.0.1", 0, connections)
+        config = config_of(application, limits, "127.0.0.1", 0, connections, certificate)
         server = Server(config, application.state, connections, 5.0)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield server, f"http://127.0.0.1:{listener.getsockname()[1]}", thread
+            yield (
+                server,
+                f"{'http' if certificate is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}",
+                thread,
+            )
         finally:
             opening.may.set()
             server.should_exit = True
@@ -107,3 +118,42 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
         assert not thread.is_alive()
         assert isinstance(server.problem, Refusal)
         assert server.problem.message == "the model pycoder cannot be opened: the file is damaged"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A certificate of 127.0.0.1, made with openssl, and its key."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl here")
+    folder = tmp_path_factory.mktemp("certificate")
+    files = str(folder / "cert.pem"), str(folder / "key.pem")
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1"
+    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
+    subprocess.run([program, *words.split(), *more], check=True, capture_output=True)
+    return files
+
+
+def test_https(certificate: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """A client that trusts the certificate is answered, one that speaks HTTP is not."""
+    caplog.set_level(logging.INFO, "engine")
+    trusted = ssl.create_default_context(cafile=certificate[0])
+    with started(Opening(), certificate) as (_, url, _thread):
+        assert httpx.get(f"{url}/health", verify=trusted, timeout=PATIENCE).status_code == 503
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(f"{url}/health", timeout=PATIENCE)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url.replace('https', 'http')}/health", timeout=PATIENCE)
+    assert f"{url}/health answers" in caplog.text
+
+
+def test_a_certificate_that_cannot_be_used(
+    certificate: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.pem"
+    other.write_text("nothing", encoding="utf-8")
+    for file, key in ((certificate[1], certificate[1]), (str(other), certificate[1]), (str(tmp_path / "absent"), "x")):
+        words = ["-m", "pycoder", "--port", "0", "--device", "cpu", "--ssl-cert-file", file, "--ssl-key-file", key]
+        assert serve.main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: the certificate cannot be used (")

@@ -107,7 +107,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         prompt.ids,
         prompt.parser,
         options,
-        fields.whole("n", 1, 1, limits.n, "--n"),
+        fields.whole("n", 1, 1, limits.n, "--most-n"),
         top,
         stop=read_stop(fields, limits),
     )

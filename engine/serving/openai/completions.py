@@ -56,7 +56,7 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
         raise fields.refuse(
             "suffix", "is not supported by this server, which continues texts at their end: leave it out"
         )
-    n = fields.whole("n", 1, 1, limits.n, "--n")
+    n = fields.whole("n", 1, 1, limits.n, "--most-n")
     best_of = fields.whole("best_of", n, 1)
     if best_of != n:
         problem = f"must be {n}, the number of answers (n), not {best_of}: this server returns every answer it computes"

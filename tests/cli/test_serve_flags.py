@@ -1,0 +1,61 @@
+"""The flags of ``bitmirror serve``: what they mean together, and mistakes in one sentence each."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.cli.serve_flags import parser
+from engine.errors import UsageError
+
+
+def test_keys_in_a_file_are_further_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# a comment\nfirst\n\n  second \n", encoding="utf-8")
+    args = parser().parse_args(["--api-key", "zeroth", "--api-key-file", str(file)])
+    assert args.api_key == ["zeroth", "first", "second"]
+    # They protect an address that others reach.
+    assert parser().parse_args(["--api-key-file", str(file), "--host", "0.0.0.0"]).api_key == ["first", "second"]
+
+
+def test_a_template_in_a_file(tmp_path: Path) -> None:
+    """It is a file even if it has the name of a template that is built in."""
+    assert Path(parser().parse_args(["--chat-template-file", "chatml"]).chat_template).is_absolute()
+
+
+def test_other_names_of_a_model_and_origins() -> None:
+    args = parser().parse_args(["-a", "x", "--served-model-name", "y", "--cors-origins", "https://a.b:1/, localhost"])
+    assert args.alias == ["x", "y"]
+    assert args.cors_origins == ["https://a.b:1", "localhost"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--api-key-file MISSING", "the keys in .*absent cannot be read .*--api-key-file"),
+        ("--api-key-file EMPTY", "empty holds no keys: write one a line"),
+        ("--api-key-file BINARY", "binary cannot be read .it is no text in UTF-8"),
+        ("--cors-origins chat.example", "--cors-origins must be origins such as .*not 'chat.example'"),
+        ("--ssl-cert-file a.pem", "give both --ssl-cert-file and --ssl-key-file"),
+        ("--ssl-keyfile a.pem", "give both --ssl-cert-file and --ssl-key-file"),
+        ("--chat-template chatml --chat-template-file a", "are both given: use only one of them"),
+        ("--timeout 600", "--timeout 600: limit slow clients with --header-seconds"),
+        ("--temp 0.7", "each request has its own sampling"),
+        ("--no-cont-batching", "use -np 1 for one at a time"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n", encoding="utf-8")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    names = {
+        name: str(tmp_path / file) for name, file in (("MISSING", "absent"), ("EMPTY", "empty"), ("BINARY", "binary"))
+    }
+    with pytest.raises(UsageError, match=says) as caught:
+        parser().parse_args([names.get(word, word) for word in words.split()])
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_of_llama_server_that_request_what_is_the_case() -> None:
+    words = (
+        "-cb --metrics --slots --no-webui --cache-prompt --jinja -fa on -kvu --cache-reuse 0 --reasoning-format auto"
+    )
+    assert parser().parse_args(words.split()) == parser().parse_args([])
