@@ -35,9 +35,11 @@ it at once."""
 MODEL = shared.MODEL.replace("the bundled model", "smollm2-135m, if it may be downloaded, else the\nbundled model")
 MODEL += "; may be repeated"
 
+SLOTS = 16
+
 PARALLEL = """\
 the most answers per model that are computed at the same time; others wait. Each has a context of -c
-tokens; they share the memory of the cache"""
+tokens; they share the memory of the cache; -1 = the default"""
 
 HOST = """\
 address to listen on; others than those of this machine need --api-key, and accept requests from
@@ -105,7 +107,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     model_flags.add_speculation(top)
     number: dict[str, Any] = {"metavar": "N"}
     add = top.add_argument_group("server").add_argument
-    add("-np", "--parallel", **number, type=whole(1, MOST_PARALLEL), default=16, help=PARALLEL)
+    add("-np", "--parallel", **number, type=_slots, default=SLOTS, help=PARALLEL)
     add("--host", metavar="ADDRESS", default="127.0.0.1", type=filled("give an address"), help=HOST)
     add("--port", **number, type=whole(0, 65535), default=8080, help="port to listen on; 0 = a free one")
     add("--api-key", metavar="KEY", action="append", default=[], type=filled("give a key"), help=API_KEY)
@@ -115,7 +117,14 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--ssl-cert-file", "--ssl-certfile", **pem, dest="ssl_cert_file", help=SSL_CERT_FILE)
     add("--ssl-key-file", "--ssl-keyfile", **pem, dest="ssl_key_file", help="the private key of --ssl-cert-file")
     aliases: dict[str, Any] = {"metavar": "NAME", "action": "append", "default": []}
-    add("-a", "--alias", "--served-model-name", **aliases, dest="alias", help="another name of the first model")
+    add(
+        "-a",
+        "--alias",
+        "--served-model-name",
+        **aliases,
+        dest="alias",
+        help="other names of the first model, with commas",
+    )
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
@@ -146,6 +155,7 @@ def settle(args: argparse.Namespace) -> None:
 
     shared.settle_model(args)
     shared.settle_device(args)
+    args.alias = [name for names in args.alias for name in names.split(",") if name]
     if args.api_key_file is not None:
         args.api_key = [*args.api_key, *_keys(args.api_key_file)]
     if args.chat_template_file is not None:
@@ -172,6 +182,11 @@ def _keys(path: str) -> list[str]:
     if not keys:
         raise UsageError(f"{shown(path)} holds no keys: write one a line, or leave out --api-key-file")
     return keys
+
+
+def _slots(text: str) -> int:
+    """A number of slots; -1 stands for the default, as in llama-server."""
+    return SLOTS if text == "-1" else int(whole(1, MOST_PARALLEL, "-1 leaves the choice to the server")(text))
 
 
 def _origins(text: str) -> list[str]:

@@ -23,8 +23,8 @@ def test_a_template_in_a_file(tmp_path: Path) -> None:
 
 
 def test_other_names_of_a_model_and_origins() -> None:
-    args = parser().parse_args(["-a", "x", "--served-model-name", "y", "--cors-origins", "https://a.b:1/, localhost"])
-    assert args.alias == ["x", "y"]
+    args = parser().parse_args(["-a", "x,z", "--served-model-name", "y", "--cors-origins", "https://a.b:1/, localhost"])
+    assert args.alias == ["x", "z", "y"]
     assert args.cors_origins == ["https://a.b:1", "localhost"]
 
 
@@ -52,6 +52,15 @@ def test_a_mistake_is_one_sentence(words: str, says: str, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=says) as caught:
         parser().parse_args([names.get(word, word) for word in words.split()])
     assert "\n" not in str(caught.value)
+
+
+def test_slots() -> None:
+    default = parser().parse_args([])
+    assert parser().parse_args(["-np", "-1"]) == default
+    assert parser().parse_args(["--parallel", "3"]).parallel == 3
+    for text in ("0", "-2", "x", "1000000"):
+        with pytest.raises(UsageError, match="--parallel must be a whole number"):
+            parser().parse_args(["--parallel", text])
 
 
 def test_flags_of_llama_server_that_request_what_is_the_case() -> None:
