@@ -385,7 +385,7 @@ NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
         ("qwen3", {"tools": [tool("f", {"type": "array"}, strict=True)]}, "tools", "parameters that are no object"),
         ("qwen3", {"tool_choice": "required", "tools": [tool("f", {"a": "x" * 70000})]}, "tools", "--schema-bytes"),
         ("qwen3", {"tools": [tool("f", SCHEMA, strict="yes")]}, "tools[0].function.strict", "must be true or false"),
-        ("qwen3", {"n": 100}, "n", "1 to 8, not 100 (--n raises the limit of this server)"),
+        ("qwen3", {"n": 100}, "n", "1 to 8, not 100 (--most-n raises the limit of this server)"),
         ("qwen3", {"logprobs": True, "top_logprobs": 50}, "top_logprobs", "(--top-logprobs raises the limit"),
     ],
 )
