@@ -6,7 +6,7 @@ for one answer on the command line.
 
 from engine.cli.llama_cpp import ANY, RUN, SWITCH, Flag, Other
 
-SAMPLING = "each request has its own sampling, such as temperature and top_p, and the model's file has the defaults"
+SAMPLING = "this is set in a request; --temp, --top-p and their like set what counts for requests that do not say"
 GRAMMAR = "each request has its own grammar, as response_format, grammar or json_schema"
 PER_REQUEST = "each request says so itself, in chat_template_kwargs or reasoning_effort; leave this flag out"
 THOUGHTS = "thoughts are always reasoning_content; leave this flag out"
@@ -23,10 +23,8 @@ NOT_SAVED = "what slots hold is not stored; the cache keeps it while the server 
 OWN: tuple[Other | Flag, ...] = (
     # Answers: a request says what llama-server has as defaults.
     Flag("-n --predict --n-predict", 1, "limit an answer with max_tokens in its request", holds="-1"),
-    Flag("-s --seed --temp --temperature --top-k --top-p --min-p --typical --typical-p --repeat-last-n", 1, SAMPLING),
-    Flag("--repeat-penalty --presence-penalty --frequency-penalty --dry-multiplier --dry-base", 1, SAMPLING),
-    Flag("--dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker -l", 1, SAMPLING),
-    Flag("--xtc-probability --xtc-threshold --samplers --sampler-seq --sampling-seq", 1, SAMPLING),
+    Flag("-s --seed --logit-bias -l --dry-sequence-breaker", 1, SAMPLING),
+    Flag("--samplers --sampler-seq --sampling-seq", 1, SAMPLING),
     Flag("--mirostat --dynatemp-range", 1, SAMPLING, holds="0"),
     Flag("--mirostat-lr --mirostat-ent --dynatemp-exp --adaptive-decay", 1, SAMPLING),
     Flag("--adaptive-target --top-nsigma --top-n-sigma", 1, SAMPLING, holds="-1"),

@@ -39,7 +39,7 @@ def test_other_names_of_a_model_and_origins() -> None:
         ("--ssl-keyfile a.pem", "give both --ssl-cert-file and --ssl-key-file"),
         ("--chat-template chatml --chat-template-file a", "are both given: use only one of them"),
         ("--timeout 600", "--timeout 600: limit slow clients with --header-seconds"),
-        ("--temp 0.7", "each request has its own sampling"),
+        ("--mirostat 2", "this is set in a request; --temp, --top-p and their like"),
         ("--no-cont-batching", "use -np 1 for one at a time"),
     ],
 )
