@@ -14,6 +14,9 @@ from engine.grammar.trial import TRIAL
 MOST_BYTES = 1 << 18
 """The most bytes of a schema, a regular expression or a grammar."""
 
+MOST_STEPS = 2_000_000
+"""The most characters of a grammar in GBNF times its rules: the time of the conversion grows with that, to a second."""
+
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How answers write JSON: as ``json.dumps`` does.  Where any blanks are permitted, some models write them without end."""
 
@@ -25,9 +28,9 @@ _OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 class Grammar:
     """What an answer may be: a JSON value, a text that matches a regular expression, or a text of a language.
 
-    Create it with :meth:`json_schema`, :meth:`regex` or :meth:`lark`, and pass it as ``grammar`` to :meth:`LLM.generate`,
-    :meth:`LLM.complete`, :meth:`LLM.chat` or :meth:`LLM.stream`. It belongs to no model, never changes, and any number of
-    answers may share it. It needs the extra ``serve`` (the package llguidance).
+    Create it with :meth:`json_schema`, :meth:`regex`, :meth:`lark` or :meth:`gbnf`, and pass it as ``grammar`` to
+    :meth:`LLM.generate`, :meth:`LLM.complete`, :meth:`LLM.chat` or :meth:`LLM.stream`. It belongs to no model, never
+    changes, and any number of answers may share it. It needs the extra ``serve`` (the package llguidance).
 
     Parameters
     ----------
@@ -141,6 +144,38 @@ class Grammar:
             if "::=" not in text:
                 raise
         raise _rejected(kind, "it is GBNF, not Lark; python -m llguidance.gbnf_to_lark FILE converts it")
+
+    @classmethod
+    def gbnf(cls, text: str) -> "Grammar":
+        """A grammar in GBNF, the notation of llama.cpp, which llguidance converts to Lark.
+
+        Parameters
+        ----------
+        text : str
+            The grammar; its rule ``root`` is the whole answer.
+
+        Returns
+        -------
+        Grammar
+            The grammar.
+
+        Raises
+        ------
+        UsageError
+            If the grammar is not valid or too large, or if llguidance is not installed.
+        """
+        kind = "grammar"
+        text = _checked(kind, text)
+        llguidance()
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        if len(text) * text.count("::=") > MOST_STEPS:
+            raise _rejected(kind, "it has too many rules for its length")
+        try:
+            converted = gbnf_to_lark(text)
+        except Exception as error:  # the converter has no error of its own for all that it rejects
+            raise _rejected(kind, f"it is not valid GBNF ({str(error)[:200]})") from None
+        return cls._tried(kind, _checked(kind, converted), "", "")
 
     @classmethod
     def _tried(cls, kind: str, text: str, before: str, after: str) -> "Grammar":
