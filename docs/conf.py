@@ -13,7 +13,10 @@ project = _package["name"]
 release = version = _package["version"]
 copyright = "the bitmirror contributors"
 
-extensions = ["myst_parser", "figures", "mathml", "quotations"]
+# The Python reference is made of docstrings, and the table of fields of what the server checks.
+sys.path.insert(0, str(HERE.parent))
+
+extensions = ["myst_parser", "accepted", "figures", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"
@@ -24,8 +27,6 @@ html_math_renderer = "mathml"
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 
-# The Python reference is made of docstrings.
-sys.path.insert(0, str(HERE.parent))
 extensions += ["sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings name the types

@@ -18,6 +18,7 @@ from engine.decode.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.formats.events import CallBegin, Event, Reasoning
 from engine.serving.formats.parser import Parser
+from engine.serving.permitted import Permitted
 from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class Ask:
 
     prompt: token ids; options: keyword arguments of ``LLM.generate``; n: the number of answers; parser: makes what finds
     thoughts and calls in an answer; logprobs: how many of the most probable tokens to report per token, None: nothing;
-    scored: report the log-probabilities of the prompt, too; stop: texts that end an answer.
+    scored: report the log-probabilities of the prompt, too; stop: texts that end an answer; permitted: the tokens that it
+    may consist of.
     """
 
     prompt: list[int]
@@ -40,10 +42,14 @@ class Ask:
     logprobs: int | None = None
     scored: bool = False
     stop: Sequence[str] = ()
+    permitted: Permitted = Permitted()
 
     def generations(self, llm: "LLM") -> list[Generation]:
         """Its answers, not yet begun.  Takes a while if they follow a grammar: call it in a thread then."""
+        self.permitted.check(self.stop, self.options.get("grammar"))
         top = 0 if self.logprobs is None else max(1, self.logprobs)
+        if processors := self.permitted.processors(llm, len(self.prompt)):
+            self.options["logits_processors"] = processors
         made = []
         for index in range(self.n):
             options = dict(self.options)
@@ -93,6 +99,7 @@ class Answer(Listener):
         self._backlog = backlog
         self._parser = ask.parser()
         self._shown = Shown(llm.tokenizer, ask.stop, control=True)
+        self._ends = ask.permitted.ends
         self._controls = self._parser.tags
         self._tokens: deque[int] = deque()
         self._taken = 0
@@ -176,7 +183,13 @@ class Answer(Listener):
             self._paused = False
             self._driver.proceed(self.generation.request)
         events: list[Event] = []
+        ended = False
         for i, token in enumerate(ids):
+            if token in self._ends:
+                # It ends the answer like a token of the model that does, and has no text.
+                ended, ids = True, ids[: i + 1]
+                events += self._parsed(self._shown.flush())
+                break
             new = self._parsed(self._shown.feed(token))
             self.n_reasoning += any(isinstance(event, Reasoning) for event in new)
             events += new
@@ -184,7 +197,7 @@ class Answer(Listener):
                 ids = ids[: i + 1]
                 break
         delta = self._delta(events, ids)
-        if self._shown.stopped:
+        if self._shown.stopped or ended:
             self.stop_text = self._shown.stopped
             rest = self._end("stop")
             return delta._replace(events=delta.events + rest, finish_reason=self.finish_reason)

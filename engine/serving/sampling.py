@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from engine.checks import described
 from engine.decode.params import SamplingParams
 from engine.llm import LLM
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
+from engine.text.breakers import MOST_CHARACTERS
 
 SAMPLING = SamplingParams()
 
@@ -38,27 +40,73 @@ def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str
         "ignore_eos": fields.flag("ignore_eos", False),
         "seed": fields.whole("seed", -1, -(2**63), 2**64 - 1),
         "logit_bias": read_bias(fields, llm, limits),
+        "repeat_last_n": fields.whole("repeat_last_n", None, -1),
+        **read_repetitions(fields, llm, limits),
     }
     if options["seed"] < -1:
         options["seed"] += 2**64
     return options
 
 
+def read_repetitions(fields: Fields, llm: LLM, limits: Limits) -> dict[str, Any]:
+    """The parameters of DRY and XTC under llama-server's names."""
+    default = SamplingParams(**llm.sampling)
+    options: dict[str, Any] = {
+        "dry_multiplier": fields.number("dry_multiplier", default.dry_multiplier, 0, 100),
+        "dry_base": fields.number("dry_base", default.dry_base, 1, 100),
+        "dry_allowed_length": fields.whole("dry_allowed_length", default.dry_allowed_length, 0, 2**31 - 1),
+        "dry_penalty_last_n": fields.whole("dry_penalty_last_n", default.dry_penalty_last_n, -1, 2**31 - 1),
+        "xtc_probability": fields.number("xtc_probability", default.xtc_probability, 0, 1),
+        "xtc_threshold": fields.number("xtc_threshold", default.xtc_threshold, 0, 1),
+    }
+    breakers = fields.texts("dry_sequence_breakers", limits.stop, "--stop")
+    for text in breakers:
+        if not 1 <= len(text) <= MOST_CHARACTERS or any("\ud800" <= character <= "\udfff" for character in text):
+            problem = f"must be texts of 1 to {MOST_CHARACTERS} whole characters, not {described(text)}"
+            raise fields.refuse("dry_sequence_breakers", problem)
+    # An empty list has a meaning: repetitions of any length.
+    return options | ({"dry_sequence_breakers": breakers} if "dry_sequence_breakers" in fields else {})
+
+
 def read_bias(fields: Fields, llm: LLM, limits: Limits) -> dict[int, float]:
-    """Token ids and what is added to their logits, -100 and less: never."""
-    given = fields.mapping("logit_bias")
+    """Token ids and what is added to their logits, -100 and less, or false: never.
+
+    It is an object or a list of pairs.  What is not the number of a token is a text, whose tokens are all meant.
+    """
+    value = fields.get("logit_bias")
+    if isinstance(value, list):
+        for i, pair in enumerate(value):
+            if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], bool):
+                raise fields.refuse(
+                    f"logit_bias[{i}]", f"must be a token id or a text, and its bias, not {described(pair)}"
+                )
+            if not isinstance(pair[0], (int, str)):
+                raise fields.refuse(f"logit_bias[{i}][0]", f"must be a token id or a text, not {described(pair[0])}")
+        given: Mapping[str, Any] = {str(name): bias for name, bias in value}
+    else:
+        given = fields.mapping("logit_bias")
     if len(given) > limits.logit_bias:
         problem = f"has {len(given)} entries and this server accepts {limits.logit_bias} (--logit-bias)"
         raise fields.refuse("logit_bias", problem)
     bias: dict[int, float] = {}
     own = Fields(dict(given), fields.name("logit_bias"))
     for name in given:
-        written = name.isascii() and name.isdigit() and len(name) < 20
-        if not written or not int(name) < llm.config.n_vocab:
-            raise own.refuse(name[:40], f"is no token id of this model: ids are 0 to {llm.config.n_vocab - 1}")
-        value = own.number(name, 0.0, -100, 100)
-        bias[int(name)] = float("-inf") if value <= -100 else value
+        value = -100.0 if given[name] is False else own.number(name, 0.0, -100, 100)
+        for id in _meant(own, name, llm):
+            bias[id] = float("-inf") if value <= -100 else value
     return bias
+
+
+def _meant(fields: Fields, name: str, llm: LLM) -> list[int]:
+    """The tokens that a name in ``logit_bias`` means."""
+    number = name.removeprefix("-")
+    if number.isascii() and number.isdigit():
+        if number == name and len(name) < 20 and int(name) < llm.config.n_vocab:
+            return [int(name)]
+    elif name and len(name) <= LONGEST_STOP and not any("\ud800" <= character <= "\udfff" for character in name):
+        return llm.tokenizer.encode(name, add_special=False, parse_special=False)
+    problem = f"is no token id of this model, which are 0 to {llm.config.n_vocab - 1}, and no text of at most"
+    raise fields.refuse(name[:40], f"{problem} {LONGEST_STOP} characters")
 
 
 def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:
@@ -82,6 +130,13 @@ def read_logprobs(fields: Fields, limits: Limits) -> int | None:
     if top and not logprobs:
         raise fields.refuse("top_logprobs", "needs logprobs: true")
     return top if logprobs else None
+
+
+def read_most(fields: Fields, *names: str, default: int | None = None) -> int | None:
+    """The most tokens of an answer: the first of these fields that is given; None or -1: no limit."""
+    given = [fields.whole(name, None, -1) for name in names]
+    most = next((value for value in given if value is not None), default)
+    return None if most == -1 else most
 
 
 def clamped(most: int | None, llm: LLM, n_prompt: int) -> int:

@@ -70,10 +70,10 @@ class Served:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
         self._check_room(ask.n)
         ask.options = {"speculation": self.spec.speculation, **self.spec.sampling, **ask.options}
-        if ask.options.get("grammar") is None:
+        if ask.options.get("grammar") is None and not ask.options.get("dry_multiplier"):
             generations = ask.generations(self.llm)
         else:
-            # A grammar is compiled for each answer, and other answers go on meanwhile.
+            # A grammar is compiled for each answer, and for DRY the vocabulary is searched; other answers go on meanwhile.
             generations = await compiling(lambda: ask.generations(self.llm))
             self._check_room(ask.n)
         backlog = self.limits.backlog

@@ -128,7 +128,7 @@ def test_a_form_of_another_site_is_refused(client: TestClient) -> None:
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"stream": "yes"}, "stream"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
     ],
 )
 def test_a_refusal_names_the_field(client: TestClient, change: dict[str, object], param: str) -> None:

@@ -203,7 +203,7 @@ def test_tokenize_in_vllms_form(client: TestClient, served: Served) -> None:
         ("/completion", {"prompt": ["a", "b"]}, "must be one prompt"),
         ("/completion", {"prompt": ["a", 8192]}, "prompt[1] must be a text or a token id"),
         ("/completion", {"prompt": "a", "n_probs": 21}, "n_probs must be a whole number, 0 to 20"),
-        ("/completion", {"prompt": "a", "grammar": "root ::= 'a'"}, "grammar is not supported"),
+        ("/completion", {"prompt": "a", "grammar": "root ::= 'a'"}, "grammar: the grammar cannot be used"),
     ],
 )
 def test_bad_bodies(client: TestClient, path: str, body: dict[str, Any], problem: str) -> None:

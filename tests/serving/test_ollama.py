@@ -114,7 +114,7 @@ def test_durations_are_nanoseconds(client: Any, name: str) -> None:
             {"temperature": 1.2, "top_k": 0, "top_p": 0.7, "min_p": 0.01, "repetition_penalty": 1.3, "typical_p": 0.9},
         ),
         ({"presence_penalty": 1.5, "frequency_penalty": 0.5}, {"presence_penalty": 1.5, "frequency_penalty": 0.5}),
-        ({"stop": ["\n"], "num_ctx": 512, "num_gpu": 99, "num_thread": 1}, {"stop": ["\n"]}),
+        ({"stop": ["\n"], "num_ctx": 99999, "num_gpu": 99, "num_thread": 1}, {"stop": ["\n"]}),
     ],
 )
 def test_texts_are_those_of_other_interfaces(
@@ -306,7 +306,7 @@ def test_numbers_of_parameters(number: int, text: str) -> None:
         ("chat", {"messages": HELLO, "keep_alive": "soon"}, 400, "keep_alive must be"),
         ("chat", {"messages": HELLO, "keep_alive": "1" * 40_000}, 400, "keep_alive must be"),
         ("chat", {"messages": HELLO, "keep_alive": "\u0661s"}, 400, "keep_alive must be"),
-        ("chat", {"messages": HELLO, "options": {"num_ctx": 513}}, 400, "options.num_ctx exceeds"),
+        ("chat", {"messages": HELLO, "options": {"num_ctx": -1}}, 400, "options.num_ctx must be"),
         ("chat", {"messages": HELLO, "options": {"temperature": "hot"}}, 400, "options.temperature must be"),
         ("chat", {"messages": HELLO, "options": {"num_predict": -3}}, 400, "options.num_predict must be"),
         ("chat", {"messages": HELLO, "options": {"mirostat": 2}}, 400, "options.mirostat is not supported"),

@@ -228,7 +228,7 @@ def test_the_only_model_answers_to_every_name(client: Any) -> None:
         ({"best_of": 2}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"n": 0}, "n"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"echo": 1}, "echo"),
         ({"temperature": 3}, "temperature"),
         ({"stop": [1]}, "stop[0]"),

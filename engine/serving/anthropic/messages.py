@@ -15,13 +15,11 @@ from engine.serving.anthropic.shapes import ending_of, error_body, error_event, 
 from engine.serving.aside import aside
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
+from engine.serving.permitted import read_permitted
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
 from engine.serving.tool_choice import calls_grammar
-
-MEANINGLESS = ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed")
-"""Fields that change no answer here."""
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""
@@ -55,8 +53,7 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
         "max_tokens": clamped(most, llm, len(prompt.ids)),
         "grammar": await calls_grammar(choice, llm, prompt, limits),
     }
-    fields.ignore(*MEANINGLESS)
-    return Ask(prompt.ids, prompt.parser, options, stop=stop)
+    return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm))
 
 
 def _head(answer: Answer, served: Served) -> dict[str, Any]:

@@ -21,18 +21,14 @@ from engine.serving.limits import Limits
 from engine.serving.llama_server.shapes import error_body, parameters
 from engine.serving.llama_server.tokens import MOST_IDS
 from engine.serving.openai.shapes import logprob_of, timings_of
-from engine.serving.sampling import clamped, read_bias, read_stop
+from engine.serving.permitted import read_permitted
+from engine.serving.sampling import clamped, read_bias, read_repetitions, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
+from engine.serving.structured import read_form
 
 if TYPE_CHECKING:
     from engine.llm import LLM
-
-MEANINGLESS = ("cache_prompt", "id_slot", "n_keep", "timings_per_token")
-"""Fields that change no answer here."""
-
-UNANSWERABLE = ("grammar", "json_schema", "samplers", "lora", "response_fields", "post_sampling_probs")
-"""Fields whose silent loss would change an answer."""
 
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
@@ -49,16 +45,12 @@ async def completion(request: Request) -> Response:
 async def _read(fields: Fields, served: Served) -> Plan:
     ask = await read_ask(fields, served.llm, served.limits)
     tokens = fields.flag("return_tokens", False)
-    fields.ignore(*MEANINGLESS)
     whole = partial(_whole, served=served, ask=ask, with_tokens=tokens)
     return Plan([ask], whole, partial(_chunks, served=served, ask=ask))
 
 
 async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
     """What a request asks for."""
-    for name in UNANSWERABLE:
-        if fields.get(name):
-            raise fields.refuse(name, "is not supported by this server: leave it out")
     ids = await aside(fields.size, partial(read_prompt, fields, llm))
     n_predict = fields.whole("n_predict", fields.whole("max_tokens", -1, -1), -2)
     top = fields.whole("n_probs", 0, 0, limits.top_logprobs, "--top-logprobs")
@@ -77,9 +69,11 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
         "frequency_penalty": fields.number("frequency_penalty", default.frequency_penalty, -2, 2),
         "ignore_eos": fields.flag("ignore_eos", False),
         "logit_bias": read_bias(fields, llm, limits),
+        **read_repetitions(fields, llm, limits),
+        "grammar": await read_form(fields, llm, limits),
     }
-
-    return Ask(ids, plain, options, logprobs=top or None, stop=read_stop(fields, limits))
+    stop, permitted = read_stop(fields, limits), read_permitted(fields, llm)
+    return Ask(ids, plain, options, logprobs=top or None, stop=stop, permitted=permitted)
 
 
 def read_prompt(fields: Fields, llm: "LLM") -> list[int]:

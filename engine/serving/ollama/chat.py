@@ -11,7 +11,7 @@ from engine.serving.aside import aside
 from engine.serving.conversation import Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
-from engine.serving.ollama.conversation import read_messages, read_think, read_tools, refuse_unanswerable
+from engine.serving.ollama.conversation import read_messages, read_think, read_tools
 from engine.serving.ollama.exchange import respond
 from engine.serving.ollama.said import Said
 from engine.serving.served import Served
@@ -27,7 +27,6 @@ def _asks(fields: Fields, limits: Limits) -> bool:
 
 
 async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
-    refuse_unanswerable(fields, "_debug_render_only")
     messages = await aside(fields.size, partial(read_messages, fields, served.limits))
     tools = await aside(fields.size, partial(read_tools, fields, served))
     begun = messages[-1]["role"] == "assistant"

@@ -21,9 +21,6 @@ from engine.serving.served import Served
 from engine.serving.state import State
 from engine.serving.streams import NDJSON
 
-MEANINGLESS = ("truncate", "shift")
-"""Fields that change no answer here: a conversation that is too long is refused."""
-
 
 async def respond(
     request: Request,
@@ -46,7 +43,6 @@ async def respond(
         clock = Clock(came, time.monotonic_ns())
         llm = served.llm
         keeps_nothing(fields)  # refuses what is no duration; otherwise it means nothing here
-        fields.ignore(*MEANINGLESS)
         grammar = await read_format(fields, llm, limits)
         ask = read_ask(fields, llm, limits, await prompt(fields, served, grammar is not None), grammar)
         return Lines(fields.text("model") or served.name, form, llm.tokenizer, ask.logprobs, clock).plan(ask)

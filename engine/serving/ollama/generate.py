@@ -12,13 +12,10 @@ from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
-from engine.serving.ollama.conversation import read_think, refuse_unanswerable
+from engine.serving.ollama.conversation import read_think
 from engine.serving.ollama.exchange import respond
 from engine.serving.ollama.said import Said
 from engine.serving.served import Served
-
-UNANSWERABLE = ("suffix", "template", "context", "images", "_debug_render_only")
-"""Fields whose silent loss would change an answer."""
 
 
 async def generate(request: Request) -> Response:
@@ -33,7 +30,6 @@ def _asks(fields: Fields, limits: Limits) -> bool:
 async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
     """A message of the user, or, with ``raw`` and for models without a chat template, a text to continue.  Control tokens
     are recognized with ``raw`` only, since that is what a chat template has written."""
-    refuse_unanswerable(fields, *UNANSWERABLE)
     values = read_think(fields, served, formatted)
     llm, text = served.llm, fields.text("prompt", "")
     system, raw = fields.text("system", ""), fields.flag("raw", False)

@@ -18,23 +18,11 @@ from engine.serving.fields import Fields
 from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 from engine.serving.openai.prompt import read_prompt
 from engine.serving.openai.shapes import chat_logprobs, error_body, error_event, timings_of, usage_of
-from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
+from engine.serving.permitted import read_permitted
+from engine.serving.sampling import clamped, read_logprobs, read_most, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.tool_choice import read_tool_choice
-
-MEANINGLESS = (
-    *("user", "metadata", "store", "service_tier", "verbosity", "prediction", "prompt_cache_key", "safety_identifier"),
-    *("prompt_cache_options", "prompt_cache_retention", "moderation", "web_search_options"),
-    *(
-        "cache_prompt",
-        "add_generation_prompt",
-        "length_penalty",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    ),
-)
-"""Fields that other services know and that change no answer here."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +84,11 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         fields, llm, limits, messages, choice, effort=effort, form=form, continue_final=continue_final
     )
     top = read_logprobs(fields, limits)
-    most = fields.whole("max_completion_tokens", fields.whole("max_tokens", None, 0), 0)
+    most = read_most(fields, "max_completion_tokens", "max_tokens", "n_predict")
     options = read_options(fields, llm, limits) | {
         "max_tokens": clamped(most, llm, len(prompt.ids)),
         "grammar": grammar,
     }
-    refuse_unanswerable(fields)
     given = fields.object("stream_options") or Fields({})
     ask = Ask(
         prompt.ids,
@@ -110,6 +97,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         fields.whole("n", 1, 1, limits.n, "--most-n"),
         top,
         stop=read_stop(fields, limits),
+        permitted=read_permitted(fields, llm),
     )
     shape = ChatShape(
         f"chatcmpl-{secrets.token_hex(12)}",
@@ -123,18 +111,7 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
         choice.named,
     )
     given.ignore("include_obfuscation")
-    fields.ignore(*MEANINGLESS)
     return ask, shape
-
-
-def refuse_unanswerable(fields: Fields) -> None:
-    """Refuse the fields whose silent loss would change an answer."""
-    kinds = fields.get("modalities")
-    if kinds is not None and kinds != ["text"]:
-        raise fields.refuse("modalities", 'must be ["text"]: this server answers in text only')
-    for name in ("audio", "functions", "function_call", "chat_template"):
-        if fields.get(name):
-            raise fields.refuse(name, "is not supported by this server: leave it out")
 
 
 # --- answers -------------------------------------------------------------------------------------------------------

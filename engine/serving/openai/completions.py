@@ -19,12 +19,14 @@ from engine.serving.fields import Fields, is_token_id
 from engine.serving.formats.events import Content
 from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
-from engine.serving.openai.chat import MEANINGLESS, Shape
+from engine.serving.openai.chat import Shape
 from engine.serving.openai.scores import Scores, joined
 from engine.serving.openai.shapes import error_body, error_event, timings_of, usage_of
-from engine.serving.sampling import clamped, read_options, read_stop
+from engine.serving.permitted import read_permitted
+from engine.serving.sampling import clamped, read_most, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
+from engine.serving.structured import read_form
 
 MAX_TOKENS = 16
 """Tokens of an answer, if the request does not say how many."""
@@ -52,10 +54,6 @@ async def _read(fields: Fields, served: Served) -> Plan:
 async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShape]:
     """What a request asks for, one entry per prompt."""
     llm, limits = served.llm, served.limits
-    if fields.get("suffix"):
-        raise fields.refuse(
-            "suffix", "is not supported by this server, which continues texts at their end: leave it out"
-        )
     n = fields.whole("n", 1, 1, limits.n, "--most-n")
     best_of = fields.whole("best_of", n, 1)
     if best_of != n:
@@ -68,14 +66,17 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
         raise fields.refuse("prompt", problem)
     logprobs = fields.whole("logprobs", None, 0, limits.top_logprobs, "--top-logprobs")
     echo = fields.flag("echo", False)
-    max_tokens = fields.whole("max_tokens", MAX_TOKENS, 0)
+    max_tokens = read_most(fields, "max_tokens", "n_predict", default=MAX_TOKENS)
+    grammar = await read_form(fields, llm, limits, (fields, "response_format"))
+    permitted = read_permitted(fields, llm)
     options, stop = read_options(fields, llm, limits), read_stop(fields, limits)
     scored = echo and logprobs is not None
     asks = []
     for ids in prompts:
         # A prompt that leaves no room is refused when 1 token is asked for; 0 would be an empty answer.
-        room = clamped(max_tokens, llm, len(ids)) or min(max_tokens, 1)
-        asks.append(Ask(ids, plain, options | {"max_tokens": room}, n, logprobs, scored, stop))
+        room = clamped(max_tokens, llm, len(ids)) or (1 if max_tokens is None else min(max_tokens, 1))
+        own = options | {"max_tokens": room, "grammar": grammar}
+        asks.append(Ask(ids, plain, own, n, logprobs, scored, stop, permitted))
     given = fields.object("stream_options") or Fields({})
     shape = TextShape(
         f"cmpl-{secrets.token_hex(12)}",
@@ -90,7 +91,6 @@ async def read_asks(fields: Fields, served: Served) -> tuple[list[Ask], TextShap
         len(prompts),
     )
     given.ignore("include_obfuscation")
-    fields.ignore(*MEANINGLESS)
     return asks, shape
 
 

@@ -10,7 +10,7 @@ from engine.serving.aside import aside
 from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
-from engine.serving.structured import read_grammar
+from engine.serving.structured import read_form
 from engine.serving.tool_choice import ToolChoice, calls_grammar
 
 
@@ -35,10 +35,11 @@ async def read_prompt(
     if effort is not None:
         values.setdefault("reasoning_effort", effort)
         values.setdefault("enable_thinking", effort != "none")
-    grammar = await read_grammar(form[0], llm, limits, form[1])
+    grammar = await read_form(fields, llm, limits, form)
     if grammar is not None:
         if choice.forced:
-            problem = f"forces a call, and {form[0].name(form[1])} describes a text: leave one of them out"
+            described = form[0].name(form[1]) if form[1] in form[0] else "another field"
+            problem = f"forces a call, and {described} describes a text: leave one of them out"
             raise fields.refuse("tool_choice", problem)
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}

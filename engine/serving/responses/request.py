@@ -16,33 +16,11 @@ from engine.serving.aside import aside
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.openai.prompt import read_prompt
+from engine.serving.permitted import read_permitted
 from engine.serving.responses.conversation import read_messages
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.tool_choice import read_tool_choice
-
-MEANINGLESS = (
-    *("access_programs", "background_options", "context_management", "image", "max_tool_calls", "moderation"),
-    *("personality", "prompt_cache_options", "prompt_cache_retention", "service_tier", "stream_options"),
-)
-"""Fields that OpenAI's service knows and that change no answer here."""
-
-STATELESS = {
-    "previous_response_id": "send the whole conversation as input",
-    "conversation": "send the whole conversation as input",
-    "prompt": "send its text as instructions and input",
-}
-"""Fields that refer to what a service has stored, and what to do instead."""
-
-RENAMED = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "logprobs": 'include: ["message.output_text.logprobs"]',
-}
-"""Fields of ``/v1/chat/completions`` that have another name here."""
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What a response includes if it is asked to."""
@@ -72,7 +50,6 @@ class Asked:
 async def read_request(fields: Fields, served: Served) -> Asked:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
-    refuse_unanswerable(fields)
     included = read_included(fields)
     text, reasoning = fields.object("text") or Fields({}), fields.object("reasoning") or Fields({})
     effort = reasoning.text("effort")
@@ -99,6 +76,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
         options,
         logprobs=top if LOGPROBS in included else None,
         stop=read_stop(fields, limits),
+        permitted=read_permitted(fields, llm),
     )
     id = secrets.token_hex(12)
     head: dict[str, Any] = {
@@ -131,22 +109,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     }
     fields.flag("store", False)
     fields.choice("truncation", ("auto", "disabled"))  # what is too long is refused in either case
-    fields.ignore(*MEANINGLESS)
     return Asked(ask, id, top, SEALED in included, await aside(fields.size, partial(repeatable, head)))
-
-
-def refuse_unanswerable(fields: Fields) -> None:
-    """Refuse the fields whose silent loss would change an answer."""
-    for name, instead in STATELESS.items():
-        if fields.get(name) is not None:
-            raise fields.refuse(name, f"refers to what a service has stored, and this server stores nothing: {instead}")
-    if fields.flag("background", False):
-        raise fields.refuse(
-            "background", "is not supported, because this server stores no responses: use stream instead"
-        )
-    for name, here in RENAMED.items():
-        if name in fields:
-            raise fields.refuse(name, f"is a field of /v1/chat/completions: /v1/responses calls it {here}")
 
 
 def repeatable(head: Mapping[str, Any]) -> Mapping[str, Any]:
