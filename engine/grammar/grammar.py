@@ -149,6 +149,9 @@ class Grammar:
     def gbnf(cls, text: str) -> "Grammar":
         """A grammar in GBNF, the notation of llama.cpp, which llguidance converts to Lark.
 
+        Rules that are not recursive become tokens of a lexer, which takes as many characters as it can, so fewer texts may
+        be accepted than in llama.cpp.
+
         Parameters
         ----------
         text : str
@@ -175,7 +178,7 @@ class Grammar:
             converted = gbnf_to_lark(text)
         except Exception as error:  # the converter has no error of its own for all that it rejects
             raise _rejected(kind, f"it is not valid GBNF ({str(error)[:200]})") from None
-        return cls._tried(kind, _checked(kind, converted), "", "")
+        return cls._tried(kind, _checked(kind, converted.removeprefix("%llguidance {}")), "", "")
 
     @classmethod
     def _tried(cls, kind: str, text: str, before: str, after: str) -> "Grammar":

@@ -84,6 +84,22 @@ REFUSED: list[tuple[Callable[[Any], Grammar], Any, str]] = [
         'root ::= "a"',
         "the grammar cannot be used: it is GBNF, not Lark; python -m llguidance.gbnf_to_lark",
     ),
+    (
+        Grammar.gbnf,
+        "root ::= other",
+        "the grammar cannot be used: it is not valid GBNF (Rule 'other' not found)" + CORRECT,
+    ),
+    (
+        Grammar.gbnf,
+        'root ::= "a',
+        "the grammar cannot be used: it is not valid GBNF (Unexpected end of input at line 1",
+    ),
+    (Grammar.gbnf, "root ::= " + '("a"' * 5000, "the grammar cannot be used: it is not valid GBNF (maximum recursion"),
+    (
+        Grammar.gbnf,
+        'root ::= "a"\n' * 2000,
+        "the grammar cannot be used: it has too many rules for its length" + CORRECT,
+    ),
     (Grammar.lark, '{"grammars": []}', "the grammar cannot be used: trailing characters"),
 ]
 
@@ -120,6 +136,55 @@ def test_bombs_end_soon_with_a_sentence(make: Callable[[Any], Grammar], given: A
     assert time.perf_counter() - begun < trial.PATIENCE / 2
     assert len(str(caught.value)) < 400
     assert Grammar.regex("a{1000}b").kind == "regular expression"  # nothing has been broken
+
+
+JSON_GBNF = r"""root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*
+  )? "}" ws
+
+array  ::=
+  "[" ws (
+            value
+    ("," ws value)*
+  )? "]" ws
+
+string ::=
+  "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+
+# Optional space: by convention, applied in this grammar after literal chars when allowed
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+"""The grammar of JSON that llama.cpp comes with."""
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ('{"a": [1, -2.5e+7, null, {"b": "\\u00e9 \\" é"}], "c":{}}', True),
+        ("{}", True),
+        ("[]", False),
+        ('{"a" 1}', False),
+        ('{"a": 01}', False),
+        ('{"a": "\n"}', False),
+        ('{"a": tru}', False),
+        ('{"a": 1', False),
+    ],
+)
+def test_llama_cpps_grammar_of_json(text: str, accepted: bool) -> None:
+    vocabulary = tokenizer("bundled")
+    matcher = tokens_of(vocabulary).matcher(Grammar.gbnf(JSON_GBNF))
+    ids = vocabulary.encode(text, add_special=False, parse_special=False)
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == accepted
 
 
 @pytest.mark.parametrize("option", ["max_tokens=3", 'stop="x"'])
