@@ -45,18 +45,20 @@ RARE = (
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
     *("xtc_probability", "xtc_threshold", "min_tokens", "stop_token_ids", "allowed_token_ids"),
 )
-"""Fields of sampling that OpenAI does not have, besides those of :data:`PENALTIES`."""
+"""DRY, XTC, and which tokens may come: fields that every route reads."""
 
 PENALTIES = ("typical_p", "repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty")
+"""Fields of sampling that every route reads under these names."""
 
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "ignore_eos", "seed", "logit_bias", "repetition_penalty"),
     *PENALTIES,
     *RARE,
 )
-"""Fields of sampling that every route but ``/completion`` reads in the same way."""
+"""Fields of sampling that all routes but ``/completion`` read in the same way."""
 
 COMMON = ("model", "stream", "cache_salt")
+"""Fields of every route."""
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "mirostat": (0, False),
@@ -65,8 +67,10 @@ OFF: Mapping[str, tuple[Any, ...]] = {
     "top_n_sigma": (-1, 0),
     "adaptive_target": (-1,),
     "dynatemp_range": (0,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
+    "thinking_budget_tokens": (-1,),
+    "reasoning_budget": (-1,),
+    "t_max_predict_ms": (-1, 0),
+    "prompt_logprobs": (),
     "modalities": (["text"],),
 }
 """Values that switch a field off, where they are not those of :data:`EMPTY`."""
@@ -151,8 +155,7 @@ RESPONSES = (
             *("tool_choice", "parallel_tool_calls", "chat_template_kwargs", "top_logprobs", "max_output_tokens"),
             *("stop", "metadata", "user", "safety_identifier", "prompt_cache_key", "store", "truncation"),
         ),
-        ("n",),
-        (
+        idle=(
             *("access_programs", "background_options", "context_management", "image", "max_tool_calls", "moderation"),
             *("personality", "prompt_cache_options", "prompt_cache_retention", "service_tier", "stream_options"),
         ),

@@ -21,6 +21,9 @@ PENALTIES = ("typical_p", "repeat_penalty", "presence_penalty", "frequency_penal
 LONGEST_STOP = 1000
 """The most characters of a stop text."""
 
+LONGEST_BIASED = 100
+"""The most characters of a text in ``logit_bias``: its tokens are made in the event loop."""
+
 
 def read_options(fields: Fields, llm: LLM, limits: Limits, defaults: Mapping[str, float] = DEFAULTS) -> dict[str, Any]:
     """The parameters under the names of OpenAI and of vLLM's extensions; defaults: what counts for those of
@@ -103,10 +106,10 @@ def _meant(fields: Fields, name: str, llm: LLM) -> list[int]:
     if number.isascii() and number.isdigit():
         if number == name and len(name) < 20 and int(name) < llm.config.n_vocab:
             return [int(name)]
-    elif name and len(name) <= LONGEST_STOP and not any("\ud800" <= character <= "\udfff" for character in name):
+    elif name and len(name) <= LONGEST_BIASED and not any("\ud800" <= character <= "\udfff" for character in name):
         return llm.tokenizer.encode(name, add_special=False, parse_special=False)
     problem = f"is no token id of this model, which are 0 to {llm.config.n_vocab - 1}, and no text of at most"
-    raise fields.refuse(name[:40], f"{problem} {LONGEST_STOP} characters")
+    raise fields.refuse(name[:40], f"{problem} {LONGEST_BIASED} characters")
 
 
 def read_stop(fields: Fields, limits: Limits, name: str = "stop") -> list[str]:

@@ -223,6 +223,7 @@ FIELDS = (
         "seed",
     ),
     *("input", "instructions", "stream_options", "chat_template_kwargs", "response_format", "thinking", "model"),
+    *("structured_outputs", "guided_choice", "grammar", "dry_sequence_breakers", "stop_token_ids", "min_tokens"),
 )
 
 
