@@ -1,7 +1,9 @@
 """The fields of each route: one that is obeyed changes what the model is asked for, and one that is refused is named."""
 
+import fnmatch
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -294,3 +296,16 @@ def test_no_limit(asked: Asked, path: str, given: dict[str, int]) -> None:
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
 def test_llama_servers_name_of_the_limit(asked: Asked, path: str) -> None:
     assert asked(path, BODIES[path] | {"n_predict": 3})["max_tokens"] == 3
+
+
+def test_the_book_shows_the_table_and_describes_fields_that_there_are() -> None:
+    book = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    section = book.partition("\n## Fields\n")[2].partition("\n## ")[0]
+    assert "```{accepted}" in section
+    described = [
+        name for line in section.splitlines() if line.startswith("| `") for name in line.split("|")[1].split(",")
+    ]
+    obeyed = fields_of("/v1/chat/completions", Effect.OBEYED)
+    assert len(described) >= 8
+    for name in described:
+        assert fnmatch.filter(obeyed, name.strip(" `")), name
