@@ -220,6 +220,11 @@ ROUTES: Mapping[str, Table] = {
 """The fields of each route that answers."""
 
 
+def table_of(path: str) -> Table:
+    """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
+    return ROUTES[path if path in ROUTES else "/v1" + path]
+
+
 def check(fields: Fields, table: Table) -> None:
     """Refuse what a table refuses, and take note of what is without effect."""
     for name, rule in table.items():

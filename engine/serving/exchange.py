@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.serving.accepted import ROUTES, check
+from engine.serving.accepted import check, table_of
 from engine.serving.answer import Answer, Ask
 from engine.serving.aside import aside
 from engine.serving.body import read_fields
@@ -55,7 +55,7 @@ async def respond(
     """
     state = State.of(request)
     fields = fields or await read_fields(request, state.limits)
-    check(fields, ROUTES[request.scope["path"]])
+    check(fields, table_of(request.scope["path"]))
     salt = _salt(request, fields)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
