@@ -23,7 +23,7 @@ NOT_SAVED = "what slots hold is not stored; the cache keeps it while the server 
 OWN: tuple[Other | Flag, ...] = (
     # Answers: a request says what llama-server has as defaults.
     Flag("-n --predict --n-predict", 1, "limit an answer with max_tokens in its request", holds="-1"),
-    Flag("-s --seed --logit-bias -l --dry-sequence-breaker", 1, SAMPLING),
+    Flag("-s --seed -l --dry-sequence-breaker", 1, SAMPLING),
     Flag("--samplers --sampler-seq --sampling-seq", 1, SAMPLING),
     Flag("--mirostat --dynatemp-range", 1, SAMPLING, holds="0"),
     Flag("--mirostat-lr --mirostat-ent --dynatemp-exp --adaptive-decay", 1, SAMPLING),

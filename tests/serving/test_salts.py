@@ -143,8 +143,8 @@ def test_a_stream_says_what_was_cached(two: TestClient) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("salt", ["", 3, ["a"], {"a": 1}, True])
 def test_what_is_no_salt_is_refused_by_name(free: TestClient, path: str, salt: object) -> None:
-    body = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "max_tokens": 1, "cache_salt": salt}
-    answer = free.post(path, json=body)
+    prompt = {"prompt": "a"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "a"}]}
+    answer = free.post(path, json={**prompt, "max_tokens": 1, "cache_salt": salt})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt"), answer.text
 
 
