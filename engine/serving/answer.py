@@ -210,7 +210,7 @@ class Answer(Listener):
         return self._delta(events + self._end(reason), [])._replace(finish_reason=self.finish_reason)
 
     def _end(self, reason: str) -> list[Event]:
-        events = self._parser.finish()
+        events = self._parser.finish(cut=reason == "length")
         self._note(events)
         self.finish_reason = "tool_calls" if self._called and reason == "stop" else reason
         return events

@@ -159,6 +159,24 @@ def test_error_in_a_stream() -> None:
     assert caught.value.body["error"]["type"] == "overloaded_error"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", {}),
+        ('{"a": "x', {}),
+        ('{"a": "x"', {"a": "x"}),
+        ('{"a": "x", "b": [1, {"c"', {"a": "x"}),
+        ('{"a": {"b": 1}, "c": 12', {"a": {"b": 1}, "c": 12}),
+    ],
+)
+def test_the_input_of_a_call_that_is_cut_off_has_its_whole_members(text: str, expected: Any) -> None:
+    blocks = Blocks("toolu_{}".format)
+    written = blocks.feed([CallBegin(0, "f"), CallArguments(0, text)]) + blocks.end()
+    assert "".join(each["delta"]["partial_json"] for each in written if each["type"].endswith("delta")) == text
+    (block,) = joined(written)
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "f", expected)
+
+
 PIECES = st.lists(st.sampled_from(["a", " ", "\n", "é", '{"', "👍"]), min_size=1, max_size=3)
 
 

@@ -133,6 +133,22 @@ def test_a_call_that_is_required(server: Server, format: str) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
+@pytest.mark.parametrize("format", ["qwen3", "qwen3_coder"])
+def test_a_call_that_max_tokens_cuts_off(server: Server, format: str) -> None:
+    server.writes(format)
+    ask = {"model": "plain", "tools": TOOLS[:1], "seed": 0, "reasoning_effort": "none"} | ASK | {"max_tokens": 36}
+    ask |= {"tool_choice": "required"}
+    choice = server.chat.create(**ask).choices[0]
+    assert choice.finish_reason == "length" and choice.message.content == ""
+    (call,) = choice.message.tool_calls
+    with pytest.raises(ValueError, match="."):
+        json.loads(call.function.arguments)
+    deltas = [chunk.choices[0].delta for chunk in server.chat.create(**ask, stream=True)]
+    assert not any(delta.content for delta in deltas)
+    parts = [part.function.arguments for delta in deltas for part in delta.tool_calls or ()]
+    assert "".join(parts) == call.function.arguments
+
+
 HOSTILE = (
     '{"type": 5}', '{"minLength": 1e999, "type": "string"}', '{"type": "string", "format": []}', '{"enum": ["\\ud800"]}',
     '{"anyOf": [{"$ref": "#/properties/p"}, {"$ref": "#/properties/p"}]}', '{"minimum": 1e999, "type": "number"}', "[null]",

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.serving.formats.arguments import object_of
+from engine.serving.formats.arguments import object_of, whole_members
 from engine.serving.parts import Kind, Message, Part, Parts
 
 DELTAS = {
@@ -70,5 +70,9 @@ def joined(messages: Iterable[Message]) -> list[dict[str, Any]]:
             else:
                 blocks[index][name] += text
     for index, texts in inputs.items():
-        blocks[index]["input"] = object_of("".join(texts))
+        text = "".join(texts)
+        try:
+            blocks[index]["input"] = object_of(text)
+        except ValueError:
+            blocks[index]["input"] = whole_members(text)  # the answer was cut off within the call
     return blocks

@@ -30,6 +30,28 @@ def object_of(text: str) -> dict[str, Any]:
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
+def whole_members(text: str) -> dict[str, Any]:
+    """The members that are complete in the arguments of a call that was cut off."""
+    decoder = json.JSONDecoder(parse_float=_finite)
+    found: dict[str, Any] = {}
+    at = text.find("{") + 1
+    try:
+        while at:
+            key, at = decoder.raw_decode(text, _skipped(text, at))
+            value, at = decoder.raw_decode(text, _skipped(text, at))
+            found[key] = value
+    except ValueError:
+        pass
+    return object_of(json.dumps(found))
+
+
+def _skipped(text: str, at: int) -> int:
+    """Where the next key or value begins."""
+    while at < len(text) and text[at] in " \t\r\n,:":
+        at += 1
+    return at
+
+
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)

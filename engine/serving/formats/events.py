@@ -36,7 +36,7 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """Call ``index`` is complete: its arguments can be read."""
+    """Call ``index`` is complete: its arguments can be read. It is missing if the answer was cut off within them."""
 
     index: int
 

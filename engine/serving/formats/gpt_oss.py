@@ -36,6 +36,9 @@ class GptOss(FormatParser):
             yield from self.attempt(self._header())
             yield from self._body(said)
 
+    def is_opening(self, pending: str) -> bool:
+        return pending[:1] in (self.input.symbol(_START), self.input.symbol(_CHANNEL)) or pending.startswith(" to=")
+
     def _header(self) -> Steps[None]:
         """Reads the header of a message, and the call if it is one."""
         tag = self.input.symbol

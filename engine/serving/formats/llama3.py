@@ -18,6 +18,11 @@ class Llama3(JsonCalls):
         if self.looks_for_calls:
             yield from self.attempt(self._calls())
 
+    def is_opening(self, pending: str) -> bool:
+        # Other JSON than a call is text, so the object must have shown that it is one.
+        text = pending.lstrip()
+        return text[:1] == self.input.symbol("<|python_tag|>") or (text[:1] == "{" and '"name"' in text)
+
     def _calls(self) -> Steps[None]:
         yield from self.input.blanks()
         if (yield from self.input.peek()) == self.input.symbol("<|python_tag|>"):

@@ -41,8 +41,21 @@ class Parser(Protocol):
             What was found.
         """
 
-    def finish(self) -> list[Event]:
-        """Ends the answer and returns the rest: a call that has begun is closed, other text that waited is text."""
+    def finish(self, cut: bool = False) -> list[Event]:
+        """Ends the answer and returns the rest.
+
+        Parameters
+        ----------
+        cut : bool
+            Whether the answer was cut off, as by a limit of tokens. A call whose arguments are not complete then has no
+            :class:`engine.serving.formats.events.CallEnd`, and the beginning of a call is left out. Otherwise a call that has
+            begun is closed. Other text that waited is text.
+
+        Returns
+        -------
+        list of Event
+            What was found.
+        """
 
 
 class FormatParser:
@@ -114,8 +127,15 @@ class FormatParser:
         self.input.add(piece, special)
         return self._read_on()
 
-    def finish(self) -> list[Event]:
+    def finish(self, cut: bool = False) -> list[Event]:
         """See :meth:`Parser.finish`."""
+        if cut and self._closing is not None:
+            # Arguments that nobody has completed must not look as if they were.
+            return [CallEnd(self._index)] if not self._closing else []
+        if cut and self.is_opening(self.input.pending):
+            return []
+        if cut:
+            self.input.forget(anything=self._after_tag)
         self.input.end()
         return self._read_on()
 
@@ -153,6 +173,10 @@ class FormatParser:
         if self._answered:
             raise Broken
         yield from ()
+
+    def is_opening(self, pending: str) -> bool:
+        """Whether ``pending``, what was read and not used when the answer was cut off, begins a call."""
+        return bool(pending) and pending[0] in self._opens
 
     # --- what formats call -------------------------------------------------------------------------------------
 

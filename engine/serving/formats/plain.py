@@ -15,7 +15,7 @@ class Plain(FormatParser):
         """Returns the piece, which is certain."""
         return [Content(characters(piece))] if piece else []
 
-    def finish(self) -> list[Event]:
+    def finish(self, cut: bool = False) -> list[Event]:
         """Returns nothing: no text waits."""
         return []
 

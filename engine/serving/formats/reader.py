@@ -87,6 +87,11 @@ class Reader:
         self.at = 0
         self._waiting = ""
 
+    def forget(self, anything: bool) -> None:
+        """Leaves out the beginning of a tag that waits for the rest: one with a token in it, or ``anything`` that waits."""
+        if anything or _SYMBOL.search(self._waiting):
+            self._waiting = ""
+
     def _append(self, text: str) -> None:
         if self._pattern is not None:
             text = self._waiting + text
@@ -118,6 +123,11 @@ class Reader:
         text = self.spelled("".join(self._read))
         self._read.clear()
         return text
+
+    @property
+    def pending(self) -> str:
+        """What has been read since the last mark, tags replaced by symbols."""
+        return "".join(self._read)
 
     def take(self, n: int) -> str:
         """Reads ``n`` characters that are here."""

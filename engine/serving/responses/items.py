@@ -46,7 +46,6 @@ class Items(Parts):
     def delta(self, delta: Delta) -> list[Message]:
         """What to send for the next delta of the answer."""
         if delta.finish_reason == "length":
-            # Also a call that ends now: what was missing may have been added.
             self._status = "incomplete"
         self._waiting += self._described(delta.logprobs)
         messages = self.feed(delta.events)

@@ -1,6 +1,7 @@
 """What holds for every format: the cuts of a text change nothing, nothing is lost, and the time is linear."""
 
 import itertools
+import json
 import re
 import time
 from typing import Any
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.serving.formats.arguments import whole_members
 from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning, merged
 from engine.serving.formats.select import FORMATS, parser
-from tests.serving.formats.answers import TOKENS, TOOLS, Answer, Pieces, collected, events_of, pieces, read
+from tests.serving.formats.answers import TOKENS, TOOLS, Answer, Pieces, characters, collected, events_of, pieces, read
 from tests.tiers import examples, few
 
 M = "｜DSML｜"
@@ -217,3 +219,59 @@ def test_the_time_is_linear(name: str, start: str, part: str) -> None:
         started = time.process_time()
         collected(events_of(name, arriving, ()))
         assert time.process_time() - started < 3
+
+
+CALLS = {
+    "qwen3": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln", "days": 12, "tags": ["a"]}}\n</tool_call>',
+    "qwen3_coder": (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln\n</parameter>\n<parameter=days>\n12\n</parameter>\n"
+        '<parameter=tags>\n["a"]\n</parameter>\n</function>\n</tool_call>'
+    ),
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Köln<|"|>,days:12,tags:[<|"|>a<|"|>]}<tool_call|>',
+    "llama3": '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Köln", "days": 12, "tags": ["a"]}}',
+    "deepseek4": (
+        f'<{M}tool_calls>\n<{M}invoke name="get_weather">\n<{M}parameter name="city" string="true">Köln</{M}parameter>\n'
+        f'<{M}parameter name="days" string="false">12</{M}parameter>\n'
+        f'<{M}parameter name="tags" string="false">["a"]</{M}parameter>\n</{M}invoke>\n</{M}tool_calls>'
+    ),
+    "gpt_oss": (
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        '{"city": "Köln", "days": 12, "tags": ["a"]}<|call|>'
+    ),
+}
+"""The same call in each format."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_cut_off_is_neither_completed_nor_text(name: str) -> None:
+    arriving = characters(pieces(CALLS[name], TOKENS[name]))
+    (whole,) = collected(events_of(name, arriving, TOKENS[name])).calls
+    seen = set()
+    for n in range(1, len(arriving) + 1):
+        reader = parser(name, tools=TOOLS, single=set(TOKENS[name]).__contains__)
+        events = [event for piece, special in arriving[:n] for event in reader.feed(piece, special)]
+        events = [*events, *reader.finish(cut=True)]
+        # A single "<" before the token of DSML may be text.
+        assert (
+            events == [Content("<")]
+            if arriving[:n] == [("<", False)]
+            else not any(isinstance(event, (Content, Reasoning)) for event in events)
+        )
+        arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
+        if any(isinstance(event, CallEnd) for event in events):
+            assert json.loads(arguments) == whole[1]
+            seen.add("whole")
+        elif arguments:
+            with pytest.raises(ValueError, match="."):
+                json.loads(arguments)
+            assert whole_members(arguments).items() <= whole[1].items()
+            seen.add("city" if whole_members(arguments) else "begun")
+    assert seen == {"begun", "city", "whole"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_that_is_cut_off_is_whole(name: str) -> None:
+    text = "<|channel|>final<|message|>a < b {" if name == "gpt_oss" else "a < b {"
+    reader = parser(name, tools=TOOLS, single=set(TOKENS[name]).__contains__)
+    events = [event for piece, special in pieces(text, TOKENS[name]) for event in reader.feed(piece, special)]
+    assert merged([*events, *reader.finish(cut=True)]) == [Content("a < b {")]
