@@ -192,6 +192,11 @@ class Grammar:
         """Whether parts of the answer follow a JSON schema, so that their numbers must end."""
         return "%json" in self.source
 
+    @property
+    def expression(self) -> str | None:
+        """Its one expression, for use within another grammar; None if it was written as a grammar of rules."""
+        return None if self.kind == "grammar" else self.source.removeprefix("start: ").removesuffix(_OPTIONS)
+
     def check(self, problem: str) -> None:
         """Raise UsageError if there is a problem."""
         if problem:

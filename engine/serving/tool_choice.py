@@ -18,6 +18,7 @@ from engine.serving.calls.select import CALLS, calls_source
 from engine.serving.conversation import Prompt, control_token, read_tools
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
+from engine.serving.formats.select import can_call
 from engine.serving.limits import Limits
 
 Tool = Mapping[str, Any]
@@ -116,12 +117,24 @@ def read_tool_choice(fields: Fields, limits: Limits) -> ToolChoice:
     return chosen(fields, tools, names, strict, param="tool_choice", forced=forced, named=named, several=several)
 
 
-async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits) -> Grammar | None:
+def may_call(choice: ToolChoice, llm: LLM, begun: bool) -> bool:
+    """Whether an answer that follows a grammar may be calls instead; begun: the client has written its beginning.
+
+    A forced call is never ruled out here, so that :func:`calls_grammar` refuses what cannot be forced."""
+    if choice.forced:
+        return True
+    template = llm.chat_template
+    return bool(choice.names) and not begun and template is not None and can_call(template.source_for(True))
+
+
+async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits, text: str = "") -> Grammar | None:
     """The grammar that holds an answer to the choice of a request; None if it may be any text.
+
+    text: the expression of the text that the answer is if it has no calls; by default it is any text.
 
     Raises Refusal if the model writes calls in no known format, or a schema cannot be followed.
     """
-    if not choice.ruled:
+    if not choice.ruled and not text:
         return None
     if prompt.format not in CALLS:
         if not choice.forced:
@@ -136,10 +149,10 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
             f"{choice.param} {problem} calls, make functions strict or forbid parallel calls.", param=choice.param
         )
     # A grammar is tried in another process, which takes a while.
-    return await compiling(lambda: _grammar(choice, llm, prompt, limits))
+    return await compiling(lambda: _grammar(choice, llm, prompt, limits, text))
 
 
-def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits) -> Grammar:
+def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits, text: str) -> Grammar:
     given = [tool["function"] for tool in choice.callable]
     functions = [Function(each["name"], pruned(each["parameters"]), each["name"] in choice.strict) for each in given]
     size = sum(len(json.dumps(function.given)) for function in functions)
@@ -152,12 +165,13 @@ def _grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits) -> Gr
         source = calls_source(
             prompt.format,
             functions,
-            token=lambda text: control_token(llm, text),
+            token=lambda tag: control_token(llm, tag),
             ends=tokens.ends,
             special=tokens.special,
             forced=choice.forced,
             several=choice.several,
             thought=prompt.thought,
+            text=text,
         )
         grammar = Grammar.lark(source)
         tokens.check(grammar)

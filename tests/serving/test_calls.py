@@ -109,6 +109,11 @@ class Server:
         self._opened.append(llm)
         return llm
 
+    @property
+    def llm(self) -> engine.LLM:
+        """A model that is open."""
+        return self._opened[0]
+
     def writes(self, format: str) -> None:
         """The models write a format from now on."""
         self._format = format
@@ -147,6 +152,35 @@ def test_a_call_that_max_tokens_cuts_off(server: Server, format: str) -> None:
     assert not any(delta.content for delta in deltas)
     parts = [part.function.arguments for delta in deltas for part in delta.tool_calls or ()]
     assert "".join(parts) == call.function.arguments
+
+
+OK: Any = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"], "additionalProperties": False}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": OK}}
+
+
+def test_structured_text_and_a_choice(server: Server) -> None:
+    server.writes("qwen3")
+    ask = {"model": "plain", "tools": TOOLS, "seed": 0, "reasoning_effort": "none", "response_format": FORM} | ASK
+    forced = server.chat.create(**ask, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert forced.finish_reason == "tool_calls" and forced.message.content == ""
+    text = server.chat.create(**ask, tool_choice="none").choices[0]
+    assert text.finish_reason == "stop" and json.loads(text.message.content) == {"ok": True}
+
+
+@pytest.mark.parametrize("format", ["qwen3", "qwen3_coder", "gemma4", "deepseek4"])
+def test_structured_text_or_a_call(server: Server, format: str) -> None:
+    """Which of them comes is up to the model; here a bias against braces at the beginning of a token decides."""
+    server.writes(format)
+    ask = {"model": "plain", "tools": TOOLS[1:], "reasoning_effort": "none", "response_format": FORM, "seed": 0} | ASK
+    braces = [id for id in range(server.llm.tokenizer.n_vocab) if server.llm.tokenizer.decode([id]).startswith("{")]
+    for bias, reason in ((20, "stop"), (-90, "tool_calls")):
+        biases = {str(id): bias for id in braces}
+        choice = server.chat.create(**ask, logit_bias=biases, parallel_tool_calls=False).choices[0]
+        assert choice.finish_reason == reason
+        if reason == "stop":
+            assert json.loads(choice.message.content) == {"ok": True} and not choice.message.tool_calls
+        else:
+            assert choice.message.tool_calls[0].function.name == "now" and not choice.message.content
 
 
 HOSTILE = (

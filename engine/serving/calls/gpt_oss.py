@@ -14,10 +14,14 @@ class GptOssCalls(Tagged):
 
     FORMAT = GptOss
 
-    def forced(self, thought: str) -> str:
+    def forced(self, thought: str, text: str = "") -> str:
         following, call = self.rules.text(_NEXT), self._call()
         before = "" if thought == NONE else f"({self._text(['analysis'])} {following})* "
-        return f"{before}{call}" + (f" ({following} {call})*" if self._goes_on else "")
+        calls = call + (f" ({following} {call})*" if self._goes_on else "")
+        if not text:
+            return before + calls
+        head = f"{self.rules.text(_CHANNEL)} {self.rules.plain('final')} {self.rules.text(_MESSAGE)}"
+        return f"{before}({calls} | {head} {self.rules.rule(text)})"
 
     def free(self) -> str:
         channels = ["analysis", "commentary", "final"]

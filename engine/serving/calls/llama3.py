@@ -15,14 +15,15 @@ class Llama3Calls(Tagged):
 
     FORMAT = Llama3
 
-    def forced(self, thought: str) -> str:
+    def forced(self, thought: str, text: str = "") -> str:
         bodies = []
         for function in self.functions:
             head = f'{{"name": {json.dumps(function.name)}, "parameters": '
             arguments = self.rules.json(function.schema, function.strict)
             bodies.append(f'{self.rules.plain(head)} {arguments} "}}"')
         call = self.alternatives(bodies)
-        return f'{call} ("; " {call})*' if self.several else call
+        calls = f'{call} ("; " {call})*' if self.several else call
+        return f"({calls} | {self.rules.rule(text)})" if text else calls
 
     def free(self) -> str:
         brace = rf"[ \t\r\n]*\{{{ANY}"

@@ -34,6 +34,7 @@ def calls_source(
     forced: bool,
     several: bool,
     thought: str = NONE,
+    text: str = "",
 ) -> str:
     """The grammar of an answer that may call ``functions``, in llguidance's variant of Lark.
 
@@ -52,7 +53,9 @@ def calls_source(
     several : bool
         Whether it may have more than one call.
     thought : str
-        ``OPEN``, ``MAYBE`` or ``NONE``: how an answer that is forced begins.
+        ``OPEN``, ``MAYBE`` or ``NONE``: how an answer that is forced, or may be ``text``, begins.
+    text : str
+        The expression of the text that an answer is if it has no calls; by default it is any text. Not with ``forced``.
 
     Returns
     -------
@@ -69,6 +72,6 @@ def calls_source(
     rules = Rules(parser(name, single=lambda tag: False).tags, token, ends, special)
     made = CALLS[name](rules, functions, several)
     try:
-        return rules.source(made.forced(thought) if forced else made.free())
+        return rules.source(made.forced(thought, text) if forced or text else made.free())
     except RecursionError:
         raise Unenforceable("has a schema that is nested too deeply or refers to itself") from None

@@ -37,12 +37,21 @@ class Tagged:
         """What follows the tag ``opening``, up to the end of the call.  Raises Unenforceable."""
         raise NotImplementedError
 
-    def forced(self, thought: str) -> str:
-        """A thought if there is one, and calls; thought: ``OPEN``, ``MAYBE`` or ``NONE``.  Raises Unenforceable."""
+    def forced(self, thought: str, text: str = "") -> str:
+        """A thought if there is one, and calls; thought: ``OPEN``, ``MAYBE`` or ``NONE``; text: the expression of a text that
+        may stand for the calls.  Raises Unenforceable."""
         blocks = [f"{self.rules.text(opening)} {self.rest(opening)}" for opening in self.FORCED]
         block = self.rules.rule(" | ".join(blocks))
         more = f" ({self.rules.plain(self.BETWEEN)} {block})*" if self.several and not self.MANY else ""
-        return f'{self._thought(thought)} "\\n"{{0,2}} {block}{more}'
+        calls = f'"\\n"{{0,2}} {block}{more}'
+        if not text:
+            return f"{self._thought(thought)} {calls}"
+        # After the tag of a thought, newlines are no part of the text.
+        answer = f"({calls} | {self.rules.rule(text)})"
+        if not (before := self._thought(thought)):
+            return answer
+        separated = f'({calls} | "\\n"{{0,2}} {self.rules.rule(text)})'
+        return f"{before} {separated}" if thought == OPEN else f"({before.removesuffix('?')} {separated} | {answer})"
 
     def free(self) -> str:
         """Any text, and calls.  Raises Unenforceable."""

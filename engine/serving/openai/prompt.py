@@ -11,7 +11,7 @@ from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.structured import read_form
-from engine.serving.tool_choice import ToolChoice, calls_grammar
+from engine.serving.tool_choice import ToolChoice, calls_grammar, may_call
 
 
 async def read_prompt(
@@ -37,13 +37,14 @@ async def read_prompt(
         values.setdefault("enable_thinking", effort != "none")
     grammar = await read_form(fields, llm, limits, form)
     if grammar is not None:
-        if choice.forced:
-            described = form[0].name(form[1]) if form[1] in form[0] else "another field"
-            problem = f"forces a call, and {described} describes a text: leave one of them out"
-            raise fields.refuse("tool_choice", problem)
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
+    text = ""
+    if grammar is not None and may_call(choice, llm, continue_final):
+        # A grammar of several rules is not a part of another one, so it holds the whole answer unless a call is forced.
+        text = "" if choice.forced else grammar.expression or ""
+        grammar = None if text or choice.forced else grammar
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
     given["at_least"] = llm.check_least
     make = partial(prompt_of, llm, messages, values=values, continue_final=continue_final, **given)
     prompt = await aside(fields.size, make)
-    return prompt, await calls_grammar(choice, llm, prompt, limits) if grammar is None else grammar
+    return prompt, await calls_grammar(choice, llm, prompt, limits, text) if grammar is None else grammar
