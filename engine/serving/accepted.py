@@ -176,8 +176,11 @@ RESPONSES = (
 )
 
 MESSAGES = _table(
-    (*COMMON, *SAMPLING, "max_tokens", "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences"),
-    ("output_format", "output_config.format", "mcp_servers"),
+    (
+        *(*COMMON, *SAMPLING, "max_tokens", "messages", "system", "tools", "tool_choice", "thinking", "stop_sequences"),
+        "output_config",
+    ),
+    ("output_format", "mcp_servers"),
     ("cache_control", "container", "context_management", "inference_geo", "metadata", "service_tier", "speed"),
 )
 

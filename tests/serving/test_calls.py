@@ -183,6 +183,23 @@ def test_structured_text_or_a_call(server: Server, format: str) -> None:
             assert choice.message.tool_calls[0].function.name == "now" and not choice.message.content
 
 
+def test_structured_text_or_a_call_of_anthropic(server: Server) -> None:
+    server.writes("qwen3")
+    output = {"format": {"type": "json_schema", "schema": OK}}
+    ask = {"model": "plain", "extra_body": {"output_config": output, "seed": 0}} | ASK
+    (alone,) = server.messages.create(**ask).content
+    assert json.loads(alone.text) == {"ok": True}
+    (none,) = server.messages.create(**ask, tools=ANTHROPIC_TOOLS, tool_choice={"type": "none"}).content
+    assert json.loads(none.text) == {"ok": True}
+    auto = {"type": "auto", "disable_parallel_tool_use": True}
+    (either,) = server.messages.create(**ask, tools=ANTHROPIC_TOOLS[1:], tool_choice=auto).content
+    assert either.type == "tool_use" or json.loads(either.text) == {"ok": True}
+    (forced,) = server.messages.create(
+        **ask, tools=ANTHROPIC_TOOLS[1:], tool_choice={"type": "any", "disable_parallel_tool_use": True}
+    ).content
+    assert (forced.type, forced.name) == ("tool_use", "now")
+
+
 HOSTILE = (
     '{"type": 5}', '{"minLength": 1e999, "type": "string"}', '{"type": "string", "format": []}', '{"enum": ["\\ud800"]}',
     '{"anyOf": [{"$ref": "#/properties/p"}, {"$ref": "#/properties/p"}]}', '{"minimum": 1e999, "type": "number"}', "[null]",

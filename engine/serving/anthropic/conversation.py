@@ -20,17 +20,25 @@ BLOCKS = 65536
 
 
 async def read_prompt(
-    fields: Fields, llm: LLM, limits: Limits, choice: ToolChoice, at_least: AtLeast | None = None
+    fields: Fields,
+    llm: LLM,
+    limits: Limits,
+    choice: ToolChoice,
+    at_least: AtLeast | None = None,
+    *,
+    ruled: bool = False,
+    thinks: bool = True,
 ) -> Prompt:
-    """The prompt of a request; at_least: is told how many tokens a long one has at least, and may raise an error."""
+    """The prompt of a request; at_least: is told how many tokens a long one has at least, and may raise an error; ruled: the
+    whole answer follows a grammar of the request; thinks: whether the answer may begin with a thought."""
     messages = await aside(fields.size, partial(read_messages, fields, limits))
     prefilled = messages[-1]["role"] == "assistant"
     # Without the field Anthropic's models do not think, and clients take the first block for the text.  The beginning of an
     # answer that the client gives is text, too.
     thinking = fields.object("thinking") or Fields({"type": "disabled"}, "thinking")
-    thinks = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
-    values = {"enable_thinking": thinks and not prefilled}
-    given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "at_least": at_least}
+    asked = thinking.choice("type", ("enabled", "adaptive", "disabled"), "enabled") != "disabled"
+    values = {"enable_thinking": asked and thinks and not prefilled}
+    given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "at_least": at_least, "ruled": ruled}
     make = partial(prompt_of, llm, messages, values=values, continue_final=prefilled, **given)
     return await aside(fields.size, make)
 

@@ -19,7 +19,8 @@ from engine.serving.permitted import read_permitted
 from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
-from engine.serving.tool_choice import calls_grammar
+from engine.serving.structured import read_grammar
+from engine.serving.tool_choice import calls_grammar, may_call
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""
@@ -48,12 +49,26 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     options = read_options(fields, llm, limits)
     stop = read_stop(fields, limits, "stop_sequences")
     choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
-    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least)
+    output = fields.object("output_config") or Fields({}, "output_config")
+    output.ignore("effort")
+    form, text = await read_grammar(output, llm, limits, "format"), ""
+    shaped = form is not None
+    if form is not None and may_call(choice, llm, _begun(fields)):
+        text = "" if choice.forced else form.expression or ""
+        form = None if text or choice.forced else form
+    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least, ruled=form is not None, thinks=not shaped)
     options |= {
         "max_tokens": clamped(most, llm, len(prompt.ids)),
-        "grammar": await calls_grammar(choice, llm, prompt, limits),
+        "grammar": form or await calls_grammar(choice, llm, prompt, limits, text),
     }
     return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm))
+
+
+def _begun(fields: Fields) -> bool:
+    """Whether the last message is the beginning of the answer.  The messages have not been checked yet."""
+    messages = fields.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 def _head(answer: Answer, served: Served) -> dict[str, Any]:
