@@ -12,7 +12,8 @@ from engine.llm import LLM
 from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
-from engine.serving.formats import select
+from engine.serving.formats import generic, select
+from engine.serving.formats.history import adapted
 from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
 from engine.serving.turns import Message, rendered
@@ -159,12 +160,17 @@ def prompt_of(
     last: Message = {}
     if continue_final:
         *messages, last = messages
+    source = template.source_for(bool(extra.get("tools")))
+    format = select.detect(source, bool(tools))
+    messages = adapted(format, messages)
+    if format == "generic":
+        # A template without a place for the system message gets it in the first message of the user (turns.py).
+        messages = generic.with_system(generic.as_text(messages), generic.describe(tools))
+        extra = {name: value for name, value in extra.items() if name != "tools"}
     try:
         ids = rendered(lambda own: template.encode(own, at_least=at_least, **extra), messages)
     except TemplateError as error:
         raise refused(error) from None
-    source = template.source_for(bool(extra.get("tools")))
-    format = select.detect(source)
     tags = select.FORMATS[format].THOUGHT
     thought = NONE
     end = llm.tokenizer.decode(ids[-LAST:], special=True)

@@ -137,10 +137,13 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
     if not choice.ruled and not text:
         return None
     if prompt.format not in CALLS:
-        if not choice.forced:
-            return None  # such a model calls nothing
-        problem = "forces a call, and the format of the calls of this model is not known: leave it out"
-        raise Refusal(f"{choice.param} {problem}.", param=choice.param)
+        unknown = "this server has no grammar of the calls that this model writes"
+        if choice.forced:
+            raise Refusal(f"{choice.param} forces a call, and {unknown}: leave it out.", param=choice.param)
+        if not choice.several:
+            problem = f"cannot be limited to one in an answer, since {unknown}: allow parallel calls"
+            raise Refusal(f"calls {problem}.", param="parallel_tool_calls")
+        raise Refusal(f"strict functions cannot be enforced, since {unknown}: leave strict out.", param="tools")
     if prompt.headed:
         problem = (
             "cannot be enforced in an answer of this model that has begun: leave out its beginning, or do not force"

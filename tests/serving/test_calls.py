@@ -87,7 +87,7 @@ ASK: Any = {"messages": HELLO, "max_tokens": 300}
 
 def template(llm: engine.LLM, format: str, end: str = "") -> ChatTemplate:
     """A template that shows a format; end: what its prompts end with."""
-    shown = "{% if false %}{% raw %}" + SOURCES[format] + "{% endraw %}{% endif %}"
+    shown = "{% if false %}{{ tools }}{% raw %}" + SOURCES[format] + "{% endraw %}{% endif %}"
     return ChatTemplate.from_source(shown + TEMPLATE + (end or ENDS.get(format, "")), llm.tokenizer)
 
 
@@ -444,7 +444,6 @@ NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
         ("qwen3", {"tool_choice": "required", "tools": []}, "tool_choice", "give tools"),
         ("qwen3", {"tool_choice": {"type": "custom"}}, "tool_choice.type", "must be function or allowed_tools"),
         ("qwen3", {"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "'x', which is not one of the"),
-        ("plain", {"tool_choice": "required"}, "tool_choice", "the format of the calls of this model is not known"),
         ("qwen3", {"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave one"),
         ("qwen3", {"tools": [tool("f", NOT, strict=True)]}, "tools", "the function 'f' cannot be enforced"),
         ("gemma4", {"tools": [tool("f", NOT, strict=True)]}, "tools", "the function 'f' has a schema with not"),

@@ -259,7 +259,7 @@ def test_models_are_listed_and_shown(client: Any, name: str, llm: LLM, file: Any
     assert shown.modelinfo["general.parameter_count"] == sum(int(tensor.n_elements) for tensor in file.tensors)
     assert shown.modelinfo["general.basename"] == llm.path.stem
     assert shown.modelinfo["tokenizer.ggml.tokens"] == []
-    assert "im_start" in shown.template and shown.capabilities == ["completion"]
+    assert "im_start" in shown.template and shown.capabilities == ["completion", "tools"]
     assert dict(line.split() for line in shown.parameters.splitlines())["num_ctx"] == "512"
 
 
@@ -300,7 +300,6 @@ def test_numbers_of_parameters(number: int, text: str) -> None:
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}, 400, "messages"),
         ("chat", {"messages": HELLO, "think": True}, 400, "does not support thinking"),
         ("chat", {"messages": HELLO, "think": "little"}, 400, "think must be true, false, low"),
-        ("chat", {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "support tools"),
         ("chat", {"messages": HELLO, "format": "xml"}, 400, "format must be"),
         ("chat", {"messages": HELLO, "format": {"type": "zebra"}}, 400, "format: "),
         ("chat", {"messages": HELLO, "keep_alive": "soon"}, 400, "keep_alive must be"),
@@ -370,7 +369,7 @@ def test_a_model_is_opened_and_closed(client: Any, name: str, web: Any) -> None:
     answer = client.chat(name, HELLO, options=GREEDY)
     closed = client.chat(name, keep_alive=0)
     assert (closed.done_reason, closed.message.content, client.ps().models) == ("unload", "", [])
-    assert client.show(name).capabilities == ["completion"]
+    assert client.show(name).capabilities == ["completion", "tools"]
     assert (client.ps().models, len(client.list().models)) == ([], 1)
     opened = client.generate(name, keep_alive="5m")
     assert (opened.done_reason, opened.response, len(client.ps().models)) == ("load", "", 1)

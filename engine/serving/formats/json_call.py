@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterable
+from itertools import count
 
 from engine.serving.formats.arguments import Arguments
 from engine.serving.formats.parser import FormatParser
@@ -14,8 +16,8 @@ _ARGUMENTS = ("arguments", "parameters")
 class JsonCalls(FormatParser):
     """A format whose calls are ``{"name": "NAME", "arguments": {…}}``.
 
-    The members may stand in any order, ``parameters`` may stand for ``arguments``, and ``"type": "function"`` may be one of
-    them. Arguments that come before the name wait for it.
+    The members may stand in any order, ``parameters`` may stand for ``arguments``, and ``"type": "function"`` and an ``id``
+    may be among them; the id is dropped. Arguments that come before the name wait for it.
     """
 
     def json_call(self, arguments_needed: bool) -> Steps[None]:
@@ -26,7 +28,7 @@ class JsonCalls(FormatParser):
         yield from self.input.accept("{")
         following = ","
         while following == ",":
-            key = yield from self._key()
+            key = yield from self.key()
             if key == "name" and not name:
                 name = yield from self._string()
                 if not self.tools.has(name):
@@ -43,6 +45,8 @@ class JsonCalls(FormatParser):
                 else:
                     early = []
                 yield from self.object(Arguments(self.input.spelled), early)
+            elif key == "id":
+                yield from self._string()
             elif key != "type" or (yield from self._string()) != "function":
                 raise Broken
             yield from self.input.blanks()
@@ -53,11 +57,29 @@ class JsonCalls(FormatParser):
             self._whole(name, "{}")
         yield from self.end()
 
+    def json_calls(self) -> Steps[None]:
+        """Reads one call, or a list of them; raises Broken if it is none."""
+        yield from self.input.blanks()
+        if (yield from self.input.peek()) != "[":
+            yield from self.json_call(arguments_needed=False)
+            return
+        yield from self.items(self.json_call(arguments_needed=False) for _ in count())
+
+    def items(self, calls: Iterable[Steps[None]]) -> Steps[None]:
+        """Reads a list, each item by the next of ``calls``, which end with :meth:`end`; raises Broken if it is none."""
+        yield from self.input.accept("[")
+        for call in calls:
+            yield from call
+            if (yield from self.input.accept(",]")) == "]":
+                break
+        self.input.mark()
+        yield from self._drop_closes()
+
     def _whole(self, name: str, arguments: str) -> None:
         self.begin(name)
         self.arguments(arguments, "")
 
-    def _key(self) -> Steps[str]:
+    def key(self) -> Steps[str]:
         """Reads a key and the colon after it, and the blanks around them."""
         yield from self.input.blanks()
         key = yield from self._string()

@@ -3,14 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.serving.formats.apertus import Apertus
+from engine.serving.formats.deepseek3 import DeepSeek3
 from engine.serving.formats.deepseek4 import DeepSeek4
 from engine.serving.formats.gemma4 import Gemma4
+from engine.serving.formats.generic import Generic
+from engine.serving.formats.glm import Glm
 from engine.serving.formats.gpt_oss import GptOss
+from engine.serving.formats.granite import Granite
+from engine.serving.formats.hunyuan import Hunyuan
+from engine.serving.formats.kimi import Kimi
 from engine.serving.formats.llama3 import Llama3
+from engine.serving.formats.minimax import MiniMax
+from engine.serving.formats.mistral import Mistral
 from engine.serving.formats.parser import FormatParser, Parser
 from engine.serving.formats.plain import Plain
 from engine.serving.formats.qwen3 import Qwen3
 from engine.serving.formats.qwen3_coder import Qwen3Coder
+from engine.serving.formats.seed_oss import SeedOss
 from engine.serving.formats.think import Think
 
 FORMATS: Mapping[str, type[FormatParser]] = {
@@ -21,6 +31,16 @@ FORMATS: Mapping[str, type[FormatParser]] = {
     "gemma4": Gemma4,
     "llama3": Llama3,
     "deepseek4": DeepSeek4,
+    "apertus": Apertus,
+    "deepseek3": DeepSeek3,
+    "generic": Generic,
+    "glm": Glm,
+    "granite": Granite,
+    "hunyuan": Hunyuan,
+    "kimi": Kimi,
+    "minimax": MiniMax,
+    "mistral": Mistral,
+    "seed_oss": SeedOss,
     "gpt_oss": GptOss,
 }
 """The formats by their names."""
@@ -32,26 +52,41 @@ _MARKS = (
     ("gpt_oss", ("<|channel|>", "<|message|>")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("qwen3", ("<tool_call>", '"arguments"')),
+    ("glm", ("<tool_call>", "<arg_key>")),
+    ("minimax", ("<minimax:tool_call>", "<invoke name=")),
+    ("seed_oss", ("<seed:tool_call>", "<function=")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("deepseek3", ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>")),
+    ("kimi", ("<|tool_call_begin|>", "<|tool_call_argument_begin|>")),
+    ("apertus", ("<|tools_prefix|>", "<|tools_suffix|>")),
+    ("granite", ("<|tool_call|>", "available_tools")),
+    ("granite", ("<|start_of_role|>", "<tool_call>")),
+    ("hunyuan", ("<tool_call>", "```json")),
+    ("hunyuan", ('<tool_calls>[{"name"',)),
     ("llama3", ("<|start_header_id|>", '"parameters"')),
     ("think", ("<think>", "</think>")),
 )
 
 
-def detect(template: str | None) -> str:
+def detect(template: str | None, tools: bool = False) -> str:
     """The name of the format of a model.
 
     Parameters
     ----------
     template : str or None
         The source of its chat template: ``llm.chat_template.source``. None if it has none.
+    tools : bool
+        Whether the conversation has tools. If the template does not know them, or their format is not known, it is "generic":
+        the prompt has to describe them (:func:`engine.serving.formats.generic.describe`).
 
     Returns
     -------
     str
-        A name in :data:`FORMATS`; "plain" if there is no template, or an unknown one.
+        A name in :data:`FORMATS`; without tools "plain" if there is no template, or an unknown one.
     """
     source = (template or "").replace('\\"', '"')  # a Jinja string may escape its quotes
-    return next((name for name, marks in _MARKS if all(mark in source for mark in marks)), "plain")
+    name = next((name for name, marks in _MARKS if all(mark in source for mark in marks)), "plain")
+    return "generic" if tools and (name in ("plain", "think") or "tools" not in source) else name
 
 
 def parser(
@@ -93,8 +128,8 @@ def can_think(template: str | None) -> bool:
 
 
 def can_call(template: str | None) -> bool:
-    """Whether a model can call functions in a known format, as the source of its chat template shows."""
-    return detect(template) not in ("plain", "think")
+    """Whether a model can call functions: it needs a chat template, for its own format or the generic one."""
+    return bool(template)
 
 
 def opens_thought(name: str, prompt: str) -> bool:

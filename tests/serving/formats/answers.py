@@ -18,6 +18,31 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "llama3": ("<|python_tag|>",),
     "deepseek4": ("<think>", "</think>", "｜DSML｜"),
     "gpt_oss": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+    "generic": (),
+    "granite": ("<think>", "</think>", "<|tool_call|>"),
+    "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    "glm": (
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ),
+    "minimax": ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>"),
+    "seed_oss": ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+    "deepseek3": (
+        *("<think>", "</think>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    ),
+    "kimi": (
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+        "<|tool_call_argument_begin|>",
+    ),
+    "hunyuan": ("<think>", "</think>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
 }
 """The tags that are tokens in the vocabularies of the models."""
 

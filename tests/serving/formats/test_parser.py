@@ -86,6 +86,74 @@ FRAGMENTS: dict[str, tuple[str, ...]] = {
             "<|channel|>",
         ),
     ),
+    "generic": (
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now", "arguments": ', "[", "]", ", ", "}"),
+        *('{"name": "get_weather", "arguments": {"city": "', '"}}', "{"),
+    ),
+    "granite": (
+        *("<think>", "</think>", "<|tool_call|>", "</tool_call>", '{"name": "now", "arguments": ', "[", "]", ", ", "}"),
+        *('{"name": "get_weather", "arguments": {"city": "', '"}}', "{"),
+    ),
+    "mistral": (
+        *("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "now", "get_weather", '{"city": "', '"}', "{"),
+        *('[{"name": "get_weather", "arguments": {"city": "', '"}}]', '"}}, {"name": "now", "arguments": ', "}", "]"),
+    ),
+    "glm": (
+        *(
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ),
+        *("<tool_call>now", "<tool_call>get_weather", "city", "tags", "<arg_key>city</arg_key><arg_value>"),
+    ),
+    "minimax": (
+        *("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="now">', "</invoke>"),
+        *('<invoke name="get_weather">', '<parameter name="city">', '<parameter name="days">', "</parameter>"),
+    ),
+    "seed_oss": (
+        *("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>", "<function=now>", "</function>"),
+        *("<function=get_weather>", "<parameter=city>", "<parameter=days>", "</parameter>"),
+    ),
+    "deepseek3": (
+        *(
+            "<think>",
+            "</think>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "```json",
+            "```",
+        ),
+        *("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "function", "now", "get_weather", '{"city": "', '"}', "{"),
+        "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>",
+    ),
+    "kimi": (
+        *("<think>", "</think>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
+        *("<|tool_call_begin|>functions.now:0", "<|tool_call_begin|>functions.get_weather:1", "<|tool_call_begin|>"),
+        *("<|tool_call_argument_begin|>", '{"city": "', '"}', "{"),
+    ),
+    "hunyuan": (
+        *(
+            "<think>",
+            "</think>",
+            "<tool_calls>",
+            "</tool_calls>",
+            "<tool_call>",
+            "</tool_call>",
+            "<tool_sep>",
+            "```json",
+        ),
+        *("<tool_call>now", "<tool_call>get_weather", "```", '{"city": "', '"}', "[", "]", '{"name": "now"}'),
+    ),
+    "apertus": (
+        *("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>", "[", "]", '{"now": ', "}"),
+        *('{"get_weather": {"city": "', '"}}', ", ", "{"),
+    ),
 }
 """Parts of which texts consist that are calls, nearly calls, or none."""
 
