@@ -596,7 +596,11 @@ def test_what_has_a_format_is_text(templated: Any) -> None:
 
 
 def test_what_models_can_do(templated: Any) -> None:
-    able = {"caller": ["completion", "tools"], "thinker": ["completion", "thinking"], "plain": ["completion"]}
+    able = {
+        "caller": ["completion", "tools"],
+        "thinker": ["completion", "tools", "thinking"],
+        "plain": ["completion", "tools"],
+    }
     for name in able:
         templated.generate(name)  # opens it, and with it the template that the test has given it
     assert {name: templated.show(name).capabilities for name in able} == able

@@ -31,7 +31,6 @@ _PLAIN = {
 }
 """Values that are written as they are in JSON."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_NAME_END, _END = r'">\n"', "\n</parameter>\n"
 
 
 class Qwen3CoderCalls(Tagged):
@@ -45,33 +44,37 @@ class Qwen3CoderCalls(Tagged):
     FORMAT = Qwen3Coder
     OPENINGS = ("<tool_call>", "<function=")
     FORCED = ("<tool_call>",)
+    CALL, CALL_END = "\n<function={}>\n", "</function>\n</tool_call>"
+    PARAMETER, NAME_END = "<parameter=", ">\n"
+    LINE_END, VALUE_END = "\n", "</parameter>\n"
 
     def rest(self, opening: str) -> str:
         bare = opening == "<function="
         bodies = []
         for function in self.functions:
-            head = f"{function.name}>\n" if bare else f"\n<function={function.name}>\n"
+            head = f"{function.name}>\n" if bare else self.CALL.format(function.name)
             values = parameters(self.rules, function, partial(self._parameter, function))
             bodies.append(f"{self.rules.text(head)} {values}")
-        end = self.rules.text("</function>" if bare else "</function>\n</tool_call>")
+        end = self.rules.text("</function>" if bare else self.CALL_END)
         return f"{self.alternatives(bodies)} {end}"
 
     def _parameter(self, function: Function, key: str | None, schema: Schema) -> str:
         if key is None:
             # The parser takes the values of parameters that it does not know for strings.
-            name = f"{self.rules.terminal(self.rules.regex([KEY]))} {_NAME_END}"
+            name = f"{self.rules.terminal(self.rules.regex([KEY]))} {self.rules.text(self.NAME_END)}"
             types, schema = frozenset({"string"}), {}
         else:
             if not re.fullmatch(r"[^<>\s]+", key) or any(tag in key for tag in self.rules.tags):
                 raise Unenforceable(f"has a parameter {key[:40]!r}, whose name has blanks or brackets")
-            name = self.rules.text(f"{key}>\n")
+            name = self.rules.text(key + self.NAME_END)
             described = {"name": function.name, "parameters": function.schema}
             types = Tools([{"type": "function", "function": described}]).types(function.name, key)
-        return f"{self.rules.text('<parameter=')} {name} ({self._value(function, schema, types)})"
+        return f"{self.rules.text(self.PARAMETER)} {name} ({self._value(function, schema, types)})"
 
     def _value(self, function: Function, schema: Schema, types: frozenset[str]) -> str:
         """A value and the tag after it; types: those that the parser tells apart."""
-        root, strict, end = function.schema, function.strict, self.rules.text(_END)
+        root, strict, close = function.schema, function.strict, self.LINE_END + self.VALUE_END
+        end = self.rules.text(close)
         if types and "string" not in types:
             return f"{self.rules.json(with_definitions(schema, root), strict)} {end}"
         strings, others = divided(schema, root, strict, self.rules.spend)
@@ -79,9 +82,9 @@ class Qwen3CoderCalls(Tagged):
             others = []  # whatever the schema says, it becomes a string
         texts = [value for each in strings for value in choices(each) or ()]
         texts = [text for text in texts if json_of(text, types) == json.dumps(text, ensure_ascii=False)]
-        lines = [text + "\n" for text in texts if not any(tag in text for tag in self.rules.tags)]
-        lines += [json.dumps(value) + "\n" for each in others for value in choices(each) or ()]
-        bodies = [f"{self.rules.plain(line)} {self.rules.text(_END[1:])}" for line in lines]
+        lines = [text + self.LINE_END for text in texts if not any(tag in text for tag in self.rules.tags)]
+        lines += [json.dumps(value) + self.LINE_END for each in others for value in choices(each) or ()]
+        bodies = [f"{self.rules.plain(line)} {self.rules.text(self.VALUE_END)}" for line in lines]
         words, without = [], [f"{_BLANKS}(?:{_WORDS[kind]}){_BLANKS}" for kind in sorted(types) if kind in _WORDS]
         for each, kind in [(one, kind) for one in others if choices(one) is None for kind in one["type"]]:
             bounded = any(bound in each for bound in _BOUNDS)
@@ -92,7 +95,7 @@ class Qwen3CoderCalls(Tagged):
             without.append({"array": r"\[(?s:.*)", "object": r"\{(?s:.*)"}.get(kind, "[-0-9](?s:.*)"))
             bodies.append(f"{self.rules.json(with_definitions({**each, 'type': kind}, root), strict)} {end}")
         free = [patterns(each, strict) for each in strings if choices(each) is None]
-        bodies += [self.rules.until(_END, each, without, words) for each in free]
+        bodies += [self.rules.until(close, each, without, words) for each in free]
         if words and not free:
             bodies.append(f"{self.rules.terminal(self.rules.regex(['|'.join(words)]))} {end}")
         if not bodies:

@@ -2,14 +2,24 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from engine.serving.calls.apertus import ApertusCalls
+from engine.serving.calls.deepseek3 import DeepSeek3Calls
 from engine.serving.calls.deepseek4 import DeepSeek4Calls
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.gemma4 import Gemma4Calls
+from engine.serving.calls.generic import GenericCalls
+from engine.serving.calls.glm import GlmCalls
 from engine.serving.calls.gpt_oss import GptOssCalls
+from engine.serving.calls.granite import GraniteCalls
+from engine.serving.calls.hunyuan import HunyuanCalls
+from engine.serving.calls.kimi import KimiCalls
 from engine.serving.calls.llama3 import Llama3Calls
+from engine.serving.calls.minimax import MiniMaxCalls
+from engine.serving.calls.mistral import MistralCalls
 from engine.serving.calls.qwen3 import Qwen3Calls
 from engine.serving.calls.qwen3_coder import Qwen3CoderCalls
 from engine.serving.calls.rules import Rules
+from engine.serving.calls.seed_oss import SeedOssCalls
 from engine.serving.calls.tagged import NONE, Tagged
 from engine.serving.formats.select import parser
 
@@ -19,6 +29,16 @@ CALLS: Mapping[str, type[Tagged]] = {
     "gemma4": Gemma4Calls,
     "llama3": Llama3Calls,
     "deepseek4": DeepSeek4Calls,
+    "generic": GenericCalls,
+    "granite": GraniteCalls,
+    "apertus": ApertusCalls,
+    "mistral": MistralCalls,
+    "deepseek3": DeepSeek3Calls,
+    "kimi": KimiCalls,
+    "seed_oss": SeedOssCalls,
+    "glm": GlmCalls,
+    "minimax": MiniMaxCalls,
+    "hunyuan": HunyuanCalls,
     "gpt_oss": GptOssCalls,
 }
 """The grammars of the formats that have calls, by the names of the formats."""

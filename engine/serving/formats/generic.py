@@ -22,25 +22,19 @@ The result follows in <tool_response></tool_response>. If no function helps, ans
 class Generic(JsonCalls):
     """Thoughts, text, and calls, which are an object or a list of objects::
 
-        <think>
-        THOUGHT
-        </think>
+    <think>
+    THOUGHT
+    </think>
 
-        TEXT
-        <tool_call>
-        {"name": "NAME", "arguments": {"KEY": VALUE}}
-        </tool_call>
-
-    An answer that is such an object without tags is a call, too.
+    TEXT
+    <tool_call>
+    {"name": "NAME", "arguments": {"KEY": VALUE}}
+    </tool_call>
     """
 
     THOUGHT = ("<think>", "</think>")
     OPENS = ("<tool_call>",)
     CLOSES = ("</tool_call>",)
-
-    def beginning(self) -> Steps[None]:
-        if self.looks_for_calls and not self.thinking:
-            yield from self.attempt(self.json_call(arguments_needed=True))
 
     def call(self, symbol: str) -> Steps[None]:
         yield from self.json_calls()

@@ -43,6 +43,7 @@ DSML = (
     f'{{}}<{D}parameter name="tags" string="false">["a", "b"]</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>'
 )
 DSML_DAYS = f'<{D}parameter name="days" string="false">{{}}</{D}parameter>\n'
+DS, KIMI = "<｜tool▁call", "<|tool_call"
 ARGUMENTS = '{{"city": "{}", {}"tags": ["a", "b"]}}'
 
 CALL = {
@@ -52,10 +53,31 @@ CALL = {
     "llama3": '{{"name": "weather", "parameters": ' + ARGUMENTS + "}}",
     "deepseek4": DSML,
     "gpt_oss": f"{HEAD}weather{JSON}" + ARGUMENTS + "<|call|>",
+    "generic": '<tool_call>\n{{"name": "weather", "arguments": ' + ARGUMENTS + "}}\n</tool_call>",
+    "granite": '<|tool_call|>[{{"name": "weather", "arguments": ' + ARGUMENTS + "}}]",
+    "mistral": "[TOOL_CALLS]weather[ARGS]" + ARGUMENTS,
+    "apertus": '<|tools_prefix|>[{{"weather": ' + ARGUMENTS + "}}]<|tools_suffix|>",
+    "deepseek3": f"{DS}s▁begin｜>{DS}▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}{DS}▁end｜>{DS}s▁end｜>",
+    "kimi": f"{KIMI}s_section_begin|>{KIMI}_begin|>functions.weather:1{KIMI}_argument_begin|>{ARGUMENTS}"
+    f"{KIMI}_end|>{KIMI}s_section_end|>",
+    "hunyuan": f"<tool_calls>\n<tool_call>weather\n```json\n{ARGUMENTS}\n```\n</tool_call>\n</tool_calls>",
+    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n{}<arg_key>tags</arg_key>\n"
+    '<arg_value>["a", "b"]</arg_value>\n</tool_call>',
+    "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>{}</parameter>\n{}"
+    '<parameter=tags>["a", "b"]</parameter>\n</function>\n</seed:tool_call>',
+    "minimax": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">{}</parameter>\n{}'
+    '<parameter name="tags">["a", "b"]</parameter>\n</invoke>\n</minimax:tool_call>',
 }
 """A call as templates write it, with a place for a city, and one for a number of days."""
 
-DAYS = {"qwen3_coder": CODER_DAYS, "deepseek4": DSML_DAYS, "gemma4": "days:{},"}
+DAYS = {
+    "qwen3_coder": CODER_DAYS,
+    "deepseek4": DSML_DAYS,
+    "gemma4": "days:{},",
+    "glm": "<arg_key>days</arg_key>\n<arg_value>{}</arg_value>\n",
+    "seed_oss": "<parameter=days>{}</parameter>\n",
+    "minimax": '<parameter name="days">{}</parameter>\n',
+}
 """The number of days, as a call writes it; JSON if nothing else."""
 
 NOW = {
@@ -65,14 +87,37 @@ NOW = {
     "llama3": '{"name": "now", "parameters": {}}',
     "deepseek4": f'<{D}tool_calls>\n<{D}invoke name="now">\n\n</{D}invoke>\n</{D}tool_calls>',
     "gpt_oss": f"{HEAD}now{JSON}{{}}<|call|>",
+    "generic": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
+    "mistral": "[TOOL_CALLS]now[ARGS]{}",
+    "apertus": '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>',
+    "deepseek3": f"{DS}s▁begin｜>{DS}▁begin｜>now<｜tool▁sep｜>{{}}{DS}▁end｜>{DS}s▁end｜>",
+    "kimi": f"{KIMI}s_section_begin|>{KIMI}_begin|>functions.now:0{KIMI}_argument_begin|>{{}}"
+    f"{KIMI}_end|>{KIMI}s_section_end|>",
+    "hunyuan": "<tool_calls>\n<tool_call>now\n```json\n{}\n```\n</tool_call>\n</tool_calls>",
+    "glm": "<tool_call>now\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+    "minimax": '<minimax:tool_call>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
 }
 """A call without arguments."""
 
 ENDING = Model("gpt_oss", True)
 """Here the tag after a call is a token that ends the answer."""
 
-BETWEEN = {"llama3": "; ", "gemma4": "", "gpt_oss": "<|start|>assistant"}
+BETWEEN = {"llama3": "; ", "gemma4": "", "gpt_oss": "<|start|>assistant", "mistral": ""}
 """What stands between calls; a newline if nothing else."""
+
+
+BLOCK = {
+    "deepseek4": (f"<{D}tool_calls>\n", f"</{D}tool_calls>"),
+    "granite": ("<|tool_call|>[", "]", ", "),
+    "apertus": ("<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
+    "deepseek3": (f"{DS}s▁begin｜>", f"{DS}s▁end｜>"),
+    "kimi": (f"{KIMI}s_section_begin|>", f"{KIMI}s_section_end|>"),
+    "hunyuan": ("<tool_calls>\n", "</tool_calls>"),
+    "minimax": ("<minimax:tool_call>\n", "</minimax:tool_call>"),
+}
+"""What stands around several calls, and between them."""
 
 
 def call(format: str, city: str = "Köln", days: object = 3) -> str:
@@ -80,8 +125,9 @@ def call(format: str, city: str = "Köln", days: object = 3) -> str:
 
 
 def two(format: str) -> str:
-    if format == "deepseek4":
-        return NOW[format].replace(f"</{D}tool_calls>", call(format).removeprefix(f"<{D}tool_calls>\n"))
+    if format in BLOCK:
+        begin, end, *between = BLOCK[format]
+        return NOW[format].removesuffix(end) + "".join(between) + call(format).removeprefix(begin)
     return NOW[format] + BETWEEN.get(format, "\n") + call(format)
 
 

@@ -134,13 +134,6 @@ def test_the_thoughts_of_families() -> None:
         assert read(format, f"{begin}hm{end}Yes.") == Answer("Yes.", "hm")
 
 
-def test_an_answer_of_json_alone_is_a_call() -> None:
-    answer = read("generic", f'{{"name": "get_weather", "arguments": {CITY}}}')
-    assert (answer.content, answer.calls) == ("", CALLS[:1])
-    for text in ('{"name": "x", "arguments": {}}', '{"city": "Köln"}', '{"name": "now"}', "{"):
-        assert read("generic", text) == Answer(text)
-
-
 TEMPLATES = {
     "mistral": """{%- if tools %}{{ "[AVAILABLE_TOOLS]" }}{% endif %}{{- "[TOOL_CALLS][" }}""",
     "glm": """{%- if tools -%}<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>{% endif %}""",

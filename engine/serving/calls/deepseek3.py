@@ -1,0 +1,26 @@
+"""The grammar of calls of DeepSeek V3, R1 and V3.1."""
+
+from engine.serving.calls.tagged import Tagged
+from engine.serving.formats.deepseek3 import DeepSeek3
+
+_CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+
+
+class DeepSeek3Calls(Tagged):
+    """Calls as :class:`engine.serving.formats.deepseek3.DeepSeek3` reads them: with or without a block of Markdown."""
+
+    FORMAT = DeepSeek3
+    OPENINGS = FORCED = (_CALLS,)
+    MANY = True
+
+    def rest(self, opening: str) -> str:
+        text, bodies = self.rules.text, []
+        for function in self.functions:
+            arguments = self.rules.json(function.schema, function.strict)
+            bodies.append(f"{text(f'{_CALL}{function.name}{_SEPARATOR}')} {arguments} {text(_CALL_END)}")
+            fence = text(f"{_CALL}function{_SEPARATOR}{function.name}\n```json\n")
+            bodies.append(f"{fence} {arguments} {text(chr(10) + '```' + _CALL_END)}")
+        call = self.alternatives(bodies)
+        more = f' ("\\n"? {call})*' if self.several else ""
+        return f"{call}{more} {text(_CALLS_END)}"

@@ -1,0 +1,26 @@
+"""Formats whose calls are the items of a list of JSON."""
+
+import json
+
+from engine.serving.calls.function import Function
+from engine.serving.calls.tagged import Tagged
+
+
+class Listed(Tagged):
+    """The grammar of a list of ``{"name": "NAME", "arguments": {…}}``."""
+
+    MANY = True
+
+    def head(self, function: Function) -> str:
+        """The text of an item before the arguments."""
+        return f'{{"name": {json.dumps(function.name)}, "arguments": '
+
+    def items(self) -> str:
+        """The list.  Raises Unenforceable."""
+        bodies = []
+        for function in self.functions:
+            arguments = self.rules.json(function.schema, function.strict)
+            bodies.append(f'{self.rules.plain(self.head(function))} {arguments} "}}"')
+        call = self.alternatives(bodies)
+        more = f' (", " {call})*' if self.several else ""
+        return f'"[" {call}{more} "]"'

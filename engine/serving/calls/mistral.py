@@ -1,0 +1,20 @@
+"""The grammar of calls of Mistral, Ministral and Devstral."""
+
+from engine.serving.calls.listed import Listed
+from engine.serving.formats.mistral import Mistral
+
+
+class MistralCalls(Listed):
+    """Calls as :class:`engine.serving.formats.mistral.Mistral` reads them: a list, or a name and arguments, without ids."""
+
+    FORMAT = Mistral
+    OPENINGS = FORCED = ("[TOOL_CALLS]",)
+    BETWEEN = ""
+    MANY = False
+
+    def rest(self, opening: str) -> str:
+        bodies = [self.items()]
+        for function in self.functions:
+            arguments = self.rules.json(function.schema, function.strict)
+            bodies.append(f"{self.rules.text(f'{function.name}[ARGS]')} {arguments}")
+        return self.alternatives(bodies)
