@@ -14,7 +14,7 @@ from engine.llm import LLM
 from engine.serving.aside import compiling
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.schemas import pruned
-from engine.serving.calls.select import CALLS, calls_source
+from engine.serving.calls.select import calls_source
 from engine.serving.conversation import Prompt, control_token, read_tools
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
@@ -132,18 +132,10 @@ async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Li
 
     text: the expression of the text that the answer is if it has no calls; by default it is any text.
 
-    Raises Refusal if the model writes calls in no known format, or a schema cannot be followed.
+    Raises Refusal if a schema cannot be followed, or the client has begun an answer that has no place for calls.
     """
     if not choice.ruled and not text:
         return None
-    if prompt.format not in CALLS:
-        unknown = "this server has no grammar of the calls that this model writes"
-        if choice.forced:
-            raise Refusal(f"{choice.param} forces a call, and {unknown}: leave it out.", param=choice.param)
-        if not choice.several:
-            problem = f"cannot be limited to one in an answer, since {unknown}: allow parallel calls"
-            raise Refusal(f"calls {problem}.", param="parallel_tool_calls")
-        raise Refusal(f"strict functions cannot be enforced, since {unknown}: leave strict out.", param="tools")
     if prompt.headed:
         problem = (
             "cannot be enforced in an answer of this model that has begun: leave out its beginning, or do not force"

@@ -434,6 +434,27 @@ def test_whether_an_answer_may_begin_with_a_thought(format: str, end: str, value
     assert prompt_of(llm, HELLO, values=values).thought == thought
 
 
+def test_a_model_whose_template_knows_no_tools(server: Server) -> None:
+    server.writes("plain")
+    ask = {"model": "plain", "tools": TOOLS, "seed": 0} | ASK
+    (call,) = server.chat.create(**ask, tool_choice="required", parallel_tool_calls=False).choices[0].message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+    without = server.chat.create(**ask | {"tool_choice": "none", "max_tokens": 1}).usage.prompt_tokens
+    assert server.chat.create(**ask | {"max_tokens": 1}).usage.prompt_tokens > without + 100
+
+
+def test_a_template_without_a_system_message_describes_tools_to_the_user() -> None:
+    tokenizer = made(bpe_metadata([], {"<think>": CONTROL}))
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    llm: Any = SimpleNamespace(
+        tokenizer=tokenizer, chat_template=ChatTemplate.from_source(refuses + TEMPLATE, tokenizer)
+    )
+    prompt = prompt_of(llm, HELLO, TOOLS)
+    text = tokenizer.decode(prompt.ids)
+    assert prompt.format == "generic" and text.startswith("user: # Tools")
+    assert all(json.dumps(tool["function"]) in text for tool in TOOLS) and text.endswith("def add(a, b):\nassistant: ")
+
+
 NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 
 

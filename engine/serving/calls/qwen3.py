@@ -1,15 +1,17 @@
 """The grammar of calls of Qwen3."""
 
 import json
+from typing import ClassVar
 
 from engine.serving.calls.tagged import Tagged
+from engine.serving.formats.parser import FormatParser
 from engine.serving.formats.qwen3 import Qwen3
 
 
 class Qwen3Calls(Tagged):
     """Calls as :class:`engine.serving.formats.qwen3.Qwen3` reads them: the name and the arguments in JSON."""
 
-    FORMAT = Qwen3
+    FORMAT: ClassVar[type[FormatParser]] = Qwen3
     OPENINGS = FORCED = ("<tool_call>",)
 
     def rest(self, opening: str) -> str:

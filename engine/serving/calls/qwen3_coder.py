@@ -3,12 +3,14 @@
 import json
 import re
 from functools import partial
+from typing import ClassVar
 
 from engine.grammar.digits import MOST_DIGITS
 from engine.serving.calls.function import Function, Unenforceable
 from engine.serving.calls.parameters import KEY, parameters
 from engine.serving.calls.schemas import Schema, choices, divided, patterns, with_definitions
 from engine.serving.calls.tagged import Tagged
+from engine.serving.formats.parser import FormatParser
 from engine.serving.formats.qwen3_coder import Qwen3Coder
 from engine.serving.formats.tools import NUMBER, Tools, json_of
 
@@ -41,8 +43,8 @@ class Qwen3CoderCalls(Tagged):
     something else is no string.
     """
 
-    FORMAT = Qwen3Coder
-    OPENINGS = ("<tool_call>", "<function=")
+    FORMAT: ClassVar[type[FormatParser]] = Qwen3Coder
+    OPENINGS: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
     FORCED = ("<tool_call>",)
     CALL, CALL_END = "\n<function={}>\n", "</function>\n</tool_call>"
     PARAMETER, NAME_END = "<parameter=", ">\n"

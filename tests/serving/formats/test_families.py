@@ -192,4 +192,3 @@ def test_a_conversation_with_calls_as_text() -> None:
     assert json.dumps({"name": "now", "description": "The time"}) in text.split("\n")
     assert generic.with_system([{"role": "system", "content": "Be brief."}], "T")[0]["content"] == "Be brief.\n\nT"
     assert [each["role"] for each in generic.with_system(messages, "T")][:2] == ["system", "user"]
-    assert generic.with_system(messages, "T", "user")[0]["content"] == "T\n\nWhen?"

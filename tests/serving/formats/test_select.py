@@ -1,11 +1,13 @@
 """Which format a chat template belongs to."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from engine.serving.formats.select import FORMATS, can_call, can_think, detect, opens_thought, parser
+from engine.serving.formats.select import _MARKS, FORMATS, can_call, can_think, detect, opens_thought, parser
 from engine.text.template.builtin import TEMPLATES
+from tests.conftest import REPOSITORY
 from tests.text.template import test_harmony
 
 # The lines of published templates that write calls and thoughts.
@@ -77,6 +79,14 @@ def test_prompts_that_open_a_thought() -> None:
     assert opens_thought("gemma4", "<|turn>model\n<|channel>thought\n")
     assert not opens_thought("gemma4", "<|turn>model\n<|channel>thought\n<channel|>")
     assert not opens_thought("llama3", "<think>") and not opens_thought("gpt_oss", "<|start|>assistant")
+
+
+def test_the_book_lists_the_formats_and_their_marks() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.*)\|$", (REPOSITORY / "docs/serving.md").read_text("utf-8"), re.M)
+    written = {name: marks.replace("\\|", "|") for name, marks in rows if name in FORMATS}
+    assert written.keys() == FORMATS.keys() - {"plain", "think"}
+    for name, marks in _MARKS:
+        assert name == "think" or all(mark in written[name] for mark in marks), name
 
 
 def test_every_format_is_one_file_that_shows_it() -> None:
