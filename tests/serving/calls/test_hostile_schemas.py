@@ -58,7 +58,7 @@ def test_schemas_that_stand_for_more_than_they_say(bomb: str, model: Model, stri
 def test_a_keyword_of_a_wrong_type_is_named(model: Model) -> None:
     function = Function("f", {"type": "object", "properties": {"p": {"type": 5}}}, strict=True)
     said = tried(random.Random(0), function, model)
-    if model.format in ("gemma4", "qwen3_coder"):
+    if model.format in ("gemma4", "qwen3_coder", "glm", "seed_oss", "minimax"):
         assert said == "the function has a schema whose type must be the name of a type or a list of names, not 5"
     else:
         assert said == "source"  # as JSON, about which llguidance says what is wrong

@@ -18,7 +18,7 @@ TOKENS: dict[str, tuple[str, ...]] = {
     "llama3": ("<|python_tag|>",),
     "deepseek4": ("<think>", "</think>", "｜DSML｜"),
     "gpt_oss": ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
-    "generic": (),
+    "generic": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
     "granite": ("<think>", "</think>", "<|tool_call|>"),
     "mistral": ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "glm": (
@@ -38,10 +38,11 @@ TOKENS: dict[str, tuple[str, ...]] = {
         *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
     ),
     "kimi": (
+        *("<think>", "</think>"),
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
         "<|tool_call_argument_begin|>",
     ),
-    "hunyuan": ("<think>", "</think>"),
+    "hunyuan": ("<think>", "</think>", "<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
 }
 """The tags that are tokens in the vocabularies of the models."""
