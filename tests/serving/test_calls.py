@@ -360,7 +360,7 @@ def test_the_thought_before_a_beginning_is_closed() -> None:
 def test_answers_have_the_format_of_the_template_for_tools() -> None:
     """Where a file has a template for requests with tools, only such requests are written, and their answers read, by it."""
     tokenizer = made(bpe_metadata([], {"<tool_call>": CONTROL, "</tool_call>": CONTROL}))
-    sources = {"": "plain", ".tool_use": "{{ '<tool_call>{\"arguments\"' }}"}
+    sources = {"": "plain", ".tool_use": "{% if tools %}{{ '<tool_call>{\"arguments\"' }}{% endif %}"}
     metadata = {f"tokenizer.chat_template{name}": source for name, source in sources.items()}
     found = ChatTemplate.from_gguf(SimpleNamespace(path=Path("x"), metadata=metadata), tokenizer)
     llm: Any = SimpleNamespace(tokenizer=tokenizer, chat_template=found)

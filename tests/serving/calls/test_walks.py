@@ -153,7 +153,8 @@ def test_calls_among_text_follow_their_schemas(model: Model) -> None:
         " " if model.format == "gpt_oss" else "",
     )
     for several in (True, False):
-        grammar, found = model.grammar(FUNCTIONS, forced=False, several=several), []
+        grammar = model.grammar(FUNCTIONS, forced=False, several=several)
+        found: list[Any] = []
         for seed in range(40):
             if found and seed >= 6:
                 break  # some walks call on and on
