@@ -322,12 +322,13 @@ def test_only_the_allowed_functions_are_called(server: Server) -> None:
     assert [call.function.name for call in choice.message.tool_calls] == ["now"]
 
 
-def test_a_json_answer_that_names_another_function_is_no_call(server: Server) -> None:
-    """In a format without tags; an answer that names a function of the request is a call there."""
+def test_a_json_answer_that_names_a_function_is_no_call(server: Server) -> None:
+    """If none may be called; the format has no tags."""
     server.writes("llama3")
-    value = {"name": "later", "parameters": {}}
+    value = {"name": "now", "parameters": {}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": value}}}
-    choice = server.chat.create(**ASK, model="plain", tools=TOOLS, response_format=form).choices[0]
+    ask = {"model": "plain", "tools": TOOLS, "tool_choice": "none", "response_format": form}
+    choice = server.chat.create(**ASK, **ask).choices[0]
     assert json.loads(choice.message.content) == value
     assert choice.finish_reason == "stop" and not choice.message.tool_calls
 

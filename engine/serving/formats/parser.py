@@ -132,7 +132,8 @@ class FormatParser:
         if cut and self._closing is not None:
             # Arguments that nobody has completed must not look as if they were.
             return [CallEnd(self._index)] if not self._closing else []
-        if cut and self.is_opening(self.input.pending):
+        # What waits directly after a call is the beginning of another one.
+        if cut and (self.is_opening(self.input.pending) or (self._index and self._after_tag)):
             return []
         if cut:
             self.input.forget(anything=self._after_tag)

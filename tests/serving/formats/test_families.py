@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from engine.serving.formats import generic
+from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Reasoning
 from engine.serving.formats.history import adapted, short_id
-from engine.serving.formats.select import detect
-from tests.serving.formats.answers import Answer, read
+from engine.serving.formats.select import detect, parser
+from tests.serving.formats.answers import TOKENS, TOOLS, Answer, characters, pieces, read
 
 CALLS = [("get_weather", {"city": "Köln", "days": 3}), ("now", {})]
 CITY = '{"city": "Köln", "days": 3}'
@@ -94,6 +95,27 @@ WRITTEN = {
     "apertus": f"""<|tools_prefix|>[{{"get_weather": {CITY}}}, {{"now": {{}}}}]<|tools_suffix|>""",
 }
 """Two calls as each family writes them, by the format and a word."""
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_calls_that_are_cut_off_are_neither_completed_nor_text(case: str) -> None:
+    """At every character; but the first ones of a tag that is no token may be text."""
+    name = case.split()[0]
+    arriving = characters(pieces(WRITTEN[case], TOKENS[name]))
+    ended = set()
+    for n in range(1, len(arriving)):
+        reader = parser(name, tools=TOOLS, single=set(TOKENS[name]).__contains__)
+        events = [event for piece, special in arriving[:n] for event in reader.feed(piece, special)]
+        events = [*events, *reader.finish(cut=True)]
+        text = "".join(event.text for event in events if isinstance(event, (Content, Reasoning)))
+        assert not text.strip() or any(tag.startswith(text) for tag in reader.tags), text
+        begun = [i for i, event in enumerate(events) if isinstance(event, CallBegin)]
+        ended.add(n_ended := sum(isinstance(event, CallEnd) for event in events))
+        if len(begun) > n_ended:
+            arguments = "".join(event.text for event in events[begun[-1] :] if isinstance(event, CallArguments))
+            with pytest.raises(ValueError, match="."):
+                json.loads(arguments)
+    assert ended >= {0, 1}
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
