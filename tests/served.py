@@ -1,7 +1,8 @@
 """The same requests to servers, in different company: each must get the same answer.
 
 ``python -m tests.served MODEL -n 64 --device cuda`` sends random requests one after another, all at once, in reverse order,
-after a restart, and to a server that drafts, and compares texts and log-probabilities, which CI does only on a CPU.
+after a restart, and to a server that drafts, and compares texts, calls and log-probabilities, which CI does only on a CPU.
+Calls are asked for only if there is a chat template: ``--chat-template chatml`` gives one to the bundled model.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,8 +23,34 @@ import numpy as np
 N_CTX = 512
 
 
-def bodies(n: int, n_vocab: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Random requests to ``/v1/completions``; some begin alike."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Takes {field}.",
+            "parameters": {"type": "object", "properties": {field: kind}, "required": [field]},
+        },
+    }
+    for name, field, kind in (
+        ("read_file", "path", {"type": "string", "maxLength": 12}),
+        ("wait", "seconds", {"type": "integer"}),
+        ("sort", "words", {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 4}),
+    )
+]
+
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "x",
+        "schema": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
+    },
+}
+
+
+def bodies(n: int, n_vocab: int, chats: bool, seed: int = 0) -> list[dict[str, Any]]:
+    """Random requests, some of which begin alike; ``chats``: every second one is a conversation with tools, a schema or
+    both, whose answer may be cut off."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, n_vocab, (4, 300)).tolist()
     made = []
@@ -33,6 +61,17 @@ def bodies(n: int, n_vocab: int, seed: int = 0) -> list[dict[str, Any]]:
         body |= {"repeat_penalty": float(rng.choice([1.0, 1.2]))}
         if i % 3 == 0:
             body["logprobs"] = 2
+        if chats and i % 2:
+            del body["prompt"], body["ignore_eos"]
+            body.pop("logprobs", None)
+            body["messages"] = [{"role": "user", "content": f"Wait {i} seconds. " * int(rng.integers(1, 9))}]
+            kind = i // 2 % 4
+            if kind < 3:
+                body |= {"tools": TOOLS, "tool_choice": "auto" if kind == 2 else "required"}
+            if kind > 1:
+                body["response_format"] = FORM
+            if kind == 0:
+                body |= {"max_tokens": 150, "parallel_tool_calls": False}
         made.append(body)
     return made
 
@@ -60,8 +99,9 @@ def server(model: str, flags: Sequence[str]) -> Iterator[str]:
 
 def answer(url: str, body: dict[str, Any]) -> Any:
     """What the server answers, without what differs by design."""
+    route = "chat/completions" if "messages" in body else "completions"
     request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        f"{url}/v1/{route}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request) as response:
         return json.load(response)["choices"]
@@ -74,8 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", type=int, default=64, help="the number of requests")
     parser.add_argument("-np", type=int, default=32, help="answers that the server computes at once")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--chat-template", help="that of the server, for a model that has none")
     args = parser.parse_args(argv)
     flags = ["--device", args.device, "-np", str(args.np), "--queue", str(args.n)]
+    if args.chat_template:
+        flags += ["--chat-template", args.chat_template]
     begun = time.perf_counter()
 
     def at_once(url: str, asked: list[dict[str, Any]]) -> list[Any]:
@@ -85,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with server(args.model, flags) as url:
         with urllib.request.urlopen(f"{url}/v1/models") as response:
             n_vocab = json.load(response)["data"][0]["meta"]["n_vocab"]
-        asked = bodies(args.n, n_vocab)
+        with urllib.request.urlopen(f"{url}/props") as response:
+            chats = bool(json.load(response).get("chat_template"))
+        asked = bodies(args.n, n_vocab, chats)
         alone = [answer(url, body) for body in asked]
         found = {"all at once": at_once(url, asked), "in reverse order": at_once(url, asked[::-1])[::-1]}
     with server(args.model, flags) as url:
@@ -93,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with server(args.model, [*flags, "--draft-lookup"]) as url:
         found["with drafts"] = at_once(url, asked)
     differing = {name: sum(a != b for a, b in zip(alone, own, strict=True)) for name, own in found.items()}
+    ends = Counter(choice["finish_reason"] for choices in alone for choice in choices)
+    calls = sum(bool(choice.get("message", {}).get("tool_calls")) for choices in alone for choice in choices)
+    print(f"{args.model}: {args.n} answers, of which {calls} have calls; they end by {dict(ends)}")
     print(
         f"{args.model}: of {args.n} answers differ from those alone: "
         + ", ".join(f"{name} {count}" for name, count in differing.items())
