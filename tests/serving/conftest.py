@@ -1,5 +1,6 @@
 """A server in a process of its own, with the model that is built in."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -53,3 +54,14 @@ def server(process: tuple[subprocess.Popen[bytes], Path], llm: engine.LLM) -> st
             except httpx.TransportError:
                 pass
         time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Take back what a server that a test has started in this process sets: pytest's handlers outlive the test."""
+    handlers = [(each, each.formatter, list(each.filters)) for each in logging.getLogger().handlers]
+    level = logging.getLogger("engine").level
+    yield
+    logging.getLogger("engine").setLevel(level)
+    for handler, formatter, filters in handlers:
+        handler.formatter, handler.filters = formatter, filters
