@@ -133,7 +133,7 @@ class Stream(Response):
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if not tasks[0].done():
-                scope["state"]["ended"] = 499  # the client left
+                scope.setdefault("state", {})["ended"] = 499  # the client left
         finally:
             for each in tasks:
                 each.cancel()
@@ -151,7 +151,7 @@ class Stream(Response):
             if refusal.status == 500:
                 log.error("an answer failed: %s", refusal, exc_info=not isinstance(error, EngineError))
             note(scope, refusal)
-            scope["state"]["ended"] = refusal.status
+            scope.setdefault("state", {})["ended"] = refusal.status
             await self._put(send, self.failed(refusal))
         await self._put(send, "", more=False)
 

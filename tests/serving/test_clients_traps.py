@@ -80,7 +80,8 @@ def anthropic(url: str) -> Iterator[Any]:
 
 
 def chat(http: Any, path: str = "/v1/chat/completions", **body: Any) -> Any:
-    answer = http.post(path, json={"messages": HELLO, "max_tokens": 4, "temperature": 0} | body)
+    asked: dict[str, Any] = {} if path.endswith("/completions") and "chat" not in path else {"messages": HELLO}
+    answer = http.post(path, json=asked | {"max_tokens": 4, "temperature": 0} | body)
     assert answer.status_code == 200, answer.text
     return answer
 

@@ -239,7 +239,9 @@ def _merged(schemas: Sequence[Schema], strict: bool) -> dict[str, Any]:
     for schema in schemas:
         for name, value in schema.items():
             if strict and name in found and found[name] != value and name not in ANNOTATIONS:
-                raise Unenforceable(f"has a schema that combines different values of {name}, which cannot be enforced")
+                raise Unenforceable(
+                    f"has a schema that combines different values of {shown(name)}, which cannot be enforced"
+                )
             found[name] = value
     return found
 
