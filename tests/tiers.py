@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 FEWER = 5
 """The first tier runs one in this many examples of hypothesis if there are many or each is expensive."""
@@ -56,6 +56,11 @@ MARKS = {
     "alone": "on a GPU, no other test runs at the same time, because it measures free memory",
     "begin(n)": "groups start in the order of n (default 0): long ones, and those that others wait for, first",
 }
+
+
+# Inputs are made more slowly beside other programs, which is no reason to fail.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 class Tier:
