@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         report.device(llm)
         options = with_file(options, given(args), llm.sampling)
         sampling = origins(given(args), llm.sampling)
+        if recommended := [f"{name} {options[name]}" for name, origin in sampling.items() if origin == "file"]:
+            report.line(f"sampling as the file recommends: {', '.join(recommended)}")
         used = ", ".join(f"{name} {options[name]} ({origin})" for name, origin in sampling.items())
         report.detail(f"{llm.path}; sampling: {used}, seed {options['seed']}")
 

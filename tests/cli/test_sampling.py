@@ -58,7 +58,9 @@ def asked(words: list[str]) -> dict[str, Any]:
 def test_what_run_uses(model: str, capsys: Capture) -> None:
     file = {"temperature": 0.0, "top_k": 3, "top_p": 0.9, "min_p": 0.05}
     assert asked(["-m", model, "-p", "ab"]) == file
-    assert re.search(r"^ended by .*\(greedy\)$", capsys.readouterr().err, re.M)
+    err = capsys.readouterr().err
+    assert re.search(r"^ended by .*\(greedy\)$", err, re.M)
+    assert "sampling as the file recommends: temperature 0.0, top_k 3, top_p 0.9\n" in err
     assert asked(["-m", model, "-p", "ab", "--top-k", "40", "--min-p", "0.5", "-v"]) == file | {
         "top_k": 40,
         "min_p": 0.5,
