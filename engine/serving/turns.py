@@ -5,10 +5,11 @@ others: two messages of the user in a row, a system message in the middle, an an
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, TypeVar
 
 from engine.errors import TemplateError
+from engine.text.template.budget import BudgetError
 
 T = TypeVar("T")
 
@@ -19,20 +20,21 @@ Message = dict[str, Any]
 def rendered(render: Callable[[Sequence[Message]], T], messages: Sequence[Message]) -> T:
     """What ``render`` makes of a conversation as it is given, or of the first of its other forms that the template takes.
 
-    Raises the TemplateError of the conversation as it is given if the template takes none.
+    Raises the TemplateError of the conversation as it is given if the template takes none, and BudgetError at once: another
+    form would take as long.
     """
-    try:
-        return render(messages)
-    except TemplateError as error:
-        refused = error
-    tried: list[Sequence[Message]] = [messages]
-    for form in forms(messages):
-        if form and form not in tried:
+    tried: list[Sequence[Message]] = []
+    refused: TemplateError | None = None
+    for form in chain([messages], filter(None, forms(messages))):
+        if form not in tried:
             tried.append(form)
             try:
                 return render(form)
-            except TemplateError:
-                pass
+            except BudgetError:
+                raise
+            except TemplateError as error:
+                refused = refused or error
+    assert refused is not None
     raise refused
 
 

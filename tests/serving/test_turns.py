@@ -11,6 +11,7 @@ import pytest
 from engine.errors import TemplateError
 from engine.serving.conversation import prompt_of
 from engine.serving.turns import rendered
+from engine.text.template.budget import BudgetError
 from engine.text.template.chat import ChatTemplate
 from tests.text.template.test_chat import TOK
 
@@ -139,3 +140,17 @@ def test_published_templates_take_any_order(path: Path) -> None:
         if all(each["role"] != "tool" for each in messages):
             made = rendered(template.render, messages)
             assert all(each["content"] in made for each in messages if each["role"] == "user"), name
+
+
+def test_a_template_that_takes_too_long_is_rendered_once() -> None:
+    """Any other form would take as long, and a rendering may take seconds."""
+    source = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+    template, seen = ChatTemplate.from_source(source, TOK), []
+
+    def render(messages: Sequence[Any]) -> str:
+        seen.append(messages)
+        return template.render(messages)
+
+    with pytest.raises(BudgetError, match="too many steps"):
+        rendered(render, [said("user", "a"), said("user", "b"), said("system", "c")])
+    assert len(seen) == 1

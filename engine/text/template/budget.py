@@ -14,6 +14,10 @@ MAX_SECONDS = 10.0  # a safety net for costs that the counts above miss
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
+class BudgetError(TemplateError):
+    """A rendering that exceeds its limits."""
+
+
 class Budget:
     """The limits of one rendering, which grow with the messages: ``n_values`` in them, ``n_characters`` of text."""
 
@@ -28,12 +32,12 @@ class Budget:
         """Counts one step."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
-            raise TemplateError("the chat template takes far too many steps: it is broken or hostile")
+            raise BudgetError("the chat template takes far too many steps: it is broken or hostile")
 
     def refuse_over(self, size: int) -> None:
-        """Raises TemplateError if a value of ``size`` would be too large."""
+        """Raises BudgetError if a value of ``size`` would be too large."""
         if size > self.max_size:
-            raise TemplateError("the chat template makes or compares far too much text: it is broken or hostile")
+            raise BudgetError("the chat template makes or compares far too much text: it is broken or hostile")
 
     def size(self, value: Any) -> int:
         """Characters and values in ``value``; a shared part counts as often as it would be printed."""
