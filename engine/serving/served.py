@@ -69,7 +69,7 @@ class Served:
     async def answers(self, ask: Ask) -> list[Answer]:
         """Begin the answers to what is asked.  Raises Refusal if too many wait already."""
         self._check_room(ask.n)
-        ask.options = {"speculation": self.spec.speculation, **self.spec.sampling, **ask.options}
+        ask.options = {"speculation": self.spec.speculation, **ask.options}
         if ask.options.get("grammar") is None and not ask.options.get("dry_multiplier"):
             generations = ask.generations(self.llm)
         else:
