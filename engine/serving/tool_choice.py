@@ -18,7 +18,6 @@ from engine.serving.calls.select import calls_source
 from engine.serving.conversation import Prompt, control_token, read_tools
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
-from engine.serving.formats.select import can_call
 from engine.serving.limits import Limits
 
 Tool = Mapping[str, Any]
@@ -117,14 +116,17 @@ def read_tool_choice(fields: Fields, limits: Limits) -> ToolChoice:
     return chosen(fields, tools, names, strict, param="tool_choice", forced=forced, named=named, several=several)
 
 
-def may_call(choice: ToolChoice, llm: LLM, begun: bool) -> bool:
-    """Whether an answer that follows a grammar may be calls instead; begun: the client has written its beginning.
+def beside_calls(form: Grammar | None, choice: ToolChoice, llm: LLM, begun: bool) -> tuple[Grammar | None, str]:
+    """How an answer that has a ``form`` may be calls instead: the grammar that holds the whole answer, or None and the
+    expression of the text, for :func:`calls_grammar`; begun: the client has written the beginning of the answer.
 
-    A forced call is never ruled out here, so that :func:`calls_grammar` refuses what cannot be forced."""
-    if choice.forced:
-        return True
-    template = llm.chat_template
-    return bool(choice.names) and not begun and template is not None and can_call(template.source_for(True))
+    A forced call is never ruled out here, so that :func:`calls_grammar` refuses what cannot be forced.
+    """
+    if form is None or choice.forced:
+        return None, ""
+    # A grammar of several rules is not a part of another one, so it holds the whole answer.
+    free = choice.names and not begun and llm.chat_template is not None
+    return (None, form.expression) if free and form.expression else (form, "")
 
 
 async def calls_grammar(choice: ToolChoice, llm: LLM, prompt: Prompt, limits: Limits, text: str = "") -> Grammar | None:

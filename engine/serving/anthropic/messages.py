@@ -20,7 +20,7 @@ from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
 from engine.serving.structured import read_grammar
-from engine.serving.tool_choice import calls_grammar, may_call
+from engine.serving.tool_choice import beside_calls, calls_grammar
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""
@@ -51,12 +51,10 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
     output = fields.object("output_config") or Fields({}, "output_config")
     output.ignore("effort")
-    form, text = await read_grammar(output, llm, limits, "format"), ""
-    shaped = form is not None
-    if form is not None and may_call(choice, llm, _begun(fields)):
-        text = "" if choice.forced else form.expression or ""
-        form = None if text or choice.forced else form
-    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least, ruled=form is not None, thinks=not shaped)
+    shape = await read_grammar(output, llm, limits, "format")
+    form, text = beside_calls(shape, choice, llm, _begun(fields))
+    ruled, thinks = form is not None, shape is None
+    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least, ruled=ruled, thinks=thinks)
     options |= {
         "max_tokens": clamped(most, llm, len(prompt.ids)),
         "grammar": form or await calls_grammar(choice, llm, prompt, limits, text),

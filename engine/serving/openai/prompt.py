@@ -11,7 +11,7 @@ from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.structured import read_form
-from engine.serving.tool_choice import ToolChoice, calls_grammar, may_call
+from engine.serving.tool_choice import ToolChoice, beside_calls, calls_grammar
 
 
 async def read_prompt(
@@ -38,11 +38,7 @@ async def read_prompt(
     grammar = await read_form(fields, llm, limits, form)
     if grammar is not None:
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
-    text = ""
-    if grammar is not None and may_call(choice, llm, continue_final):
-        # A grammar of several rules is not a part of another one, so it holds the whole answer unless a call is forced.
-        text = "" if choice.forced else grammar.expression or ""
-        grammar = None if text or choice.forced else grammar
+    grammar, text = beside_calls(grammar, choice, llm, continue_final)
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
     given["at_least"] = llm.check_least
     make = partial(prompt_of, llm, messages, values=values, continue_final=continue_final, **given)
