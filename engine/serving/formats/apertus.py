@@ -2,7 +2,6 @@
 
 from itertools import count
 
-from engine.serving.formats.arguments import Arguments
 from engine.serving.formats.json_call import JsonCalls
 from engine.serving.formats.reader import Broken, Steps
 
@@ -25,10 +24,9 @@ class Apertus(JsonCalls):
         yield from self.input.blanks()
         yield from self.input.accept("{")
         name = yield from self.key()
-        if not self.tools.has(name) or (yield from self.input.peek()) != "{":
+        if not self.tools.has(name):
             raise Broken
-        self.begin(name)
-        yield from self.object(Arguments(self.input.spelled))
+        yield from self.json_arguments(name)
         yield from self.input.blanks()
         yield from self.input.accept("}")
         yield from self.end()

@@ -2,9 +2,8 @@
 
 import re
 
-from engine.serving.formats.members import Members
-from engine.serving.formats.parser import FormatParser
-from engine.serving.formats.reader import SYMBOLS, Broken, Steps
+from engine.serving.formats.reader import SYMBOLS, Steps
+from engine.serving.formats.tagged_values import Kind, TaggedValues
 from engine.serving.formats.tools import json_or_string
 
 _MARK = "｜DSML｜"
@@ -12,10 +11,9 @@ _CALL, _CALL_END = f'<{_MARK}invoke name="', f"</{_MARK}invoke>"
 _PARAMETER, _PARAMETER_END = f'<{_MARK}parameter name="', f"</{_MARK}parameter>"
 _ESCAPED = f"&lt;/{_MARK}parameter>"
 _NAME = re.compile(rf'[^"\n{SYMBOLS}]+')
-_TEXT = re.compile(rf"[^{SYMBOLS}]+")
 
 
-class DeepSeek4(FormatParser):
+class DeepSeek4(TaggedValues):
     """Thoughts, text, and calls::
 
         THOUGHT</think>TEXT
@@ -36,6 +34,7 @@ class DeepSeek4(FormatParser):
     OPENS = (f"<{_MARK}tool_calls>", f"<{_MARK}function_calls>", _CALL)
     CLOSES = (f"</{_MARK}tool_calls>", f"</{_MARK}function_calls>")
     TAGS = (_MARK, _CALL_END, _PARAMETER, _PARAMETER_END, _ESCAPED)
+    PARAMETER, VALUE_END, CALL_END = _PARAMETER, _PARAMETER_END, _CALL_END
 
     def call(self, symbol: str) -> Steps[None]:
         tag = self.input.symbol
@@ -44,29 +43,14 @@ class DeepSeek4(FormatParser):
             yield from self.input.accept(tag(_CALL))
         name = yield from self.input.run(_NAME)
         yield from self.input.literal('">')
-        if not self.tools.has(name):
-            raise Broken
-        yield from self.input.blanks()
-        if (yield from self.input.peek()) not in (tag(_PARAMETER), tag(_CALL_END)):
-            raise Broken
-        self.begin(name)
-        members = Members(self.arguments)
-        while (yield from self.input.accept(tag(_PARAMETER) + tag(_CALL_END))) == tag(_PARAMETER):
-            key = yield from self.input.run(_NAME)
-            yield from self.input.literal('" string="')
-            is_text = (yield from self.input.accept("tf")) == "t"
-            yield from self.input.literal('rue">' if is_text else 'alse">')
-            members.begin(key, None if is_text else json_or_string)
-            yield from self._value(members)
-            members.end()
-            yield from self.input.blanks()
-        members.close()
-        yield from self.end()
+        yield from self.parameters(name)
 
-    def _value(self, members: Members) -> Steps[None]:
-        """Reads a value and its closing tag, which is missing if the answer ends here."""
-        while found := (yield from self.input.peek()):
-            text = self.input.match(_TEXT) or self.input.take(1)
-            if found == self.input.symbol(_PARAMETER_END):
-                break
-            members.add(_PARAMETER_END if found == self.input.symbol(_ESCAPED) else self.input.spelled(text))
+    def parameter(self, name: str) -> Steps[tuple[str, Kind]]:
+        key = yield from self.input.run(_NAME)
+        yield from self.input.literal('" string="')
+        is_text = (yield from self.input.accept("tf")) == "t"
+        yield from self.input.literal('rue">' if is_text else 'alse">')
+        return key, None if is_text else json_or_string
+
+    def spelled(self, text: str) -> str:
+        return _PARAMETER_END if text == self.input.symbol(_ESCAPED) else super().spelled(text)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.serving.formats.json_call import JsonCalls
+from engine.serving.formats.qwen3 import Qwen3
 from engine.serving.formats.reader import Steps
 
 _HEAD = """# Tools
@@ -19,7 +19,7 @@ To call a function, write a JSON object with its name and its arguments between 
 The result follows in <tool_response></tool_response>. If no function helps, answer in plain text."""
 
 
-class Generic(JsonCalls):
+class Generic(Qwen3):
     """Thoughts, text, and calls, which are an object or a list of objects::
 
     <think>
@@ -31,10 +31,6 @@ class Generic(JsonCalls):
     {"name": "NAME", "arguments": {"KEY": VALUE}}
     </tool_call>
     """
-
-    THOUGHT = ("<think>", "</think>")
-    OPENS = ("<tool_call>",)
-    CLOSES = ("</tool_call>",)
 
     def call(self, symbol: str) -> Steps[None]:
         yield from self.json_calls()

@@ -2,7 +2,6 @@
 
 import re
 
-from engine.serving.formats.arguments import Arguments
 from engine.serving.formats.json_call import JsonCalls
 from engine.serving.formats.reader import SYMBOLS, Broken, Steps
 
@@ -38,8 +37,5 @@ class Mistral(JsonCalls):
         if (yield from self.input.peek()) == tag("[ARGS]"):
             self.input.take(1)
         yield from self.input.blanks()
-        if (yield from self.input.peek()) != "{":
-            raise Broken
-        self.begin(name)
-        yield from self.object(Arguments(self.input.spelled))
+        yield from self.json_arguments(name)
         yield from self.end()

@@ -1,6 +1,5 @@
 """Calls whose name stands before their arguments, which are a JSON object, perhaps in a block of Markdown."""
 
-from engine.serving.formats.arguments import Arguments
 from engine.serving.formats.parser import FormatParser
 from engine.serving.formats.reader import Broken, Steps
 
@@ -17,10 +16,7 @@ class NamedCalls(FormatParser):
         if fenced:
             yield from self.input.literal("```json")
             yield from self.input.blanks()
-        if (yield from self.input.peek()) != "{":
-            raise Broken
-        self.begin(name)
-        yield from self.object(Arguments(self.input.spelled))
+        yield from self.json_arguments(name)
         if fenced:
             yield from self.input.blanks()
             yield from self.input.literal("```")

@@ -217,6 +217,13 @@ class FormatParser:
         self._closing = closing
         self.input.mark()
 
+    def json_arguments(self, name: str) -> Steps[None]:
+        """Reads an object in JSON, with which a call of ``name`` begins; raises Broken if there is none."""
+        if (yield from self.input.peek()) != "{":
+            raise Broken
+        self.begin(name)
+        yield from self.object(Arguments(self.input.spelled))
+
     def object(self, arguments: Arguments, keep: list[str] | None = None) -> Steps[None]:
         """Reads an object up to its end: the arguments of the call that has begun, unless its pieces are to be kept.
 
