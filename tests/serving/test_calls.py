@@ -412,7 +412,7 @@ def test_a_call_is_not_forced_within_a_text_of_gpt_oss(server: Server) -> None:
     server.writes("gpt_oss")
     begun: Any = [*HELLO, {"role": "assistant", "content": "    return a"}]
     ask = {"model": "plain", "tools": TOOLS, "extra_body": {"continue_final_message": True}} | ASK
-    ask |= {"messages": begun, "max_tokens": 4}
+    ask |= {"messages": begun, "max_tokens": 4, "seed": 1}
     with pytest.raises(openai.BadRequestError, match="tool_choice cannot be enforced .* has begun"):
         server.chat.create(**ask, tool_choice="required")
     assert server.chat.create(**ask).choices[0].message.content

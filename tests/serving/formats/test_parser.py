@@ -99,16 +99,7 @@ FRAGMENTS: dict[str, tuple[str, ...]] = {
         *('[{"name": "get_weather", "arguments": {"city": "', '"}}]', '"}}, {"name": "now", "arguments": ', "}", "]"),
     ),
     "glm": (
-        *(
-            "<think>",
-            "</think>",
-            "<tool_call>",
-            "</tool_call>",
-            "<arg_key>",
-            "</arg_key>",
-            "<arg_value>",
-            "</arg_value>",
-        ),
+        *TOKENS["glm"],
         *("<tool_call>now", "<tool_call>get_weather", "city", "tags", "<arg_key>city</arg_key><arg_value>"),
     ),
     "minimax": (
