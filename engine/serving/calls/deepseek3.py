@@ -1,5 +1,6 @@
 """The grammar of calls of DeepSeek V3, R1 and V3.1."""
 
+from engine.serving.calls.function import Function
 from engine.serving.calls.tagged import Tagged
 from engine.serving.formats.deepseek3 import DeepSeek3
 
@@ -15,12 +16,13 @@ class DeepSeek3Calls(Tagged):
     MANY = True
 
     def rest(self, opening: str) -> str:
-        text, bodies = self.rules.text, []
-        for function in self.functions:
-            arguments = self.rules.json(function.schema, function.strict)
-            bodies.append(f"{text(f'{_CALL}{function.name}{_SEPARATOR}')} {arguments} {text(_CALL_END)}")
+        text = self.rules.text
+
+        def body(function: Function, arguments: str) -> str:
+            plain = f"{text(f'{_CALL}{function.name}{_SEPARATOR}')} {arguments} {text(_CALL_END)}"
             fence = text(f"{_CALL}function{_SEPARATOR}{function.name}\n```json\n")
-            bodies.append(f"{fence} {arguments} {text(chr(10) + '```' + _CALL_END)}")
-        call = self.alternatives(bodies)
+            return f"{plain} | {fence} {arguments} {text(chr(10) + '```' + _CALL_END)}"
+
+        call = self.each(body)
         more = f' ("\\n"? {call})*' if self.several else ""
         return f"{call}{more} {text(_CALLS_END)}"

@@ -1,5 +1,6 @@
 """The grammar of calls of Hunyuan."""
 
+from engine.serving.calls.function import Function
 from engine.serving.calls.listed import Listed
 from engine.serving.formats.hunyuan import Hunyuan
 
@@ -11,13 +12,12 @@ class HunyuanCalls(Listed):
     OPENINGS = FORCED = ("<tool_calls>",)
 
     def rest(self, opening: str) -> str:
-        text, bodies = self.rules.text, []
-        for function in self.functions:
-            arguments = self.rules.json(function.schema, function.strict)
+        text = self.rules.text
+
+        def body(function: Function, arguments: str) -> str:
             name = text(f"{function.name}\n```json\n")
-            bodies.append(f"({text('function<tool_sep>')})? {name} {arguments}")
-        call = self.rules.rule(
-            f'{text("<tool_call>")} {self.alternatives(bodies)} "\\n```" "\\n"? {text("</tool_call>")}'
-        )
+            return f"({text('function<tool_sep>')})? {name} {arguments}"
+
+        call = self.rules.rule(f'{text("<tool_call>")} {self.each(body)} "\\n```" "\\n"? {text("</tool_call>")}')
         more = f' ("\\n"? {call})*' if self.several else ""
         return f'({self.items()} | "\\n"? {call}{more} "\\n"?) {text("</tool_calls>")}'

@@ -1,5 +1,6 @@
 """The grammar of calls of Kimi K2."""
 
+from engine.serving.calls.function import Function
 from engine.serving.calls.tagged import Tagged
 from engine.serving.formats.kimi import Kimi
 
@@ -15,11 +16,12 @@ class KimiCalls(Tagged):
     MANY = True
 
     def rest(self, opening: str) -> str:
-        text, bodies = self.rules.text, []
+        text = self.rules.text
         number = self.rules.terminal(self.rules.regex(["[0-9]{1,4}"]))
-        for function in self.functions:
-            arguments = self.rules.json(function.schema, function.strict)
+
+        def body(function: Function, arguments: str) -> str:
             name = text(f"{_CALL}functions.{function.name}:")
-            bodies.append(f"{name} {number} {text(_ARGUMENTS)} {arguments} {text(_CALL_END)}")
-        call = self.alternatives(bodies)
+            return f"{name} {number} {text(_ARGUMENTS)} {arguments} {text(_CALL_END)}"
+
+        call = self.each(body)
         return f"{call}{'+' if self.several else ''} {text(_CALLS_END)}"

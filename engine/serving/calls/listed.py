@@ -17,10 +17,6 @@ class Listed(Tagged):
 
     def items(self) -> str:
         """The list.  Raises Unenforceable."""
-        bodies = []
-        for function in self.functions:
-            arguments = self.rules.json(function.schema, function.strict)
-            bodies.append(f'{self.rules.plain(self.head(function))} {arguments} "}}"')
-        call = self.alternatives(bodies)
+        call = self.each(lambda function, arguments: f'{self.rules.plain(self.head(function))} {arguments} "}}"')
         more = f' (", " {call})*' if self.several else ""
         return f'"[" {call}{more} "]"'

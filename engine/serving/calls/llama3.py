@@ -2,6 +2,7 @@
 
 import json
 
+from engine.serving.calls.function import Function
 from engine.serving.calls.rules import ANY
 from engine.serving.calls.tagged import NONE, Tagged
 from engine.serving.formats.llama3 import Llama3
@@ -16,12 +17,11 @@ class Llama3Calls(Tagged):
     FORMAT = Llama3
 
     def forced(self, thought: str, text: str = "") -> str:
-        bodies = []
-        for function in self.functions:
+        def body(function: Function, arguments: str) -> str:
             head = f'{{"name": {json.dumps(function.name)}, "parameters": '
-            arguments = self.rules.json(function.schema, function.strict)
-            bodies.append(f'{self.rules.plain(head)} {arguments} "}}"')
-        call = self.alternatives(bodies)
+            return f'{self.rules.plain(head)} {arguments} "}}"'
+
+        call = self.each(body)
         calls = f'{call} ("; " {call})*' if self.several else call
         return f"({calls} | {self.rules.rule(text)})" if text else calls
 

@@ -13,8 +13,5 @@ class MistralCalls(Listed):
     MANY = False
 
     def rest(self, opening: str) -> str:
-        bodies = [self.items()]
-        for function in self.functions:
-            arguments = self.rules.json(function.schema, function.strict)
-            bodies.append(f"{self.rules.text(f'{function.name}[ARGS]')} {arguments}")
-        return self.alternatives(bodies)
+        named = self.each(lambda function, arguments: f"{self.rules.text(f'{function.name}[ARGS]')} {arguments}")
+        return self.alternatives([self.items(), named])

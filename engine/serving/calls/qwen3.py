@@ -3,6 +3,7 @@
 import json
 from typing import ClassVar
 
+from engine.serving.calls.function import Function
 from engine.serving.calls.tagged import Tagged
 from engine.serving.formats.parser import FormatParser
 from engine.serving.formats.qwen3 import Qwen3
@@ -15,10 +16,9 @@ class Qwen3Calls(Tagged):
     OPENINGS = FORCED = ("<tool_call>",)
 
     def rest(self, opening: str) -> str:
-        bodies = []
-        for function in self.functions:
+        def body(function: Function, arguments: str) -> str:
             head = f'\n{{"name": {json.dumps(function.name)}, "arguments": '
-            arguments = self.rules.json(function.schema, function.strict)
-            bodies.append(f"{self.rules.plain(head)} {arguments}")
-        end = self.rules.text("}\n</tool_call>")
-        return f"{self.alternatives(bodies)} {end}"
+            return f"{self.rules.plain(head)} {arguments}"
+
+        call, end = self.each(body), self.rules.text("}\n</tool_call>")
+        return f"{call} {end}"

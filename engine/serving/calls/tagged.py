@@ -1,6 +1,6 @@
 """Formats whose calls begin with a tag, wherever they stand in the answer: what their grammars have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from engine.serving.calls.function import Function
@@ -61,6 +61,10 @@ class Tagged:
     def alternatives(self, bodies: Sequence[str]) -> str:
         """One of the expressions."""
         return self.rules.rule(" | ".join(bodies))
+
+    def each(self, body: Callable[[Function, str], str]) -> str:
+        """One of the functions, as ``body`` writes it with the expression of its arguments in JSON.  Raises Unenforceable."""
+        return self.alternatives([body(one, self.rules.json(one.schema, one.strict)) for one in self.functions])
 
     def _thought(self, thought: str) -> str:
         if self.FORMAT.THOUGHT is None or thought == NONE:
