@@ -2,16 +2,17 @@
 
     python -m benchmarks.cpu_beside_llama_cpp smollm2-135m MODEL.gguf -t 1,2
     python -m benchmarks.cpu_beside_llama_cpp pycoder --shape qwen3-1.7b:Q4_K_M --busy 0,1,2 --json measured.json
-    python -m benchmarks.cpu_beside_llama_cpp pycoder --rival-python ~/llama/bin/python
+    python -m benchmarks.cpu_beside_llama_cpp pycoder --rival-python native=~/llama/bin/python portable=~/wheel/bin/python
 
 A prompt of 256 random tokens (pp256) and a greedy answer of 64 tokens after a short prompt (tg64) are measured. Each engine
 runs in a process of its own for each number of threads; all of them stay alive, and one at a time computes: a round is one
 measurement of each, and the order is reversed after every round. llama.cpp runs with and without flash attention, and the
-better median counts. ``--busy`` adds other processes that compute for ever; an answer then ends after ten seconds. The
-table has medians of the rounds, and from-to the smallest and largest ratio within one round; "of memory" is the rate at which
-our answer reads weights, keys and values, as a share of a plain read with the same number of threads.
+better median counts. Several builds of it are compared in the same rounds. ``--busy`` adds other processes that compute for
+ever; an answer then ends after ten seconds. The table has medians of the rounds and their ratios, and from-to the smallest
+and largest ratio within one round; "of memory" is the rate at which our answer reads weights, keys and values, as a share of
+a plain read with the same number of threads.
 
-Needs ``llama-cpp-python`` (a development tool, not a dependency), in this environment or in that of ``--rival-python``.
+Needs ``llama-cpp-python`` (a development tool, not a dependency), in this environment or in those of ``--rival-python``.
 """
 
 import argparse
@@ -47,7 +48,10 @@ while os.getppid() == int(sys.argv[1]):
 """
 """A process that computes until it is ended, or until the process that started it, whose id it is given, is gone."""
 
-OURS, WITH, WITHOUT = "ours", "llama.cpp, flash attention", "llama.cpp"
+OURS, RIVAL = "ours", "llama.cpp"
+
+FLASH = ", flash attention"
+"""What the name of a rival ends with in the rates, if it runs with flash attention."""
 
 
 class PlayerError(Exception):
@@ -128,44 +132,47 @@ class Row:
         return statistics.median(self.rates[OURS])
 
     @property
-    def rival(self) -> str:
-        """The name of the faster one of the others."""
-        return max((name for name in self.rates if name != OURS), key=lambda name: statistics.median(self.rates[name]))
+    def rivals(self) -> list[str]:
+        """The names of the others: builds of llama.cpp, each with and without flash attention."""
+        return list(dict.fromkeys(name.removesuffix(FLASH) for name in self.rates if name != OURS))
+
+    def faster(self, rival: str) -> list[float]:
+        """The rates of a build, with or without flash attention, whichever has the better median."""
+        return max((self.rates[rival], self.rates[rival + FLASH]), key=statistics.median)
 
     @property
     def theirs(self) -> float:
-        return statistics.median(self.rates[self.rival])
+        """The median of the fastest build."""
+        return max(statistics.median(self.faster(rival)) for rival in self.rivals)
 
-    @property
-    def ratios(self) -> list[float]:
+    def ratios(self, rival: str) -> list[float]:
         """Ours divided by theirs, round by round."""
-        return [ours / theirs for ours, theirs in zip(self.rates[OURS], self.rates[self.rival], strict=True)]
+        return [ours / theirs for ours, theirs in zip(self.rates[OURS], self.faster(rival), strict=True)]
 
     def cells(self) -> list[str]:
         read = self.bytes_per_token * self.ours
-        return [
-            self.model,
-            self.test,
-            str(self.n_threads),
-            str(self.busy),
-            f"{self.ours:.1f}",
-            f"{self.theirs:.1f}",
-            f"{self.ours / self.theirs:.2f}",
-            f"{min(self.ratios):.2f}-{max(self.ratios):.2f}",
-            f"{read / 1e9:.1f}" if read else "",
-            f"{read / self.bandwidth:.0%}" if read else "",
-        ]
+        cells = [self.model, self.test, str(self.n_threads), str(self.busy), f"{self.ours:.1f}"]
+        for rival in self.rivals:
+            ratios, theirs = self.ratios(rival), statistics.median(self.faster(rival))
+            cells += [
+                f"{theirs:.1f}",
+                f"{self.ours / theirs:.2f}",
+                f"{min(ratios):.2f}-{max(ratios):.2f}",
+            ]
+        return [*cells, f"{read / 1e9:.1f}" if read else "", f"{read / self.bandwidth:.0%}" if read else ""]
 
-
-HEADER = ("model", "test", "threads", "busy", "ours", "llama.cpp", "ratio", "from-to", "GB/s", "of memory")
-"""The columns; rates in tokens per second."""
+    def header(self) -> list[str]:
+        """The columns; rates in tokens per second."""
+        theirs = [column for rival in self.rivals for column in (rival, "ratio", "from-to")]
+        return ["model", "test", "threads", "busy", "ours", *theirs, "GB/s", "of memory"]
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
     """The lines of a Markdown table."""
-    yield f"| {' | '.join(HEADER)} |"
-    yield "|" + "".join(" --- |" if name in ("model", "test") else " ---: |" for name in HEADER)
-    for row in rows:
+    for n, row in enumerate(rows):
+        if n == 0:
+            yield f"| {' | '.join(row.header())} |"
+            yield "|" + "".join(" --- |" if name in ("model", "test") else " ---: |" for name in row.header())
         yield f"| {' | '.join(row.cells())} |"
 
 
@@ -184,31 +191,34 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def compare(name: str, path: Path, args: argparse.Namespace, rival: dict[str, Any]) -> Iterator[Row]:
-    """Every row of one model: all numbers of threads, in each load. ``rival`` receives the facts about llama.cpp."""
+def compare(name: str, path: Path, args: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Row]:
+    """Every row of one model: all numbers of threads, in each load. ``facts`` receives those of each rival, by its name."""
     with ExitStack() as stack:
         players: dict[tuple[int, str], Player] = {}
         for n_threads in args.threads:
             task = {"path": str(path), "n_threads": n_threads, "n_prompt": args.n_prompt, "n_answer": args.n_gen}
-            for who, python, more in (
-                (OURS, sys.executable, {"engine": "ours"}),
-                (WITH, args.rival_python, {"engine": "llama.cpp", "flash_attn": True}),
-                (WITHOUT, args.rival_python, {"engine": "llama.cpp", "flash_attn": False}),
-            ):
+            engines: list[tuple[str, str, dict[str, Any]]] = [(OURS, sys.executable, {"engine": "ours"})]
+            for rival, python in args.rival_python:
+                more: dict[str, Any] = {"engine": "llama.cpp"}
+                engines += [
+                    (rival + FLASH, python, more | {"flash_attn": True}),
+                    (rival, python, more | {"flash_attn": False}),
+                ]
+            for who, python, more in engines:
                 player = Player(python, task | more)
                 stack.enter_context(ended(player.process))
                 player.reply()  # one at a time: what they do to warm up does not disturb another
                 players[n_threads, who] = player
-        facts = {n: players[n, OURS].ask("facts") for n in args.threads}
-        rival |= players[args.threads[0], WITH].ask("facts")
+        ours = {n: players[n, OURS].ask("facts") for n in args.threads}
+        facts |= {rival: players[args.threads[0], rival + FLASH].ask("facts") for rival, _ in args.rival_python}
         for busy in args.busy:
             with spinning(busy):
                 rates = rounds(players, args.rounds)
             for measurement, test in (("prompt", f"pp{args.n_prompt}"), ("answer", f"tg{args.n_gen}")):
                 for n in args.threads:
-                    mine = {who: rates[measurement, n, who] for who in (OURS, WITH, WITHOUT)}
-                    read = facts[n]["bytes_per_token"] if measurement == "answer" else 0.0
-                    yield Row(name, test, n, busy, mine, read, facts[n]["bandwidth"])
+                    mine = {who: rates[measurement, n, who] for who, *_ in engines}
+                    read = ours[n]["bytes_per_token"] if measurement == "answer" else 0.0
+                    yield Row(name, test, n, busy, mine, read, ours[n]["bandwidth"])
 
 
 def rounds(players: dict[tuple[int, str], Player], count: int) -> dict[tuple[str, int, str], list[float]]:
@@ -230,6 +240,12 @@ def load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
+def build(word: str) -> tuple[str, str]:
+    """The name of a build of llama.cpp, and the interpreter that has it."""
+    name, _, python = word.rpartition("=")
+    return (f"{RIVAL}, {name}" if name else RIVAL), os.path.expanduser(python)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="cpu_beside_llama_cpp", description=(__doc__ or "").splitlines()[0])
@@ -241,7 +257,14 @@ def parser() -> argparse.ArgumentParser:
     add("-p", "--n-prompt", type=int, default=256, metavar="N", help="tokens of the prompt (256)")
     add("-n", "--n-gen", type=int, default=64, metavar="N", help="tokens of the answer (64)")
     add("-r", "--rounds", type=int, default=5, metavar="N", help="measurements of each kind (5)")
-    add("--rival-python", default=sys.executable, metavar="FILE", help="an interpreter that has llama-cpp-python")
+    add(
+        "--rival-python",
+        type=build,
+        nargs="+",
+        default=[(RIVAL, sys.executable)],
+        metavar="[NAME=]FILE",
+        help="interpreters that have llama-cpp-python, with names for its builds if there are several",
+    )
     add("--json", type=Path, metavar="FILE", help="also write all rounds to this file")
     return top
 
@@ -252,6 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     if not args.models and not args.shape:
         top.error("name a model, or a shape with --shape")
+    if len({rival for rival, _ in args.rival_python}) < len(args.rival_python):
+        top.error("name the builds of --rival-python, each differently: native=FILE portable=FILE")
     if min(args.n_prompt, args.n_gen, args.rounds) < 1:
         top.error("-p, -n and -r must be 1 or more")
     about: dict[str, Any] = {"cpu": cpu_name(), "cores": os.cpu_count(), "load": load(), "llama.cpp": {}}

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import cpu_beside_llama_cpp as compared
 from benchmarks import cpu_player
-from benchmarks.cpu_beside_llama_cpp import HEADER, OURS, WITH, WITHOUT, Row, main, parser, spinning, table
+from benchmarks.cpu_beside_llama_cpp import FLASH, OURS, RIVAL, Row, main, parser, spinning, table
 from engine.hub.resolve import resolve
 
 FAKE = """
@@ -32,9 +32,8 @@ for line in sys.stdin:
 """
 """A player whose measurements are known beforehand: each is faster than the one before by a token per second."""
 
-ROW = Row(
-    "some", "tg64", 2, 1, {OURS: [20.0, 40.0, 30.0], WITH: [10.0, 20.0, 60.0], WITHOUT: [1.0, 15.0, 16.0]}, 1e8, 6e9
-)
+RATES = {OURS: [20.0, 40.0, 30.0], RIVAL + FLASH: [10.0, 20.0, 60.0], RIVAL: [1.0, 15.0, 16.0]}
+ROW = Row("some", "tg64", 2, 1, RATES, 1e8, 6e9)
 
 
 @pytest.fixture
@@ -50,7 +49,9 @@ def test_arguments() -> None:
     args = parser().parse_args(["a", "b", "--shape", "x:Q4_0", "-t", "1,16", "--busy", "0,1,2", "-r", "7"])
     assert (args.models, args.shape, args.threads) == (["a", "b"], ["x:Q4_0"], [1, 16])
     assert (args.busy, args.rounds, args.n_prompt, args.n_gen) == ([0, 1, 2], 7, 256, 64)
-    assert args.rival_python == sys.executable
+    assert args.rival_python == [(RIVAL, sys.executable)]
+    args = parser().parse_args(["a", "--rival-python", "native=/x/python", "wheel=~/python"])
+    assert args.rival_python == [("llama.cpp, native", "/x/python"), ("llama.cpp, wheel", f"{Path.home()}/python")]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_arguments() -> None:
         (["m", "--busy", "-1"], "0 or more"),
         (["m", "-r", "0"], "1 or more"),
         (["m", "-t", "two"], "whole numbers"),
+        (["m", "--rival-python", "a", "b"], "name the builds"),
     ],
 )
 def test_bad_arguments(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +73,7 @@ def test_bad_arguments(words: list[str], said: str, capsys: pytest.CaptureFixtur
 
 def test_a_row() -> None:
     # The better of both medians counts: 20 with flash attention, 15 without.
-    cells = dict(zip(HEADER, ROW.cells(), strict=True))
+    cells = dict(zip(ROW.header(), ROW.cells(), strict=True))
     assert (cells["ours"], cells["llama.cpp"], cells["ratio"], cells["from-to"]) == (
         "30.0",
         "20.0",
@@ -79,13 +81,22 @@ def test_a_row() -> None:
         "0.50-2.00",
     )
     assert (cells["GB/s"], cells["of memory"]) == ("3.0", "50%")
-    prompt = dict(zip(HEADER, Row("some", "pp256", 2, 1, ROW.rates).cells(), strict=True))
-    assert (prompt["GB/s"], prompt["of memory"]) == ("", "")
+    prompt = Row("some", "pp256", 2, 1, ROW.rates)
+    assert prompt.cells()[-2:] == ["", ""]
+
+
+def test_a_row_with_two_builds() -> None:
+    rates = {OURS: [20.0, 40.0, 30.0]}
+    rates |= {"a": [10.0, 20.0, 10.0], "a" + FLASH: [1.0, 1.0, 1.0], "b": [1.0, 1.0, 1.0], "b" + FLASH: [5.0, 5.0, 5.0]}
+    row = Row("some", "tg64", 2, 0, rates)
+    assert row.header()[5:11] == ["a", "ratio", "from-to", "b", "ratio", "from-to"]
+    assert row.cells()[4:11] == ["30.0", "10.0", "3.00", "2.00-3.00", "5.0", "6.00", "4.00-8.00"]
+    assert row.theirs == 10.0
 
 
 def test_a_table() -> None:
     lines = list(table([ROW]))
-    assert len(lines) == 3 and {line.count("|") for line in lines} == {len(HEADER) + 1}
+    assert len(lines) == 3 and {line.count("|") for line in lines} == {len(ROW.header()) + 1}
 
 
 @pytest.mark.usefixtures("fake")
@@ -103,7 +114,7 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert rows[0][4:7] == ["34.0", "24.0", "1.42"]
     assert rows[3][8:] == ["6.5", "65%"]
     written = json.loads(target.read_text(encoding="utf-8"))
-    assert written["llama.cpp"] == {"version": "1.2.3"}
+    assert written["llama.cpp"] == {RIVAL: {"version": "1.2.3"}}
     assert len(written["rows"]) == 8 and written["rows"][0]["rates"][OURS] == pytest.approx([32, 34, 36])
     assert "tg50, 1 busy: 2 threads are " in lines[-1] and len(lines) == 11 + 4
 
