@@ -37,6 +37,7 @@ PLOTS = {
     "depth": "benchmarks.plot_depth",
     "comparison": "benchmarks.plot_comparison",
     "speedup": "benchmarks.plot_speedup",
+    "rivals": "docs.figures.rivals",
 }
 """The module of each plot that is drawn once, in colors for both pages."""
 

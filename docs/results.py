@@ -1,0 +1,330 @@
+"""The tables of measured speeds: made from ``docs/results.toml``, and written into README and the pages that have them.
+
+    python -m docs.results           write the tables anew
+    python -m docs.results --check   only tell which pages are out of date
+
+A page marks the place of a table with comments, which no reader sees::
+
+    <!-- results: depth -->
+    ...
+    <!-- end of results -->
+
+What is between them is replaced.  Ratios are computed here, so that they always belong to the rates beside them.
+"""
+
+import argparse
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parent.parent
+DATA = Path(__file__).with_name("results.toml")
+
+PLACE = re.compile(r"(<!-- results: ([\w-]+) -->\n)(.*?)(<!-- end of results -->)", re.S)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second, with a standard deviation if it was measured, and the spelling of both in the data."""
+
+    value: float
+    deviation: float | None = None
+
+    def __str__(self) -> str:
+        return spaced(self.value) + ("" if self.deviation is None else f" ± {spaced(self.deviation)}")
+
+
+def spaced(value: float) -> str:
+    """A number with a space before each three digits, from five digits on: 13 956."""
+    whole, dot, rest = str(value).partition(".")
+    groups = [whole[max(0, end - 3) : end] for end in range(len(whole), 0, -3)][::-1]
+    return (" ".join(groups) if len(whole) > 4 else whole) + dot + rest
+
+
+@cache
+def data() -> dict[str, Any]:
+    """The content of ``docs/results.toml``."""
+    return tomllib.loads(DATA.read_text(encoding="utf-8"))
+
+
+def rate(run: str, model: str, test: str) -> Rate | None:
+    """A rate of a run; None if the run did not measure this test.  Raises KeyError if it did not measure the model."""
+    given = data()[run]["rates"][model].get(test)
+    return None if given is None else Rate(*given) if isinstance(given, list) else Rate(given)
+
+
+def ratio(ours: Rate | None, theirs: Rate | None, digits: int = 2) -> str:
+    """Ours divided by theirs; "" if one of them was not measured."""
+    return "" if ours is None or theirs is None else f"{ours.value / theirs.value:.{digits}f}"
+
+
+def times(ours: Rate | None, theirs: Rate | None) -> str:
+    """The same with a multiplication sign."""
+    found = ratio(ours, theirs)
+    return f"{found} ×" if found else ""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], texts: int = 1) -> Iterator[str]:
+    """The lines of a Markdown table.  texts: the number of columns of text, at the left; the others are numbers."""
+    yield f"| {' | '.join(header)} |"
+    yield "|" + " --- |" * texts + " ---: |" * (len(header) - texts)
+    for row in rows:
+        cells = ["" if cell is None else str(cell) for cell in row]
+        yield "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
+
+
+# --- the tables ------------------------------------------------------------------------------------------------
+
+DEPTHS = ("", "@4096", "@8192", "@16384", "@32768")
+
+
+def depth() -> Iterator[str]:
+    """Qwen3-8B at each depth, with each type of the cache."""
+    header = ["Qwen3-8B, depth", *(spaced(int(at[1:] or 0)) for at in DEPTHS)]
+    rows: list[list[object]] = []
+    for run, kind in (
+        ("h200-depth", "f16"),
+        ("h200-depth", "q8_0"),
+        ("h200-depth", "q4_0"),
+        ("h200-i8-answers", "i8"),
+        ("h200-integer-caches", "i12"),
+    ):
+        rates = [rate(run, kind, "tg128" + at) for at in DEPTHS]
+        rows.append([f"answer, {kind}" + (", tokens/s" if not rows else ""), *rates])
+        rows.append(["relative to depth 0", "1", *(ratio(each, rates[0]) for each in rates[1:])])
+    for run, kind in CACHES:
+        name = "prompt (pp2048)" if kind == "f16" else "prompt"
+        rows.append([f"{name}, {kind}", *(rate(run, kind, "pp2048" + at) for at in DEPTHS)])
+    return table(header, rows)
+
+
+CACHES = (
+    ("h200-depth", "f16"),
+    ("h200-depth", "q8_0"),
+    ("h200-depth", "q4_0"),
+    ("h200-integer-caches", "i8"),
+    ("h200-integer-caches", "i12"),
+)
+"""The run that has the prompts with each type of the cache."""
+
+
+def prompts() -> Iterator[str]:
+    """Prompts of each shape beside llama.cpp's."""
+    lines: list[tuple[str, str, str, str, str, str]] = [
+        ("Qwen3-8B" if kind == "f16" else f"the same, {kind} cache", "Qwen3-8B", run, run, kind, "4096")
+        for run, kind in CACHES
+    ]
+    for model, first, later in (
+        ("Qwen3.6-27B", "h200-prompts-later", "h200-prompts"),
+        ("Qwen3.6-35B-A3B", "h200-prompts", "h200-prompts"),
+        ("Gemma 4 12B", "h200-prompts", "h200-prompts"),
+        ("Gemma 4 12B, q8_0", "h200-prompts", "h200-prompts"),
+        ("Gemma 4 12B, i8", "h200-prompts-later", "h200-prompts-later"),
+    ):
+        theirs, _, kind = model.partition(", ")
+        lines.append((f"the same, {kind} cache" if kind else model, theirs, first, later, model, "8192"))
+    rows = []
+    for name, theirs, first, later, key, at in lines:
+        ours, there = rate(first, key, "pp2048"), rate(later, key, f"pp2048@{at}")
+        rival, rival_there = (rate("h200-llama-cpp", theirs, test) for test in ("pp2048", f"pp2048@{at}"))
+        own = [None, None] if name.startswith("the same") else [rival, rival_there]
+        rows.append([name, ours, own[0], ratio(ours, rival), at, there, own[1], ratio(there, rival_there)])
+    return table(["shape", "pp2048", "llama.cpp", "ratio", "at depth", "pp2048 there", "llama.cpp", "ratio"], rows)
+
+
+def hybrids() -> Iterator[str]:
+    """Answers of hybrids and mixtures beside llama.cpp's."""
+    rows = []
+    for model in ("Qwen3.6-27B", "Qwen3.6-35B-A3B"):
+        for test, name in (("tg128", "tg128"), ("tg128@8192", "tg128 at depth 8192")):
+            ours, theirs = rate("h200-hybrids", model, test), rate("h200-llama-cpp", model, test)
+            rows.append([model, name, ours, theirs, ratio(ours, theirs)])
+    return table(["shape", "test", "bitmirror, tokens/s", "llama.cpp", "ratio"], rows, texts=2)
+
+
+def gemma4() -> Iterator[str]:
+    """Answers of Gemma 4 beside llama.cpp's."""
+    rows: list[list[object]] = []
+    for model, given in data()["h200-gemma4"]["rates"].items():
+        shape, _, kind = model.partition(", ")
+        for test in given:
+            ours = rate("h200-gemma4", model, test)
+            theirs = rate("h200-llama-cpp", "Gemma 4 12B", test) if model == "12B, f16" else None
+            rows.append([shape, kind, test.replace("@", " at depth "), ours, theirs, ratio(ours, theirs)])
+    return table(["shape", "cache", "test", "bitmirror, tokens/s", "llama.cpp", "ratio"], rows, texts=3)
+
+
+def users() -> Iterator[str]:
+    """Rates of many users, beside llama.cpp's."""
+    counts = ("1", "8", "16", "32", "64", "128")
+    ours, theirs = "h200-users", "h200-users-llama-cpp"
+    rows: list[list[object]] = []
+    for model in ("Qwen3-8B", "Qwen3-30B-A3B"):
+        rows.append([model, *(rate(ours, model, n) for n in counts)])
+        rows.append(["llama.cpp", *(rate(theirs, model, n) for n in counts)])
+    rows.insert(2, ["median from token to token, ms", *data()[ours]["ms_between_tokens"]])
+    return table(["users", *counts], rows)
+
+
+def many_users() -> Iterator[str]:
+    """A sentence about 16 users."""
+    one, sixteen = rate("h200-users", "Qwen3-8B", "1"), rate("h200-users", "Qwen3-8B", "16")
+    together = ratio(sixteen, one, 1)
+    yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen} tokens"
+    yield f"per second together, {together} times what one gets alone. [Many answers at once](batching.md#figures) has the table."
+
+
+CPU = ("smollm2-135m, Q4_1", "gemma3-270m, Q4_K_M", "pycoder, Q4_K_M")
+RANDOM = "random, Qwen3-1.7B's shape, Q4_K_M"
+BUILDS = ("llama.cpp, native", "llama.cpp, portable")
+
+
+def cpu() -> Iterator[str]:
+    """Both engines on a CPU."""
+    rows: list[list[object]] = []
+    for model in (*CPU, RANDOM):
+        named = ""
+        for test, given in data()["cpu"]["rates"][model].items():
+            kind, threads = test.split(", threads: ")
+            kind = {"p": "prompt", "t": "answer"}[kind[0]]
+            row: list[object] = [model if named == "" else "", kind if kind != named else "", threads, spaced(given)]
+            named = kind
+            for build in BUILDS:
+                theirs = rate("cpu", f"{model}, {build}", test)
+                low, high = data()["cpu"]["ratios"][f"{model}, {build}"][test]
+                row += [theirs, ratio(Rate(given), theirs), f"{low:.2f}–{high:.2f}"]
+            rows.append(row)
+    theirs_header = [column for build in BUILDS for column in (build, "ratio", "from–to")]
+    return table(["model", "test", "threads", "ours", *theirs_header], rows, texts=2)
+
+
+def cpu_memory() -> Iterator[str]:
+    """What answers on a CPU read, beside a plain read of memory."""
+    rows: list[list[object]] = []
+    for model, read in data()["cpu"]["answers_read"].items():
+        for n, (threads, (gigabytes, share)) in enumerate(read.items()):
+            rows.append([model if n == 0 else "", threads, gigabytes, f"{share} %"])
+    return table(["model", "threads", "GB/s", "of memory"], rows)
+
+
+def glance() -> Iterator[str]:
+    """Speeds relative to llama.cpp's."""
+    rows: list[list[object]] = []
+    for model, at, answers, prompt, prompt_there in (
+        ("Qwen3-8B", "4096", ("h200-depth", "f16"), ("h200-depth", "f16"), ("h200-depth", "f16")),
+        ("Qwen3.6-27B", "8192", ("h200-hybrids", ""), ("h200-prompts-later", ""), ("h200-prompts", "")),
+        ("Qwen3.6-35B-A3B", "8192", ("h200-hybrids", ""), ("h200-prompts", ""), ("h200-prompts", "")),
+        ("Gemma 4 12B", "8192", ("h200-gemma4", "12B, f16"), ("h200-prompts", ""), ("h200-prompts", "")),
+    ):
+        row: list[object] = [model, "H200"]
+        for (run, key), test in (
+            (answers, "tg128"),
+            (answers, f"tg128@{at}"),
+            (prompt, "pp2048"),
+            (prompt_there, f"pp2048@{at}"),
+        ):
+            row.append(times(rate(run, key or model, test), rate("h200-llama-cpp", model, test)))
+        rows.append([*row[:3], at, *row[3:]])
+    for model in CPU:
+        tests = ("tg64, threads: 2", "pp256, threads: 2")
+        answer, prompt_ratio = (
+            times(rate("cpu", model, test), rate("cpu", f"{model}, {BUILDS[0]}", test)) for test in tests
+        )
+        rows.append([model.partition(",")[0], "CPU", answer, "", "", prompt_ratio, ""])
+    return table(["model", "device", "answer", "at depth", "answer there", "prompt", "prompt there"], rows, texts=2)
+
+
+def readme_cpu() -> Iterator[str]:
+    """Both engines on a CPU with two threads."""
+    rows = [
+        [model, *(rate("cpu", each, f"{test}, threads: 2") for test in ("pp256", "tg64") for each in engines(model))]
+        for model in CPU
+    ]
+    theirs = [build.removeprefix("llama.cpp, ") for build in BUILDS]
+    header = ["model", "prompt: ours", f"llama.cpp, {theirs[0]}", theirs[1]]
+    return table([*header, "answer: ours", f"llama.cpp, {theirs[0]}", theirs[1]], rows)
+
+
+def engines(model: str) -> list[str]:
+    """The names of the rates of a model on a CPU: ours, and those of each build of llama.cpp."""
+    return [model, *(f"{model}, {build}" for build in BUILDS)]
+
+
+def readme_gpu() -> Iterator[str]:
+    """Qwen3-8B on a GPU."""
+    rows: list[list[object]] = []
+    for name, run, kind, test in (
+        ("answer, at the start", "h200-depth", "f16", "tg128"),
+        ("answer, after 4096 tokens", "h200-depth", "f16", "tg128@4096"),
+        ("answer, after 32 768 tokens", "h200-depth", "f16", "tg128@32768"),
+        ("the same with a cache of `i8`", "h200-i8-answers", "i8", "tg128@32768"),
+        ("prompt of 2048 tokens, at the start", "h200-depth", "f16", "pp2048"),
+        ("prompt of 2048 tokens, after 4096 others", "h200-depth", "f16", "pp2048@4096"),
+        ("the same with a cache of `i8`", "h200-integer-caches", "i8", "pp2048@4096"),
+        ("prompt of 2048 tokens, after 32 768 others", "h200-depth", "f16", "pp2048@32768"),
+        ("the same with a cache of `i8`", "h200-integer-caches", "i8", "pp2048@32768"),
+    ):
+        ours, theirs = rate(run, kind, test), rate("h200-llama-cpp", "Qwen3-8B", test)
+        rows.append([name, ours and spaced(round(ours.value)), theirs, ratio(ours, theirs)])
+    return table(["tokens per second", "ours", "llama.cpp", "ratio"], rows)
+
+
+def quick_tests() -> Iterator[str]:
+    """What the quick tests take, in round numbers."""
+    found = data()["quick-tests"]
+    count, minutes = round(found["n_tests"], -2), max(1, round(found["seconds"] / 60))
+    yield f"This runs the quick tests, about {spaced(count)}, in about {minutes} minutes on two cores."
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "glance": glance,
+    "depth": depth,
+    "prompts": prompts,
+    "hybrids": hybrids,
+    "gemma4": gemma4,
+    "users": users,
+    "many-users": many_users,
+    "cpu": cpu,
+    "cpu-memory": cpu_memory,
+    "readme-cpu": readme_cpu,
+    "readme-gpu": readme_gpu,
+    "quick-tests": quick_tests,
+}
+"""What the places of pages are filled with, by name."""
+
+
+def pages() -> list[Path]:
+    """README and the pages of the book."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """The text of a page with its tables made anew.  Raises KeyError for a name that is not in ``TABLES``."""
+    return PLACE.sub(lambda place: place[1] + "".join(f"{line}\n" for line in TABLES[place[2]]()) + place[4], text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the tables, or with ``--check`` only tell which pages are out of date.  Returns the exit status."""
+    top = argparse.ArgumentParser(prog="python -m docs.results", description="Write the tables of measured speeds.")
+    top.add_argument(
+        "--check", action="store_true", help="write nothing; the exit status is 1 if a page is out of date"
+    )
+    check = top.parse_args(argv).check
+    stale = 0
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            stale += 1
+            print(f"{page.relative_to(REPOSITORY)} {'is out of date' if check else 'was written'}")
+            if not check:
+                page.write_text(new, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
