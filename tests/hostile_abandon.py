@@ -26,10 +26,10 @@ import numpy as np
 import engine
 from engine.serving.answer import Ask
 from engine.serving.app import app
-from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.served import Served, Spec
 from engine.synthetic.model import make_model
+from engine.tools.formats.plain import plain
 from tests.serving.live import live
 
 THREADS, CLIENTS, HONEST = 8, 48, 12

@@ -5,15 +5,15 @@ from functools import cache
 from typing import Any
 
 from engine.errors import TemplateError
-from engine.serving.calls.function import Function, Unenforceable
-from engine.serving.calls.schemas import pruned
-from engine.serving.calls.select import calls_source
-from engine.serving.calls.tagged import MAYBE, NONE, OPEN
-from engine.serving.formats.tools import Tools, json_of
 from engine.text.template.builtin import TEMPLATES
 from engine.text.template.chat import ChatTemplate
-from tests.serving.calls.walks import MODELS, Model
+from engine.tools.calls.function import Function, Unenforceable
+from engine.tools.calls.schemas import pruned
+from engine.tools.calls.select import calls_source
+from engine.tools.calls.tagged import MAYBE, NONE, OPEN
+from engine.tools.formats.tools import Tools, json_of
 from tests.text.template import test_harmony
+from tests.tools.calls.walks import MODELS, Model
 
 KEYWORDS = (
     *(

@@ -16,10 +16,10 @@ from engine.decode.sampler import token_logprob
 from engine.decode.shown import Piece, Shown
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
-from engine.serving.formats.events import CallBegin, Event, Reasoning
-from engine.serving.formats.parser import Parser
 from engine.serving.permitted import Permitted
 from engine.text.tokenizer import Tokenizer
+from engine.tools.formats.events import CallBegin, Event, Reasoning
+from engine.tools.formats.parser import Parser
 
 if TYPE_CHECKING:
     from engine.llm import LLM

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 from engine.errors import TemplateError
 from engine.llm import LLM
-from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
-from engine.serving.formats import generic, select
-from engine.serving.formats.history import adapted
-from engine.serving.formats.parser import Parser
 from engine.serving.limits import Limits
-from engine.serving.turns import Message, rendered
 from engine.text.bound import AtLeast
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import TokenType
+from engine.tools.calls.tagged import MAYBE, NONE, OPEN
+from engine.tools.formats import generic, select
+from engine.tools.formats.history import adapted
+from engine.tools.formats.parser import Parser
+from engine.tools.turns import Message, rendered
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 """The roles of messages."""
@@ -32,7 +32,7 @@ class Prompt(NamedTuple):
     """The token ids of a conversation, and what makes a parser of its answer.
 
     format: the name of the format in which the model writes calls and thoughts; thought: ``OPEN``, ``MAYBE`` or ``NONE`` of
-    ``engine.serving.calls.tagged``: whether the answer begins in a thought; headed: whether it begins in a text that the
+    ``engine.tools.calls.tagged``: whether the answer begins in a thought; headed: whether it begins in a text that the
     prompt has given a header, so that no call can follow before the end of this text.
     """
 

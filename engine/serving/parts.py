@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
+from engine.tools.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 
 Message = dict[str, Any]
 """An event of a stream; "type" is its name."""

@@ -12,13 +12,13 @@ from engine.grammar.messages import CRASH, SLOW
 from engine.grammar.tokens import tokens_of
 from engine.llm import LLM
 from engine.serving.aside import compiling
-from engine.serving.calls.function import Function, Unenforceable
-from engine.serving.calls.schemas import pruned
-from engine.serving.calls.select import calls_source
 from engine.serving.conversation import Prompt, control_token, read_tools
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
+from engine.tools.calls.function import Function, Unenforceable
+from engine.tools.calls.schemas import pruned
+from engine.tools.calls.select import calls_source
 
 Tool = Mapping[str, Any]
 

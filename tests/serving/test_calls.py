@@ -26,16 +26,16 @@ from engine.grammar.messages import SLOW
 from engine.grammar.trial import TRIAL
 from engine.serving import tool_choice
 from engine.serving.app import app
-from engine.serving.calls.tagged import MAYBE, NONE, OPEN
 from engine.serving.conversation import prompt_of
-from engine.serving.formats.events import CallBegin, CallEnd, Content, Event, Reasoning, merged
 from engine.serving.openai.chat import Said
 from engine.serving.served import Spec
 from engine.speculative.params import SpeculationParams
 from engine.text.template.builtin import TEMPLATES
 from engine.text.template.chat import ChatTemplate
-from tests.serving.formats.test_select import GEMMA4, LLAMA3, QWEN3, QWEN35, R1
+from engine.tools.calls.tagged import MAYBE, NONE, OPEN
+from engine.tools.formats.events import CallBegin, CallEnd, Content, Event, Reasoning, merged
 from tests.text.template import test_harmony
+from tests.tools.formats.test_select import GEMMA4, LLAMA3, QWEN3, QWEN35, R1
 from tests.vocabularies import CONTROL, bpe_metadata, made
 
 pytestmark = pytest.mark.together("serving")

@@ -20,11 +20,11 @@ from starlette.testclient import TestClient
 from engine.serving.answer import Answer, Ask
 from engine.serving.app import app
 from engine.serving.errors import Refusal
-from engine.serving.formats.plain import plain
 from engine.serving.guard import Guard
 from engine.serving.limits import Limits
 from engine.serving.served import Served, Spec
 from engine.serving.streams import SSE, Stream
+from engine.tools.formats.plain import plain
 from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")

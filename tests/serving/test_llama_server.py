@@ -26,9 +26,9 @@ from engine.decode.sampler import Sampler, SamplingParams
 from engine.errors import DeviceError
 from engine.serving.answer import Ask
 from engine.serving.app import app
-from engine.serving.formats import select
 from engine.serving.metrics import Metrics, pages_held
 from engine.serving.served import Entry, Served, Spec, Status
+from engine.tools.formats import select
 from tests.serving.bundled import bundled
 
 pytestmark = pytest.mark.together("serving")

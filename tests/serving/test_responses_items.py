@@ -13,12 +13,12 @@ pytest.importorskip("starlette")
 from engine.serving.answer import Delta
 from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
-from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from engine.serving.limits import Limits
 from engine.serving.responses.conversation import read_messages
 from engine.serving.responses.items import Items
 from engine.serving.responses.sealed import opened, sealed
 from engine.text.template.chat import ChatTemplate
+from engine.tools.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from tests.serving.responses_events import check
 from tests.tiers import examples
 from tests.vocabularies import bpe_metadata, made

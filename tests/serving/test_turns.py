@@ -10,9 +10,9 @@ import pytest
 
 from engine.errors import TemplateError
 from engine.serving.conversation import prompt_of
-from engine.serving.turns import rendered
 from engine.text.template.budget import BudgetError
 from engine.text.template.chat import ChatTemplate
+from engine.tools.turns import rendered
 from tests.text.template.test_chat import TOK
 
 GEMMA_2 = """\

@@ -5,8 +5,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.serving.formats.arguments import object_of, whole_members
 from engine.serving.parts import Kind, Message, Part, Parts
+from engine.tools.formats.arguments import object_of, whole_members
 
 DELTAS = {
     Kind.TEXT: ("text_delta", "text"),

@@ -15,8 +15,6 @@ from engine.serving.aside import aside
 from engine.serving.errors import Refusal
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields, is_token_id
-from engine.serving.formats.events import Content
-from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.llama_server.shapes import error_body, parameters
 from engine.serving.llama_server.tokens import MOST_IDS
@@ -26,6 +24,8 @@ from engine.serving.sampling import clamped, read_bias, read_repetitions, read_s
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.structured import read_form
+from engine.tools.formats.events import Content
+from engine.tools.formats.plain import plain
 
 if TYPE_CHECKING:
     from engine.llm import LLM

@@ -13,7 +13,7 @@ from engine.serving.body import read_fields
 from engine.serving.conversation import read_messages, read_tools, refused, template_of
 from engine.serving.state import State
 from engine.serving.streams import dump
-from engine.serving.turns import rendered
+from engine.tools.turns import rendered
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

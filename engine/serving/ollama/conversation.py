@@ -6,9 +6,9 @@ from typing import Any
 from engine.serving import conversation
 from engine.serving.conversation import Message
 from engine.serving.fields import Fields
-from engine.serving.formats import select
 from engine.serving.limits import Limits
 from engine.serving.served import Served
+from engine.tools.formats import select
 
 LEVELS = ("low", "medium", "high", "max")
 """How much a model may think."""

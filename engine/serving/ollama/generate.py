@@ -10,12 +10,12 @@ from starlette.responses import Response
 from engine.serving.aside import aside
 from engine.serving.conversation import Message, Prompt, prompt_of
 from engine.serving.fields import Fields
-from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.ollama.conversation import read_think
 from engine.serving.ollama.exchange import respond
 from engine.serving.ollama.said import Said
 from engine.serving.served import Served
+from engine.tools.formats.plain import plain
 
 
 async def generate(request: Request) -> Response:

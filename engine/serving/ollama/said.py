@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from engine.serving.answer import Answer
-from engine.serving.formats.arguments import object_of
-from engine.serving.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from engine.tools.formats.arguments import object_of
+from engine.tools.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 
 
 class Said(NamedTuple):

@@ -15,7 +15,6 @@ from engine.serving.aside import aside
 from engine.serving.conversation import read_messages
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
-from engine.serving.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 from engine.serving.openai.prompt import read_prompt
 from engine.serving.openai.shapes import chat_logprobs, error_body, error_event, timings_of, usage_of
 from engine.serving.permitted import read_permitted
@@ -23,6 +22,7 @@ from engine.serving.sampling import clamped, read_logprobs, read_most, read_opti
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.tool_choice import read_tool_choice
+from engine.tools.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.aside import aside
 from engine.serving.exchange import TOKEN_BYTES, Plan, respond
 from engine.serving.fields import Fields, is_token_id
-from engine.serving.formats.events import Content
-from engine.serving.formats.plain import plain
 from engine.serving.limits import Limits
 from engine.serving.openai.chat import Shape
 from engine.serving.openai.scores import Scores, joined
@@ -27,6 +25,8 @@ from engine.serving.sampling import clamped, read_most, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.structured import read_form
+from engine.tools.formats.events import Content
+from engine.tools.formats.plain import plain
 
 MAX_TOKENS = 16
 """Tokens of an answer, if the request does not say how many."""

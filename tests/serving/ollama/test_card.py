@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from engine.serving.ollama.card import card_of
-from tests.serving.formats.test_select import QWEN3
+from tests.tools.formats.test_select import QWEN3
 
 
 def test_templates(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Which format a chat template belongs to."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.text.template.builtin import TEMPLATES
+from engine.tools.formats.select import _MARKS, FORMATS, can_call, can_think, detect, opens_thought, parser
+from tests.conftest import REPOSITORY
+from tests.text.template import test_harmony
+
+# The lines of published templates that write calls and thoughts.
+QWEN3 = r"""{{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments:' }}
+{{- '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
+{{- '<think>\n' + reasoning_content.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}"""
+QWEN25 = r"""{{- "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>" }}"""
+QWEN35 = r"""{{- '\n\n<tool_call>\n<function=' + tool_call.name + '>\n' }}{{- '<parameter=' + args_name + '>\n' }}
+{{- '\n</parameter>\n' }}{{- '</function>\n</tool_call>' }}{{- '<think>\n' }}"""
+GEMMA4 = r"""{{- '<|channel>thought\n' + thinking_text + '\n<channel|>' -}}
+{{- '<|tool_call>call:' + function['name'] + '{' -}}{{- '}<tool_call|>' -}}"""
+LLAMA3 = r"""{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
+{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}"""
+GLM = r"""<tool_call>{{ tc.name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>"""
+R1 = r"""{% if '</think>' in content %}{{ content.split('</think>')[-1] }}{% endif %}{{ '<｜Assistant｜><think>\n' }}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (QWEN3, "qwen3"),
+        (QWEN25, "qwen3"),
+        (QWEN35, "qwen3_coder"),
+        (GEMMA4, "gemma4"),
+        (LLAMA3, "llama3"),
+        (R1, "think"),
+        (GLM, "glm"),
+        (f"{GLM}<think></think>", "glm"),
+        (TEMPLATES["deepseek4"], "deepseek4"),
+        (TEMPLATES["deepseek4-0731"], "deepseek4"),
+        (TEMPLATES["chatml"], "plain"),
+        (TEMPLATES["llama3"], "plain"),
+        (TEMPLATES["gemma"], "plain"),
+        (test_harmony.SOURCE, "gpt_oss"),
+        ("", "plain"),
+        (None, "plain"),
+    ],
+)
+def test_a_template_shows_the_format(template: str | None, name: str) -> None:
+    assert detect(template) == name
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks", "calls"),
+    [
+        (QWEN3, True, True),
+        (QWEN25, False, True),
+        (QWEN35, True, True),
+        (GEMMA4, True, True),
+        (LLAMA3, False, True),
+        (R1, True, True),
+        (GLM, False, True),
+        (TEMPLATES["deepseek4"], True, True),
+        (TEMPLATES["chatml"], False, True),
+        (test_harmony.SOURCE, True, True),
+        (None, False, False),
+    ],
+)
+def test_a_template_shows_what_a_model_can_do(template: str | None, thinks: bool, calls: bool) -> None:
+    assert (can_think(template), can_call(template)) == (thinks, calls)
+
+
+def test_prompts_that_open_a_thought() -> None:
+    for name in ("think", "qwen3", "qwen3_coder", "deepseek4"):
+        assert opens_thought(name, "<|im_start|>assistant\n<think>")
+        assert opens_thought(name, "<|im_start|>assistant\n<think>\n")
+        assert not opens_thought(name, "<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert not opens_thought(name, "<think>\nhm")
+    assert opens_thought("gemma4", "<|turn>model\n<|channel>thought\n")
+    assert not opens_thought("gemma4", "<|turn>model\n<|channel>thought\n<channel|>")
+    assert not opens_thought("llama3", "<think>") and not opens_thought("gpt_oss", "<|start|>assistant")
+
+
+def test_the_book_lists_the_formats_and_their_marks() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.*)\|$", (REPOSITORY / "docs/serving.md").read_text("utf-8"), re.M)
+    written = {name: marks.replace("\\|", "|") for name, marks in rows if name in FORMATS}
+    assert written.keys() == FORMATS.keys() - {"plain", "think"}
+    for name, marks in _MARKS:
+        assert name == "think" or all(mark in written[name] for mark in marks), name
+
+
+def test_every_format_is_one_file_that_shows_it() -> None:
+    for name, kind in FORMATS.items():
+        assert Path(kind.__module__.replace(".", "/")).name == name
+        assert kind.__doc__ and ("TEXT" in kind.__doc__ or "{" in kind.__doc__)
+        assert parser(name, single=lambda tag: False).finish() == []
