@@ -1,46 +1,24 @@
-"""Conversations: from the messages of a request to the token ids of a prompt, and the parser of the answer.
+"""Conversations: from the messages of a request to those that chat templates expect.
 
 Every interface converts its messages to those of OpenAI's chat first, and this converts them to what chat templates expect.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from engine.errors import TemplateError
 from engine.llm import LLM
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
-from engine.text.bound import AtLeast
 from engine.text.template.chat import ChatTemplate
-from engine.text.tokenizer import TokenType
-from engine.tools.calls.tagged import MAYBE, NONE, OPEN
-from engine.tools.formats import generic, select
-from engine.tools.formats.history import adapted
-from engine.tools.formats.parser import Parser
-from engine.tools.turns import Message, rendered
+from engine.tools import prompt
+from engine.tools.prompt import Prompt
+from engine.tools.turns import Message
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 """The roles of messages."""
-
-LAST = 32
-"""The tokens at the end of a prompt among which is a tag that opens a thought."""
-
-
-class Prompt(NamedTuple):
-    """The token ids of a conversation, and what makes a parser of its answer.
-
-    format: the name of the format in which the model writes calls and thoughts; thought: ``OPEN``, ``MAYBE`` or ``NONE`` of
-    ``engine.tools.calls.tagged``: whether the answer begins in a thought; headed: whether it begins in a text that the
-    prompt has given a header, so that no call can follow before the end of this text.
-    """
-
-    ids: list[int]
-    parser: Callable[[], Parser]
-    format: str = "plain"
-    thought: str = NONE
-    headed: bool = False
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
@@ -140,84 +118,14 @@ def prompt_of(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     values: Mapping[str, Any] | None = None,
-    *,
-    continue_final: bool = False,
-    names: Collection[str] | None = None,
-    ruled: bool = False,
-    at_least: AtLeast | None = None,
+    **how: Any,
 ) -> Prompt:
     """The prompt of a conversation.  Takes a while if that is long: call it by :func:`aside`.
 
-    values: further variables of the template, such as ``enable_thinking``; continue_final: the last message, which is one of
-    the assistant, is the beginning of the answer; names: the functions that may be called, None: all ``tools``; ruled: the
-    answer follows a grammar of the request, so that nothing in it is a call or a thought;
-    at_least: is told how many tokens a long text has at least, before it is tokenized, and may raise an error.
+    The arguments are those of :func:`engine.tools.prompt.prompt_of`.  Raises Refusal.
     """
     template = template_of(llm, "use /v1/completions with a text")
-    extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
-    for name in ("messages", "self", "known", "at_least", "add_generation_prompt"):
-        extra.pop(name, None)
-    last: Message = {}
-    if continue_final:
-        *messages, last = messages
-    source = template.source_for(bool(extra.get("tools")))
-    format = select.detect(source, bool(tools))
-    messages = adapted(format, messages)
-    if format == "generic":
-        # A template without a place for the system message gets it in the first message of the user (turns.py).
-        messages = generic.with_system(generic.as_text(messages), generic.describe(tools))
-        extra = {name: value for name, value in extra.items() if name != "tools"}
     try:
-        ids = rendered(lambda own: template.encode(own, at_least=at_least, **extra), messages)
+        return prompt.prompt_of(template, messages, tools, values, **how)
     except TemplateError as error:
         raise refused(error) from None
-    tags = select.FORMATS[format].THOUGHT
-    thought = NONE
-    end = llm.tokenizer.decode(ids[-LAST:], special=True)
-    if select.opens_thought(format, end):
-        thought = OPEN
-    elif format == "gpt_oss" or (tags and tags[0] in source and not _is_closed(end, tags[1], extra)):
-        thought = MAYBE
-    if thought == OPEN and (begun := last.get("reasoning_content")):
-        ids = ids + llm.tokenizer.encode(begun, add_special=False, at_least=at_least)
-    header: tuple[str, ...] = ()
-    text = last.get("content") or ""
-    if text or ruled:
-        if thought == OPEN and tags:
-            # What the client has begun, or what a grammar holds, is text, so the thought before it has ended.
-            own_line = tags[1] == "</think>" and end.endswith("\n")
-            close = f"\n{tags[1]}\n\n" if own_line else tags[1]
-            ids = ids + llm.tokenizer.encode(close, add_special=False, parse_special=True)
-        if header := select.FORMATS[format].HEADER:
-            ids = ids + llm.tokenizer.encode("".join(header), add_special=False, parse_special=True)
-        ids, thought = ids + llm.tokenizer.encode(text, add_special=False, at_least=at_least), NONE
-    offered = [tool for tool in tools if names is None or tool["function"]["name"] in names]
-
-    def parser() -> Parser:
-        made = select.parser(
-            format,
-            offered,
-            single=lambda tag: control_token(llm, tag) is not None,
-            reasoning_open=thought == OPEN,
-            calls=not ruled,
-            reasoning=not ruled,
-        )
-        for piece in header:
-            made.feed(piece, True)
-        return made
-
-    return Prompt(ids, parser, format, thought, bool(header))
-
-
-def _is_closed(end: str, close: str, values: Mapping[str, Any]) -> bool:
-    """Whether the model is not to think: the variables of the template say so, or the prompt ends with the tag after a
-    thought."""
-    return values.get("enable_thinking") is False or end.rstrip().endswith(close)
-
-
-def control_token(llm: LLM, text: str) -> int | None:
-    """The control or user-defined token that is this text; None if there is none."""
-    id = llm.tokenizer.token_id(text)
-    return (
-        id if id is not None and llm.tokenizer.token_type(id) in (TokenType.CONTROL, TokenType.USER_DEFINED) else None
-    )

@@ -20,8 +20,8 @@ from engine.serving.errors import Refusal  # noqa: E402
 from engine.serving.fields import Fields  # noqa: E402
 from engine.serving.limits import Limits  # noqa: E402
 from engine.serving.streams import sse  # noqa: E402
-from engine.serving.tool_choice import ToolChoice  # noqa: E402
 from engine.text.template.chat import ChatTemplate  # noqa: E402
+from engine.tools.choice import ToolChoice  # noqa: E402
 from engine.tools.formats.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning  # noqa: E402
 from tests.serving.anthropic_requests import CONVERSATION, HELLO, SYSTEM, WEATHER  # noqa: E402
 from tests.tiers import examples  # noqa: E402

@@ -24,7 +24,6 @@ from starlette.testclient import TestClient
 import engine
 from engine.grammar.messages import SLOW
 from engine.grammar.trial import TRIAL
-from engine.serving import tool_choice
 from engine.serving.app import app
 from engine.serving.conversation import prompt_of
 from engine.serving.openai.chat import Said
@@ -32,6 +31,7 @@ from engine.serving.served import Spec
 from engine.speculative.params import SpeculationParams
 from engine.text.template.builtin import TEMPLATES
 from engine.text.template.chat import ChatTemplate
+from engine.tools import choice
 from engine.tools.calls.tagged import MAYBE, NONE, OPEN
 from engine.tools.formats.events import CallBegin, CallEnd, Content, Event, Reasoning, merged
 from tests.text.template import test_harmony
@@ -503,7 +503,7 @@ def test_it_is_not_searched_for_ever_which_function_cannot_be_enforced(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of 128 functions could take a second to try."""
-    monkeypatch.setattr(tool_choice, "SEARCH_SECONDS", -1.0)
+    monkeypatch.setattr(choice, "SEARCH_SECONDS", -1.0)
     server.writes("gemma4")
     with pytest.raises(openai.BadRequestError, match="cannot be enforced together: .* takes too long to compile"):
         server.chat.create(**ASK, model="plain", tools=[tool("f", NOT, strict=True)])

@@ -6,11 +6,14 @@ from typing import Any
 
 from engine.llm import LLM
 from engine.serving.aside import aside
-from engine.serving.conversation import Message, Prompt, prompt_of
+from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
-from engine.serving.tool_choice import ToolChoice, chosen
+from engine.serving.tool_choice import chosen
 from engine.text.bound import AtLeast
+from engine.tools.choice import ToolChoice
+from engine.tools.prompt import Prompt
+from engine.tools.turns import Message
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a block of the system prompt that differs with each request of a conversation, and that is not meant for a model."""

@@ -20,7 +20,8 @@ from engine.serving.sampling import clamped, read_options, read_stop
 from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
 from engine.serving.structured import read_grammar
-from engine.serving.tool_choice import beside_calls, calls_grammar
+from engine.serving.tool_choice import calls_grammar
+from engine.tools.choice import beside_calls
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""
@@ -52,7 +53,7 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     output = fields.object("output_config") or Fields({}, "output_config")
     output.ignore("effort")
     shape = await read_grammar(output, llm, limits, "format")
-    form, text = beside_calls(shape, choice, llm, _begun(fields))
+    form, text = beside_calls(shape, choice, _begun(fields))
     ruled, thinks = form is not None, shape is None
     prompt = await read_prompt(fields, llm, limits, choice, llm.check_least, ruled=ruled, thinks=thinks)
     options |= {

@@ -8,13 +8,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.aside import aside
-from engine.serving.conversation import Prompt, prompt_of
+from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.ollama.conversation import read_messages, read_think, read_tools
 from engine.serving.ollama.exchange import respond
 from engine.serving.ollama.said import Said
 from engine.serving.served import Served
+from engine.tools.prompt import Prompt
 
 
 async def chat(request: Request) -> Response:

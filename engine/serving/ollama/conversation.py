@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.serving import conversation
-from engine.serving.conversation import Message
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.served import Served
 from engine.tools.formats import select
+from engine.tools.turns import Message
 
 LEVELS = ("low", "medium", "high", "max")
 """How much a model may think."""

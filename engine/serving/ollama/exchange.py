@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving import exchange
-from engine.serving.conversation import Prompt
 from engine.serving.exchange import Plan
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
@@ -20,6 +19,7 @@ from engine.serving.ollama.shapes import error_body, error_line, read_body
 from engine.serving.served import Served
 from engine.serving.state import State
 from engine.serving.streams import NDJSON
+from engine.tools.prompt import Prompt
 
 
 async def respond(

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.serving.aside import aside
-from engine.serving.conversation import Message, Prompt, prompt_of
+from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.ollama.conversation import read_think
@@ -16,6 +16,8 @@ from engine.serving.ollama.exchange import respond
 from engine.serving.ollama.said import Said
 from engine.serving.served import Served
 from engine.tools.formats.plain import plain
+from engine.tools.prompt import Prompt
+from engine.tools.turns import Message
 
 
 async def generate(request: Request) -> Response:

@@ -6,12 +6,12 @@ from engine.grammar.grammar import Grammar
 from engine.llm import LLM
 from engine.serving.accepted import OPTIONS, check
 from engine.serving.answer import Ask
-from engine.serving.conversation import Prompt
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.permitted import read_permitted
 from engine.serving.sampling import clamped, read_logprobs, read_options, read_stop
 from engine.serving.structured import grammar_of
+from engine.tools.prompt import Prompt
 
 log = logging.getLogger(__name__)
 

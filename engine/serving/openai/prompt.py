@@ -7,11 +7,14 @@ from typing import Any
 from engine.grammar.grammar import Grammar
 from engine.llm import LLM
 from engine.serving.aside import aside
-from engine.serving.conversation import Message, Prompt, prompt_of
+from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.structured import read_form
-from engine.serving.tool_choice import ToolChoice, beside_calls, calls_grammar
+from engine.serving.tool_choice import calls_grammar
+from engine.tools.choice import ToolChoice, beside_calls
+from engine.tools.prompt import Prompt
+from engine.tools.turns import Message
 
 
 async def read_prompt(
@@ -38,7 +41,7 @@ async def read_prompt(
     grammar = await read_form(fields, llm, limits, form)
     if grammar is not None:
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character
-    grammar, text = beside_calls(grammar, choice, llm, continue_final)
+    grammar, text = beside_calls(grammar, choice, continue_final)
     given: dict[str, Any] = {"tools": choice.tools, "names": choice.names, "ruled": grammar is not None}
     given["at_least"] = llm.check_least
     make = partial(prompt_of, llm, messages, values=values, continue_final=continue_final, **given)

@@ -1,10 +1,11 @@
 """From the instructions and items of a request to the messages of OpenAI's chat."""
 
 from engine.checks import described
-from engine.serving.conversation import Message, read_call, read_content, read_message
+from engine.serving.conversation import read_call, read_content, read_message
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.responses.sealed import opened
+from engine.tools.turns import Message
 
 
 def read_messages(fields: Fields, limits: Limits) -> list[Message]:
