@@ -27,7 +27,8 @@ def parse_device(name: str) -> int | None:
     found = re.fullmatch(r"cuda(?::([0-9]{1,4}))?", name)
     if name not in ("auto", "cpu", "none") and not found:
         raise UsageError(
-            f"device {described(name)} is unknown; use auto, cpu, cuda, or cuda:1 and so on (see --list-devices)."
+            f"device {described(name)} is unknown; use auto, cpu, cuda, or cuda:1 and so on "
+            "(bitmirror run --list-devices lists them)."
         )
     if found:
         return int(found[1] or 0)
@@ -110,7 +111,7 @@ def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
         from engine.cuda.backend import Backend
     except ImportError:
         raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
+            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use device=\"cpu\"."
         ) from None
     shared = beside.device if isinstance(beside, Backend) and beside.device.info.index == index else None
     ops: Operations[Tensor, Tensor | Deferred, DeviceWeight] = Backend(index, shared, max_rows)

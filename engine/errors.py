@@ -1,10 +1,54 @@
 """The errors shown to users: each message is one sentence that says what is wrong and what to do."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+FLAGS = {
+    "n_ctx": "-c",
+    "batch_size": "-b",
+    "parallel": "-np",
+    "n_threads": "-t",
+    "max_tokens": "-n",
+    "cache_type": "--cache-type",
+    "device": "--device",
+    "device_draft": "--device-draft",
+    "draft_model": "--draft-model",
+    "ds4_rounding": "--ds4-rounding",
+    "mtp": "--mtp",
+}
+"""The flags of the arguments that messages name."""
+
+_ARGUMENT = re.compile(rf'\b({"|".join(FLAGS)})=(\.\.\.|True|False|"(\w+)")')
+
+_by_flags = False
+
+
+@contextmanager
+def named_by_flags() -> Iterator[None]:
+    """In a command line: let errors name flags, ``-c`` instead of ``n_ctx=...``."""
+    global _by_flags
+    before, _by_flags = _by_flags, True
+    try:
+        yield
+    finally:
+        _by_flags = before
+
+
+def _flag(argument: re.Match[str]) -> str:
+    """An argument as a flag."""
+    name, value, text = argument.groups()
+    flag = FLAGS[name]
+    return flag.replace("--", "--no-") if value == "False" else f"{flag} {text}" if text else flag
 
 
 class EngineError(Exception):
     """Base of every error that a user can fix; ``str(error)`` is one sentence, shown without a traceback."""
+
+    # Messages name arguments as Python writes them, in one of the forms of _ARGUMENT.
+    def __str__(self) -> str:
+        return _ARGUMENT.sub(_flag, super().__str__()) if _by_flags else super().__str__()
 
 
 class GGUFError(EngineError):

@@ -151,7 +151,7 @@ def load(
     if not 1 <= parallel <= MOST_PARALLEL:
         raise UsageError(f"parallel must be 1 to {MOST_PARALLEL}, not {described(parallel)}.")
     if device_draft is not None and draft_model is None:
-        raise UsageError("device_draft says where a draft model runs; give one with draft_model.")
+        raise UsageError("device_draft says where a draft model runs; give one with draft_model=...")
     if not 0 <= draft_max <= MOST_DRAFTS:
         raise UsageError(f"draft_max must be 1 to {MOST_DRAFTS}, or 0 for the default, not {described(draft_max)}.")
     if snapshot_bytes is not None and snapshot_bytes < 0:
@@ -168,14 +168,14 @@ def load(
     if layer is not None and device_draft is not None:
         raise UsageError(
             f"{layer.path} is a layer of the model, so it runs on the model's device: leave out its device "
-            "(--device-draft, device_draft)."
+            "(device_draft=...)."
         )
     # An assistant can only draft for the model whose outputs, keys and values it reads.
     assists = drafter is not None and layer is None and drafter.gguf.get("general.architecture", "str", "") == ASSISTANT
     if drafter is not None and assists and not draft_ops.can_reach(ops):
         raise UsageError(
             f"{drafter.gguf.path} reads the keys and values of the model, so it cannot run on another kind of device: "
-            "leave out its device (--device-draft, device_draft)."
+            "leave out its device (device_draft=...)."
         )
     beside = drafter.gguf.n_bytes if drafter is not None and assists and device_draft is None else 0
     if layer is not None:
@@ -300,7 +300,7 @@ def check_types(config: ModelConfig, types: Types, gguf: GGUF) -> None:
         names = " and ".join(dict.fromkeys((types.k.name, types.v.name)))
         raise ModelError(
             f"{gguf.path}: cache type {names} is not supported for the latents of {config.architecture}, which are keys and "
-            "values at once; use f16 or f32 for both (--cache-type, cache_type)."
+            "values at once; use f16 or f32 for both (cache_type=...)."
         )
     heads = list(config.attentions)
     for kind, widths in ((types.k, {h.d_k for h in heads}), (types.v, {h.d_v for h in heads})):
@@ -341,9 +341,9 @@ def _context(
         rows = max(STEP_ROWS, rows // 2)
     if free and size(positions, rows) > free:
         needed = f"{size(positions, rows) / 2**20:.0f} MiB"
-        batch = " or batch (-b, batch_size)" if options.batched and rows > STEP_ROWS else ""
-        fewer = ", or fewer answers at a time (-np, parallel)" if parallel > 1 else ""
-        smaller = f"a smaller context (-c, n_ctx){batch}{fewer}"
+        batch = " or batch (batch_size=...)" if options.batched and rows > STEP_ROWS else ""
+        fewer = ", or fewer answers at a time (parallel=...)" if parallel > 1 else ""
+        smaller = f"a smaller context (n_ctx=...){batch}{fewer}"
         if n_ctx:
             raise ContextError(
                 f"a context of {n_ctx} needs {needed} and {free / 2**20:.0f} MiB are free; choose {smaller}."

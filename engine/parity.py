@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 def without_cpu(error: DeviceError) -> str:
     """The sentence of an error without its advice to use the CPU, which a comparison with a GPU cannot follow."""
-    sentence = str(error).replace(" (see --list-devices), or cpu", "")
+    sentence = str(error).replace(" (bitmirror run --list-devices lists them), or cpu", "")
     sentence = sentence.replace(", a smaller model, or --device", " or a smaller model, or --device")
     return re.sub(r"[;,] (?:or )?(?:use )?--device cpu\.?$", "", sentence)
 

@@ -126,7 +126,8 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         # A state that was cut off by the limit is one of a longer context.
         if len(data) > limit and data.startswith(BEGINNING):
             raise ContextError(
-                f"{_shown(source)} holds more tokens than the context, {n_ctx}; load the model with a larger n_ctx."
+                f"{_shown(source)} holds more tokens than the context, {n_ctx}; "
+                "load the model with a larger context (n_ctx=...)."
             ) from None
         refuse(broken)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -150,7 +151,8 @@ def read(path: str | os.PathLike[str], wanted: dict[str, Any], n_ctx: int, n_voc
         refuse(f"is damaged: its tokens are not a list of ids from 0 to {n_vocab - 1}")
     if len(ids) > n_ctx:
         raise ContextError(
-            f"{_shown(source)} holds {len(ids)} tokens and the context {n_ctx}; load the model with a larger n_ctx."
+            f"{_shown(source)} holds {len(ids)} tokens and the context {n_ctx}; "
+            "load the model with a larger context (n_ctx=...)."
         )
     return ids
 

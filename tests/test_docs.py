@@ -13,6 +13,7 @@ import pytest
 from engine import bench, parity
 from engine.cli import flags, serve_flags
 from engine.compile.__main__ import parser as compile_parser
+from engine.errors import EngineError, named_by_flags
 from engine.hub import catalog
 from engine.models import __main__ as models
 from engine.synthetic import __main__ as synthetic
@@ -238,9 +239,11 @@ def texts() -> Iterator[str]:
 
 
 def test_messages_are_those_of_the_source() -> None:
-    """Every part of a message in troubleshooting.md, between values ("…"), is in a text of the source."""
+    """Every part of a message in troubleshooting.md, between values ("…"), is in a text of the source, with the flags that a
+    command line has in place of arguments."""
     page = DOCS / "troubleshooting.md"
-    source = "\n\n".join(texts())
+    with named_by_flags():
+        source = "\n\n".join(str(EngineError(text)) for text in texts())
     quoted = [line for block in blocks(page) if block.info == "text" for line in block.body.splitlines()]
     parts = [part.strip(MARKS) for line in quoted for part in re.sub("^(error|note): ", "", line).split("…")]
     words = [part for part in parts if len(part) > 3]

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from engine.checks import shown
 from engine.cli.parser import Parser
-from engine.errors import EngineError
+from engine.errors import EngineError, named_by_flags
 
 EXIT_BUG, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 1, 2, 130, 141, 143
 
@@ -38,7 +38,8 @@ def main(
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _status(parser, run, words, memory)
+            with named_by_flags():
+                return _status(parser, run, words, memory)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

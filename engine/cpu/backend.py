@@ -50,7 +50,7 @@ class Backend(LatentOperations):
         depend on it.  Raises UsageError for a number of threads that is negative or above 256."""
         if not 0 <= n_threads <= MOST_THREADS:
             raise UsageError(
-                f"the number of threads (-t, n_threads) must be 1 to {MOST_THREADS}, or 0 for every core, "
+                f"the number of threads (n_threads=...) must be 1 to {MOST_THREADS}, or 0 for every core, "
                 f"not {described(n_threads)}."
             )
         super().__init__(n_threads or available_cores())

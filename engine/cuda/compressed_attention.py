@@ -145,7 +145,7 @@ def geometry(
     assert step or not mixed
     if d > MOST:
         raise DeviceError(
-            f"attention over compressed rows on a GPU takes at most {MOST} elements, not {d}; use --device cpu."
+            f'attention over compressed rows on a GPU takes at most {MOST} elements, not {d}; use device="cpu".'
         )
     slots = listed + (window + CHUNK - 2) // CHUNK + 1
     most = MOST_HEADS

@@ -63,7 +63,7 @@ def heads_at_once(d: int) -> int:
         if heads * WARPS * d <= FLOATS:
             return heads
     most = FLOATS // WARPS
-    raise DeviceError(f"an indexer on a GPU takes keys of at most {most} elements, not {d}; use --device cpu.")
+    raise DeviceError(f'an indexer on a GPU takes keys of at most {most} elements, not {d}; use device="cpu".')
 
 
 @kernel(F32P, F32P, f32_t, U32P, I32P, I32P, I32P, i32, i32, i32, i32, F32P, threads=32 * WARPS)

@@ -165,7 +165,7 @@ class Loader:
             )
             remedy = "this variant is not supported"
             if c.mtp is not None and not c.mtp_apart and all(name.startswith(c.drafting) for name in rest):
-                remedy += "; leave out the layer that drafts (--no-mtp, mtp=False)"
+                remedy += "; leave out the layer that drafts (mtp=False)"
             raise ModelError(
                 f"{self.gguf.path}: tensors that a plain {c.architecture} model does not have: {names}; {remedy}."
             )

@@ -81,12 +81,16 @@ def read_config(gguf: GGUF) -> ModelConfig:
     check_kind(gguf)
     name = gguf.require("general.architecture", "str")
     if name == ASSISTANT:
-        raise ModelError(f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model.")
+        raise ModelError(
+            f"{gguf.path}: a {ASSISTANT} only drafts for a gemma4 model; give it as the draft model (draft_model=...)."
+        )
     if name not in ARCHITECTURES:
         raise unsupported(gguf, name, tuple(ARCHITECTURES))
     check_towers(gguf)
     if is_mtp(gguf):
-        raise ModelError(f"{gguf.path} is a layer that only drafts for a {name} model; give it with --draft-model.")
+        raise ModelError(
+            f"{gguf.path} is a layer that only drafts for a {name} model; give it as the draft model (draft_model=...)."
+        )
     entry = ARCHITECTURES[name]
     return entry.read(Metadata(gguf, name, drafts=entry.drafts == "MTP"))
 
@@ -163,7 +167,7 @@ def load_layer_that_drafts(model: Model, layer: GGUF) -> MTP:
 def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
     """The configuration of a deepseek4 model that rounds what it stores as ds4 does.  Raises ModelError if that is not
     defined for the model or for the types of its cache."""
-    option = "ds4's rounding (--ds4-rounding, ds4_rounding)"
+    option = "ds4's rounding (ds4_rounding=True)"
     if config.architecture != "deepseek4":
         raise ModelError(
             f"{gguf.path}: {option} is defined for deepseek4 models only, and this is {config.architecture}."
@@ -171,7 +175,7 @@ def with_rounding(config: ModelConfig, types: Types, gguf: GGUF) -> ModelConfig:
     if types != F32:
         raise ModelError(
             f"{gguf.path}: {option} needs the cache type f32, because compressed rows are rounded where they are stored; "
-            "give --cache-type f32 (cache_type)."
+            'use cache_type="f32".'
         )
     for mixer in config.compressed:
         if mixer.indexer is not None and mixer.indexer.d & (mixer.indexer.d - 1):

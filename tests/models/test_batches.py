@@ -138,11 +138,11 @@ def test_memory_decides_how_much_is_read_at_once(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr("engine.cpu.backend.available_memory", lambda rows=rows: fixed + rows * row_bytes(c))
         llm = engine.load(path, **options)
         assert (llm.batch_size, llm.n_ctx) == (expected, n_ctx)
-    with pytest.raises(ContextError, match=r"a smaller context \(-c, n_ctx\) or batch \(-b, batch_size\)\.$"):
+    with pytest.raises(ContextError, match=r"a smaller context \(n_ctx=\.\.\.\) or batch \(batch_size=\.\.\.\)\.$"):
         engine.load(path, **options, batch_size=32)
     assert engine.load(path, **options, batch_size=8).batch_size == 8
     monkeypatch.setattr("engine.cpu.backend.available_memory", lambda: fixed)
-    with pytest.raises(ContextError, match=r"choose a smaller context \(-c, n_ctx\)\.$"):
+    with pytest.raises(ContextError, match=r"choose a smaller context \(n_ctx=\.\.\.\)\.$"):
         engine.load(path, **options)
 
 

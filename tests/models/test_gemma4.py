@@ -322,7 +322,10 @@ def test_an_assistant_alone_is_refused(files: Files) -> None:
     path = files["tiny-gemma4-assistant"]
     with pytest.raises(ModelError) as caught:
         load(path)
-    assert str(caught.value) == f"{path}: a {ASSISTANT} only drafts for a gemma4 model; give it with --draft-model."
+    assert (
+        str(caught.value)
+        == f"{path}: a {ASSISTANT} only drafts for a gemma4 model; give it as the draft model (draft_model=...)."
+    )
     with pytest.raises(ModelError, match="only drafts"):
         read_config(read_gguf(path))
 

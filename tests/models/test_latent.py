@@ -87,7 +87,7 @@ def test_options_that_latents_cannot_have_are_refused(architecture: str, tmp_pat
         names = k if k == v else f"{k} and {v}"
         told = (
             f"cache type {names} is not supported for the latents of {architecture}, which are keys and values at once; "
-            "use f16 or f32 for both (--cache-type, cache_type)."
+            "use f16 or f32 for both (cache_type=...)."
         )
         whole = [name for name in (k, v) if CACHE_TYPES[name].whole]
         if k != v and whole:

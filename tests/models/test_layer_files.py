@@ -144,7 +144,8 @@ def test_layers_of_other_models(tmp_path: Path) -> None:
 def test_a_layer_is_no_model(tmp_path: Path) -> None:
     _, layer = split(write_gguf(CASES["qwen3next"], tmp_path / "whole.gguf"), tmp_path)
     with pytest.raises(
-        ModelError, match="is a layer that only drafts for a qwen3next model; give it with --draft-model."
+        ModelError,
+        match=r"is a layer that only drafts for a qwen3next model; give it as the draft model \(draft_model=\.\.\.\).",
     ):
         read_config(read_gguf(layer))
 
@@ -170,5 +171,8 @@ def test_a_file_of_the_conversion() -> None:
     """Made by ``convert_hf_to_gguf.py --mtp``, then quantized."""
     layer = read_gguf(shared_path("cases", "qwen35-mtp-head-Q4_0.gguf"))
     assert is_mtp(layer)
-    with pytest.raises(ModelError, match="is a layer that only drafts for a qwen35 model; give it with --draft-model."):
+    with pytest.raises(
+        ModelError,
+        match=r"is a layer that only drafts for a qwen35 model; give it as the draft model \(draft_model=\.\.\.\).",
+    ):
         read_config(layer)

@@ -87,15 +87,11 @@ def test_the_contract_with_rounding(tmp_path: Path) -> None:
 def test_what_it_cannot_be_combined_with(tmp_path: Path) -> None:
     path = FAMILIES["deepseek4"].write_gguf(tmp_path / "m.gguf")
     for name in ("f16", "q8_0"):
-        refusal = (
-            r"--ds4-rounding, ds4_rounding\) needs the cache type f32.*give --cache-type f32|use f16 or f32 for both"
-        )
+        refusal = r"ds4_rounding=True\) needs the cache type f32.*use cache_type=.f32.|use f16 or f32 for both"
         with pytest.raises(ModelError, match=refusal):
             engine.load(path, **GIVEN | {"cache_type": name}, ds4_rounding=True)
     other = FAMILIES["deepseek2"].write_gguf(tmp_path / "other.gguf")
-    refusal = (
-        r"ds4's rounding \(--ds4-rounding, ds4_rounding\) is defined for deepseek4 models only, and this is deepseek2\."
-    )
+    refusal = r"ds4's rounding \(ds4_rounding=True\) is defined for deepseek4 models only, and this is deepseek2\."
     with pytest.raises(ModelError, match=refusal):
         engine.load(other, **GIVEN, ds4_rounding=True)
     # Only the model is rounded, not a model that drafts for it.

@@ -73,7 +73,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
         ),
         ("install it with pip, or use --device cpu.", "install it with pip"),
         (
-            "there is no cuda:3 on this machine; use cuda:0 (see --list-devices), or cpu.",
+            "there is no cuda:3 on this machine; use cuda:0 (bitmirror run --list-devices lists them), or cpu.",
             "there is no cuda:3 on this machine; use cuda:0.",
         ),
         (

@@ -66,7 +66,9 @@ class Team:
                     self._open = None
                 self._close()
             if self._words[walk.FAILED] == self._order:
-                raise DeviceError("a computation on the CPU failed; memory may be full: choose a smaller context (-c).")
+                raise DeviceError(
+                    "a computation on the CPU failed; memory may be full: choose a smaller context (n_ctx=...)."
+                )
 
     def _close(self) -> None:
         """End the open pass, if there is one, before all of its tiles are computed."""

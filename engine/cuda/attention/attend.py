@@ -156,7 +156,7 @@ def geometry(
     """
     if max(d_k, d_v) > MAX_HEAD or d_k % 2 or d_v % 2:
         raise DeviceError(
-            f"attention on a GPU takes heads of an even size up to {MAX_HEAD}, not {d_k} and {d_v}; use --device cpu."
+            f'attention on a GPU takes heads of an even size up to {MAX_HEAD}, not {d_k} and {d_v}; use device="cpu".'
         )
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")

@@ -92,7 +92,7 @@ def geometry(
         if d > MAX_HEAD or d % multiple:
             raise DeviceError(
                 f"attention on a GPU takes {of.name} heads of a multiple of {multiple} up to {MAX_HEAD}, not {d}; "
-                "use --device cpu or another --cache-type."
+                'use device="cpu", or another cache type (cache_type=...).'
             )
     if rows > MAX_ROWS:
         raise ValueError(f"at most {MAX_ROWS} rows, not {rows}")

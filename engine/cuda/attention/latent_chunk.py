@@ -130,7 +130,7 @@ def layout(
     if (rank + n_rope) % per or rank % 4 or n_rope % 4:
         raise DeviceError(
             f"latent attention on a GPU takes latents of a multiple of 4 and rows of a multiple of {per} elements, not "
-            f"{rank} and {rank + n_rope}; use --device cpu."
+            f'{rank} and {rank + n_rope}; use device="cpu".'
         )
     vectors = (rank + n_rope) // per
     for parts in range(-(-pairs // most), pairs + 1):
@@ -139,7 +139,7 @@ def layout(
         fitting = [one for one in layouts if one.bytes <= shared]
         if fitting:
             return max(fitting, key=lambda one: (min(one.resident, resident), -one.slices))
-    raise DeviceError(f"latents of {rank} elements do not fit into the GPU's shared memory; use --device cpu.")
+    raise DeviceError(f'latents of {rank} elements do not fit into the GPU\'s shared memory; use device="cpu".')
 
 
 # --- device functions --------------------------------------------------------------------------------------------------

@@ -73,17 +73,17 @@ def _driver() -> ModuleType:
         from cuda.bindings import driver
     except ImportError:
         raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use --device cpu."
+            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use device=\"cpu\"."
         ) from None
     try:
         (status,) = driver.cuInit(0)
     except Exception:  # the bindings raise their own error where no driver is installed
-        raise DeviceError("no NVIDIA driver was found on this machine; install one, or use --device cpu.") from None
+        raise DeviceError('no NVIDIA driver was found on this machine; install one, or use device="cpu".') from None
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise DeviceError("the NVIDIA driver sees no GPU on this machine; use --device cpu.")
+        raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
     if status != driver.CUresult.CUDA_SUCCESS:
         raise DeviceError(
-            f"the NVIDIA driver could not start ({status.name}); restart the machine, or use --device cpu."
+            f'the NVIDIA driver could not start ({status.name}); restart the machine, or use device="cpu".'
         )
     return driver
 
@@ -91,7 +91,7 @@ def _driver() -> ModuleType:
 def require_gpu() -> None:
     """Raise DeviceError if there is no GPU; fast, and nothing is started on a GPU."""
     if int(_value(_driver().cuDeviceGetCount())) == 0:
-        raise DeviceError("the NVIDIA driver sees no GPU on this machine; use --device cpu.")
+        raise DeviceError('the NVIDIA driver sees no GPU on this machine; use device="cpu".')
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -127,7 +127,7 @@ def _value(result: tuple[Handle, ...]) -> Handle:
     """The result of a driver call without its status.  Raises DeviceError if the call failed."""
     status, *values = result
     if int(status) != 0:
-        raise DeviceError(f"the GPU reported {status.name}; restart the program, or use --device cpu.")
+        raise DeviceError(f'the GPU reported {status.name}; restart the program, or use device="cpu".')
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -172,13 +172,15 @@ class Device:
         count = int(_value(self._driver.cuDeviceGetCount()))
         if not 0 <= index < count:
             names = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-            raise DeviceError(f"there is no cuda:{index} on this machine; use {names} (see --list-devices), or cpu.")
+            raise DeviceError(
+                f"there is no cuda:{index} on this machine; use {names} (bitmirror run --list-devices lists them), or cpu."
+            )
         self.info = _describe(self._driver, index)
         self.compute_capability = self.info.compute_capability
         if self.compute_capability < OLDEST:
             raise DeviceError(
                 f"{self.info.name} has compute capability {_dotted(self.compute_capability)} and this engine needs "
-                f"{_dotted(OLDEST)} or more (Turing, 2018); use --device cpu."
+                f'{_dotted(OLDEST)} or more (Turing, 2018); use device="cpu".'
             )
         self._handle = _value(self._driver.cuDeviceGet(index))
         # The context belongs to the process, and stays until it ends.
@@ -226,7 +228,7 @@ class Device:
         if int(status) != 0:
             raise DeviceError(
                 f"{self.info.name} reported {status.name.removeprefix('CUDA_ERROR_').lower().replace('_', ' ')} during "
-                f"{what}; run again, and if it persists, use --device cpu."
+                f'{what}; run again, and if it persists, use device="cpu".'
             )
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -248,7 +250,7 @@ class Device:
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
                 f"{self.info.name} has {self.free_memory() / 1e9:.2f} GB free and {what} needs {n_bytes / 1e9:.2f} GB more; "
-                "choose a smaller context (-c), a smaller model, or --device cpu."
+                'choose a smaller context (n_ctx=...), a smaller model, or device="cpu".'
             )
         self._check((status,), f"the allocation of {what}")
         self.allocated += n_bytes
@@ -267,7 +269,7 @@ class Device:
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise DeviceError(
                 f"{what} need {n_bytes / 1e9:.2f} GB of host memory that {self.info.name} can read, and the system "
-                "cannot provide it; close other programs, or use --device cpu."
+                'cannot provide it; close other programs, or use device="cpu".'
             )
         return int(self._check((status, pointer), f"the allocation of {what}"))
 
@@ -279,7 +281,7 @@ class Device:
         if not able:
             raise DeviceError(
                 f"cuda:{self.info.index} cannot read the memory of cuda:{other.info.index}, as an assistant must; "
-                "leave out --device-draft."
+                "leave out its device (device_draft=...)."
             )
         status = self._driver.cuCtxEnablePeerAccess(other._context, 0)
         if status[0] != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:

@@ -52,7 +52,9 @@ def read(m: Metadata) -> ModelConfig:
         # The key counts a layer that is in another file.
         m.n_layer, m.n_mtp, m.mtp_problem = m.n_blocks, 0, ""
     elif m.n_mtp:
-        m.mtp_problem = "a layer that drafts for a deepseek4 model must have a file of its own, for --draft-model"
+        m.mtp_problem = (
+            "a layer that drafts for a deepseek4 model must have a file of its own, given as the draft model"
+        )
     d, n_head = m.width("attention.key_length", 0), m.counts("attention.head_count")[0]
     if m.counts("attention.head_count_kv")[0] != 1 or m.width("attention.value_length", d) != d:
         m.unsupported("deepseek4 models have one head of keys, which are also the values; convert the model again.")
