@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.decode.generation import Generation
-    from engine.decode.params import SamplingParams
     from engine.decode.timings import Timings
     from engine.decode.token_logprob import TokenLogprob
     from engine.errors import (
@@ -27,13 +26,17 @@ if TYPE_CHECKING:
     from engine.grammar.grammar import Grammar
     from engine.llm import LLM
     from engine.loading import load
-    from engine.options import Options
+    from engine.options import ChatOptions, Options
+    from engine.sampling_params import SamplingParams
     from engine.speculative.params import SpeculationParams
+    from engine.stream import Stream
     from engine.text.template.chat import ChatTemplate
+    from engine.tools.call import ToolCall
     from engine.version import __version__
 
 __all__ = [
     "LLM",
+    "ChatOptions",
     "ChatTemplate",
     "ContextError",
     "DeviceError",
@@ -46,10 +49,12 @@ __all__ = [
     "Options",
     "SamplingParams",
     "SpeculationParams",
+    "Stream",
     "TemplateError",
     "Timings",
     "TokenLogprob",
     "TokenizerError",
+    "ToolCall",
     "UsageError",
     "__version__",
     "load",
@@ -60,10 +65,13 @@ _HOMES = {
     "load": "loading",
     "Generation": "decode.generation",
     "Grammar": "grammar.grammar",
-    "SamplingParams": "decode.params",
+    "SamplingParams": "sampling_params",
+    "Stream": "stream",
     "Timings": "decode.timings",
     "TokenLogprob": "decode.token_logprob",
     "Options": "options",
+    "ChatOptions": "options",
+    "ToolCall": "tools.call",
     "SpeculationParams": "speculative.params",
     "ChatTemplate": "text.template.chat",
     "__version__": "version",

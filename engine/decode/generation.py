@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from engine import schemas
+from engine.checks import shown
 from engine.decode.processors import Ended, Ending
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, token_logprob
@@ -15,9 +17,12 @@ from engine.decode.timings import Timings
 from engine.decode.token_logprob import TokenLogprob
 from engine.errors import UsageError
 from engine.locking import Lock
+from engine.schemas import Schema
 from engine.speculative.loop import Speculation
 from engine.speculative.statistics import Statistics
 from engine.text.tokenizer import Tokenizer
+from engine.tools.call import ToolCall, divided, identity
+from engine.tools.formats.parser import Parser
 
 BEGINNING = 40
 """Characters of an answer that its ``repr`` shows."""
@@ -50,8 +55,8 @@ class Generation:
     prompt_ids : list of int
         Tokens of the prompt.
     finish_reason : str or None
-        "stop" (an end-of-generation token or a stop text) or "length" (``max_tokens`` or the context). None while the
-        answer is generated, and if it was closed early.
+        "stop" (an end-of-generation token or a stop text), "length" (``max_tokens`` or the context), or "tool_calls" (it
+        stopped, and calls functions). None while the answer is generated, and if it was closed early.
     seed : int
         The seed in use, also if it was chosen at random. The same seed gives the same text.
     logprobs : list of TokenLogprob
@@ -62,6 +67,13 @@ class Generation:
         Seconds and counts.
     speculation : Statistics or None
         Counts of drafts, if there is a source of drafts.
+    content, reasoning : str
+        At the end of an answer of :meth:`LLM.chat`: its text without thoughts and calls, and its thoughts; of another
+        answer: its text, and "".
+    tool_calls : list of ToolCall
+        At the end of an answer of :meth:`LLM.chat` with ``tools``: the functions that it calls.
+    schema : mapping, class or None
+        What the answer follows, as it was given.
 
     Examples
     --------
@@ -93,6 +105,7 @@ class Generation:
         speculation: Speculation | None,
         ending: Ending,
         salt: str = "",
+        schema: Schema | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
@@ -103,7 +116,11 @@ class Generation:
         self.seed = sampler.seed
         self.speculation: Statistics | None = speculation.statistics if speculation is not None else None
         self.timings = Timings(load_s=llm.load_seconds, compile_s=llm.compile_seconds)
+        self.content = self.reasoning = ""
+        self.tool_calls: list[ToolCall] = []
+        self.schema = schema
         self._turn = Lock()
+        self._parser: Callable[[], Parser] | None = None
         self._llm = llm
         self._stop = stop
         self._top_logprobs = top_logprobs
@@ -192,18 +209,62 @@ class Generation:
         self._pieces = _nothing()
         self._pieces.close()
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """A finished answer of :meth:`LLM.chat` as a message, to be appended to the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message
+
+    @property
+    def parsed(self) -> Any:
+        """What a finished answer with a ``schema`` means: an object of the class that was given, or else a value of Python.
+        None if the answer calls functions instead.
+
+        Raises UsageError if there is no schema, or if the answer is not complete.
+        """
+        if self.schema is None:
+            raise UsageError("there is nothing to parse: give a schema (schema=...) when you ask for the answer.")
+        if self.tool_calls:
+            return None
+        try:
+            return schemas.parsed(self.schema, self.content if self.done else self.text)
+        except ValueError as error:
+            if self.finish_reason == "stop":
+                raise UsageError(f"the answer does not follow the schema: {shown(str(error))}.") from error
+            problem = "it reached its limit, so raise max_tokens=..." if self.finish_reason else "wait for its end"
+            raise UsageError(f"the answer is not complete JSON: {problem}.") from None
+
     def _run(self) -> Generator[str, None, None]:
         """Generate tokens, decode them, and yield the text that may be shown."""
-        shown = Shown(self._llm.tokenizer, self._stop, begins_with=self._begins_with)
+        yield from self._said()
+        self._divide()
+
+    def _divide(self) -> None:
+        """Find the thoughts and the calls in the answer, which has ended."""
+        if self._parser is None:
+            self.content = self.text
+            return
+        cut, own = self.finish_reason != "stop", identity(self.prompt_ids, self.seed)
+        found = divided(self.ids, self._llm.tokenizer, self._stop, self._parser(), cut=cut, identity=own)
+        self.content, self.reasoning, self.tool_calls = found.content, found.reasoning, found.calls
+        if self.finish_reason == "stop" and found.calls:
+            self.finish_reason = "tool_calls"
+
+    def _said(self) -> Generator[str, None, None]:
+        text = Shown(self._llm.tokenizer, self._stop, begins_with=self._begins_with)
         for token in self._tokens():
-            pieces = shown.feed(token)
-            if shown.stopped:
+            pieces = text.feed(token)
+            if text.stopped:
                 self.finish_reason = "stop"
                 yield from self._show(pieces)
                 return
             yield from self._show(pieces)
-        pieces = shown.flush()
-        if shown.stopped:
+        pieces = text.flush()
+        if text.stopped:
             self.finish_reason = "stop"
         yield from self._show(pieces)
 
@@ -268,6 +329,12 @@ class Generation:
 
     def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
         return token_logprob(self._llm.tokenizer, logits, token, self._top_logprobs)
+
+
+def divide(generation: Generation, parser: Callable[[], Parser]) -> Generation:
+    """Let a parser find thoughts and calls in an answer that has not begun."""
+    generation._parser = parser
+    return generation
 
 
 def _nothing() -> Generator[str, None, None]:

@@ -1,7 +1,6 @@
 """One answer of the server: the tokens of a driver, as events that an interface writes down."""
 
 import asyncio
-import hashlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +17,7 @@ from engine.decode.token_logprob import TokenLogprob
 from engine.serving.driver import Driver, Listener, News
 from engine.serving.permitted import Permitted
 from engine.text.tokenizer import Tokenizer
+from engine.tools.call import identity
 from engine.tools.formats.events import CallBegin, Event, Reasoning
 from engine.tools.formats.parser import Parser
 
@@ -245,8 +245,7 @@ class Answer(Listener):
     @cached_property
     def _identity(self) -> str:
         """A digest of prompt and seed.  The answers to one request have different seeds."""
-        prompt, seed = np.array(self.generation.prompt_ids, "<i4"), self.generation.seed
-        return hashlib.blake2b(prompt.tobytes(), digest_size=8, key=seed.to_bytes(8, "little")).hexdigest()
+        return identity(self.generation.prompt_ids, self.generation.seed)
 
     # --- usage -----------------------------------------------------------------------------------------------------
 

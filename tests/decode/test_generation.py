@@ -202,7 +202,7 @@ def test_healing_lets_the_last_token_grow(llm: engine.LLM) -> None:
 )
 def test_bad_options(llm: engine.LLM, options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        llm.generate(PROMPT, **options)  # type: ignore[arg-type]
+        llm.generate(PROMPT, **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [8192]])

@@ -209,7 +209,7 @@ def uses(llm: engine.LLM) -> list[Callable[[], object]]:
 def test_functions_that_an_answer_calls_must_not_use_the_model(use: int) -> None:
     with engine.load(n_ctx=128, batch_size=16) as llm:
         prompt, given = list(range(100, 160)), {"max_tokens": 6, "temperature": 0}
-        expected = llm.complete(prompt, **given).ids  # type: ignore[arg-type]
+        expected = llm.complete(prompt, **given).ids  # type: ignore[call-overload]
         llm.reset()
         refused = "{} must not use the model that has called it"
         for at in (0, 32, 60):
@@ -232,7 +232,7 @@ def test_functions_that_an_answer_calls_must_not_use_the_model(use: int) -> None
             seen.append(done)
 
         llm.reset()
-        assert llm.complete(prompt, on_prefill=insist, **given).ids == expected  # type: ignore[arg-type]
+        assert llm.complete(prompt, on_prefill=insist, **given).ids == expected  # type: ignore[call-overload]
         assert seen == [0, 16, 32, 48, 60]
 
 

@@ -220,7 +220,7 @@ def test_a_ban_of_all_that_is_permitted_ends_the_answer(llm: engine.LLM) -> None
 
 def test_what_is_not_a_grammar_is_refused(llm: engine.LLM) -> None:
     with pytest.raises(UsageError, match="grammar must be a Grammar, such as .*, not dict"):
-        llm.generate(PROMPT, grammar={"type": "object"})  # type: ignore[arg-type]
+        llm.generate(PROMPT, grammar={"type": "object"})  # type: ignore[call-overload]
 
 
 def test_every_way_to_ask(llm: engine.LLM) -> None:

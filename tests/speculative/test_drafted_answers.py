@@ -215,10 +215,10 @@ def test_log_probabilities_are_the_same(
 def test_two_answers_at_once_do_not_mix(llm: engine.LLM, drafts: dict[str, DraftModel]) -> None:
     """Alternately a token of one answer and of the other, on one target and one draft model."""
     asked = [(PROMPTS[1], {"temperature": 0.0}), (PROMPTS[6], {"temperature": 0.8, "seed": 1})]
-    expected = [llm.complete(prompt, max_tokens=COUNT, **given).ids for prompt, given in asked]  # type: ignore[arg-type]
+    expected = [llm.complete(prompt, max_tokens=COUNT, **given).ids for prompt, given in asked]  # type: ignore[call-overload]
     llm.draft = drafts["real"]
     params = SpeculationParams(lookup=True)
-    answers = [llm.generate(prompt, max_tokens=COUNT, speculation=params, **given) for prompt, given in asked]  # type: ignore[arg-type]
+    answers = [llm.generate(prompt, max_tokens=COUNT, speculation=params, **given) for prompt, given in asked]  # type: ignore[call-overload]
     running = list(answers)
     while running:
         running = [answer for answer in running if next(answer, None) is not None]

@@ -1,0 +1,39 @@
+"""The schema of an answer: JSON that becomes a value, or an object of a class such as pydantic's."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from engine.checks import described
+from engine.errors import UsageError
+from engine.grammar.grammar import Grammar
+
+
+class Model(Protocol):
+    """A class that describes its objects by a JSON schema, such as a subclass of ``pydantic.BaseModel``."""
+
+    def model_json_schema(self) -> dict[str, Any]:
+        """The schema."""
+
+
+Schema = Mapping[str, Any] | Model
+"""What an answer in JSON follows: a JSON schema, or a class with ``model_json_schema``."""
+
+
+def grammar_of(schema: object) -> Grammar:
+    """The grammar of the answers that follow a schema.  Raises UsageError."""
+    describe = getattr(schema, "model_json_schema", None)
+    if callable(describe):
+        return Grammar.json_schema(describe())
+    if not isinstance(schema, Mapping):
+        raise UsageError(
+            f"schema must be a JSON schema as a dict, or a class with model_json_schema(), not {described(schema)}."
+        )
+    return Grammar.json_schema(schema)
+
+
+def parsed(schema: Schema, text: str) -> Any:
+    """What a text that follows a schema means: an object of the class if it is one that reads JSON, else a value of Python.
+    Raises ValueError if the text does not follow it."""
+    read = getattr(schema, "model_validate_json", None)
+    return read(text) if callable(read) else json.loads(text)
