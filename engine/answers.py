@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 from engine.checks import described, function, require, token_ids, whole
 from engine.context import Context
 from engine.decode.defaults import filled
-from engine.decode.generation import Generation
+from engine.decode.generation import Generation, begun
 from engine.decode.params import LogitsProcessor
 from engine.decode.params import SamplingParams as TokenParams
 from engine.decode.processors import Ending
@@ -197,8 +197,8 @@ class Answers(Context):
             Values of the arguments that are not given.
         schema : mapping or class, optional
             What the answer, which is JSON, follows: a JSON schema as a dict, or a class with ``model_json_schema()``, such as
-            a subclass of ``pydantic.BaseModel``. ``parsed`` of the answer is then a value of Python, or an object of the
-            class. Not with ``grammar``.
+            a subclass of ``pydantic.BaseModel``, whose fields are then the only ones. ``parsed`` of the answer is a value of
+            Python, or an object of the class. Not with ``grammar``.
 
         Returns
         -------
@@ -284,7 +284,7 @@ class Answers(Context):
             params = replace(params, logits_processors=[ending.around(each) for each in params.logits_processors])
         matcher = Matcher(grammar, self.tokenizer, len(ids), ends_late=ignore_eos) if grammar is not None else None
         sampler = Sampler(params, self.config.n_vocab, matcher)
-        return Generation(
+        return begun(
             self,
             ids,
             sampler,

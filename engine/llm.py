@@ -10,6 +10,7 @@ from engine.checks import function
 from engine.compile.pool import compile_all
 from engine.conversations import Conversations
 from engine.decode.defaults import sampling_defaults
+from engine.errors import UsageError
 from engine.gguf.file import GGUF
 from engine.locking import in_turn
 from engine.models.base import Model
@@ -73,13 +74,17 @@ class LLM(Conversations):
         Whether :meth:`close` was called.
     """
 
-    def __init__(
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raises UsageError: models are opened by :func:`engine.load`."""
+        raise UsageError("a model is opened by load(), with the same arguments: write load(...) instead of LLM(...).")
+
+    def _open(
         self,
         gguf: GGUF,
         tokenizer: Tokenizer,
         model: Model,
         load_seconds: float,
-        snapshot_bytes: int = 0,
+        snapshot_bytes: int,
     ) -> None:
         super().__init__(model, tokenizer, snapshot_bytes)
         self.path = gguf.path
@@ -156,3 +161,10 @@ class LLM(Conversations):
         seconds = time.perf_counter() - started
         self.compile_seconds += seconds
         return seconds
+
+
+def opened(gguf: GGUF, tokenizer: Tokenizer, model: Model, load_seconds: float, snapshot_bytes: int = 0) -> LLM:
+    """A loaded model of the parts that it consists of."""
+    llm = LLM.__new__(LLM)
+    llm._open(gguf, tokenizer, model, load_seconds, snapshot_bytes)
+    return llm

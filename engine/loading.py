@@ -16,7 +16,7 @@ from engine.errors import ContextError, ModelError, UsageError
 from engine.gguf.file import GGUF, read_gguf
 from engine.hub.resolve import resolve
 from engine.limits import MOST_DRAFTS, MOST_PARALLEL, STEP_ROWS
-from engine.llm import LLM
+from engine.llm import LLM, opened
 from engine.models.assistant import Assistant
 from engine.models.config import ASSISTANT, ModelConfig
 from engine.models.mtp import layer_tensors
@@ -277,7 +277,7 @@ def _load(file: _File, ops: Ops, n_ctx: int, options: _Options, progress: Progre
         # Neither the cache nor copies of weights have taken their memory yet.
         in_host = n_bytes + model.cache.n_bytes if ops.device_memory() is None else in_host
         budget = default_budget(available_memory() - in_host)
-    llm = LLM(gguf, tokenizer, model, 0.0, budget)
+    llm = opened(gguf, tokenizer, model, 0.0, budget)
     if model.config.mtp_problem:
         llm.warnings.append(f"the model's own layer does not draft: {model.config.mtp_problem}.")
     llm.warnings += tokenizer.warnings

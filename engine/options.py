@@ -24,7 +24,16 @@ OnPrefill = Callable[[int, int], None]
 class Options(TypedDict, total=False):
     """The keyword arguments of :meth:`LLM.generate`, which :meth:`LLM.complete` and :meth:`LLM.chat` also accept.
 
-    All of them are optional. Use it to annotate functions that pass options on:
+    All of them are optional:
+
+    - of the answer: ``max_tokens``, ``stop``, ``ignore_eos``, ``heal``, ``seed``, ``logprobs``, ``schema`` and ``grammar``;
+    - how tokens are chosen: ``sampling_params``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``,
+      ``repeat_penalty``, ``repeat_last_n``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``, ``dry_multiplier``,
+      ``dry_base``, ``dry_allowed_length``, ``dry_penalty_last_n``, ``dry_sequence_breakers``, ``xtc_probability``,
+      ``xtc_threshold`` and ``logits_processors``;
+    - how it is computed: ``speculation``, ``on_prefill`` and ``cache_salt``.
+
+    :meth:`LLM.generate` describes each. Use this class to annotate functions that pass options on:
 
     >>> from typing import Unpack
     >>> import engine

@@ -24,12 +24,24 @@ def grammar_of(schema: object) -> Grammar:
     """The grammar of the answers that follow a schema.  Raises UsageError."""
     describe = getattr(schema, "model_json_schema", None)
     if callable(describe):
-        return Grammar.json_schema(describe())
+        return Grammar.json_schema(_closed(describe()))
     if not isinstance(schema, Mapping):
         raise UsageError(
             f"schema must be a JSON schema as a dict, or a class with model_json_schema(), not {described(schema)}."
         )
     return Grammar.json_schema(schema)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema of a class without properties that the class does not name, unless it says that it takes any."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    own = {name: _closed(each) for name, each in schema.items()}
+    if own.get("type") == "object" and isinstance(own.get("properties"), Mapping):
+        own.setdefault("additionalProperties", False)
+    return own
 
 
 def parsed(schema: Schema, text: str) -> Any:

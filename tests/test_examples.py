@@ -1,7 +1,10 @@
 """The programs in ``examples`` run from any folder, and print what the book says."""
 
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +21,9 @@ EXAMPLES = REPOSITORY / "examples"
 def llm() -> engine.LLM:
     return engine.load(n_ctx=256)
 
+
+SHORT = ("batch.py", "stream_chat.py", "classify.py", "parse.py", "call_tools.py")
+"""Programs of fewer than 15 lines, blank ones not counted."""
 
 Run = Callable[..., str]
 
@@ -40,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_every_example_is_tested_and_described() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py"}
+    assert names == {"tour.py", "evaluate.py", "stream_asyncio.py", *SHORT}
     book = (REPOSITORY / "docs" / "examples.md").read_text(encoding="utf-8")
     for name in names:
         assert f"`examples/{name}`" in book
@@ -94,3 +100,48 @@ def test_streams_in_asyncio(llm: engine.LLM, run: Run) -> None:
         "B": "class Stack:\n    def push(self, item):\n        ",
     }.items():
         assert pieces[name] == llm.complete(prompt, max_tokens=16, seed=7).text
+
+
+def test_a_batch(llm: engine.LLM, run: Run) -> None:
+    for line in run("batch.py").splitlines():
+        prompt, text, reason = re.fullmatch(r"('.*?') ('.*') (\w+)", line).groups()  # type: ignore[union-attr]
+        expected = llm.complete(eval(prompt), max_tokens=12, temperature=0, stop="\n")
+        assert (eval(text), reason) == (expected.text, expected.finish_reason)
+
+
+def test_a_streamed_chat(llm: engine.LLM, run: Run) -> None:
+    messages = [{"role": "user", "content": "# add two numbers"}]
+    expected = llm.chat(messages, chat_template="chatml", max_tokens=24, seed=1)
+    assert run("stream_chat.py") == f"{expected.text}\n{len(expected.ids)} tokens, {expected.finish_reason}\n"
+
+
+def test_a_classification(run: Run) -> None:
+    assert [line.split()[-1] for line in run("classify.py").splitlines()] == ["ImportError", "KeyError", "ImportError"]
+
+
+def test_a_parsed_answer(run: Run) -> None:
+    pytest.importorskip("pydantic")
+    pytest.importorskip("llguidance", reason="a schema needs the extra serve")
+    assert re.fullmatch(r"True name='.{0,20}' age=\d+\n", run("parse.py"))
+
+
+def test_a_call(run: Run) -> None:
+    pytest.importorskip("llguidance", reason="a forced call needs the extra serve")
+    found = re.fullmatch(r"(\[.*?\]) (\w+) ('.*'|\".*\")\n", run("call_tools.py"))
+    assert found and found[2] == "tool_calls"
+    ((name, arguments),) = eval(found[1])
+    assert name == "weather" and arguments["city"] in ("Berlin", "Paris")
+
+
+@pytest.mark.thorough
+def test_short_programs_are_short_and_typed(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    pytest.importorskip("pydantic")
+    for name in SHORT:
+        lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+        assert sum(map(bool, lines)) < 15
+        shutil.copy(EXAMPLES / name, tmp_path)
+    words = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", "cache", *SHORT]
+    environment = os.environ | {"MYPYPATH": str(REPOSITORY)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -90,7 +90,7 @@ class Generation:
     <Generation: 4 tokens, ended by 'length', ' a + b\\n\\n'>
     """
 
-    def __init__(
+    def _begin(
         self,
         llm: AnsweringModel,
         prompt_ids: list[int],
@@ -235,7 +235,11 @@ class Generation:
         except ValueError as error:
             if self.finish_reason == "stop":
                 raise UsageError(f"the answer does not follow the schema: {shown(str(error))}.") from error
-            problem = "it reached its limit, so raise max_tokens=..." if self.finish_reason else "wait for its end"
+            problem = (
+                "it reached its limit, so allow more tokens (max_tokens=...)"
+                if self.finish_reason
+                else "wait for its end"
+            )
             raise UsageError(f"the answer is not complete JSON: {problem}.") from None
 
     def _run(self) -> Generator[str, None, None]:
@@ -329,6 +333,13 @@ class Generation:
 
     def _logprob(self, logits: np.ndarray, token: int) -> TokenLogprob:
         return token_logprob(self._llm.tokenizer, logits, token, self._top_logprobs)
+
+
+def begun(llm: AnsweringModel, prompt_ids: list[int], sampler: Sampler, **how: Any) -> Generation:
+    """An answer that waits to be computed; how: the other arguments of ``Generation._begin``."""
+    answer = Generation.__new__(Generation)
+    answer._begin(llm, prompt_ids, sampler, **how)
+    return answer
 
 
 def divide(generation: Generation, parser: Callable[[], Parser]) -> Generation:

@@ -138,6 +138,28 @@ def test_a_call_that_is_required(server: Server, format: str) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
 
+@pytest.mark.parametrize("format", CALLING)
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_python_gets_the_answer_that_clients_get(server: Server, format: str, choice: str) -> None:
+    """``LLM.chat`` takes the same functions, and its answer has the same text, thoughts, calls and ids of calls."""
+    server.writes(format)
+    ask: Any = {"tools": TOOLS, "tool_choice": choice, "seed": 3, "max_tokens": 48, "parallel_tool_calls": False}
+    given = server.chat.create(**ask, model="plain", messages=HELLO).choices[0]
+    answer = server.llm.chat(HELLO, **ask)
+    assert answer.finish_reason == given.finish_reason
+    message = given.message
+    assert (answer.content, answer.reasoning) == (message.content or "", getattr(message, "reasoning_content", ""))
+    calls = [(c.id, c.function.name, json.loads(c.function.arguments)) for c in given.message.tool_calls or ()]
+    assert [(c.id, c.name, c.arguments) for c in answer.tool_calls] == calls
+    if calls:
+        # The next turn, with the call and its result.
+        result: Any = {"role": "tool", "tool_call_id": calls[0][0], "content": "7"}
+        ask |= {"tool_choice": "auto", "max_tokens": 8}
+        sent: Any = given.message.model_dump(exclude_none=True)
+        again = server.chat.create(**ask, model="plain", messages=[*HELLO, sent, result]).choices[0].message
+        assert server.llm.chat([*HELLO, answer.message, result], **ask).content == again.content
+
+
 @pytest.mark.parametrize("format", ["qwen3", "qwen3_coder"])
 def test_a_call_that_max_tokens_cuts_off(server: Server, format: str) -> None:
     server.writes(format)
