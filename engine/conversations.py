@@ -64,7 +64,8 @@ class Conversations(Answers):
         messages : sequence of mapping, or list of them
             The conversation so far: mappings with ``role`` ("system", "user", "assistant" or "tool") and ``content``, or a
             list of conversations. Whatever a message contains, its text never becomes a control token. ``answer.message`` is
-            an answer as a message.
+            an answer as a message. If the template rejects the order of the roles, it gets the messages in the nearest order
+            that it takes: neighbours of one role are joined, and later system messages become messages of the user.
         stream : bool
             Return immediately an answer to iterate over, instead of the finished one.
         progress : bool

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import pydoc
 import re
 import shutil
 import subprocess
@@ -67,6 +68,14 @@ def test_importing_is_cheap_and_names_are_there() -> None:
     for name in engine.__all__:
         assert getattr(engine, name) is not None
     assert not hasattr(engine, "no_such_name")
+
+
+def test_functions_need_no_package_of_the_server() -> None:
+    out = python(
+        "import sys, engine; engine.LLM, engine.ToolCall\n"
+        "print(sorted({'starlette', 'uvicorn', 'llguidance', 'pydantic', 'engine.serving'} & set(sys.modules)))"
+    )
+    assert out == "[]\n"
 
 
 def test_all_has_every_error() -> None:
@@ -175,6 +184,15 @@ def test_examples_in_docstrings_run() -> None:
     for test in tests:
         runner.run(test, out=out.write)
     assert runner.failures == 0, out.getvalue()
+
+
+def test_the_help_of_an_answer_has_nothing_internal() -> None:
+    shown = pydoc.plain(pydoc.render_doc(engine.Generation))
+    assert not re.search("Request|Sampler|AnsweringModel|_begin|__init__", shown)
+    described = set(re.findall(r"^ \|  (\w+)(?:\(self.*)?$", shown, re.M))
+    assert {"close", "done", "message", "parsed"} <= described
+    options = inspect.getdoc(Options) or ""
+    assert {name for name in Options.__annotations__ if f"``{name}``" not in options} == set()
 
 
 PROGRAM = """

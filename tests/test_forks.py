@@ -15,6 +15,7 @@ from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
 import engine
+from engine.decode.generation import request_of
 from engine.errors import UsageError
 from engine.grammar import tokens
 from engine.llm import LLM
@@ -112,7 +113,7 @@ def test_an_answer_that_another_thread_waits_for(llm: LLM) -> None:
     """Between two rounds nobody has the model, but the answer has a slot and its thread is gone."""
     answer = llm.generate([1, 2, 3], max_tokens=9, temperature=0, ignore_eos=True)
     next(answer)
-    request = answer.request
+    request = request_of(answer)
     request.asking, request.thread = True, -1
     assert forked(lambda: text(llm)) == IN_USE
     request.asking = False

@@ -280,12 +280,7 @@ class Generation:
 
     # --- tokens ------------------------------------------------------------------------------------------------
 
-    @property
-    def request(self) -> Request:
-        """What the scheduler computes. A driver submits it and hands its tokens to :meth:`took`, instead of iterating."""
-        return self._request
-
-    def took(self, token: int, logits: np.ndarray) -> bool:
+    def _took(self, token: int, logits: np.ndarray) -> bool:
         """Record the next token of the request, and the logits it was chosen from, float32 [n_vocab] or empty.  Returns
         whether it has text; if it has none, it ended the answer."""
         timings, now = self.timings, time.perf_counter()
@@ -309,7 +304,7 @@ class Generation:
         following = self._llm.tokens(self._request)
         try:
             for token, logits in following:
-                if self._closing or not self.took(token, logits):
+                if self._closing or not self._took(token, logits):
                     return
                 yield token
             self.finish_reason = "length"
@@ -340,6 +335,17 @@ def begun(llm: AnsweringModel, prompt_ids: list[int], sampler: Sampler, **how: A
     answer = Generation.__new__(Generation)
     answer._begin(llm, prompt_ids, sampler, **how)
     return answer
+
+
+def request_of(answer: Generation) -> Request:
+    """What the scheduler computes for an answer.  A driver submits it, and hands its tokens to :func:`took` instead of
+    iterating over the answer."""
+    return answer._request
+
+
+def took(answer: Generation, token: int, logits: np.ndarray) -> bool:
+    """Record the next token of an answer; see ``Generation._took``."""
+    return answer._took(token, logits)
 
 
 def divide(generation: Generation, parser: Callable[[], Parser]) -> Generation:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from engine.decode.generation import Generation
+from engine.decode.generation import Generation, request_of
 from engine.decode.sampler import token_logprob
 from engine.decode.shown import Piece, Shown
 from engine.decode.token_logprob import TokenLogprob
@@ -116,7 +116,7 @@ class Answer(Listener):
         self._news = asyncio.Event()
         if ask.scored:
             self.prompt_scores = []
-            self.generation.request.on_logits = _Scores(
+            request_of(self.generation).on_logits = _Scores(
                 llm.tokenizer, ask.prompt, ask.logprobs or 0, self.prompt_scores
             )
         driver.submit(self)
@@ -134,7 +134,7 @@ class Answer(Listener):
             self._tokens += news.tokens
             if len(self._tokens) > self._backlog and not self._paused:
                 self._paused = True
-                self._driver.pause(self.generation.request)
+                self._driver.pause(request_of(self.generation))
         self._over = self._over or news.done
         self.error = self.error or news.error
         self._news.set()
@@ -169,7 +169,7 @@ class Answer(Listener):
     def cancel(self) -> None:
         """Compute no further token.  Has no effect at the end."""
         if not self._over:
-            self._driver.cancel(self.generation.request)
+            self._driver.cancel(request_of(self.generation))
         ended, self.on_end = self.on_end, None
         if ended is not None:
             ended(self)
@@ -181,7 +181,7 @@ class Answer(Listener):
         # It may have lost its slot, and what is computed next should be worth reading its tokens again.
         if self._paused and len(self._tokens) <= self._backlog // 2:
             self._paused = False
-            self._driver.proceed(self.generation.request)
+            self._driver.proceed(request_of(self.generation))
         events: list[Event] = []
         ended = False
         for i, token in enumerate(ids):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from engine.decode.generation import Generation
+from engine.decode.generation import Generation, request_of, took
 from engine.decode.orders import Order
 from engine.decode.request import Request
 from engine.decode.scheduler import Scheduler
@@ -202,7 +202,7 @@ class Driver:
     def _submit(self) -> None:
         while self._inbox:
             listener = self._inbox.popleft()
-            request = listener.generation.request
+            request = request_of(listener.generation)
             self._listeners[request], self._held[request] = listener, []
             try:
                 if request.speculation is not None:
@@ -233,7 +233,7 @@ class Driver:
                 token, logits = request.items.popleft()
                 request.fetched += 1
                 try:
-                    if listener.generation.took(token, logits):
+                    if took(listener.generation, token, logits):
                         self._held[request].append(token)
                 except Exception as error:
                     self._fail(request, error)
@@ -268,7 +268,7 @@ class Driver:
                     each.listener.receive(each)
                 except Exception:
                     log.exception("an answer could not receive its tokens")
-                    self.cancel(each.listener.generation.request)
+                    self.cancel(request_of(each.listener.generation))
         finally:
             # What the listeners have woken runs before this.
             self._loop.call_soon(self._delivered, begun)

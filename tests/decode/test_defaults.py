@@ -11,6 +11,7 @@ import pytest
 
 import engine
 from engine.decode.defaults import sampling_defaults
+from engine.decode.generation import request_of
 from engine.decode.params import SamplingParams
 from engine.gguf.file import read_gguf
 from tests import recommended
@@ -116,7 +117,7 @@ def test_a_model_says_what_its_file_recommends(llm: engine.LLM) -> None:
 
 def test_arguments_replace_what_the_file_recommends(llm: engine.LLM) -> None:
     def params(**options: Any) -> dict[str, Any]:
-        return asdict(llm.generate([1], seed=1, **options).request.sampler.params)
+        return asdict(request_of(llm.generate([1], seed=1, **options)).sampler.params)
 
     file = asdict(SamplingParams(temperature=0.25, top_k=3, xtc_probability=0.5, repeat_last_n=9, seed=1))
     bias = {"logit_bias": dict.fromkeys(llm.tokenizer.suppressed_ids, -math.inf)}

@@ -14,6 +14,7 @@ import pytest
 import engine
 from engine.decode.company import Company
 from engine.decode.flights import Flights
+from engine.decode.generation import request_of
 from engine.decode.orders import Order, Orders
 from engine.decode.part import Part
 from engine.decode.prompts import Prompts
@@ -185,7 +186,7 @@ def test_threads_that_abandon_answers(
 def test_a_paused_answer_gives_its_slot_to_one_that_waits(llm: engine.LLM, expected: list[list[int]]) -> None:
     """All slots belong to answers whose tokens nobody takes."""
     scheduler = llm.scheduler
-    paused = [llm.generate(PROMPTS[i], **LONG).request for i in range(3)]
+    paused = [request_of(llm.generate(PROMPTS[i], **LONG)) for i in range(3)]
     for request in paused:
         scheduler.submit(request)
     while not all(request.items for request in paused):
@@ -195,7 +196,7 @@ def test_a_paused_answer_gives_its_slot_to_one_that_waits(llm: engine.LLM, expec
     finish(llm)
     counts = [len(request.items) for request in paused]
     assert scheduler.company == 3 and all(0 < count < COUNT for count in counts)
-    other = llm.generate(PROMPTS[3], **LONG).request
+    other = request_of(llm.generate(PROMPTS[3], **LONG))
     scheduler.submit(other)
     finish(llm)
     assert [token for token, _ in other.items] == expected[3]
@@ -218,7 +219,7 @@ def test_a_prompt_is_read_at_once_beside_a_paused_answer(llm: engine.LLM, monkey
         return advance(part, count)
 
     monkeypatch.setattr(Part, "advance", noted)
-    requests = [llm.generate([7 + i] * 100, **LONG).request for i in range(3)]
+    requests = [request_of(llm.generate([7 + i] * 100, **LONG)) for i in range(3)]
     for request, order in zip(requests, (Order.PAUSE, Order.PROCEED, Order.PROCEED), strict=True):
         scheduler.submit(request)
         while not request.items:
@@ -233,7 +234,7 @@ def test_a_prompt_is_read_at_once_beside_a_paused_answer(llm: engine.LLM, monkey
 def test_an_answer_that_goes_on_waits_in_the_order_of_arrival(llm: engine.LLM) -> None:
     """Before those that came later, also if they have waited while it was paused; it takes no slot from any of them."""
     scheduler = llm.scheduler
-    made = [llm.generate(PROMPTS[i % 4], **LONG).request for i in range(7)]
+    made = [request_of(llm.generate(PROMPTS[i % 4], **LONG)) for i in range(7)]
     for request in made[:3]:
         scheduler.submit(request)
     while not all(request.items for request in made[:3]):
@@ -257,7 +258,7 @@ def test_an_answer_that_goes_on_waits_in_the_order_of_arrival(llm: engine.LLM) -
 def whole(llm: engine.LLM, ask: Ask) -> list[int]:
     """The tokens of an answer alone."""
     llm.reset()
-    request = llm.generate(ask.ids, **ask.options).request
+    request = request_of(llm.generate(ask.ids, **ask.options))
     llm.scheduler.submit(request)
     finish(llm)
     return [token for token, _ in request.items]
@@ -268,7 +269,7 @@ def test_threads_order_at_random(llm: engine.LLM, seed: int) -> None:
     """Any of them submits, pauses, continues and closes any request while another one computes rounds."""
     wanted = asks(llm, amount(40, 9), seed, 120)
     alone = [whole(llm, ask) for ask in wanted]
-    made = [llm.generate(ask.ids, **ask.options).request for ask in wanted]
+    made = [request_of(llm.generate(ask.ids, **ask.options)) for ask in wanted]
     closed, scheduler = set[int](), llm.scheduler
     llm.reset()
 

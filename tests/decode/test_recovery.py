@@ -12,6 +12,7 @@ import engine
 from engine.decode import flights
 from engine.decode.company import Company
 from engine.decode.flights import Flights
+from engine.decode.generation import request_of
 from engine.decode.part import Part
 from engine.decode.prompts import Prompts
 from engine.decode.request import Request
@@ -126,7 +127,7 @@ def expected(llm: engine.LLM, wanted: list[Ask]) -> list[list[int]]:
 
 
 def requests(llm: engine.LLM, wanted: list[Ask]) -> list[Request]:
-    return [llm.generate(ask.ids, **ask.options).request for ask in wanted]
+    return [request_of(llm.generate(ask.ids, **ask.options)) for ask in wanted]
 
 
 def answered(llm: engine.LLM, made: list[Request]) -> list[tuple[list[int], BaseException | None]]:
@@ -276,7 +277,7 @@ def test_no_thread_gets_the_error_of_another(
     llm.reset()
     made = [llm.generate(ask.ids, **ask.options) for ask in wanted]
     bad = max(range(len(wanted)), key=lambda i: len(expected[i]))
-    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is made[bad].request.run for ride in rides))
+    faulty.plant(HostSteps, "start", lambda steps, rides: any(ride.run is request_of(made[bad]).run for ride in rides))
     errors: dict[int, BaseException] = {}
 
     def read(i: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.decode.generation import request_of
 from engine.speculative.params import SpeculationParams
 
 pytest.importorskip("starlette")
@@ -136,7 +137,7 @@ def test_an_answer_pauses_while_its_client_does_not_read_and_ends_when_it_leaves
             expected = await ids_of(whole)
             assert len(expected) == 200
             (slow,) = await model.answers(asked(200))
-            request = slow.generation.request
+            request = request_of(slow.generation)
             await within(60, lambda: request.paused)
             n = len(slow.generation.ids)
             # Others go on meanwhile.
@@ -162,7 +163,7 @@ def test_a_backlog_of_deltas_leaves_others_their_turn() -> None:
             ask = asked(60)
             ask.logprobs = 2
             (answer,) = await model.answers(ask)
-            await within(60, lambda: answer.generation.request.paused)
+            await within(60, lambda: request_of(answer.generation).paused)
             turns = 0
 
             async def other() -> None:

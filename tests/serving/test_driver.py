@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import engine
+from engine.decode.generation import request_of
 from engine.decode.part import Part
 from engine.decode.scheduler import Scheduler
 from engine.decode.waiting import Waiting
@@ -92,7 +93,7 @@ def test_nothing_urgent_waits_while_the_host_computes(llm: engine.LLM, monkeypat
     def watch(driver: Driver) -> None:
         def noted(compute: Callable[..., Any]) -> Callable[..., Any]:
             def wrapper(*args: Any) -> Any:
-                requests = [reader.generation.request for reader in readers]
+                requests = [request_of(reader.generation) for reader in readers]
                 firsts = any(request.items and not request.fetched for request in requests)
                 waiting.append((compute.__qualname__, firsts or driver._urgent))
                 return compute(*args)
@@ -121,7 +122,7 @@ def test_tokens_that_were_held_back_precede_an_error(llm: engine.LLM, monkeypatc
     read(llm, reader)
     assert isinstance(reader.received[-1].error, DeviceError)
     monkeypatch.undo()
-    assert not reader.generation.request.items
+    assert not request_of(reader.generation).items
     assert len(reader.ids) >= 10 and reader.ids == expected(llm, "def add(a, b):")[: len(reader.ids)]
 
 
@@ -214,9 +215,9 @@ def test_an_error_ends_only_the_answer_that_it_belongs_to(llm: engine.LLM, monke
     whole = [expected(llm, prompt) for prompt in PROMPTS]
     readers = [Reader(llm, prompt) for prompt in PROMPTS]
     bad, unrecorded, unplaced, good = (reader.generation for reader in readers)
-    faulty(monkeypatch, HostSteps, "start", lambda steps, rides: any(r.run is bad.request.run for r in rides))
-    faulty(monkeypatch, unrecorded, "took", lambda token, logits: len(unrecorded.ids) == 7)
-    faulty(monkeypatch, Waiting, "_place", lambda waiting, request: request is unplaced.request)
+    faulty(monkeypatch, HostSteps, "start", lambda steps, rides: any(r.run is request_of(bad).run for r in rides))
+    faulty(monkeypatch, unrecorded, "_took", lambda token, logits: len(unrecorded.ids) == 7)
+    faulty(monkeypatch, Waiting, "_place", lambda waiting, request: request is request_of(unplaced))
     read(llm, *readers)
     assert [type(error_of(reader)) for reader in readers] == [Fault, Fault, Fault, type(None)]
     assert [reader.ids for reader in readers] == [whole[0][:1], whole[1][:7], [], whole[3]]
@@ -251,7 +252,7 @@ def test_orders_after_the_end(llm: engine.LLM) -> None:
         driver, reader = Driver(llm, asyncio.get_running_loop()), Reader(llm, "import os")
         await asyncio.to_thread(driver.close)
         for order in (driver.cancel, driver.pause, driver.proceed):
-            order(reader.generation.request)
+            order(request_of(reader.generation))
 
     asyncio.run(run())
 
@@ -262,15 +263,15 @@ def test_the_thread_sleeps_while_all_answers_are_paused(llm: engine.LLM) -> None
         readers = [Reader(llm, prompt) for prompt in PROMPTS]
         for reader in readers:
             driver.submit(reader)
-            driver.pause(reader.generation.request)
+            driver.pause(request_of(reader.generation))
         async with asyncio.timeout(60):
             while driver.moved != math.inf:
                 await asyncio.sleep(0.001)
             assert driver.n_answers == 4 and not any(reader.over.is_set() for reader in readers)
-            driver.cancel(readers[0].generation.request)
+            driver.cancel(request_of(readers[0].generation))
             await readers[0].over.wait()
             for reader in readers:
-                driver.proceed(reader.generation.request)
+                driver.proceed(request_of(reader.generation))
             for reader in readers:
                 await reader.over.wait()
         await asyncio.to_thread(driver.close)

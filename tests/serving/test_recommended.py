@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 import engine
 from engine.cli.serve_flags import parser
+from engine.decode.generation import request_of
 from engine.decode.params import SamplingParams
 from engine.serve import specs
 from engine.serving.app import app
@@ -66,7 +67,7 @@ def params(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def refusing(llm: engine.LLM, *args: Any, **options: Any) -> None:
         with closing(generate(llm, *args, **options)) as generation:
-            seen.append(generation.request.sampler.params)
+            seen.append(request_of(generation).sampler.params)
         raise Refusal("seen", 400)
 
     monkeypatch.setattr(engine.LLM, "generate", refusing)

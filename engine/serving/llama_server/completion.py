@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.checks import described
+from engine.decode.generation import request_of
 from engine.decode.params import SamplingParams
 from engine.decode.token_logprob import TokenLogprob
 from engine.serving.answer import Answer, Ask, Delta
@@ -119,7 +120,7 @@ async def _chunks(answers: list[Answer], served: Served, ask: Ask) -> AsyncItera
 
 def _end(answer: Answer, served: Served, ask: Ask) -> dict[str, Any]:
     """What the last object of an answer says besides its text."""
-    settings = parameters(answer.generation.request.sampler.params)
+    settings = parameters(request_of(answer.generation).sampler.params)
     more = {"seed": answer.generation.seed, "n_predict": ask.options["max_tokens"], "stop": list(ask.stop)}
     return {
         "id_slot": -1,

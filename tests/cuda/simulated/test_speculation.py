@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.cuda.intrinsics import SIMULATED
+from engine.decode.generation import request_of
 
 if not SIMULATED:
     pytest.skip("needs NUMBA_ENABLE_CUDASIM=1", allow_module_level=True)
@@ -247,11 +248,11 @@ def test_all_answers_are_read_again_after_an_error(
     monkeypatch.setattr(DeviceSteps, name, faulty)
     answers = [gpu.generate(PROMPT, **given, **options) for options in asked]
     for answer in answers:
-        gpu.scheduler.submit(answer.request)
+        gpu.scheduler.submit(request_of(answer))
     while gpu.scheduler.step():
         pass
     assert calls > call
-    found = [[token for token, _ in answer.request.items] for answer in answers]
+    found = [[token for token, _ in request_of(answer).items] for answer in answers]
     ends = gpu.tokenizer.eog_ids
     assert [[token for token in ids if token not in ends] for ids in found] == expected
     gpu.check_pages()
