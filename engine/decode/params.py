@@ -26,6 +26,9 @@ MOST_ADDED = 1e30
 class SamplingParams:
     """How tokens are chosen; names, meanings and defaults are llama.cpp's.
 
+    This is what a sampler obeys: every value is set, and breakers are token ids. ``engine.SamplingParams`` is what programs
+    give.
+
     Parameters
     ----------
     temperature : float
