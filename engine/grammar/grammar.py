@@ -193,9 +193,11 @@ class Grammar:
         return "%json" in self.source
 
     @property
-    def expression(self) -> str | None:
-        """Its one expression, for use within another grammar; None if it was written as a grammar of rules."""
-        return None if self.kind == "grammar" else self.source.removeprefix("start: ").removesuffix(_OPTIONS)
+    def expression(self) -> str:
+        """The expression that stands for it within another grammar, where it is the last thing in its line."""
+        source = self.source.removesuffix(_OPTIONS)
+        # The rules of a nested grammar have their own names.
+        return f"%lark {{\n{source}\n}}" if self.kind == "grammar" else source.removeprefix("start: ")
 
     def check(self, problem: str) -> None:
         """Raise UsageError if there is a problem."""

@@ -75,8 +75,7 @@ def beside_calls(form: Grammar | None, choice: ToolChoice, begun: bool) -> tuple
     """
     if form is None or choice.forced:
         return None, ""
-    # A grammar of several rules is not a part of another one, so it holds the whole answer.
-    return (None, form.expression) if choice.names and not begun and form.expression else (form, "")
+    return (None, form.expression) if choice.names and not begun else (form, "")
 
 
 def calls_grammar(choice: ToolChoice, tokenizer: Tokenizer, prompt: Prompt, text: str = "") -> Grammar | None:

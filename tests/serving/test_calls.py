@@ -4,6 +4,7 @@ The model writes Python and knows of no calls, so that whatever is right comes f
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,6 +204,47 @@ def test_structured_text_or_a_call(server: Server, format: str) -> None:
             assert json.loads(choice.message.content) == {"ok": True} and not choice.message.tool_calls
         else:
             assert choice.message.tool_calls[0].function.name == "now" and not choice.message.content
+
+
+NESTED: Any = {
+    "lark": {"grammar": 'start: deep\ndeep: "{" deep "}" | "{ok}"'},
+    "gbnf": {"guided_grammar": 'root ::= "{" root "}" | "{ok}"'},
+    "vllm": {"structured_outputs": {"grammar": 'start: "{" rest\nrest: start "}" | "ok}"'}},
+    "choice": {"guided_choice": ["{ok}", "{{ok}}"]},
+    "ignore": {"response_format": {"type": "grammar", "grammar": 'start: "{" start? "}"\n%ignore / ?ok/'}},
+}
+"""Grammars with rules of their own, of texts that are braces around ``ok``."""
+
+
+@pytest.mark.parametrize("how", NESTED)
+def test_a_text_of_a_grammar_or_a_call(server: Server, how: str) -> None:
+    server.writes("qwen3")
+    tokenizer = server.llm.tokenizer
+    braces = [id for id in range(tokenizer.n_vocab) if tokenizer.decode([id]).startswith("{")]
+    closing = {str(id): 40 for id in range(tokenizer.n_vocab) if tokenizer.decode([id]).startswith("}")}
+    ask: Any = {"messages": HELLO, "max_tokens": 60, "tools": TOOLS[1:], "seed": 0, "parallel_tool_calls": False}
+    for bias in (20, -90):
+        biases = {str(id): bias for id in braces} | closing
+        body = ask | NESTED[how] | {"logit_bias": biases, "temperature": 0}
+        answer = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        if bias > 0:
+            assert re.fullmatch(r"[{} ok]+", answer["content"]) and "tool_calls" not in answer
+        else:
+            assert answer["tool_calls"][0]["function"]["name"] == "now" and answer["content"] == ""
+
+
+def test_structured_text_or_a_call_of_ollama(server: Server) -> None:
+    server.writes("qwen3")
+    tokenizer = server.llm.tokenizer
+    braces = [id for id in range(tokenizer.n_vocab) if tokenizer.decode([id]).startswith("{")]
+    ask: Any = {"messages": HELLO, "tools": TOOLS[1:], "format": OK, "stream": False}
+    for bias in (20, -90):
+        options = {"num_predict": 300, "seed": 0, "logit_bias": {str(id): bias for id in braces}}
+        answer = server.client.post("/api/chat", json=ask | {"options": options}).json()["message"]
+        if bias > 0:
+            assert json.loads(answer["content"]) == {"ok": True} and "tool_calls" not in answer
+        else:
+            assert answer["tool_calls"][0]["function"]["name"] == "now" and answer["content"] == ""
 
 
 def test_structured_text_or_a_call_of_anthropic(server: Server) -> None:

@@ -586,7 +586,7 @@ def test_a_text_follows_a_thought(templated: Any) -> None:
 
 def test_what_has_a_format_is_text(templated: Any) -> None:
     messages: Any = [{"role": "user", "content": "always"}]
-    said = templated.chat("caller", messages, tools=[weather], format=CALL).message
+    said = templated.chat("caller", messages, format=CALL).message
     assert not said.tool_calls
     jsonschema.validate(json.loads(said.content), CALL)
     form = {"const": THOUGHT}

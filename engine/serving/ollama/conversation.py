@@ -38,9 +38,14 @@ def read_tools(fields: Fields, served: Served) -> list[Mapping[str, Any]]:
     return tools
 
 
-def read_think(fields: Fields, served: Served, formatted: bool, begun: bool = False) -> Mapping[str, Any]:
-    """The variables of the chat template that ``think`` stands for: true, false, or a level.  An answer that is formatted, or
-    that has begun in the last message, has its text first and no thought before."""
+def read_think(
+    fields: Fields, served: Served, *, formatted: bool, ruled: bool, begun: bool = False
+) -> Mapping[str, Any]:
+    """The variables of the chat template that ``think`` stands for: true, false, or a level.
+
+    An answer that has a format has no thought by default.  One that is ruled, so that it follows its format from the first
+    character, or has begun in the last message, cannot have one.
+    """
     value, template = fields.get("think"), _template(served)
     if value is None or value is False:
         return {"enable_thinking": False} if formatted or begun or value is False else {}
@@ -48,7 +53,7 @@ def read_think(fields: Fields, served: Served, formatted: bool, begun: bool = Fa
         raise fields.refuse("think", f"must be true, false, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}")
     if not select.can_think(template):
         raise fields.refuse("think", f"must be false: {served.name} does not support thinking")
-    if formatted:
+    if ruled:
         raise fields.refuse("think", "must be false with a format, which the answer follows from its first character")
     if begun:
         raise fields.refuse("think", "must be false with a last message of the assistant, which the answer continues")

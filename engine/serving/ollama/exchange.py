@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.grammar.grammar import Grammar
 from engine.serving import exchange
 from engine.serving.exchange import Plan
 from engine.serving.fields import Fields
@@ -25,13 +26,13 @@ from engine.tools.prompt import Prompt
 async def respond(
     request: Request,
     asks: Callable[[Fields, Limits], bool],
-    prompt: Callable[[Fields, Served, bool], Awaitable[Prompt]],
+    prompt: Callable[[Fields, Served, Grammar | None], Awaitable[tuple[Prompt, Grammar | None]]],
     form: Callable[[Said], Mapping[str, Any]],
 ) -> Response:
     """Answer a request, as a stream unless ``stream`` is false.
 
     asks: whether a body asks for an answer; if not, the model is only opened or closed; prompt: that of a body, for an answer
-    that follows a grammar or does not; form: the fields that hold what is said.
+    that has the form of a grammar or None, and the grammar of the whole answer; form: the fields that hold what is said.
     """
     came = time.monotonic_ns()
     limits = State.of(request).limits
@@ -43,8 +44,7 @@ async def respond(
         clock = Clock(came, time.monotonic_ns())
         llm = served.llm
         keeps_nothing(fields)  # refuses what is no duration; otherwise it means nothing here
-        grammar = await read_format(fields, llm, limits)
-        ask = read_ask(fields, llm, limits, await prompt(fields, served, grammar is not None), grammar)
+        ask = read_ask(fields, llm, limits, *await prompt(fields, served, await read_format(fields, llm, limits)))
         return Lines(fields.text("model") or served.name, form, llm.tokenizer, ask.logprobs, clock).plan(ask)
 
     return await exchange.respond(request, read, error_line, NDJSON, error=error_body, fields=fields, streams=True)

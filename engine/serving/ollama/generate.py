@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.grammar.grammar import Grammar
 from engine.serving.aside import aside
 from engine.serving.conversation import prompt_of
 from engine.serving.fields import Fields
@@ -29,10 +30,11 @@ def _asks(fields: Fields, limits: Limits) -> bool:
     return bool(fields.text("prompt"))
 
 
-async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
+async def _prompt(fields: Fields, served: Served, form: Grammar | None) -> tuple[Prompt, Grammar | None]:
     """A message of the user, or, with ``raw`` and for models without a chat template, a text to continue.  Control tokens
     are recognized with ``raw`` only, since that is what a chat template has written."""
-    values = read_think(fields, served, formatted)
+    formatted = form is not None
+    values = read_think(fields, served, formatted=formatted, ruled=formatted)
     llm, text = served.llm, fields.text("prompt", "")
     system, raw = fields.text("system", ""), fields.flag("raw", False)
     if raw or llm.chat_template is None:
@@ -40,11 +42,11 @@ async def _prompt(fields: Fields, served: Served, formatted: bool) -> Prompt:
             if fields.get(name):
                 raise fields.refuse(name, "needs a chat template, and this prompt is used without one: leave it out")
         encode = partial(llm.tokenizer.encode, text, parse_special=raw, at_least=llm.check_least)
-        return Prompt(await aside(fields.size, encode), plain)
+        return Prompt(await aside(fields.size, encode), plain), form
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": text})
     make = partial(prompt_of, llm, messages, values=values, ruled=formatted, at_least=llm.check_least)
-    return await aside(fields.size, make)
+    return await aside(fields.size, make), form
 
 
 def _form(said: Said) -> Mapping[str, Any]:
