@@ -101,6 +101,17 @@ def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
     return tools
 
 
+def read_values(fields: Fields) -> dict[str, Any]:
+    """The variables of the chat template that a request gives."""
+    values = dict(fields.mapping("chat_template_kwargs"))
+    for name in ("xml_tools", "python_tools"):  # SmolLM3's; calls in Python would stay text
+        if values.get(name):
+            raise fields.refuse(
+                "chat_template_kwargs", f"has {name}: give the functions as tools, to be called in JSON"
+            )
+    return values
+
+
 def template_of(llm: LLM, instead: str) -> ChatTemplate:
     """The chat template of a model.  Raises Refusal, which says what to do ``instead``, if there is none."""
     if llm.chat_template is None:

@@ -7,8 +7,8 @@ from engine.text.bound import AtLeast
 from engine.text.template.chat import ChatTemplate
 from engine.text.tokenizer import Tokenizer, TokenType
 from engine.tools.calls.tagged import MAYBE, NONE, OPEN
-from engine.tools.formats import generic, select
-from engine.tools.formats.history import adapted
+from engine.tools.formats import select
+from engine.tools.formats.described import described
 from engine.tools.formats.parser import Parser
 from engine.tools.turns import Message, rendered
 
@@ -50,19 +50,13 @@ def prompt_of(
     at_least: is told how many tokens a long text has at least, before it is tokenized, and may raise an error.
     """
     tokenizer = template.tokenizer
-    extra = dict(values or {}) | ({"tools": list(tools)} if tools else {})
-    for name in ("messages", "self", "known", "at_least", "add_generation_prompt"):
-        extra.pop(name, None)
+    kept = ("messages", "self", "known", "at_least", "add_generation_prompt")
+    own = {name: value for name, value in (values or {}).items() if name not in kept}
     last: Message = {}
     if continue_final:
         *messages, last = messages
-    source = template.source_for(bool(extra.get("tools")))
-    format = select.detect(source, bool(tools))
-    messages = adapted(format, messages)
-    if format == "generic":
-        # A template without a place for the system message gets it in the first message of the user (turns.py).
-        messages = generic.with_system(generic.as_text(messages), generic.describe(tools))
-        extra = {name: value for name, value in extra.items() if name != "tools"}
+    source = template.source_for(bool(tools or own.get("tools")))
+    format, messages, extra = described(source, messages, tools, own)
     ids = rendered(lambda own: template.encode(own, at_least=at_least, **extra), messages)
     tags = select.FORMATS[format].THOUGHT
     thought = NONE

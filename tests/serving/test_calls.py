@@ -521,6 +521,33 @@ def test_a_template_without_a_system_message_describes_tools_to_the_user() -> No
     assert all(json.dumps(tool["function"]) in text for tool in TOOLS) and text.endswith("def add(a, b):\nassistant: ")
 
 
+SMOLLM3 = """{{ '<|im_start|>system\\n' }}{% if xml_tools or python_tools %}{{ '### Tools\\n' }}{% endif %}\
+{% for tool in xml_tools[:] %}{{ (tool | string) ~ '\\n' }}{% endfor %}{% if xml_tools %}\
+{{ '<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}{% endif %}{{ '\\n' }}\
+{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}assistant: """
+"""The lines of SmolLM3's template that concern functions; earlier calls are in none."""
+
+
+def test_smollm3_is_told_about_functions_and_earlier_calls(server: Server) -> None:
+    server.writes("plain")
+    server.llm.chat_template = ChatTemplate.from_source(SMOLLM3, server.llm.tokenizer)
+    call = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"zone": "CET"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": "I look.", "tool_calls": [call]}]
+    messages += [{"role": "tool", "tool_call_id": "a", "content": "12:00"}]
+    body = {"model": "plain", "messages": messages, "tools": TOOLS}
+    text = server.client.post("/apply-template", json=body).json()["prompt"]
+    assert all(str(tool["function"]["name"]) in text.split("def add")[0] for tool in TOOLS)
+    said = 'assistant: I look.\n<tool_call>\n{"name": "now", "arguments": {"zone": "CET"}}\n</tool_call>\n'
+    assert said + "user: <tool_response>\n12:00" in text
+    prompt = prompt_of(server.llm, messages[:1], TOOLS)
+    assert prompt.format == "qwen3" and "### Tools" in server.llm.tokenizer.decode(prompt.ids)
+    for name in ("python_tools", "xml_tools"):
+        for route in ("/v1/chat/completions", "/apply-template"):
+            values = {"chat_template_kwargs": {name: ["def f(x): ..."]}}
+            answer = server.client.post(route, json={"model": "plain", "messages": HELLO} | values)
+            assert answer.status_code == 400 and f"has {name}: give the functions as tools" in answer.text
+
+
 NOT = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,10 +12,12 @@ from starlette.responses import Response
 from engine.errors import TemplateError
 from engine.serving.aside import aside
 from engine.serving.body import read_fields
-from engine.serving.conversation import read_messages, read_tools, refused, template_of
+from engine.serving.conversation import read_messages, read_tools, read_values, refused, template_of
 from engine.serving.state import State
 from engine.serving.streams import dump
-from engine.tools.turns import rendered
+from engine.text.template.chat import ChatTemplate
+from engine.tools.formats.described import described
+from engine.tools.turns import Message, rendered
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -24,17 +28,24 @@ async def apply_template(request: Request) -> Response:
     fields = await read_fields(request, state.limits)
     messages = await aside(fields.size, partial(read_messages, fields, state.limits))
     tools = await aside(fields.size, partial(read_tools, fields, state.limits))
-    values = dict(fields.mapping("chat_template_kwargs")) | ({"tools": tools} if tools else {})
+    values = read_values(fields)
     values["add_generation_prompt"] = fields.flag("add_generation_prompt", True)
     for name in ("messages", "self"):
         values.pop(name, None)
     async with state.models.use(fields.text("model")) as served:
         template = template_of(served.llm, "send a text to /completion")
         try:
-            text = await asyncio.to_thread(rendered, partial(template.render, **values), messages)
+            text = await asyncio.to_thread(_text, template, messages, tools, values)
         except TemplateError as error:
             raise refused(error) from None
         # Half a character in a message, as the tokenizer takes it.
         text = _SURROGATES.sub("\ufffd", text)
         body = await aside(fields.size, partial(dump, {"prompt": text}))
     return Response(body, media_type="application/json")
+
+
+def _text(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+) -> str:
+    own = described(template.source_for(bool(tools or values.get("tools"))), messages, tools, values)
+    return rendered(partial(template.render, **own.values), own.messages)

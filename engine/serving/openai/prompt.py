@@ -7,7 +7,7 @@ from typing import Any
 from engine.grammar.grammar import Grammar
 from engine.llm import LLM
 from engine.serving.aside import aside
-from engine.serving.conversation import prompt_of
+from engine.serving.conversation import prompt_of, read_values
 from engine.serving.fields import Fields
 from engine.serving.limits import Limits
 from engine.serving.structured import read_form
@@ -34,7 +34,7 @@ async def read_prompt(
     "none": not at all; form: the object, and its field, that describe the form of the answer; continue_final: the last
     message is the beginning of the answer.
     """
-    values = dict(fields.mapping("chat_template_kwargs"))
+    values = read_values(fields)
     if effort is not None:
         values.setdefault("reasoning_effort", effort)
         values.setdefault("enable_thinking", effort != "none")
