@@ -5,7 +5,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from engine.serving.accepted import OPTIONS, ROUTES, Effect
+from engine.serving.accepted import OPTIONS, READING, ROUTES, Effect
 
 
 class Accepted(SphinxDirective):
@@ -14,7 +14,7 @@ class Accepted(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """The table."""
         lines = ["| route | | fields |", "| --- | --- | --- |"]
-        for route, table in {**ROUTES, "options": OPTIONS}.items():
+        for route, table in {**ROUTES, **READING, "options": OPTIONS}.items():
             for effect in Effect:
                 names = sorted(name for name, rule in table.items() if rule.effect is effect)
                 first = f"`{route}`" if effect is Effect.OBEYED else ""

@@ -223,9 +223,46 @@ ROUTES: Mapping[str, Table] = {
 """The fields of each route that answers."""
 
 
+def _reading(table: Table, *obeyed: str) -> dict[str, Rule]:
+    """The fields of a route that only reads the prompt of another one, whose fields these are: ``obeyed`` concern the prompt,
+    and the others that are obeyed there are without effect."""
+    idle = Rule(Effect.IDLE)
+    return {name: idle if rule.effect is Effect.OBEYED and name not in obeyed else rule for name, rule in table.items()}
+
+
+READING: Mapping[str, Table] = {
+    "/v1/messages/count_tokens": _reading(
+        MESSAGES, "model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"
+    ),
+    "/v1/responses/input_tokens": _reading(
+        RESPONSES,
+        *(*FORM, "model", "input", "instructions", "text", "reasoning", "tools", "tool_choice", "chat_template_kwargs"),
+        "parallel_tool_calls",
+    ),
+    "/apply-template": _reading(
+        CHAT,
+        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),
+        "chat_template_kwargs",
+    )
+    | {
+        "add_generation_prompt": Rule(Effect.OBEYED),
+        "continue_final_message": Rule(Effect.REFUSED, "is not supported by /apply-template: leave it out"),
+    },
+    "/tokenize": _table(
+        ("model", "content", "add_special", "parse_special", "with_pieces", "prompt", "add_special_tokens"),
+        ("return_token_strs",),
+        changing=(),
+    )
+    | {"messages": Rule(Effect.REFUSED, "are no text: send them to /apply-template first", ())},
+    "/detokenize": _table(("model", "tokens"), changing=()),
+}
+"""The fields of each route that reads a prompt or a text, and answers nothing."""
+
+
 def table_of(path: str) -> Table:
     """The fields of a route, whose path may lack the ``/v1`` of OpenAI's."""
-    return ROUTES[path if path in ROUTES else "/v1" + path]
+    tables = {**ROUTES, **READING}
+    return tables[path if path in tables else "/v1" + path]
 
 
 def check(fields: Fields, table: Table) -> None:

@@ -101,14 +101,17 @@ def read_tools(fields: Fields, limits: Limits) -> list[Mapping[str, Any]]:
     return tools
 
 
-def read_values(fields: Fields) -> dict[str, Any]:
-    """The variables of the chat template that a request gives."""
+def read_values(fields: Fields, effort: str | None) -> dict[str, Any]:
+    """The variables of the chat template that a request gives; effort: how much the model should think, "none": not at
+    all."""
     values = dict(fields.mapping("chat_template_kwargs"))
     for name in ("xml_tools", "python_tools"):  # SmolLM3's; calls in Python would stay text
         if values.get(name):
-            raise fields.refuse(
-                "chat_template_kwargs", f"has {name}: give the functions as tools, to be called in JSON"
-            )
+            problem = f"has {name}: give the functions as tools, to be called in JSON"
+            raise fields.refuse("chat_template_kwargs", problem)
+    if effort is not None:
+        values.setdefault("reasoning_effort", effort)
+        values.setdefault("enable_thinking", effort != "none")
     return values
 
 

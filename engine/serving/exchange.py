@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from engine.serving.errors import Refusal
 from engine.serving.fields import MOST_IGNORED, Fields
 from engine.serving.served import Served
 from engine.serving.state import State
-from engine.serving.streams import JSON, SSE, Framing, Stream, dump, ended, late, soon
+from engine.serving.streams import SSE, Framing, Stream, dump, ended, soon, whole
 
 LONG_SALT = 256
 """Characters of a salt for which its hash stands: salts are compared often."""
@@ -56,12 +56,36 @@ async def respond(
     state = State.of(request)
     fields = fields or await read_fields(request, state.limits)
     check(fields, table_of(request.scope["path"]))
+    stream = fields.flag("stream", streams)
+    beginning = _begun(request, state, fields, read)
+    if not stream:
+        return await whole(request, _written(beginning), error)
+    async with AsyncExitStack() as stack:
+        # The model may have to be opened first.
+        begun = asyncio.ensure_future(beginning)
+        stack.push_async_callback(_released, begun)
+        if await soon(request, begun):
+            plan, answers, _ = begun.result()
+            return Stream(plan.chunks(answers), failed, stack.pop_all(), framing)
+        return Stream(_chunks(begun, framing), failed, stack.pop_all(), framing)
+
+
+class _Begun(NamedTuple):
+    """Answers that are computed, and what is released when they are not needed any more."""
+
+    plan: Plan
+    answers: list[Answer]
+    held: AsyncExitStack
+
+
+async def _begun(
+    request: Request, state: State, fields: Fields, read: Callable[[Fields, Served], Awaitable[Plan]]
+) -> _Begun:
     salt = _salt(request, fields)
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(state.models.use(fields.text("model")))
         await grow_for_tokens(request, fields, served.llm.tokenizer)
         plan = await read(fields, served)
-        stream = fields.flag("stream", streams)
         answers: list[Answer] = []
         for ask in plan.asks:
             ask.options["cache_salt"] = salt
@@ -73,28 +97,55 @@ async def respond(
         # The body is not needed any more.
         fields.values.clear()
         Claim.of(request).hold(TOKEN_BYTES * sum(len(ask.prompt) for ask in plan.asks))
-        if stream:
-            return Stream(plan.chunks(answers), failed, stack.pop_all(), framing)
-        work = asyncio.ensure_future(_written(plan, answers))
-        stack.push_async_callback(ended, work)
-        if not await soon(request, work):
-            return Stream(late(work), lambda refusal: dump(error(refusal)), stack.pop_all(), JSON)
-        return Response(work.result(), media_type=JSON.media_type)
+        return _Begun(plan, answers, stack.pop_all())
 
 
-async def counted(request: Request, read: Callable[[Fields, Served], Awaitable[Sequence[int]]]) -> int:
-    """The number of tokens of the prompt of a request, which ``read`` gives."""
+async def _released(begun: asyncio.Task[_Begun]) -> None:
+    """Release what answers hold, also if they have not begun yet."""
+    await ended(begun)
+    if not begun.cancelled() and begun.exception() is None:
+        await begun.result().held.aclose()
+
+
+async def _chunks(begun: asyncio.Task[_Begun], framing: Framing) -> AsyncIterator[str]:
+    """The texts of a stream that begins before its answers."""
+    yield framing.ping
+    plan, answers, _ = await begun
+    async with aclosing(plan.chunks(answers)) as chunks:  # type: ignore[type-var]
+        async for text in chunks:
+            yield text
+
+
+async def counted(
+    request: Request,
+    read: Callable[[Fields, Served], Awaitable[Sequence[int]]],
+    error: Callable[[Refusal], Mapping[str, Any]],
+    **more: Any,
+) -> Response:
+    """How many tokens the prompt of a request has, which ``read`` gives.
+
+    error: the object of an error; more: further fields of the answer.
+    """
     state = State.of(request)
     fields = await read_fields(request, state.limits)
-    async with state.models.use(fields.text("model")) as served:
-        await grow_for_tokens(request, fields, served.llm.tokenizer)
-        return len(await read(fields, served))
+    check(fields, table_of(request.scope["path"]))
+
+    async def written() -> str:
+        async with state.models.use(fields.text("model")) as served:
+            await grow_for_tokens(request, fields, served.llm.tokenizer)
+            ids = await read(fields, served)
+            note_ignored(request, fields)
+            return dump({**more, "input_tokens": len(ids)})
+
+    return await whole(request, written(), error)
 
 
-async def _written(plan: Plan, answers: list[Answer]) -> str:
+async def _written(beginning: Awaitable[_Begun]) -> str:
     """The JSON of answers that are written as a whole."""
-    whole = await plan.whole(answers)
-    return await aside(_size(plan, answers), partial(dump, whole))
+    plan, answers, held = await beginning
+    async with held:
+        body = await plan.whole(answers)
+        return await aside(_size(plan, answers), partial(dump, body))
 
 
 def _size(plan: Plan, answers: Sequence[Answer]) -> int:
@@ -120,12 +171,18 @@ def _note(request: Request, state: State, served: Served, answers: Sequence[Answ
     """Count answers when they end, and name in the line of the log what it says besides the path."""
     notes = request.scope["state"]["notes"]
     notes["model"] = served.name
-    if ignored := fields.ignored():
-        # A name may hold anything; what could end the line is written as an escape.
-        notes["ignored"] = ",".join(name[:40].encode("unicode_escape").decode() for name in ignored[:MOST_IGNORED])
+    note_ignored(request, fields)
     for answer in answers:
         state.metrics.begin(served.name, answer)
     notes["tokens"] = _Tokens(answers)
+
+
+def note_ignored(request: Request, fields: Fields) -> None:
+    """Name in the line of the log the fields that were ignored."""
+    if ignored := fields.ignored():
+        # A name may hold anything; what could end the line is written as an escape.
+        names = ",".join(name[:40].encode("unicode_escape").decode() for name in ignored[:MOST_IGNORED])
+        request.scope["state"]["notes"]["ignored"] = names
 
 
 class _Tokens:

@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
     """A server that answers what it has begun before it ends.
 
     The first signal lets it drain: new requests are refused with status 503, ``/health`` says so, and it ends when no answer
-    is left or the time is over.  The second one ends it at once.
+    is left or the time is over; a model that is being opened is given up.  The second one ends it at once.
     """
 
     def __init__(self, config: uvicorn.Config, state: State, connections: Connections, drain_seconds: float) -> None:
@@ -56,6 +56,8 @@ class Server(uvicorn.Server):
         self._opening: asyncio.Task[Served] | None = None
         #: Why the first model could not be opened, if that is why the server has ended.
         self.problem: BaseException | None = None
+        #: The exit status: 0 if the server has ended as it should.
+        self.status = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watchdog: Watchdog | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -82,12 +84,13 @@ class Server(uvicorn.Server):
 
     def _opened(self, opening: "asyncio.Task[Served]", address: str) -> None:
         """Called when the first model has been opened, or could not be."""
-        if opening.cancelled() or (problem := opening.exception()) is not None:
-            self.problem = None if opening.cancelled() else problem
+        problem = None if opening.cancelled() else opening.exception()
+        if self._state.draining:
+            return
+        if opening.cancelled() or problem is not None:
+            self.problem = problem
             self._state.models.stop()
             self.should_exit = True
-            return
-        if self._state.draining:
             return
         assert self._loop is not None
         self._watchdog = Watchdog(self._loop)
@@ -114,6 +117,8 @@ class Server(uvicorn.Server):
             # Ending every task would print what each of them was doing.
             os._exit(128 + sig)
         self._state.draining = True
+        if self._opening is None or not self._opening.done():
+            self.status = 128 + sig  # nothing has been served
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
 
@@ -128,7 +133,11 @@ class Server(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
-        log.info("draining: %d answers are in progress", self._state.models.n_answers)
+        ended = self._state.models.end_openings()
+        if ended:
+            log.info("the server ends before %s is open", " and ".join(ended))
+        if self._state.models.n_answers or not ended:
+            log.info("draining: %d answers are in progress", self._state.models.n_answers)
         deadline = asyncio.get_running_loop().time() + self._drain_seconds
         while self._state.models.in_use and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_SECONDS)
@@ -242,4 +251,10 @@ def serve(
         raise UsageError(server.problem.message)
     if server.problem is not None:
         raise server.problem
-    return 0 if server.started else 1
+    status = server.status if server.started else 1
+    if application.state.models.abandoned:
+        # The interpreter would wait for the thread that opens a model.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from engine.llm import LLM
 
 log = logging.getLogger(__name__)
+
+
+PATIENCE_SECONDS = 15.0
+"""Seconds after which a request is refused that waits for a model and whose answer cannot begin before."""
 
 
 class Status(StrEnum):
@@ -121,6 +126,8 @@ class Entry:
         #: Whether it is closed when nobody uses it any more.
         self.leaving = False
         self.lock = asyncio.Lock()
+        #: What opens it, or has opened it last.
+        self.opening: asyncio.Task[Served] | None = None
 
 
 class Models:
@@ -134,6 +141,9 @@ class Models:
         self._most = most
         #: Whether the server ends: no model is opened any more.
         self._stopped = False
+        #: Threads that open models; the event loop does not wait for them when it ends.
+        self._threads = ThreadPoolExecutor(len(self.entries), "opening")
+        self._running: list[Future[LLM]] = []
         #: Called in a thread when a model has been opened or closed.
         self.changed: Callable[[], None] = lambda: None
 
@@ -153,13 +163,19 @@ class Models:
         return self.entries[self._names[name]]
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[Served]:
-        """A model, opened if necessary, and kept open meanwhile."""
+    async def use(self, name: str | None, patience: float | None = None) -> AsyncIterator[Served]:
+        """A model, opened if necessary, and kept open meanwhile; patience: seconds after which the opening goes on without
+        this request, which is refused."""
         entry = self.find(name)
         entry.users += 1
         entry.leaving = False
         try:
-            yield await self.load(entry)
+            try:
+                served = await asyncio.wait_for(self.load(entry), patience)
+            except TimeoutError:
+                problem = f"the model {entry.spec.name} is being opened; send the request again later."
+                raise Refusal(problem, 503, retry_after=5) from None
+            yield served
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
@@ -170,10 +186,23 @@ class Models:
         """Open a model, unless it is open; models that nobody uses are closed if there are too many, or too little memory."""
         if entry.served is not None:
             return entry.served
+        if entry.opening is None or entry.opening.done():
+            entry.opening = asyncio.ensure_future(self._load(entry))
+            # Every client that waits for it may have left.
+            entry.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
+        opening = entry.opening
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise _ending() from None
+            raise
+
+    async def _load(self, entry: Entry) -> Served:
         async with entry.lock:
             if entry.served is None:
                 if self._stopped:
-                    raise Refusal("the server is shutting down; send the request again later.", 503, retry_after=5)
+                    raise _ending()
                 entry.status, entry.problem = Status.LOADING, ""
                 try:
                     entry.served = await self._opened(entry)
@@ -195,7 +224,9 @@ class Models:
                 raise Refusal(problem, 503, retry_after=10)
         while True:
             try:
-                llm = await asyncio.to_thread(entry.spec.open)
+                running = self._threads.submit(entry.spec.open)
+                self._running = [each for each in (*self._running, running) if not each.done()]
+                llm = await asyncio.wrap_future(running)
             except (DeviceError, ContextError):
                 if not await self._make_room(entry):
                     raise
@@ -249,9 +280,23 @@ class Models:
         """The number of answers that are computed or wait."""
         return sum(entry.served.driver.n_answers for entry in self.entries.values() if entry.served is not None)
 
+    def end_openings(self) -> list[str]:
+        """Open no further model; returns the names of those that are being opened, for which nobody waits any more."""
+        self._stopped = True
+        ended = [entry for entry in self.entries.values() if entry.opening is not None and not entry.opening.done()]
+        for entry in ended:
+            assert entry.opening is not None
+            entry.opening.cancel()
+        return [entry.spec.name for entry in ended]
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a thread goes on to open a model that nobody waits for: nothing can end it but the end of the process."""
+        return self._stopped and not all(each.done() for each in self._running)
+
     def stop(self) -> None:
         """End all answers with an error, and open no further model."""
-        self._stopped = True
+        self.end_openings()
         for entry in self.entries.values():
             if entry.served is not None:
                 entry.served.driver.stop()
@@ -264,6 +309,10 @@ class Models:
     def described(self) -> list[Mapping[str, Any]]:
         """The models, as OpenAI lists them, with the fields that llama-server and vLLM add."""
         return [_described(entry) for entry in self.entries.values()]
+
+
+def _ending() -> Refusal:
+    return Refusal("the server is shutting down; send the request again later.", 503, retry_after=5)
 
 
 def _described(entry: Entry) -> Mapping[str, Any]:

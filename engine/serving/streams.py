@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def soon(request: Request, work: asyncio.Task[str]) -> bool:
+async def soon(request: Request, work: asyncio.Task[Any]) -> bool:
     """Wait until ``work`` is done, but only as long as a client may hear nothing; returns whether it is done.
 
     Raises Disconnected if the client leaves before.  The body must have been read.
@@ -93,7 +93,22 @@ async def ended(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def late(work: asyncio.Task[str]) -> AsyncIterator[str]:
+async def whole(
+    request: Request, text: Coroutine[Any, Any, str], error: Callable[[Refusal], Mapping[str, Any]]
+) -> Response:
+    """The response whose JSON is ``text``.  If that takes long, blanks are sent before it.
+
+    error: the object of an error, if blanks have been sent.  Raises what ``text`` raises, and Disconnected.
+    """
+    async with AsyncExitStack() as stack:
+        work = asyncio.ensure_future(text)
+        stack.push_async_callback(ended, work)
+        if await soon(request, work):
+            return Response(work.result(), media_type=JSON.media_type)
+        return Stream(_late(work), lambda refusal: dump(error(refusal)), stack.pop_all(), JSON)
+
+
+async def _late(work: asyncio.Task[str]) -> AsyncIterator[str]:
     """A whole answer that takes long, as a stream that begins at once."""
     yield JSON.ping
     yield await work

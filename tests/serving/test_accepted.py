@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 from starlette.testclient import TestClient
 
 import engine
-from engine.serving.accepted import OPTIONS, ROUTES, Effect
+from engine.serving.accepted import OPTIONS, READING, ROUTES, Effect
 from engine.serving.app import app
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
@@ -35,8 +35,15 @@ BODIES: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": "x"},
     "/api/chat": MESSAGES,
     "/api/generate": {"prompt": "x"},
+    "/v1/messages/count_tokens": MESSAGES,
+    "/v1/responses/input_tokens": {"input": "x"},
+    "/apply-template": MESSAGES,
+    "/tokenize": {"content": "x"},
+    "/detokenize": {"tokens": [5]},
 }
 """The least request of each route."""
+
+TABLES = {**ROUTES, **READING}
 
 SAMPLING: dict[str, tuple[Any, dict[str, Any]]] = {
     "temperature": (0.5, {"temperature": 0.5}),
@@ -78,7 +85,7 @@ FORMS: dict[str, tuple[Any, str]] = {
 
 def fields_of(path: str, effect: Effect) -> list[str]:
     """The fields on which a route has an effect, with those of ``options`` for Ollama's routes."""
-    own = [name for name, rule in ROUTES[path].items() if rule.effect is effect]
+    own = [name for name, rule in TABLES[path].items() if rule.effect is effect]
     if path.startswith("/api/"):
         own += [f"options.{name}" for name, rule in OPTIONS.items() if rule.effect is effect]
     return own
@@ -126,10 +133,10 @@ def asked(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> Asked:
     return post
 
 
-@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("path", TABLES)
 def test_what_is_refused_is_named(client: TestClient, path: str) -> None:
     names = fields_of(path, Effect.REFUSED)
-    assert names
+    assert names or path == "/detokenize"
     for name in names:
         answer = client.post(path, json=body_of(path, {name: 2}))
         assert answer.status_code == 400
@@ -180,6 +187,29 @@ def test_the_table_lists_what_the_code_reads(asked: Asked, monkeypatch: pytest.M
     # These are read when the answer is written, or only if there are others.
     read |= {"stream", "keep_alive", "cache_salt"} & set(ROUTES[path])
     assert read == set(fields_of(path, Effect.OBEYED))
+
+
+@pytest.mark.parametrize("path", READING)
+def test_routes_that_read_a_prompt(client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """They read what their tables say and nothing else, whatever it is; what they do not know is named in the log."""
+    read: set[str] = set()
+    get = Fields.get
+
+    def noting(fields: Fields, name: str) -> Any:
+        if fields.path == "" and fields.values:
+            read.add(name)
+        return get(fields, name)
+
+    monkeypatch.setattr(Fields, "get", noting)
+    plain = client.post(path, json=BODIES[path]).json()
+    if path == "/tokenize":  # one of two forms
+        assert client.post(path, json={"prompt": "x"}).status_code == 200
+    assert read == set(fields_of(path, Effect.OBEYED))
+    idle = dict.fromkeys(fields_of(path, Effect.IDLE), "x")
+    notes: list[str] = []
+    monkeypatch.setattr("engine.serving.guard.log.info", lambda _, *words: notes.append(words[-1]))
+    assert client.post(path, json=BODIES[path] | idle | {"unheard_of": 1}).json() == plain
+    assert "ignored=unheard_of" in notes[0]
 
 
 @pytest.mark.parametrize("path", ROUTES)

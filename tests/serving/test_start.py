@@ -1,14 +1,17 @@
 """The first minutes of a server: what it answers while its first model is opened, and what it says then."""
 
 import logging
+import os
 import shutil
+import signal
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import httpx
 
 from engine import serve
 from engine.errors import ModelError
+from engine.serving import streams
 from engine.serving.app import app
 from engine.serving.connections import Connections
 from engine.serving.errors import Refusal
@@ -118,6 +122,103 @@ def test_a_model_that_cannot_be_opened_ends_the_server() -> None:
         assert not thread.is_alive()
         assert isinstance(server.problem, Refusal)
         assert server.problem.message == "the model pycoder cannot be opened: the file is damaged"
+
+
+WAITING: dict[str, tuple[dict[str, Any], bytes]] = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, b" "),
+    "/v1/completions": ({"prompt": "x", "max_tokens": 1, "stream": True}, b": ping"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": True}, b"event: ping"),
+    "/v1/messages/count_tokens": ({"messages": [{"role": "user", "content": "x"}]}, b" "),
+    "/v1/responses": ({"input": "x", "max_output_tokens": 1, "stream": True}, b": ping"),
+    "/v1/responses/input_tokens": ({"input": "x"}, b" "),
+    "/api/generate": ({"prompt": "x", "options": {"num_predict": 1}}, b" "),
+    "/api/chat": ({"model": "pycoder"}, b" "),
+    "/models/load": ({"model": "pycoder"}, b" "),
+}
+"""Requests that wait for a model, and what each of them gets meanwhile."""
+
+
+def test_requests_that_wait_for_a_model_get_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blanks or pings before an answer; status 503 where an answer cannot begin before the model is open."""
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.01)
+    monkeypatch.setattr("engine.serving.llama_server.tokens.PATIENCE_SECONDS", 0.01)
+    opening = Opening()
+    with started(opening) as (_, url, _thread), ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
+        answers: dict[str, Iterator[bytes]] = {}
+        for path, (body, first) in WAITING.items():
+            answer = stack.enter_context(client.stream("POST", path, json=body))
+            answers[path] = answer.iter_raw()
+            assert answer.status_code == 200 and next(answers[path]).startswith(first), path
+        refused = client.post("/tokenize", json={"content": "x"})
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert refused.json()["error"]["message"] == "the model pycoder is being opened; send the request again later."
+        # A client that leaves ends nothing.
+        with client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as left:
+            assert next(left.iter_raw())
+        opening.may.set()
+        for path, chunks in answers.items():
+            text = b"".join(chunks).decode()
+            assert "error" not in text.replace('"error":null', "") and text.strip(), (path, text)
+        assert client.post("/tokenize", json={"content": "x"}).status_code == 200
+
+
+def test_streams_tell_that_a_model_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.01)
+    opening = Opening(ModelError("the file is damaged"))
+    with started(opening) as (_, url, _thread), ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
+        answers: dict[str, Iterator[bytes]] = {}
+        for path, (body, _first) in WAITING.items():
+            answers[path] = stack.enter_context(client.stream("POST", path, json=body)).iter_raw()
+            assert next(answers[path])
+        opening.may.set()
+        for path, chunks in answers.items():
+            text = b"".join(chunks).decode()
+            assert "error" in text and "the model pycoder cannot be opened: the file is damaged" in text, (path, text)
+
+
+def test_a_signal_gives_up_the_opening(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that wait are answered at once."""
+    caplog.set_level(logging.INFO, "engine")
+    opening = Opening()
+    with started(opening) as (server, url, thread), ThreadPoolExecutor(1) as pool:
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503
+        waiting = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "x"}, timeout=PATIENCE)
+        while not server.server_state.tasks:
+            time.sleep(0.01)
+        server.handle_exit(signal.SIGINT, None)
+        answer = waiting.result(PATIENCE)
+        assert answer.status_code == 503 and "the server is shutting down" in answer.text
+        thread.join(PATIENCE)
+        assert not thread.is_alive() and not opening.may.is_set()
+        assert (server.status, server.problem) == (130, None)
+    assert "the server ends before pycoder is open" in caplog.text and "draining" not in caplog.text
+
+
+SERVE = """
+import sys, time
+from engine import serve
+serve.Opener.__call__ = lambda self: time.sleep(600)
+sys.exit(serve.main(["-m", "pycoder", "--port", "0", "--device", "cpu"]))
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_process_that_opens_a_model(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert "loading pycoder" in process.stderr.readline()
+            process.send_signal(number)
+            rest = process.communicate(timeout=PATIENCE)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    (line,) = rest.splitlines()
+    assert line.endswith("the server ends before pycoder is open")
 
 
 @pytest.fixture(scope="module")

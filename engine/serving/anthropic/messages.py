@@ -8,11 +8,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.grammar.grammar import Grammar
 from engine.serving.answer import Answer, Ask
 from engine.serving.anthropic.blocks import Blocks, joined
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
 from engine.serving.anthropic.shapes import ending_of, error_body, error_event, usage_of
 from engine.serving.aside import aside
+from engine.serving.conversation import Prompt
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.permitted import read_permitted
@@ -21,7 +23,8 @@ from engine.serving.served import Served
 from engine.serving.streams import SSE, merged, sse
 from engine.serving.structured import read_grammar
 from engine.serving.tool_choice import calls_grammar
-from engine.tools.choice import beside_calls
+from engine.text.bound import AtLeast
+from engine.tools.choice import ToolChoice, beside_calls
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""
@@ -49,18 +52,28 @@ async def read_ask(fields: Fields, served: Served) -> Ask:
     fields.number("temperature", 1.0, 0, 1)
     options = read_options(fields, llm, limits)
     stop = read_stop(fields, limits, "stop_sequences")
+    prompt, choice, form, text = await read_conversation(fields, served, llm.check_least)
+    options |= {
+        "max_tokens": clamped(most, llm, len(prompt.ids)),
+        "grammar": form or await calls_grammar(choice, llm, prompt, limits, text),
+    }
+    return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm))
+
+
+async def read_conversation(
+    fields: Fields, served: Served, at_least: AtLeast | None = None
+) -> tuple[Prompt, ToolChoice, Grammar | None, str]:
+    """The prompt of a request, its functions, and the form of the answer beside calls of them (:func:`beside_calls`);
+    at_least: is told how many tokens a long prompt has at least, and may raise an error."""
+    llm, limits = served.llm, served.limits
     choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
     output = fields.object("output_config") or Fields({}, "output_config")
     output.ignore("effort")
     shape = await read_grammar(output, llm, limits, "format")
     form, text = beside_calls(shape, choice, _begun(fields))
     ruled, thinks = form is not None, shape is None
-    prompt = await read_prompt(fields, llm, limits, choice, llm.check_least, ruled=ruled, thinks=thinks)
-    options |= {
-        "max_tokens": clamped(most, llm, len(prompt.ids)),
-        "grammar": form or await calls_grammar(choice, llm, prompt, limits, text),
-    }
-    return Ask(prompt.ids, prompt.parser, options, stop=stop, permitted=read_permitted(fields, llm))
+    prompt = await read_prompt(fields, llm, limits, choice, at_least, ruled=ruled, thinks=thinks)
+    return prompt, choice, form, text
 
 
 def _begun(fields: Fields) -> bool:

@@ -4,17 +4,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from engine.serving.body import read_fields
+from engine.serving.llama_server.shapes import error_body
 from engine.serving.served import Entry, Models
 from engine.serving.state import State
+from engine.serving.streams import dump, whole
 
 
 async def load(request: Request) -> Response:
     """Open a model.  The answer comes when it is open."""
     models, entry = await _find(request)
-    if entry.served is None:
-        async with models.use(entry.spec.name):
-            pass
-    return JSONResponse({"success": True})
+
+    async def opened() -> str:
+        if entry.served is None:
+            async with models.use(entry.spec.name):
+                pass
+        return dump({"success": True})
+
+    return await whole(request, opened(), error_body)
 
 
 async def unload(request: Request) -> Response:

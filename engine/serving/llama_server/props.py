@@ -6,13 +6,14 @@ from starlette.responses import JSONResponse, Response
 from engine.decode.params import SamplingParams
 from engine.serving.llama_server.shapes import model_of, parameters
 from engine.serving.llama_server.tokens import special_text
+from engine.serving.served import PATIENCE_SECONDS
 from engine.serving.state import State
 from engine.version import __version__
 
 
 async def props(request: Request) -> Response:
     """The properties of a model; ``?model=NAME``: another one than the first."""
-    async with State.of(request).models.use(model_of(request)) as served:
+    async with State.of(request).models.use(model_of(request), PATIENCE_SECONDS) as served:
         llm = served.llm
         found = {
             "default_generation_settings": {"n_ctx": llm.n_ctx, "params": parameters(SamplingParams(**llm.sampling))},

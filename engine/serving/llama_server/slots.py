@@ -9,12 +9,13 @@ from starlette.responses import JSONResponse, Response
 from engine.decode.request import Request as Computed
 from engine.serving.errors import Refusal
 from engine.serving.llama_server.shapes import model_of, parameters
+from engine.serving.served import PATIENCE_SECONDS
 from engine.serving.state import State
 
 
 async def slots(request: Request) -> Response:
     """The slots of a model; ``?fail_on_no_slot=1``: status 503 if none is free.  Texts are not shown."""
-    async with State.of(request).models.use(model_of(request)) as served:
+    async with State.of(request).models.use(model_of(request), PATIENCE_SECONDS) as served:
         llm = served.llm
         found = [{"id": i, "n_ctx": llm.n_ctx, **_described(slot.owner)} for i, slot in enumerate(llm.slots)]
     if request.query_params.get("fail_on_no_slot") and all(slot["is_processing"] for slot in found):

@@ -9,11 +9,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.checks import described
+from engine.serving.accepted import check, table_of
 from engine.serving.aside import aside
 from engine.serving.body import read_fields
 from engine.serving.budget import Claim, grow_for_tokens
+from engine.serving.exchange import note_ignored
 from engine.serving.fields import Fields, is_token_id
 from engine.serving.llama_server.shapes import model_of
+from engine.serving.served import PATIENCE_SECONDS
 from engine.serving.state import State
 from engine.serving.streams import dump
 from engine.text.tokenizer import Tokenizer
@@ -38,12 +41,14 @@ async def tokenize(request: Request) -> Response:
     """
     state = State.of(request)
     fields = await read_fields(request, state.limits)
+    check(fields, table_of("/tokenize"))
     prompt = fields.text("prompt")
     text = fields.required_text("content") if prompt is None else prompt
     add_special = fields.flag("add_special", False) if prompt is None else fields.flag("add_special_tokens", True)
     parse_special = fields.flag("parse_special", False)
     with_pieces = fields.flag("with_pieces", False)
-    async with state.models.use(fields.text("model")) as served:
+    async with state.models.use(fields.text("model"), PATIENCE_SECONDS) as served:
+        note_ignored(request, fields)
         tokenizer, n_ctx = served.llm.tokenizer, served.llm.n_ctx
         await grow_for_tokens(request, fields, tokenizer)
 
@@ -67,9 +72,11 @@ async def detokenize(request: Request) -> Response:
     """The text of token ids, control tokens included: ``content`` for llama-server's clients, ``prompt`` for vLLM's."""
     state = State.of(request)
     fields = await read_fields(request, state.limits)
+    check(fields, table_of("/detokenize"))
     fields.required("tokens")
-    async with state.models.use(fields.text("model")) as served:
+    async with state.models.use(fields.text("model"), PATIENCE_SECONDS) as served:
         llm = served.llm
+        note_ignored(request, fields)
 
         def written() -> str:
             text = llm.tokenizer.decode(read_ids(fields, "tokens", llm.config.n_vocab), special=True)
@@ -80,7 +87,7 @@ async def detokenize(request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """The special tokens and the chat template of a model, as lm-eval's remote tokenizer reads them."""
-    async with State.of(request).models.use(model_of(request)) as served:
+    async with State.of(request).models.use(model_of(request), PATIENCE_SECONDS) as served:
         llm = served.llm
         bos, eos = llm.tokenizer.bos_id, llm.tokenizer.eos_id
         found = {

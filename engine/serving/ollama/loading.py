@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.serving.fields import Fields
-from engine.serving.ollama.shapes import now
+from engine.serving.ollama.shapes import error_body, now
 from engine.serving.state import State
+from engine.serving.streams import dump, whole
 
 _DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
 
@@ -24,13 +25,17 @@ async def open_or_close(request: Request, fields: Fields, nothing: Mapping[str, 
     name = fields.text("model")
     closing = keeps_nothing(fields)
     entry = models.find(name, exact=closing)
-    if closing:
-        await models.release(entry)
-    else:
-        async with models.use(name):
-            pass
-    end = {"done": True, "done_reason": "unload" if closing else "load"}
-    return JSONResponse({"model": name or entry.spec.name, "created_at": now(), **nothing, **end})
+
+    async def done() -> str:
+        if closing:
+            await models.release(entry)
+        else:
+            async with models.use(name):
+                pass
+        end = {"done": True, "done_reason": "unload" if closing else "load"}
+        return dump({"model": name or entry.spec.name, "created_at": now(), **nothing, **end})
+
+    return await whole(request, done(), error_body)
 
 
 def keeps_nothing(fields: Fields) -> bool:

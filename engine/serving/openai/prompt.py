@@ -34,10 +34,7 @@ async def read_prompt(
     "none": not at all; form: the object, and its field, that describe the form of the answer; continue_final: the last
     message is the beginning of the answer.
     """
-    values = read_values(fields)
-    if effort is not None:
-        values.setdefault("reasoning_effort", effort)
-        values.setdefault("enable_thinking", effort != "none")
+    values = read_values(fields, effort)
     grammar = await read_form(fields, llm, limits, form)
     if grammar is not None:
         values.setdefault("enable_thinking", False)  # the answer follows the grammar from its first character

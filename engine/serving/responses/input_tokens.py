@@ -1,18 +1,20 @@
 """``POST /v1/responses/input_tokens``."""
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from engine.serving.exchange import counted
 from engine.serving.fields import Fields
-from engine.serving.responses.request import read_request
+from engine.serving.openai.shapes import error_body
+from engine.serving.responses.request import read_conversation
 from engine.serving.served import Served
 
 
 async def input_tokens(request: Request) -> Response:
     """Count the tokens of a prompt: exactly those that ``/v1/responses`` would read."""
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": await counted(request, _ids)})
+    return await counted(request, _ids, error_body, object="response.input_tokens")
 
 
 async def _ids(fields: Fields, served: Served) -> list[int]:
-    return (await read_request(fields, served)).ask.prompt
+    _, _, prompt, _ = await read_conversation(fields, served)
+    return prompt.ids

@@ -11,8 +11,10 @@ from functools import partial
 from typing import Any
 
 from engine.checks import described
+from engine.grammar.grammar import Grammar
 from engine.serving.answer import Ask
 from engine.serving.aside import aside
+from engine.serving.conversation import Prompt
 from engine.serving.errors import Refusal
 from engine.serving.fields import Fields
 from engine.serving.openai.prompt import read_prompt
@@ -51,17 +53,7 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
     included = read_included(fields)
-    text, reasoning = fields.object("text") or Fields({}), fields.object("reasoning") or Fields({})
-    effort = reasoning.text("effort")
-    reasoning.ignore("summary", "generate_summary", "context", "mode")
-    messages = await aside(fields.size, partial(read_messages, fields, limits))
-    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
-    try:
-        prompt, grammar = await read_prompt(fields, llm, limits, messages, choice, effort=effort, form=(text, "format"))
-    except Refusal as refusal:
-        if refusal.param == "messages":
-            refusal.param = "input"
-        raise
+    text, effort, prompt, grammar = await read_conversation(fields, served)
     top = fields.whole("top_logprobs", 0, 0, limits.top_logprobs, "--top-logprobs")
     if top and LOGPROBS not in included:
         raise fields.refuse("top_logprobs", f'needs include: ["{LOGPROBS}"]')
@@ -110,6 +102,25 @@ async def read_request(fields: Fields, served: Served) -> Asked:
     fields.flag("store", False)
     fields.choice("truncation", ("auto", "disabled"))  # what is too long is refused in either case
     return Asked(ask, id, top, SEALED in included, await aside(fields.size, partial(repeatable, head)))
+
+
+async def read_conversation(fields: Fields, served: Served) -> tuple[Fields, str | None, Prompt, Grammar | None]:
+    """The object ``text`` of a request, how much the model should think, the prompt, and the grammar of the answer."""
+    text, reasoning = fields.object("text") or Fields({}), fields.object("reasoning") or Fields({})
+    effort = reasoning.text("effort")
+    reasoning.ignore("summary", "generate_summary", "context", "mode")
+    messages = await aside(fields.size, partial(read_messages, fields, served.limits))
+    choice = await aside(fields.size, partial(read_tool_choice, fields, served.limits))
+    form = (text, "format")
+    try:
+        prompt, grammar = await read_prompt(
+            fields, served.llm, served.limits, messages, choice, effort=effort, form=form
+        )
+    except Refusal as refusal:
+        if refusal.param == "messages":
+            refusal.param = "input"
+        raise
+    return text, effort, prompt, grammar
 
 
 def repeatable(head: Mapping[str, Any]) -> Mapping[str, Any]:

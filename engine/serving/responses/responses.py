@@ -32,17 +32,21 @@ class Reply:
     _asked: Asked
 
     def __init__(self) -> None:
+        self._read = False
         self._output: list[dict[str, Any]] = []
         self._n_sent = 0
 
     async def read(self, fields: Fields, served: Served) -> Plan:
         """What the request asks for."""
         self._served, self._asked = served, await read_request(fields, served)
+        self._read = True
         return Plan([self._asked.ask], self._whole, self._events)
 
     def failed(self, refusal: Refusal) -> str:
         """The last event of a stream that ends with an error."""
         code = "server_error" if refusal.status >= 500 else "invalid_prompt"
+        if not self._read:
+            return self._event({"type": "error", "code": code, "message": refusal.message, "param": refusal.param})
         error = {"code": code, "message": refusal.message, "param": refusal.param, "type": refusal.kind}
         return self._event({"type": "response.failed", "response": self._state("failed", error=error)})
 
