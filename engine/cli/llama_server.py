@@ -15,7 +15,6 @@ NO_EMBEDDINGS = "only models that generate text are served; leave this flag out"
 NO_TOOLS = "the server runs no tools; the program that asks runs them"
 NO_UI = "there is no user interface but a page of links; use a program that speaks OpenAI's interface"
 CORS = "the methods and headers of the routes are always allowed to --cors-origins; leave this flag out"
-SECONDS = "limit slow clients with --header-seconds, --body-seconds and --reader-seconds"
 SHARED = "texts that begin alike always share what the cache holds; leave this flag out"
 POOL = "all slots share the memory of one cache; set the context of each with -c"
 NOT_SAVED = "what slots hold is not stored; the cache keeps it while the server runs"
@@ -75,7 +74,6 @@ OWN: tuple[Other | Flag, ...] = (
         "--lora-init-without-apply", 0, "adapters are not supported; merge them into the model with llama-export-lora"
     ),
     # The server.
-    Flag("-to --timeout", 1, SECONDS),
     Flag("--sse-ping-interval", 1, "silent streams always get a comment now and then; leave this flag out", holds="30"),
     Flag("--threads-http", 1, "one thread serves all connections; leave this flag out", holds="-1"),
     Flag("--reuse-port", 0, "one process has a port; serve several models with several -m"),

@@ -63,6 +63,10 @@ a certificate in PEM format, with those that signed it: the server then speaks H
 MODELS_DIR = """\
 a folder whose GGUF files are offered, too, by their names without .gguf"""
 
+TIMEOUT = """\
+time in seconds for a client to send a body, or to go on reading its answer: sets --body-seconds and
+--reader-seconds unless they are given"""
+
 SAMPLING = """\
 What counts for requests that do not say it. Without a flag, it is what the model's file recommends, or
 else the default, which is another one for Ollama's interface."""
@@ -129,6 +133,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")
     add("--models-dir", metavar="FOLDER", help=MODELS_DIR)
     add("--models-max", **number, type=whole(1), default=4, help="most models that are open at the same time")
+    add("-to", "--timeout", metavar="X", type=real(0, above=True), help=TIMEOUT)
     add("--drain-seconds", metavar="X", type=real(0), default=30.0, help="time for answers to end when the server ends")
     add_sampling(partial(top.add_argument_group("sampling", SAMPLING).add_argument, action=Given))
     add = top.add_argument_group("limits of a request").add_argument
@@ -156,6 +161,10 @@ def settle(args: argparse.Namespace) -> None:
     shared.settle_model(args)
     shared.settle_device(args)
     args.alias = [name for names in args.alias for name in names.split(",") if name]
+    if args.timeout is not None:
+        for limit in ("limit_body_seconds", "limit_reader_seconds"):
+            if getattr(args, limit) == getattr(Limits, limit.removeprefix("limit_")):
+                setattr(args, limit, args.timeout)
     if args.api_key_file is not None:
         args.api_key = [*args.api_key, *_keys(args.api_key_file)]
     if args.chat_template_file is not None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli.serve_flags import parser
+from engine.cli.serve_flags import limits, parser
 from engine.errors import UsageError
+from engine.serving.limits import Limits
 
 
 def test_keys_in_a_file_are_further_keys(tmp_path: Path) -> None:
@@ -38,7 +39,9 @@ def test_other_names_of_a_model_and_origins() -> None:
         ("--ssl-cert-file a.pem", "give both --ssl-cert-file and --ssl-key-file"),
         ("--ssl-keyfile a.pem", "give both --ssl-cert-file and --ssl-key-file"),
         ("--chat-template chatml --chat-template-file a", "are both given: use only one of them"),
-        ("--timeout 600", "--timeout 600: limit slow clients with --header-seconds"),
+        ("--timeout 0", "-to must be above 0"),
+        ("--no-slots", "--no-slots: /slots shows no texts; protect it with --api-key"),
+        ("--props", "--props: properties do not change while the server runs; set them with flags"),
         ("--mirostat 2", "this is set in a request; --temp, --top-p and their like"),
         ("--no-cont-batching", "use -np 1 for one at a time"),
     ],
@@ -52,6 +55,13 @@ def test_a_mistake_is_one_sentence(words: str, says: str, tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=says) as caught:
         parser().parse_args([names.get(word, word) for word in words.split()])
     assert "\n" not in str(caught.value)
+
+
+def test_a_timeout_is_that_of_bodies_and_readers() -> None:
+    made = limits(parser().parse_args(["-to", "600"]))
+    assert (made.body_seconds, made.reader_seconds, made.header_seconds) == (600, 600, Limits.header_seconds)
+    made = limits(parser().parse_args(["--timeout", "600", "--reader-seconds", "5"]))
+    assert (made.body_seconds, made.reader_seconds) == (600, 5)
 
 
 def test_slots() -> None:
