@@ -16,7 +16,7 @@ copyright = "the bitmirror contributors"
 # The Python reference is made of docstrings, and the table of fields of what the server checks.
 sys.path.insert(0, str(HERE.parent))
 
-extensions = ["myst_parser", "accepted", "figures", "mathml", "quotations"]
+extensions = ["myst_parser", "accepted", "figures", "formats", "mathml", "quotations"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"{project} {release}"

@@ -14,7 +14,6 @@ from engine.serving.anthropic.blocks import Blocks, joined
 from engine.serving.anthropic.conversation import read_prompt, read_tool_choice
 from engine.serving.anthropic.shapes import ending_of, error_body, error_event, usage_of
 from engine.serving.aside import aside
-from engine.serving.conversation import Prompt
 from engine.serving.exchange import Plan, respond
 from engine.serving.fields import Fields
 from engine.serving.permitted import read_permitted
@@ -25,6 +24,7 @@ from engine.serving.structured import read_grammar
 from engine.serving.tool_choice import calls_grammar
 from engine.text.bound import AtLeast
 from engine.tools.choice import ToolChoice, beside_calls
+from engine.tools.prompt import Prompt
 
 EVENTS = SSE._replace(ping=sse({"type": "ping"}, "ping"))
 """Anthropic's clients know an event that fills the silence."""

@@ -1,4 +1,4 @@
-"""GLM 4.5 to 4.7: keys and values between tags."""
+"""GLM 4.5 to 4.7, Laguna and Ling 3: keys and values between tags."""
 
 import re
 

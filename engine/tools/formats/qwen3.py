@@ -1,4 +1,4 @@
-"""Qwen3, and others that follow Hermes: JSON between tags."""
+"""Qwen 2.5 and 3, Hermes, Granite 4 and SmolLM3: JSON between tags."""
 
 from engine.tools.formats.json_call import JsonCalls
 from engine.tools.formats.reader import Steps

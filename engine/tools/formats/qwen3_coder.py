@@ -1,4 +1,4 @@
-"""Qwen3-Coder, Qwen 3.5 and 3.6, and others: parameters between tags, their values as plain text."""
+"""Qwen3-Coder, Qwen 3.5 and 3.6, Nemotron 3 Nano and Step 3.5: parameters between tags, their values as plain text."""
 
 import re
 from collections.abc import Collection

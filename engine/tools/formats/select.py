@@ -45,8 +45,7 @@ FORMATS: Mapping[str, type[FormatParser]] = {
 }
 """The formats by their names."""
 
-# What the source of a template contains; the first format that fits counts.
-_MARKS = (
+MARKS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("deepseek4", ("｜DSML｜",)),
     ("gemma4", ("<|tool_call>",)),
     ("gpt_oss", ("<|channel|>", "<|message|>")),
@@ -66,6 +65,7 @@ _MARKS = (
     ("llama3", ("<|start_header_id|>", '"parameters"')),
     ("think", ("<think>", "</think>")),
 )
+"""Formats, and what the source of a template contains; the first format that fits counts."""
 
 
 def detect(template: str | None, tools: bool = False) -> str:
@@ -85,7 +85,7 @@ def detect(template: str | None, tools: bool = False) -> str:
         A name in :data:`FORMATS`; without tools "plain" if there is no template, or an unknown one.
     """
     source = (template or "").replace('\\"', '"')  # a Jinja string may escape its quotes
-    name = next((name for name, marks in _MARKS if all(mark in source for mark in marks)), "plain")
+    name = next((name for name, marks in MARKS if all(mark in source for mark in marks)), "plain")
     return "generic" if tools and (name in ("plain", "think") or "tools" not in source) else name
 
 

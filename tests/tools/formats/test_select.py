@@ -1,12 +1,14 @@
 """Which format a chat template belongs to."""
 
-import re
+import importlib
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from engine.text.template.builtin import TEMPLATES
-from engine.tools.formats.select import _MARKS, FORMATS, can_call, can_think, detect, opens_thought, parser
+from engine.tools.formats.select import FORMATS, can_call, can_think, detect, opens_thought, parser
 from tests.conftest import REPOSITORY
 from tests.text.template import test_harmony
 
@@ -81,12 +83,28 @@ def test_prompts_that_open_a_thought() -> None:
     assert not opens_thought("llama3", "<think>") and not opens_thought("gpt_oss", "<|start|>assistant")
 
 
-def test_the_book_lists_the_formats_and_their_marks() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| (.*)\|$", (REPOSITORY / "docs/serving.md").read_text("utf-8"), re.M)
-    written = {name: marks.replace("\\|", "|") for name, marks in rows if name in FORMATS}
-    assert written.keys() == FORMATS.keys() - {"plain", "think"}
-    for name, marks in _MARKS:
-        assert name == "think" or all(mark in written[name] for mark in marks), name
+PUBLISHED = json.loads((REPOSITORY / "tests/published/templates.json").read_text(encoding="utf-8"))
+FOLDER = os.environ.get("BITMIRROR_TEMPLATES", "")
+
+
+@pytest.mark.skipif(not FOLDER, reason="BITMIRROR_TEMPLATES names no folder of .jinja files")
+def test_the_formats_of_published_templates() -> None:
+    paths = sorted(Path(FOLDER).glob("*.jinja"))
+    assert {path.stem: detect(path.read_text(encoding="utf-8"), True) for path in paths} == PUBLISHED
+
+
+def test_the_table_of_the_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each format has its marks, published templates or none that llama.cpp has, and tests that read and write it."""
+    pytest.importorskip("sphinx", reason="the book needs the extra docs")
+    monkeypatch.syspath_prepend(REPOSITORY / "docs/_ext")
+    rows = importlib.import_module("formats").rows()
+    assert rows.keys() == FORMATS.keys() - {"plain", "think"}
+    assert rows["mistral"][:2] == ["Mistral, Ministral and Devstral", "`[TOOL_CALLS]`"]
+    assert rows["hunyuan"][1] == '`<tool_call>`, `` ```json ``; or `<tool_calls>[{"name"`'
+    assert {name for name, columns in rows.items() if not columns[2]} == {"hunyuan"}
+    for name, (_, _, templates, tests) in rows.items():
+        assert "`test_grammars`" in tests and "`test_parser`" in tests
+        assert all(PUBLISHED[each] == name for each in templates.split(", ") if each)
 
 
 def test_every_format_is_one_file_that_shows_it() -> None:
