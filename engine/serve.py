@@ -88,10 +88,11 @@ def specs(args: argparse.Namespace) -> list["Spec"]:
         for name in names or [conversation_model(report, "serve")]:
             path = resolve(name, report.progress)
             check_gpu_layers(args, path)
-            aliases = args.alias if not made else []
             called = path.stem if name is None or "/" in str(name) else str(name).removesuffix(".gguf")
+            # As in llama-server and vLLM, the model is listed by the first of the names that are given.
+            first, *aliases = dict.fromkeys([*([] if made else args.alias), called])
             made.append(
-                Spec(called, Opener(args, path), aliases, str(path), int(path.stat().st_mtime), drafts, sampling)
+                Spec(first, Opener(args, path), aliases, str(path), int(path.stat().st_mtime), drafts, sampling)
             )
     every = [each for spec in made for each in (spec.name, *spec.aliases)]
     twice = next((each for each in every if every.count(each) > 1), None)

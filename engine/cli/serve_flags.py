@@ -127,7 +127,7 @@ def parser(prog: str = "bitmirror serve") -> Parser:
         "--served-model-name",
         **aliases,
         dest="alias",
-        help="other names of the first model, with commas",
+        help="names of the first model, with commas: the first one is its name in answers",
     )
     add("--chat-template", metavar="NAME", help=f"the chat template: {', '.join(TEMPLATES)}, or a Jinja file")
     add("--chat-template-file", metavar="FILE", help="a Jinja file with the chat template")

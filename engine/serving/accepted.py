@@ -119,6 +119,7 @@ CHAT = _table(
         *(*COMMON, *SAMPLING, *FORM, "messages", "tools", "tool_choice", "parallel_tool_calls"),
         *("continue_final_message", "reasoning_effort", "response_format", "chat_template_kwargs", "logprobs"),
         *("top_logprobs", "max_completion_tokens", "max_tokens", "n_predict", "n", "stop", "stream_options"),
+        "add_generation_prompt",
     ),
     ("modalities", "audio", "functions", "function_call", "echo"),
     OPENAI_IDLE,

@@ -97,6 +97,8 @@ def test_a_server_has_the_same_model(
     ask(monkeypatch, "y\n")
     assert (served(), fetched) == (NAME, [NAME])
     assert served("-m", "pycoder") == "pycoder"
+    (spec,) = specs(parser().parse_args(["-m", "pycoder", "-a", "coder,pycoder", "--alias", "x"]))
+    assert (spec.name, spec.aliases) == ("coder", ["pycoder", "x"])
     assert capsys.readouterr().err == ""
 
 

@@ -79,6 +79,8 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     continue_final = fields.flag("continue_final_message", False)
     if continue_final and messages[-1]["role"] != "assistant":
         raise fields.refuse("continue_final_message", "needs a last message of the assistant")
+    if fields.flag("add_generation_prompt", not continue_final) == continue_final:
+        raise fields.refuse("add_generation_prompt", "must be false with continue_final_message, and true without it")
     effort, form = fields.text("reasoning_effort"), (fields, "response_format")
     prompt, grammar = await read_prompt(
         fields, llm, limits, messages, choice, effort=effort, form=form, continue_final=continue_final
