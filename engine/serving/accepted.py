@@ -240,6 +240,11 @@ READING: Mapping[str, Table] = {
         *(*FORM, "model", "input", "instructions", "text", "reasoning", "tools", "tool_choice", "chat_template_kwargs"),
         "parallel_tool_calls",
     ),
+    "/v1/chat/completions/input_tokens": _reading(
+        CHAT,
+        *(*FORM, "response_format", "model", "messages", "tools", "tool_choice", "parallel_tool_calls"),
+        *("continue_final_message", "add_generation_prompt", "reasoning_effort", "chat_template_kwargs"),
+    ),
     "/apply-template": _reading(
         CHAT,
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"),

@@ -34,6 +34,7 @@ from engine.serving.ollama.models import ps, show, tags, version
 from engine.serving.openai.chat import chat_completions
 from engine.serving.openai.completions import completions
 from engine.serving.openai.embeddings import embeddings
+from engine.serving.openai.input_tokens import input_tokens as chat_input_tokens
 from engine.serving.openai.models import list_models, show_model
 from engine.serving.openai.shapes import error_response
 from engine.serving.responses.input_tokens import input_tokens
@@ -108,6 +109,7 @@ def routes() -> list[Route]:
     """All routes."""
     return [
         *_openai("/chat/completions", chat_completions, "POST"),
+        *_openai("/chat/completions/input_tokens", chat_input_tokens, "POST"),
         *_openai("/responses", responses, "POST"),
         *_openai("/responses/input_tokens", input_tokens, "POST"),
         *_openai("/responses/{id}", stored, "GET", "DELETE"),

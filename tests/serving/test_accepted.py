@@ -36,6 +36,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": MESSAGES,
     "/api/generate": {"prompt": "x"},
     "/v1/messages/count_tokens": MESSAGES,
+    "/v1/chat/completions/input_tokens": MESSAGES,
     "/v1/responses/input_tokens": {"input": "x"},
     "/apply-template": MESSAGES,
     "/tokenize": {"content": "x"},
@@ -210,6 +211,10 @@ def test_routes_that_read_a_prompt(client: TestClient, monkeypatch: pytest.Monke
     monkeypatch.setattr("engine.serving.guard.log.info", lambda _, *words: notes.append(words[-1]))
     assert client.post(path, json=BODIES[path] | idle | {"unheard_of": 1}).json() == plain
     assert "ignored=unheard_of" in notes[0]
+    if path.endswith("/input_tokens"):
+        answering = path.removesuffix("/input_tokens")
+        usage = client.post(answering, json=BODIES[path]).json()["usage"]
+        assert plain["input_tokens"] == usage.get("prompt_tokens", usage.get("input_tokens"))
 
 
 @pytest.mark.parametrize("path", ROUTES)

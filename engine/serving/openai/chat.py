@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.grammar.grammar import Grammar
 from engine.serving.answer import Answer, Ask, Delta
 from engine.serving.aside import aside
 from engine.serving.conversation import read_messages
@@ -22,7 +23,9 @@ from engine.serving.sampling import clamped, read_logprobs, read_most, read_opti
 from engine.serving.served import Served
 from engine.serving.streams import merged, sse
 from engine.serving.tool_choice import read_tool_choice
+from engine.tools.choice import ToolChoice
 from engine.tools.formats.events import CallArguments, CallBegin, Content, Event, Reasoning
+from engine.tools.prompt import Prompt
 
 
 @dataclass(frozen=True)
@@ -74,17 +77,7 @@ async def _read(fields: Fields, served: Served) -> Plan:
 async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     """What a request asks for."""
     llm, limits = served.llm, served.limits
-    messages = await aside(fields.size, partial(read_messages, fields, limits))
-    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
-    continue_final = fields.flag("continue_final_message", False)
-    if continue_final and messages[-1]["role"] != "assistant":
-        raise fields.refuse("continue_final_message", "needs a last message of the assistant")
-    if fields.flag("add_generation_prompt", not continue_final) == continue_final:
-        raise fields.refuse("add_generation_prompt", "must be false with continue_final_message, and true without it")
-    effort, form = fields.text("reasoning_effort"), (fields, "response_format")
-    prompt, grammar = await read_prompt(
-        fields, llm, limits, messages, choice, effort=effort, form=form, continue_final=continue_final
-    )
+    prompt, grammar, choice = await read_conversation(fields, served)
     top = read_logprobs(fields, limits)
     most = read_most(fields, "max_completion_tokens", "max_tokens", "n_predict")
     options = read_options(fields, llm, limits) | {
@@ -114,6 +107,23 @@ async def read_ask(fields: Fields, served: Served) -> tuple[Ask, ChatShape]:
     )
     given.ignore("include_obfuscation")
     return ask, shape
+
+
+async def read_conversation(fields: Fields, served: Served) -> tuple[Prompt, Grammar | None, ToolChoice]:
+    """The prompt of a request, the grammar of the answer, None if it may be any text, and what it says about functions."""
+    llm, limits = served.llm, served.limits
+    messages = await aside(fields.size, partial(read_messages, fields, limits))
+    choice = await aside(fields.size, partial(read_tool_choice, fields, limits))
+    continue_final = fields.flag("continue_final_message", False)
+    if continue_final and messages[-1]["role"] != "assistant":
+        raise fields.refuse("continue_final_message", "needs a last message of the assistant")
+    if fields.flag("add_generation_prompt", not continue_final) == continue_final:
+        raise fields.refuse("add_generation_prompt", "must be false with continue_final_message, and true without it")
+    effort, form = fields.text("reasoning_effort"), (fields, "response_format")
+    prompt, grammar = await read_prompt(
+        fields, llm, limits, messages, choice, effort=effort, form=form, continue_final=continue_final
+    )
+    return prompt, grammar, choice
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
