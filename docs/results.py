@@ -176,7 +176,8 @@ def many_users() -> Iterator[str]:
     one, sixteen = rate("h200-users", "Qwen3-8B", "1"), rate("h200-users", "Qwen3-8B", "16")
     together = ratio(sixteen, one, 1)
     yield f"Several answers at the same time share the weights that a pass reads: 16 users of Qwen3-8B get {sixteen}"
-    yield f"tokens per second, {together} times what one gets alone. [Many answers at once](batching.md#figures) has the table."
+    yield f"tokens per second, {together} times what one gets alone."
+    yield "[Many answers at once](batching.md#figures) has the table."
 
 
 CPU = ("smollm2-135m, Q4_1", "gemma3-270m, Q4_K_M", "pycoder, Q4_K_M")

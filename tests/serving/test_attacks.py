@@ -416,14 +416,14 @@ def test_the_end_of_an_answer_that_nobody_reads() -> None:
         (CHAT, HELLO, "openai.chat", "read_tool_choice"),
         ("/v1/messages", HELLO, "anthropic.conversation", "read_messages"),
         ("/v1/messages", HELLO, "anthropic.messages", "read_tool_choice"),
-        ("/v1/messages/count_tokens", HELLO, "anthropic.count_tokens", "read_tool_choice"),
+        ("/v1/messages/count_tokens", HELLO, "anthropic.messages", "read_tool_choice"),
         ("/v1/responses", ROUTES["/v1/responses"], "responses.request", "read_messages"),
         ("/v1/responses", ROUTES["/v1/responses"], "responses.request", "read_metadata"),
         ("/api/chat", ROUTES["/api/chat"], "ollama.chat", "read_messages"),
         ("/api/chat", ROUTES["/api/chat"], "ollama.chat", "read_tools"),
         ("/detokenize", {"tokens": [1]}, "llama_server.tokens", "read_ids"),
         ("/apply-template", HELLO, "llama_server.template", "read_messages"),
-        ("/apply-template", HELLO, "llama_server.template", "read_tools"),
+        ("/apply-template", HELLO, "llama_server.template", "read_tool_choice"),
     ],
 )
 def test_the_fields_of_a_large_body_are_read_in_a_thread(

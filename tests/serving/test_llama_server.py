@@ -229,6 +229,22 @@ def test_apply_template(client: TestClient, served: Served, monkeypatch: pytest.
 # --- completion ----------------------------------------------------------------------------------------------------
 
 
+def test_fields_of_llama_server(client: TestClient, served: Served) -> None:
+    ask: dict[str, Any] = {"prompt": {"prompt_string": "def add(a, b):"}, "n_predict": 12, "temperature": 0}
+    plain = post(client, "/completion", **ask)
+    assert plain["content"] == post(client, "/completion", **ask | {"prompt": "def add(a, b):"})["content"]
+    assert plain["generation_settings"]["logit_bias"] == [] and plain["has_new_line"] == ("\n" in plain["content"])
+    banned = post(client, "/completion", **ask, ignore_eos=True, logit_bias=[[5, -1.5], [7, False]])
+    ends = [{"token": id, "bias": None} for id in sorted(served.llm.tokenizer.eog_ids)]
+    expected = [{"token": 5, "bias": -1.5}, {"token": 7, "bias": None}, *ends]
+    assert banned["generation_settings"]["logit_bias"] == expected and banned["generation_settings"]["ignore_eos"]
+    assert all(value >= 0 for value in plain["timings"].values()) and plain["timings"]["predicted_per_token_ms"] > 0
+    images = {"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}
+    assert "prompt.multimodal_data is not supported" in failed(
+        client.post("/completion", json=ask | images), 400, "invalid_request_error"
+    )
+
+
 def test_completion_is_that_of_the_library(client: TestClient, served: Served) -> None:
     prompt = "def add(a, b):\n    return"
     found = post(client, "/completion", prompt=prompt, n_predict=12, seed=5, return_tokens=True, n_probs=3)

@@ -1,5 +1,6 @@
 """``POST /completion``: the continuation of a text or of token ids, in llama-server's words."""
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,13 @@ async def read_ask(fields: Fields, llm: "LLM", limits: Limits) -> Ask:
 def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
     """The token ids of the prompt.  Raises Refusal."""
     value, special = fields.required("prompt"), fields.flag("parse_special", True)
+    if isinstance(value, dict):  # llama-server's form of a prompt with images
+        given = Fields(value, fields.name("prompt"))
+        if given.get("multimodal_data"):
+            raise given.refuse(
+                "multimodal_data", "is not supported by this server, which reads text only: leave it out"
+            )
+        value = given.required_text("prompt_string")
     parts = [value] if isinstance(value, str) else fields.items("prompt", MOST_IDS, f"at most {MOST_IDS}")
     if len(parts) > 1 and all(isinstance(part, str) for part in parts):
         raise fields.refuse("prompt", "must be one prompt: send several in requests of their own")
@@ -103,25 +111,39 @@ def read_prompt(fields: Fields, llm: "LLM") -> list[int]:
 async def _whole(answers: list[Answer], served: Served, ask: Ask, with_tokens: bool) -> Mapping[str, Any]:
     deltas = [delta async for _, delta in merged(answers)]
     ids = [id for delta in deltas for id in delta.ids]
-    body: dict[str, Any] = {"index": 0, "content": "".join(map(_text, deltas)), "tokens": ids if with_tokens else []}
-    body |= _end(answers[0], served, ask)
+    text = "".join(map(_text, deltas))
+    body: dict[str, Any] = {"index": 0, "content": text, "tokens": ids if with_tokens else []}
+    body |= _end(answers[0], served, ask, "\n" in text)
     return body | _probabilities([token for delta in deltas for token in delta.logprobs], served, ask)
 
 
 async def _chunks(answers: list[Answer], served: Served, ask: Ask) -> AsyncIterator[str]:
+    lines = False
     async for answer, delta in merged(answers):
         if not delta.ids and not _text(delta):
             continue
+        lines = lines or "\n" in _text(delta)
         chunk: dict[str, Any] = {"index": 0, "content": _text(delta), "tokens": delta.ids, "stop": False}
         chunk |= {"id_slot": -1, "tokens_predicted": answer.n_completion, "tokens_evaluated": answer.n_prompt}
         yield sse(chunk | _probabilities(delta.logprobs, served, ask))
-    yield sse({"index": 0, "content": "", "tokens": []} | _end(answers[0], served, ask))
+    yield sse({"index": 0, "content": "", "tokens": []} | _end(answers[0], served, ask, lines))
 
 
-def _end(answer: Answer, served: Served, ask: Ask) -> dict[str, Any]:
-    """What the last object of an answer says besides its text."""
+def _end(answer: Answer, served: Served, ask: Ask, lines: bool) -> dict[str, Any]:
+    """What the last object of an answer says besides its text; lines: whether that has a line break."""
     settings = parameters(request_of(answer.generation).sampler.params)
-    more = {"seed": answer.generation.seed, "n_predict": ask.options["max_tokens"], "stop": list(ask.stop)}
+    given = ask.options["logit_bias"] | dict.fromkeys(
+        sorted(served.llm.tokenizer.eog_ids) if ask.options["ignore_eos"] else (), -math.inf
+    )
+    # As in llama-server, null stands for minus infinity.
+    biases = [{"token": id, "bias": bias if math.isfinite(bias) else None} for id, bias in given.items()]
+    more = {
+        "seed": answer.generation.seed,
+        "n_predict": ask.options["max_tokens"],
+        "stop": list(ask.stop),
+        "ignore_eos": ask.options["ignore_eos"],
+        "logit_bias": biases,
+    }
     return {
         "id_slot": -1,
         "stop": True,
@@ -130,6 +152,7 @@ def _end(answer: Answer, served: Served, ask: Ask) -> dict[str, Any]:
         "tokens_evaluated": answer.n_prompt,
         "generation_settings": {**settings, **more},
         "prompt": served.llm.tokenizer.decode(ask.prompt, special=True),
+        "has_new_line": lines,
         "truncated": False,
         "stop_type": "word" if answer.stop_text else STOP_TYPES[answer.finish_reason],
         "stopping_word": answer.stop_text,

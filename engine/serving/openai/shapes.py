@@ -83,8 +83,10 @@ def timings_of(answer: Answer) -> dict[str, Any]:
         "cache_n": t.cache_n,
         "prompt_n": t.prompt_n,
         "prompt_ms": round(1e3 * t.prompt_s, 3),
+        "prompt_per_token_ms": round(1e3 * t.prompt_s / max(1, t.prompt_n), 3),
         "prompt_per_second": round(t.prompt_per_second, 3),
         "predicted_n": t.predicted_n,
         "predicted_ms": round(1e3 * t.predicted_s, 3),
+        "predicted_per_token_ms": round(1e3 * t.predicted_s / max(1, t.predicted_n), 3),
         "predicted_per_second": round(t.predicted_per_second, 3),
     }
