@@ -258,6 +258,7 @@ def test_tools_of_a_service_are_left_out(client: Any) -> None:
             "JSON text of an object",
         ),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output", "is missing"),
+        ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id", "is missing"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "is missing"),
         ({"tool_choice": "maybe"}, "tool_choice", "must be"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "stores nothing: send the whole conversation"),

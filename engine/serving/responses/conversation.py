@@ -50,9 +50,13 @@ def _message(item: Fields, kind: str, names: dict[str, str]) -> Message | None:
         names[id] = item.required_text("name")
         return {"role": "assistant", "content": "", "tool_calls": [read_call(item, id)]}
     if kind == "function_call_output":
-        id = item.required_text("call_id")
         item.required("output")
-        result: Message = {"role": "tool", "tool_call_id": id, "content": read_content(item, "output")}
+        text, name = read_content(item, "output"), item.text("name")
+        if name and item.get("call_id") is None:
+            # No call asked for this result, and some templates take a result only after its call.
+            return {"role": "user", "content": f"{name}: {text}"}
+        id = item.required_text("call_id")
+        result: Message = {"role": "tool", "tool_call_id": id, "content": text}
         if id in names:
             result["name"] = names[id]
         return result
