@@ -44,16 +44,14 @@ def _engine() -> ModuleType:
 
 _package = _engine()
 
-if not TYPE_CHECKING:
+if not TYPE_CHECKING:  # type checkers would accept any name
     __all__ = _package.__all__
 
+    def __getattr__(name: str) -> Any:
+        """Names of the interface, imported when they are first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'bitmirror' has no attribute {name!r}")
+        return getattr(_package, name)
 
-def __getattr__(name: str) -> Any:
-    """Names of the interface, imported when they are first used."""
-    if name not in __all__:
-        raise AttributeError(f"module 'bitmirror' has no attribute {name!r}")
-    return getattr(_package, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__() -> list[str]:
+        return sorted(__all__)

@@ -21,7 +21,7 @@ def test_the_package_has_the_interface_of_the_engine() -> None:
     assert bitmirror.load is engine.load
     assert dir(bitmirror) == sorted(engine.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = bitmirror.nothing
+        _ = bitmirror.nothing  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
