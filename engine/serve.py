@@ -51,10 +51,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(MISSING.format(error.name)) from None
     level = logging.DEBUG if args.verbose else logging.INFO
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-    logging.getLogger("engine").setLevel(level)
+    logging.getLogger("bitmirror").setLevel(level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(Lines())
-        handler.addFilter(Repeated("engine.serving.access"))
+        handler.addFilter(Repeated("bitmirror.serving.access"))
     return serve(
         specs(args),
         limits=limits(args),

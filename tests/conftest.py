@@ -30,7 +30,7 @@ class _Records(logging.Handler):
 @pytest.fixture(autouse=True)
 def _no_round_fails(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which a round of a scheduler has failed, unless it is marked ``recovers``: answers do not show that."""
-    log, records = logging.getLogger("engine.decode.scheduler"), _Records()
+    log, records = logging.getLogger("bitmirror.decode"), _Records()
     log.addHandler(records)
     yield
     log.removeHandler(records)

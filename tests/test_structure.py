@@ -88,3 +88,15 @@ def test_a_room_is_described_by_one_sentence() -> None:
         text = ast.get_docstring(tree)
         assert text, f"{path} has no docstring"
         assert text.split("\n\n")[0].rstrip().endswith("."), f"{path}: the first paragraph is a sentence"
+
+
+def test_loggers_are_named_like_the_distribution() -> None:
+    """``logging.getLogger("bitmirror")`` reaches all of them."""
+    named: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "getLogger" and node.args:
+                name = ast.literal_eval(node.args[0])
+                named.setdefault(name.partition(".")[0], set()).add(module)
+    assert len(named.pop("bitmirror")) > 10
+    assert named == {"huggingface_hub": {"engine.hub.repository"}}

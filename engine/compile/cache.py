@@ -43,7 +43,7 @@ KEPT = 4
 MEMOS = 64
 """The number of remembered hashes of sources."""
 
-log = logging.getLogger("bitmirror")
+log = logging.getLogger("bitmirror.compile")
 
 
 # --- which version ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from engine.decode.request import Item, Request
 from engine.decode.waiting import Waiting
 from engine.errors import DeviceError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.decode")
 
 AHEAD_TOKENS = 16
 """Tokens of an answer that are computed before somebody asks for them, if others are computed at the same time."""

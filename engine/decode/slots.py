@@ -11,7 +11,7 @@ from engine.cache.recurrent import States
 from engine.decode.slot import Slot
 from engine.limits import STEP_ROWS
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.decode")
 
 
 class Slots(Sequence[Slot]):

@@ -65,7 +65,9 @@ def fetch_hub(text: str) -> Path:
     reference = Reference.parse(text)
     import huggingface_hub as hub  # here: most runs fetch nothing
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every retry
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it reports every retry
     try:
         file = reference.file or choose(reference, hub.HfApi().list_repo_files(reference.repository))
         names = [file]
@@ -77,6 +79,8 @@ def fetch_hub(text: str) -> Path:
         raise
     except Exception as error:  # the hub's errors have no common base: network, rights, names, disk
         raise FetchError(f"{reference} could not be fetched: {_why(error, reference)}") from error
+    finally:
+        log.setLevel(level)
 
 
 def _why(error: Exception, reference: Reference) -> str:

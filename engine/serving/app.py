@@ -44,7 +44,7 @@ from engine.serving.served import Models, Spec
 from engine.serving.state import State
 from engine.serving.streams import Disconnected
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 Handler = Callable[[Request], Awaitable[Response]]
 Shape = Callable[[Refusal], Response]

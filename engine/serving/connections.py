@@ -23,7 +23,7 @@ REQUEST, BODY, UNREAD = range(3)
 AT_ONCE = 16
 """When no more connections fit, one in this many is closed, so that they are seldom searched."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 
 class Wait(NamedTuple):

@@ -18,7 +18,7 @@ from engine.errors import DeviceError
 from engine.llm import LLM
 from engine.serving.errors import Refusal
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 IDLE_SECONDS = 1.0
 """Seconds without work after which the pages of the cache are checked."""

@@ -22,7 +22,7 @@ from engine.serving.ollama import shapes as ollama
 from engine.serving.openai.shapes import error_body
 from engine.serving.state import State
 
-log = logging.getLogger("engine.serving.access")
+log = logging.getLogger("bitmirror.serving.access")
 
 OPEN = ("/health", "/v1/health")
 """The paths that need no key."""

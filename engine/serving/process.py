@@ -25,7 +25,7 @@ from engine.serving.served import Served, Spec
 from engine.serving.state import State
 from engine.serving.watchdog import Watchdog
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 TIDY_TICKS = 50
 """Tenths of a second after which a server without an answer in progress gives memory back."""

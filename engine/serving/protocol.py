@@ -20,7 +20,7 @@ from engine.serving.openai.shapes import error_body
 LOOKS = 8
 """How often it is looked whether a client reads, in the time in which it must."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 
 class Protocol(H11Protocol):

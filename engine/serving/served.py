@@ -26,7 +26,7 @@ from engine.speculative.params import SpeculationParams
 if TYPE_CHECKING:
     from engine.llm import LLM
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 
 PATIENCE_SECONDS = 15.0

@@ -40,7 +40,7 @@ NDJSON = Framing("application/x-ndjson", " ")
 JSON = Framing("application/json", " ")
 """One JSON object, before which there may be blanks."""
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 # json.dumps would make an encoder for each value.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -8,7 +8,7 @@ import time
 import traceback
 from types import FrameType
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 LATE_SECONDS = 0.2
 """Seconds without an answer after which the event loop counts as held."""

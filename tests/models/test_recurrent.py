@@ -269,7 +269,7 @@ def test_what_is_read_again_is_explained(llm: engine.LLM, caplog: pytest.LogCapt
     llm.prefill(list(range(5, 105)))
     assert borders(llm, range(5, 105)) == [64]
     llm.states.clear()
-    with caplog.at_level("DEBUG", logger="engine.decode.slots"):
+    with caplog.at_level("DEBUG", logger="bitmirror.decode"):
         llm.prefill([*range(5, 75), 120, *range(76, 105)])
     assert llm.reread is not None and llm.reread in caplog.text
     # It quotes the text, which a server must not log.

@@ -60,8 +60,8 @@ def server(process: tuple[subprocess.Popen[bytes], Path], llm: engine.LLM) -> st
 def _log_as_before() -> Iterator[None]:
     """Take back what a server that a test has started in this process sets: pytest's handlers outlive the test."""
     handlers = [(each, each.formatter, list(each.filters)) for each in logging.getLogger().handlers]
-    level = logging.getLogger("engine").level
+    level = logging.getLogger("bitmirror").level
     yield
-    logging.getLogger("engine").setLevel(level)
+    logging.getLogger("bitmirror").setLevel(level)
     for handler, formatter, filters in handlers:
         handler.formatter, handler.filters = formatter, filters

@@ -145,7 +145,7 @@ def test_a_prompt_that_is_too_long_is_refused_by_name(client: TestClient) -> Non
 
 
 def test_an_unknown_field_is_named_in_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "engine.serving.access"):
+    with caplog.at_level("INFO", "bitmirror.serving.access"):
         assert (
             client.post(CHAT, json=HELLO | {"ze\nbra": 1, "user": "me", "stream_options": {"a": 1}}).status_code == 200
         )
@@ -168,7 +168,7 @@ def test_the_log_says_why_a_request_was_refused(
     client: TestClient, caplog: pytest.LogCaptureFixture, path: str, change: dict[str, object], says: str
 ) -> None:
     """In the line of the request, which is one line whatever the request holds."""
-    with caplog.at_level("INFO", "engine.serving.access"):
+    with caplog.at_level("INFO", "bitmirror.serving.access"):
         assert client.post(path.replace("\n", "%0A"), json=HELLO | change).status_code >= 400
         assert client.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
     first, second = (line for line in caplog.messages if " id=" in line)

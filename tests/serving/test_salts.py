@@ -149,6 +149,6 @@ def test_what_is_no_salt_is_refused_by_name(free: TestClient, path: str, salt: o
 
 
 def test_a_salt_is_neither_an_unknown_field_nor_in_the_log(free: TestClient, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "engine.serving.access"):
+    with caplog.at_level("INFO", "bitmirror.serving.access"):
         cached(free, new(10), cache_salt="secret", zebra=1)
     assert "ignored=zebra " in caplog.messages[-1] and "secret" not in caplog.text

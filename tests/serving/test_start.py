@@ -79,7 +79,7 @@ def test_a_server_answers_while_its_model_is_opened(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its state at once, a completion when the model is open; only then does it say that it listens."""
-    caplog.set_level(logging.INFO, "engine")
+    caplog.set_level(logging.INFO, "bitmirror")
     opening = Opening()
     with started(opening) as (_, url, _thread), ThreadPoolExecutor(1) as pool:
         health = httpx.get(f"{url}/health", timeout=PATIENCE)
@@ -237,7 +237,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def test_https(certificate: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
     """A client that trusts the certificate is answered, one that speaks HTTP is not."""
-    caplog.set_level(logging.INFO, "engine")
+    caplog.set_level(logging.INFO, "bitmirror")
     trusted = ssl.create_default_context(cafile=certificate[0])
     with started(Opening(), certificate) as (_, url, _thread):
         assert httpx.get(f"{url}/health", verify=trusted, timeout=PATIENCE).status_code == 503

@@ -113,7 +113,7 @@ def logged(caplog: pytest.LogCaptureFixture, path: str) -> str:
     until = time.monotonic() + 20
     while time.monotonic() < until:
         for record in caplog.records:
-            if record.name == "engine.serving.access" and f" {path} " in record.getMessage():
+            if record.name == "bitmirror.serving.access" and f" {path} " in record.getMessage():
                 return record.getMessage()
         time.sleep(0.005)
     raise AssertionError(f"no line about {path}")

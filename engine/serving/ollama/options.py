@@ -13,7 +13,7 @@ from engine.serving.sampling import clamped, read_logprobs, read_options, read_s
 from engine.serving.structured import grammar_of
 from engine.tools.prompt import Prompt
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("bitmirror.serving")
 
 DEFAULTS = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.0}
 """Ollama's defaults.  Flags of the server, and what a model's file recommends, replace them."""
