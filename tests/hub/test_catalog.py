@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from engine.errors import FetchError, UsageError
+from engine.gguf.file import read_gguf
 from engine.hub import catalog, fetch, resolve
 from engine.hub.catalog import CATALOG, Model, Part
-from tests.conftest import model_path
+from tests.conftest import REPOSITORY, model_path
 
 PIECES = (bytes(range(256)) * 9000, b"the second piece of the file" * 70000)
 
@@ -64,6 +65,7 @@ def tiny(index: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """The catalog's entry of the model in two pieces."""
     whole = b"".join(PIECES)
     model = Model(
+        license="MIT",
         name="tiny",
         file_name="tiny.gguf",
         n_bytes=len(whole),
@@ -367,6 +369,20 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITMIRROR_CACHE", "~/models")
     with pytest.raises(FetchError, match="no home directory"):
         catalog.cache_dir()
+
+
+@pytest.mark.parametrize("name", CATALOG)
+def test_the_license_is_that_of_the_file(name: str) -> None:
+    model = CATALOG[name]
+    if model.bundled:  # their files name none
+        folder = catalog.model_file(model).parent
+        assert (folder / "LICENSE").read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
+        assert model.license == "Apache-2.0"
+    else:
+        if not catalog.is_present(model):
+            pytest.skip(f"{name} has not been downloaded: bitmirror models fetch {name}")
+        license = read_gguf(catalog.model_file(model)).require("general.license", "str")
+        assert model.license.lower().split()[0] == license
 
 
 # -- python -m engine.models
