@@ -111,7 +111,7 @@ def _gpu(index: int, beside: "Ops | None" = None, max_rows: int = 0) -> "Ops":
         from engine.cuda.backend import Backend
     except ImportError:
         raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use device=\"cpu\"."
+            "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use device=\"cpu\"."
         ) from None
     shared = beside.device if isinstance(beside, Backend) and beside.device.info.index == index else None
     ops: Operations[Tensor, Tensor | Deferred, DeviceWeight] = Backend(index, shared, max_rows)

@@ -64,7 +64,7 @@ def test_without_numba_cuda() -> None:
     assert "cuda  the GPU needs the package numba-cuda: install it with pip" in done.stdout
     first = done.stderr.splitlines()[0]
     assert first.startswith(
-        "error: the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]'"
+        "error: the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]'"
     )
     assert "Traceback" not in done.stderr
 

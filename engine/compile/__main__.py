@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         from engine.compile.target import Target
     except ImportError:
         raise DeviceError(
-            "kernels for GPUs need the package numba-cuda: install it with pip install 'numba-cuda[cu13]'."
+            "kernels for GPUs need the package numba-cuda: install it with pip install 'bitmirror[cuda]'."
         ) from None
     from engine.cli.report import Report
     from engine.compile import cache as kernel_cache

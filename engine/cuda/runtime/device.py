@@ -73,7 +73,7 @@ def _driver() -> ModuleType:
         from cuda.bindings import driver
     except ImportError:
         raise DeviceError(
-            "the GPU needs the package numba-cuda: install it with pip install 'numba-cuda[cu13]', or use device=\"cpu\"."
+            "the GPU needs the package numba-cuda: install it with pip install 'bitmirror[cuda]', or use device=\"cpu\"."
         ) from None
     try:
         (status,) = driver.cuInit(0)
