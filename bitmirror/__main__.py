@@ -6,21 +6,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from bitmirror.tools import TOOLS
 from engine.cli import entry
 from engine.cli.parser import Parser
 from engine.errors import UsageError
-
-TOOLS = {
-    "run": ("engine.run", "answer a prompt, or start a conversation"),
-    "chat": ("engine.run", "start a conversation"),
-    "serve": ("engine.serve", "serve models over HTTP"),
-    "models": ("engine.models.__main__", "list, fetch, verify and remove named models"),
-    "bench": ("engine.bench", "measure how fast a model reads and generates"),
-    "parity": ("engine.parity", "compare a model on the CPU and on a GPU, bit by bit"),
-    "synthetic": ("engine.synthetic.__main__", "write a random model of a real shape"),
-    "compile": ("engine.compile.__main__", "compile a model's GPU kernels on a machine without a GPU"),
-}
-"""The module of each tool, and what it does."""
 
 
 def usage() -> str:

@@ -10,7 +10,8 @@ import pytest
 
 import bitmirror
 import engine
-from bitmirror.__main__ import TOOLS, main
+from bitmirror.__main__ import main
+from bitmirror.tools import TOOLS
 from engine.compile.worker import START
 from tests.conftest import REPOSITORY
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bitmirror import completion
 from engine import bench, parity
 from engine.cli import flags, serve_flags
 from engine.compile.__main__ import parser as compile_parser
@@ -155,6 +156,7 @@ def test_a_command_line_parses(
         "parity": check_parity,
         "models": lambda args: check_models(args, monkeypatch),
         "synthetic": lambda args: check_synthetic(args, monkeypatch),
+        "completion": lambda args: completion.parser().parse_args(args),
     }
     if words[0] in ("-h", "--help", "--version"):
         return
