@@ -21,7 +21,7 @@ from engine.synthetic import __main__ as synthetic
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-PAGES = [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 CHAPTERS = [page for page in PAGES if page.parent == DOCS]
 
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=ticks)[ ]*$", re.M | re.S)
