@@ -54,6 +54,10 @@ def mistake(word: str) -> str:
     """A sentence on a first word that names no tool."""
     if word.startswith("-"):
         return f"{word} must follow the name of a tool, as in `bitmirror run {word} ...` (bitmirror --help lists the tools)"
+    from engine.hub.resolve import names_model  # here: only a mistake needs it
+
+    if names_model(word):
+        return f"there is no tool {word!r}: to run this model, write bitmirror run -m {word}"
     near = difflib.get_close_matches(word, TOOLS, n=1)
     if near:
         return f"there is no tool {word!r}: did you mean `bitmirror {near[0]}`?"

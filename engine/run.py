@@ -3,15 +3,15 @@
 import argparse
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.cli import entry
 from engine.cli.entry import EXIT_INTERRUPTED
-from engine.cli.flags import check, generation_options, parser, read_text, unescape, valid
+from engine.cli.flags import check, generation_options, parser
 from engine.cli.grammars import grammar
 from engine.cli.model_flags import load_options
+from engine.cli.prompt import read_prompt
 from engine.cli.sampling import given, origins, with_file
 from engine.cli.shared import about, check_gpu_layers
 from engine.errors import UsageError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.speculative.statistics import Statistics
     from engine.text.template.chat import ChatTemplate
-
-NO_PROMPT = "there is no prompt: write one in quotes, give one with -p or -f, or write it to stdin"
 
 BARE_STOP = "\n\n\n"
 """The default end of a bare text: two blank lines, which separate functions in Python and hardly occur in prose."""
@@ -127,32 +125,6 @@ def ending(llm: "LLM", reply: "Answer", options: dict[str, Any], limited: bool) 
         why = "two blank lines, the default for a bare text: -n or --stop sets another end"
     how = "greedy" if options["temperature"] == 0 else f"seed {options['seed']}"
     return f"{reason}  ({why}; {how})" if why else f"{reason}  ({how})"
-
-
-def read_prompt(args: argparse.Namespace) -> str | None:
-    """The text of PROMPT, -p, -f or stdin; None if there is none, and a conversation may begin.  Raises UsageError."""
-    if args.prompt == "":
-        raise UsageError(NO_PROMPT)
-    if args.prompt is not None and args.prompt != "-":
-        return unescape(args.prompt) if args.escape else valid(args.prompt)
-    terminal = sys.stdin.isatty()
-    name = args.file or args.prompt
-    if name is None:
-        if args.cnv or (terminal and not args.single_turn):
-            return None
-        name = "-"
-    if name != "-":
-        return read_text(name, "prompt")
-    if terminal and args.single_turn:
-        print("> ", end="", file=sys.stderr, flush=True)
-        text = sys.stdin.readline().removesuffix("\n")
-    else:
-        if terminal:
-            print("enter the prompt, and end it with Ctrl-D on a line of its own:", file=sys.stderr)
-        text = read_text(name, "prompt")
-    if not text:
-        raise UsageError(NO_PROMPT)
-    return text
 
 
 def choose_template(args: argparse.Namespace, llm: "LLM") -> "ChatTemplate | None":

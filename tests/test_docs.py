@@ -13,6 +13,7 @@ import pytest
 from bitmirror import completion
 from engine import bench, parity
 from engine.cli import flags, serve_flags
+from engine.cli.texts import unescape
 from engine.compile.__main__ import parser as compile_parser
 from engine.errors import EngineError, named_by_flags
 from engine.hub import catalog
@@ -186,7 +187,7 @@ def check_run(args: list[str]) -> None:
     check_model(parsed.model)
     flags.generation_options(parsed)
     if parsed.prompt is not None:
-        flags.check(parsed, flags.unescape(parsed.prompt))
+        flags.check(parsed, unescape(parsed.prompt))
 
 
 def check_bench(args: list[str]) -> None:

@@ -330,7 +330,6 @@ def test_a_prompt_from_a_file_or_stdin(
         capsys.readouterr()
         assert fake[-1].asked[0]["prompt"] == "é\\n\n"
     # A positional prompt is the same as -p; it may begin with a dash after two dashes.
-    stdin(monkeypatch, "not read")
     for words in (["a\\tb", "-n", "3"], ["-n", "3", "a\\tb"], ["-n", "3", "--", "a\\tb"], ["-p", "a\\tb"]):
         assert main(words) == 0
         capsys.readouterr()

@@ -3,18 +3,19 @@
 import argparse
 import os
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from engine.checks import shown
 from engine.cli import llama_cpp, model_flags, shared
 from engine.cli.model_flags import speculation_params
 from engine.cli.parser import Parser, real, whole
 from engine.cli.sampling import Given
 from engine.cli.sampling_flags import add_sampling
+from engine.cli.texts import read_text, unescape, valid
 from engine.devices import parse_device
 from engine.errors import UsageError
+from engine.hub.resolve import names_model
 from engine.text.template.builtin import TEMPLATES
 
 USAGE = """\
@@ -174,9 +175,16 @@ def settle(args: argparse.Namespace) -> None:
     given = [
         name for name, value in (("PROMPT", args.words), ("-p", args.prompt), ("-f", args.file)) if value is not None
     ]
+    if len(given) > 1 and args.file == "-":
+        given.remove("-f")  # what is piped comes before the prompt
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} are both given: give the prompt once")
     if args.words is not None:
+        if args.model is None and names_model(args.words):
+            name = shown(args.words)
+            raise UsageError(
+                f"{name} is a model, not a prompt: did you mean -m {name}? (-p {name} continues this text)"
+            )
         args.prompt = args.words
     if args.single_turn:
         args.cnv = False
@@ -212,25 +220,6 @@ def check(args: argparse.Namespace, prompt: str | None) -> None:
             raise UsageError("--device-draft needs a draft model: give one with --draft-model")
         parse_device(args.device_draft)
     speculation_params(args)
-
-
-def read_text(name: str, what: str) -> str:
-    """The text of a file, or of stdin if ``name`` is "-", without one line break at its end.
-
-    what: what the text is, for messages.
-    Raises UsageError if it cannot be read, or is not UTF-8.
-    """
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~name of an unknown user
-        raise UsageError(
-            f"the {what} cannot be read from {name}: {getattr(error, 'strerror', None) or error}"
-        ) from error
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the {what} in {name} is not UTF-8 text (byte {error.start} begins no character)") from error
-    return text.removesuffix("\n")
 
 
 def generation_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -274,26 +263,3 @@ def _breakers(args: argparse.Namespace) -> dict[str, list[str]]:
         return {}
     given = texts[len(texts) - texts[::-1].index("none") :] if "none" in texts else texts
     return {"dry_sequence_breakers": [unescape(text) if args.escape else valid(text) for text in given]}
-
-
-_ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\"}
-
-
-def unescape(text: str) -> str:
-    """Text with its backslash escapes interpreted as in llama.cpp; an unknown escape stays as it is written."""
-
-    def replace(match: re.Match[bytes]) -> bytes:
-        escape = match[1]
-        return bytes.fromhex(escape[1:].decode()) if escape[:1] == b"x" else _ESCAPES[escape]
-
-    data = re.sub(rb"\\(x[0-9a-fA-F]{2}|[nrt'\"\\])", replace, text.encode("utf-8", "surrogateescape"))
-    return valid(data.decode("utf-8", "surrogateescape"))
-
-
-def valid(text: str) -> str:
-    """The text itself; raises UsageError if it is not Unicode (bytes of another encoding, or a cut ``\\xHH``)."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"the text given is not UTF-8 (after {text[: error.start][-20:]!r})") from error
-    return text

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from engine.cli.flags import read_text, valid
+from engine.cli.texts import read_text, valid
 from engine.errors import UsageError
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     prog: name of the command, such as ``bitmirror run``; ``%(prog)s`` in ``usage`` stands for it.
     foreign: flags of llama.cpp that have another name here, or none (``engine/cli/llama_cpp.py``).
-    positional: advice for a positional argument that is not accepted.
+    positional: advice for a positional argument that is not accepted; if it ends with ``-m``, that flag names a model.
     finish: called with the parsed arguments, to combine those that belong together.
     """
 
@@ -111,18 +111,18 @@ class Parser(argparse.ArgumentParser):
     def _joined(self, rest: list[str]) -> list[str]:
         """The words with each flag joined to its value, and llama.cpp's flags replaced by those of this parser."""
         joined: list[str] = []
-        given, last = 0, ""
+        words: list[str] = []
         while rest:
             word = rest.pop(0)
             name, equals, _ = word.partition("=")
             if word == "--":
-                given, last = given + len(rest), (rest or [last])[-1]
+                words += rest
                 joined, rest = [*joined, word, *rest], []
             elif word == "-" or not word.startswith("-"):
                 if self.commands:
                     return [*joined, word, *self._command(word)._joined(rest)]
                 joined.append(word)
-                given, last = given + 1, word
+                words.append(word)
             elif action := self._option_string_actions.get(_dashed(name)):
                 if action.nargs == 0:
                     if equals:
@@ -136,9 +136,19 @@ class Parser(argparse.ArgumentParser):
                 rest = [*replace(foreign, word, rest), *rest]
             else:
                 raise UsageError(self._unknown(name))
-        if given > self.most:
-            raise UsageError(f"unexpected argument {last!r:.40}: {self.positional or '--help lists every flag'}")
+        if len(words) > self.most:
+            raise UsageError(self._unexpected(words, joined))
         return joined
+
+    def _unexpected(self, words: list[str], joined: list[str]) -> str:
+        """A sentence on positional arguments that are too many; joined: the whole command line."""
+        from engine.hub.resolve import names_model  # here: only a mistake needs it
+
+        advice = self.positional or "--help lists every flag"
+        models = [word for word in words if names_model(word)]
+        if models and advice.endswith("-m") and not any(map(_is_model, joined)):
+            return f"unexpected argument {models[0]!r:.80}: did you mean -m {shown(models[0])}?"
+        return f"unexpected argument {words[-1]!r:.40}: {advice}"
 
     def _command(self, word: str) -> "Parser":
         if word not in self.commands:
@@ -148,6 +158,11 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, word: str) -> str:
         near = nearest(word, self._option_string_actions)
         return f"unknown flag {shown(word)}: " + (f"did you mean {near}?" if near else "--help lists every flag")
+
+
+def _is_model(word: str) -> bool:
+    """Whether a joined word is a flag that gives the model."""
+    return word.startswith(("--model=", "--hf-repo="))
 
 
 def _dashed(name: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli.conversation import Message
-from engine.cli.flags import valid
+from engine.cli.texts import valid
 from engine.errors import UsageError
 
 MOST_BYTES = 64 << 20

@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from engine.checks import require, whole
-from engine.cli.flags import parser, unescape, valid
+from engine.cli.flags import parser
+from engine.cli.texts import unescape, valid
 from engine.decode.params import SamplingParams
 from engine.errors import UsageError
 from engine.text.breakers import BREAKERS

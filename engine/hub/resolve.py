@@ -44,6 +44,14 @@ def resolve(name_or_path: str | os.PathLike[str] | None, progress: Progress | No
     return Path(path)
 
 
+def names_model(text: str) -> bool:
+    """Whether a word can hardly be anything but the value of ``-m``: a name of the catalog, ``hf:...``, or a .gguf file."""
+    alone = len(text.split()) == 1
+    return (
+        text in CATALOG or (alone and text.startswith("hf:")) or ("\n" not in text and text.lower().endswith(".gguf"))
+    )
+
+
 def fetch(model: Model, progress: Progress | None = None) -> Path:
     """Fetches a model into the cache unless it is present, and returns its path; raises FetchError."""
     if is_present(model):

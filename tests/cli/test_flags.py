@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.flags import generation_options, parser, speculation_params, unescape
+from engine.cli.flags import generation_options, parser, speculation_params
+from engine.cli.texts import unescape
 from engine.errors import UsageError
 from engine.speculative.params import SpeculationParams
 from tests.conftest import REPOSITORY
