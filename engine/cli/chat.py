@@ -104,5 +104,3 @@ def turn(session: Session, typed: str, message: str, command: tuple[str, str] | 
         session.report.line("interrupted")
     if not answered and command is None:
         session.draft = typed
-        if session.reader.interactive:
-            session.report.line("your message is below, to be edited; Ctrl-C clears it")

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.cli import saved, settings
+from engine.cli.parser import listed
+from engine.cli.report import name_of
 from engine.cli.session import Session
+from engine.cli.texts import read_text
 from engine.errors import UsageError
 
 KEYS = """\
@@ -34,9 +37,11 @@ class Quit(Exception):
 
 
 def parse(typed: str) -> tuple[str, str] | None:
-    """The name of a command and what follows it; None for a message."""
-    match = re.fullmatch(r"/(\?|[a-z]+)(?:\s+(.*))?", typed.strip(), re.DOTALL)
-    return (match[1], (match[2] or "").strip()) if match else None
+    """The name of a command and what follows it; None for a message.  The name is "" for a word such as ``exit``."""
+    if typed.rstrip() in LEAVING:
+        return "", typed.rstrip()
+    match = re.fullmatch(r"/(\?|[A-Za-z][\w-]*!?)(?:\s+(.*))?", typed.strip(), re.DOTALL)
+    return (match[1].lower(), (match[2] or "").strip()) if match else None
 
 
 def message_of(typed: str) -> str:
@@ -46,10 +51,16 @@ def message_of(typed: str) -> str:
 
 def obey(session: Session, name: str, argument: str) -> None:
     """Runs a command; raises UsageError, other errors of the engine, or Quit."""
+    if not name:
+        session.report.line(
+            f"to end the chat, enter /quit or press Ctrl-D (a space before {argument} sends it as a message)"
+        )
+        return
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists them"
+        near = dict.fromkeys([each for each in COMMANDS if each.startswith(name)])
+        near |= dict.fromkeys(difflib.get_close_matches(name, COMMANDS, n=3))
+        hint = f"did you mean {listed(f'/{each}' for each in near)}?" if near else "/help lists them"
         raise UsageError(f"there is no command /{name}: {hint} (write // to begin a message with a slash)")
     command = COMMANDS[name]
     if argument and not command.argument:
@@ -117,19 +128,29 @@ def _undo(session: Session, argument: str) -> None:
 
 def _clear(session: Session, argument: str) -> None:
     session.conversation.clear()
+    session.attached.clear()
     session.file = None
     session.report.line("started a new conversation")
 
 
-def _tokens(session: Session, argument: str) -> None:
-    conversation, llm, template = session.conversation, session.llm, session.template
+def _used(session: Session) -> int:
+    """The number of tokens of the conversation, with those that the template adds."""
+    conversation, template = session.conversation, session.template
     if template is None or not conversation.messages:
-        used = 0
-    else:
-        text = template.render(conversation.messages, add_generation_prompt=False)
-        used = len(template.encode(conversation.messages, add_generation_prompt=False, known=conversation.known(text)))
-    report = session.report
-    report.line(f"context: {used} of {llm.n_ctx} tokens used, {max(llm.n_ctx - used, 0)} free")
+        return 0
+    text = template.render(conversation.messages, add_generation_prompt=False)
+    return len(template.encode(conversation.messages, add_generation_prompt=False, known=conversation.known(text)))
+
+
+def _context(session: Session) -> str:
+    used, n_ctx = _used(session), session.llm.n_ctx
+    return f"context: {used} of {n_ctx} tokens used, {max(n_ctx - used, 0)} free"
+
+
+def _tokens(session: Session, argument: str) -> None:
+    conversation, llm, report = session.conversation, session.llm, session.report
+    used = _used(session)
+    report.line(_context(session))
     counts = [len(llm.tokenize(message["content"], special=False)) for message in conversation.messages]
     for message, count in zip(conversation.messages, counts, strict=True):
         line = " ".join(message["content"].split())
@@ -161,7 +182,33 @@ def _load(session: Session, argument: str) -> None:
     session.conversation.replace(system, turns)
     session.file = path
     session.files.add(path)
-    session.report.line(f"{len(session.conversation.messages)} messages were loaded from {path}")
+    count, used, n_ctx = len(session.conversation.messages), _used(session), session.llm.n_ctx
+    session.report.line(
+        f"{count} messages were loaded from {path}: {used} of {n_ctx} tokens, answered by {name_of(session.llm)}"
+    )
+
+
+def _read(session: Session, argument: str) -> None:
+    if not argument:
+        raise UsageError("/read needs the name of a text file: its text comes before your next message")
+    path = saved.path_of(argument)
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file")
+    if path.stat().st_size > saved.MOST_BYTES:
+        raise UsageError(f"{path} is too large to be read: the limit is {saved.MOST_BYTES >> 20} MiB")
+    text = read_text(str(path), "text")
+    session.attached.append(text)
+    count = len(session.llm.tokenize(text, special=False))
+    session.report.line(f"the text of {path} ({count} tokens) comes before your next message; /clear forgets it")
+
+
+def _show(session: Session, argument: str) -> None:
+    session.report.started(session.llm)
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    session.report.line("sampling: " + ", ".join(f"{name} {session.settings.shown(name)}" for name in names))
+    if session.template is not None:
+        _system(session, "")
+        session.report.line(_context(session))
 
 
 def _quit(session: Session, argument: str) -> None:
@@ -176,10 +223,15 @@ COMMANDS = {
     "undo": Command("", "remove the last message and its answer, and edit the message", _undo),
     "clear": Command("", "forget the conversation, but not the system prompt", _clear, True),
     "tokens": Command("", "count the tokens of the context and of each message", _tokens, True),
+    "read": Command("FILE", "put the text of a file before the next message", _read, True),
+    "show": Command("", "show the model, sampling, the system prompt and the use of the context", _show),
     "save": Command("[FILE]", "write the conversation and the settings to a JSON file", _save, True),
     "load": Command("FILE", "continue a saved conversation", _load, True),
     "quit": Command("", "end the chat; Ctrl-D does the same", _quit),
 }
 """Every command by its name, in the order in which /help lists them."""
 
-ALIASES = {"?": "help", "exit": "quit", "bye": "quit"}
+ALIASES = {"?": "help", "exit": "quit", "bye": "quit", "q": "quit"}
+
+LEAVING = ("exit", "quit", "bye", ":q", ":q!", ":wq", ":x")
+"""Words that end other programs: a message of one of them alone says how to end the chat."""

@@ -4,7 +4,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.buffer import Buffer
@@ -66,6 +65,11 @@ class Keyboard:
         self.report.close()
         waiting = self._typed()
         store_typeahead(self.input, waiting)
+        if default and waiting:
+            self._session.history.append_string(default)
+            self.report.line("what you typed meanwhile is below; Up shows the message before it")
+        elif default:
+            self.report.line("your message is below, to be edited; Ctrl-C clears it")
         try:
             # What was typed meanwhile is another message; the history has this one.
             text = self._session.prompt(default="" if waiting else default)
@@ -75,18 +79,23 @@ class Keyboard:
         return unquoted(text.encode("utf-8", "replace").decode("utf-8"))
 
     def confirm(self, question: str) -> bool:
-        """Whether the answer to a question is yes; keys typed before it was asked do not answer it."""
+        """Whether the answer is "yes", in full and with Enter.  Keys typed before the question do not answer it, and a line
+        that is no answer is not lost: both wait for the next prompt."""
         self.report.close()
-        waiting = self._typed()
-        session: PromptSession[bool] = PromptSession(
-            f"{question} [y/n] ", key_bindings=answer_keys(), input=self.input, output=self.output
+        waiting, answer = self._typed(), "y"
+        session: PromptSession[str] = PromptSession(
+            f"{question} Type yes or no and press Enter: ", input=self.input, output=self.output
         )
         try:
-            return session.prompt()
+            while answer == "y":  # it may be a part of something else
+                typed = session.prompt()
+                answer = typed.strip().lower()
         except (KeyboardInterrupt, EOFError):
-            return False
-        finally:
-            store_typeahead(self.input, waiting)
+            typed = answer = ""
+        # As a paste, which does not send it.
+        kept = [] if answer in ("yes", "no", "n", "") else [KeyPress(Keys.BracketedPaste, typed)]
+        store_typeahead(self.input, [*waiting, *kept, *self._typed()])
+        return answer == "yes"
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -143,7 +152,7 @@ class CommandCompleter(Completer):
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterator[Completion]:
         """The completions of the text before the cursor; none for a message."""
         text = document.text_before_cursor
-        if text.startswith(("/save ", "/load ")):
+        if text.startswith(("/save ", "/load ", "/read ")):
             yield from self._paths.get_completions(Document(text[len("/save ") :].lstrip()), event)
         for part, whole, meaning in self._completions(text):
             yield Completion(whole, -len(part), display_meta=meaning)
@@ -176,28 +185,5 @@ def editing_keys() -> KeyBindings:
             event.current_buffer.reset()
         else:
             event.app.exit(exception=KeyboardInterrupt)
-
-    return keys
-
-
-def answer_keys() -> KeyBindings:
-    """The keys that answer a question; others do nothing."""
-    keys = KeyBindings()
-
-    def bind(key: str, result: bool) -> None:
-        @keys.add(key)
-        def _(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text(key)
-            event.app.exit(result=result)
-
-    for letter in "yn":
-        bind(letter, letter == "y")
-        bind(letter.upper(), letter == "y")
-
-    @keys.add(Keys.Any)
-    @keys.add("enter")
-    @keys.add(Keys.BracketedPaste)
-    def _(event: Any) -> None:
-        pass
 
     return keys

@@ -210,7 +210,7 @@ class Report:
         config = llm.config
         bits = 8 * llm.n_bytes / max(llm.n_params, 1)
         self.line(
-            f"{_name(llm)}  {config.architecture}, {_count(llm.n_params)} parameters, "
+            f"{name_of(llm)}  {config.architecture}, {_count(llm.n_params)} parameters, "
             f"{_bytes(llm.n_bytes)} ({bits:.1f} bits each)"
         )
         trained = f" (trained for {config.n_ctx_train})" if llm.n_ctx != config.n_ctx_train else ""
@@ -236,7 +236,7 @@ class Report:
             draft = llm.draft.llm
             where = "" if draft.model.ops.name == llm.model.ops.name else f", {draft.model.ops.label}"
             self.line(
-                f"drafts by {_name(draft)}, {_count(draft.n_params)} parameters, "
+                f"drafts by {name_of(draft)}, {_count(draft.n_params)} parameters, "
                 f"{_bytes(draft.n_bytes)}, cache {_bytes(draft.cache_bytes)}{where}"
             )
 
@@ -454,7 +454,7 @@ def _bandwidth(ops: "Ops") -> float:
         return 0.0
 
 
-def _name(llm: "LoadedModel") -> str:
+def name_of(llm: "LoadedModel") -> str:
     """A named model's name; else the name in its file, or that of the file."""
     known = next((model.name for model in CATALOG.values() if model_file(model) == llm.path), None)
     return known or llm.config.name or shown(llm.path.stem)

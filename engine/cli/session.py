@@ -45,6 +45,8 @@ class Session:
         self.settings = settings
         self.conversation = Conversation(system)
         self.draft = ""
+        #: Texts of files that come before the next message.
+        self.attached: list[str] = []
         self.file: Path | None = None
         self.files: set[Path] = set()
         self._ask = ask
@@ -56,12 +58,14 @@ class Session:
         conversation = self.conversation
         if self.template is None:
             conversation.clear()
-        conversation.add("user", message)
+        conversation.add("user", "\n\n".join([*self.attached, message]))
         try:
             self._answer()
         finally:
             if conversation.turns[-1]["role"] == "user":
                 conversation.turns.pop()
+            else:
+                self.attached.clear()
 
     def regenerate(self) -> None:
         """Replaces the last answer by another one, which needs another seed; raises UsageError if there is none to replace.

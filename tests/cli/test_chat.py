@@ -128,6 +128,58 @@ def test_slashes(talk: Callable[..., Talk], llm: FakeLLM, capsys: Capture) -> No
     assert err.count("/regen") == 2
 
 
+@pytest.mark.parametrize("word", ["exit", "quit", ":q", ":q!", ":wq ", "bye"])
+def test_words_that_end_other_programs_are_not_sent(
+    word: str, talk: Callable[..., Talk], llm: FakeLLM, capsys: Capture
+) -> None:
+    assert talk(Script(word, f" {word}", f"{word} it")).status == 0
+    assert [prompt.split("user: ")[-1] for prompt in asked(llm)] == [
+        f" {word}\nassistant: ", f"{word} it\nassistant: ",
+    ]  # fmt: skip
+    assert capsys.readouterr().err.count("to end the chat, enter /quit or press Ctrl-D") == 1
+
+
+def test_unknown_commands_are_not_sent(talk: Callable[..., Talk], llm: FakeLLM, capsys: Capture) -> None:
+    talk(Script("/Nope", "/re", "/sav-e x", "/quit!", "/Q", "never"))
+    assert asked(llm) == []
+    err = capsys.readouterr().err
+    assert "there is no command /nope: /help lists them" in err
+    assert "there is no command /re: did you mean /regen or /read?" in err
+    assert "there is no command /sav-e: did you mean /save" in err
+    assert "there is no command /quit!: did you mean /quit?" in err
+
+
+def test_read_puts_a_file_before_the_next_message(
+    talk: Callable[..., Talk], llm: FakeLLM, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "one").write_text("1\n")
+    (tmp_path / "two").write_text("2\n\n")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    llm.n_ctx = 400
+    reads = [f"/read {tmp_path}/{name}" for name in ("one", "two", "none", "bytes")]
+    talk(Script(*reads, "/read", "x" * 500, "what?", "next", reads[0], "/clear", "last"))
+    assert [prompt.split("user: ")[-1] for prompt in asked(llm)[1:]] == [
+        "1\n\n2\n\n\nwhat?\nassistant: ", "next\nassistant: ", "last\nassistant: ",
+    ]  # fmt: skip
+    err = capsys.readouterr().err
+    assert f"the text of {tmp_path}/two (2 tokens) comes before your next message" in err
+    assert err.count("error: ") == 4
+
+
+def test_show_and_load_say_what_there_is(
+    talk: Callable[..., Talk], llm: FakeLLM, tmp_path: Path, capsys: Capture
+) -> None:
+    llm.n_ctx = 400
+    talk(Script("one", f"/save {tmp_path}/a", "/set seed 5", "/show", "/clear", f"/load {tmp_path}/a"), system="S")
+    err = capsys.readouterr().err
+    assert "1000 parameters" in err or "0.0 M parameters" in err
+    assert re.search(r"^sampling: temperature 0\.8, top_k 40, .*seed 5$", err, re.M)
+    assert "system prompt: S" in err
+    used = len("system: S\nuser: one\nassistant: fine\nassistant: ")  # the fake always adds the last word
+    assert f"context: {used} of 400 tokens used" in err
+    assert f"3 messages were loaded from {tmp_path}/a: {used} of 400 tokens, answered by pycoder" in err
+
+
 @pytest.mark.parametrize("error", ["ModelError", "MemoryError", "KeyboardInterrupt"])
 def test_a_failed_message_is_the_next_draft(
     error: str, talk: Callable[..., Talk], llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: Capture

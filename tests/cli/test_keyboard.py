@@ -101,15 +101,28 @@ def test_a_draft_is_edited_unless_something_was_typed_meanwhile(keyboard: Keyboa
 
 
 @pytest.mark.parametrize(
-    ("typed", "answer"), [("y", True), ("Y", True), ("?\r n", False), ("\x03", False), ("\x04", False)]
+    ("typed", "answer", "kept"),
+    [
+        ("yes\r", True, ""),
+        ("YES \r", True, ""),
+        ("y\ryes\r", True, ""),
+        ("y\rn\r", False, ""),
+        ("no\r", False, ""),
+        ("\r", False, ""),
+        ("\x03", False, ""),
+        ("\x04", False, ""),
+        ("yes, and a message\r", False, "yes, and a message"),
+        ("one\rtwo", False, "onetwo"),
+    ],
 )
 def test_questions(
-    typed: str, answer: bool, keyboard: Keyboard, keys: PipeInput, monkeypatch: pytest.MonkeyPatch
+    typed: str, answer: bool, kept: str, keyboard: Keyboard, keys: PipeInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = keyboard._typed
 
     def asked() -> list[KeyPress]:
         waiting = before()
+        monkeypatch.setattr(keyboard, "_typed", before)
         keys.send_text(typed)
         return waiting
 
@@ -118,6 +131,8 @@ def test_questions(
     assert keyboard.confirm("more?") is answer
     monkeypatch.undo()
     assert keyboard.read() == "yes"
+    keys.send_text("\r")
+    assert keyboard.read() == kept
 
 
 def test_completion(tmp_path: Path) -> None:
