@@ -91,8 +91,10 @@ def run(args: argparse.Namespace) -> int:
         if limited:
             options |= {"stop": [BARE_STOP], "max_tokens": BARE_TOKENS}
 
+        prose = template is not None and restricted is None  # else a line break would change what is copied
+
         def ask(asked: Sequence[int] | str, settings: Mapping[str, Any]) -> Answer:
-            return answer(llm, asked, settings, report, echo=asked if isinstance(asked, str) else "")
+            return answer(llm, asked, settings, report, echo=asked if isinstance(asked, str) else "", prose=prose)
 
         if prompt is None or args.cnv:
             from engine.cli.chat import chat  # here: a single answer needs none of it
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             messages = [*system, {"role": "user", "content": prompt}]
             report.detail(f"prompt as rendered by the template: {template.render(messages)!r}")
             ids = template.encode(messages)
-        reply = answer(llm, ids, options, report, show=not args.json, echo="" if template is not None else prompt)
+        reply = answer(llm, ids, options, report, show=not args.json, echo="" if template else prompt, prose=prose)
         if args.json:
             print(json.dumps(as_object(llm, prompt, reply, options, sampling), ensure_ascii=False))
         elif args.logprobs:

@@ -38,13 +38,20 @@ def answer(
     *,
     show: bool = True,
     echo: str = "",
+    prose: bool = False,
 ) -> Answer:
     """Generates one answer and, with ``show``, writes it to stdout piece by piece; raises EngineError.
 
-    ``options`` are the keyword arguments of ``LLM.generate``. ``echo`` is shown first on a terminal. The first Ctrl-C ends
+    ``options`` are the keyword arguments of ``LLM.generate``. ``echo`` is shown first on a terminal, which breaks lines
+    between words if the answer is ``prose``. The first Ctrl-C ends
     the answer after the current token, so that the cache stays consistent; the second ends it immediately.
     """
     terminal = sys.stdout.isatty()
+    words = None
+    if terminal and show and prose:
+        from engine.cli.words import Words  # here: rich takes a moment to import
+
+        words = Words(report.columns)
     with ctrl_c() as pressed:
 
         def on_prefill(done: int, total: int) -> None:
@@ -60,15 +67,20 @@ def answer(
                     report.echo(echo)
                 first = False
                 if show and piece:
-                    sys.stdout.write(printable(piece) if terminal else piece)
+                    piece = printable(piece) if terminal else piece
+                    sys.stdout.write(words.feed(piece) if words is not None else piece)
                     sys.stdout.flush()
-                report.live(generation)
+                report.live(generation, None if words is None else words.fills_line)
                 if pressed.is_set():
                     break
         except KeyboardInterrupt:
             pressed.set()
         finally:
             generation.close()
+            if words is not None:
+                report.close()
+                sys.stdout.write(words.end())
+                sys.stdout.flush()
             report.answered(generation.text, shown=show)
     return Answer(generation, pressed.is_set() and generation.finish_reason is None, llm.reread)
 

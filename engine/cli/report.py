@@ -167,15 +167,24 @@ class Report:
 
     # -- the answer
 
-    def live(self, generation: "Generation") -> None:
-        """Shows the rate while an answer is written; call it after each piece, once that has been flushed."""
+    def columns(self) -> int:
+        """The width of the terminal at present."""
+        return _terminal_size(self.stream).columns
+
+    def live(self, generation: "Generation", fills_line: bool | None = None) -> None:
+        """Shows the rate while an answer is written; call it after each piece, once that has been flushed.
+
+        fills_line: whether the answer on the screen ends in the last column; None if it is written as it is.
+        """
         now = time.perf_counter()
         if self._stage != "answer":
             self._end_stage()
             self._stage = "answer"
             self._said = self._started = now
         elif now - self._said >= (LIVE_SECONDS if self.terminal else 5 * PLAIN_SECONDS):
-            if self.terminal and sys.stdout.isatty() and _fills_line(self._echoed + generation.text, self.stream):
+            if fills_line is None and self.terminal and sys.stdout.isatty():
+                fills_line = _fills_line(self._echoed + generation.text, self.stream)
+            if fills_line:
                 return  # the next character begins a line; moving the cursor now would lose the last one
             self._said = now
             text = f"{_tokens(len(generation.ids))}  {_rate(generation.timings.predicted_per_second)}"

@@ -1,0 +1,69 @@
+"""Line breaks between words while an answer is written to a terminal."""
+
+import re
+from collections.abc import Callable
+
+from rich.cells import cell_len
+
+LIST = re.compile(r"[-*+]$|\d+[.)]$")
+"""The first word of an item of a list."""
+
+
+class Words:
+    """Breaks the lines of a text between words, as its pieces arrive.  A word is held back until it is complete, so nothing
+    that was written is ever changed, and the terminal may be resized.
+
+    Lines of code (in fences, or indented by four spaces) and of tables stay as they are, and so does a word that is wider
+    than the terminal.
+    """
+
+    def __init__(self, columns: Callable[[], int]) -> None:
+        """columns: the width of the terminal, asked for at every word."""
+        self._columns = columns
+        self._held = ""
+        self._line = 0  # cells of the line so far
+        self._begins = True  # no word of the line has been written
+        self._fence = ""
+        self._kept = False
+
+    @property
+    def fills_line(self) -> bool:
+        """Whether what was written ends in the last column of the terminal."""
+        return self._line > 0 and self._line % self._columns() == 0
+
+    def feed(self, piece: str) -> str:
+        """What to write for the next piece of the text."""
+        *parts, self._held = re.split(r"(?<=\s)(?=\S)|(?<=\n)", self._held + piece)
+        return "".join(map(self._part, parts))
+
+    def end(self) -> str:
+        """What to write at the end of the text."""
+        part, self._held = self._held, ""
+        return self._part(part)
+
+    def _part(self, part: str) -> str:
+        """A word with the white space after it, or white space at the beginning of a line."""
+        word = part.rstrip()
+        if self._begins and word:
+            self._begin(word)
+        # The white space after a word may stand beyond the end of a line, where it is left out.
+        broken = ""
+        width = cell_len(word)
+        if not self._kept and word and self._line and self._line + width > self._columns() - 1 and not self._begins:
+            broken, self._line = "\n", 0
+        if word:
+            self._begins = False
+        self._line += cell_len(part.rstrip("\n"))
+        if part.endswith("\n"):
+            self._line, self._begins, self._kept = 0, True, False
+        return broken + part
+
+    def _begin(self, word: str) -> None:
+        """Decide how the line of this first word is written."""
+        mark = re.match(r"(`{3,}|~{3,})", word)
+        code = self._line >= 4 and not LIST.match(word)
+        self._kept = bool(self._fence) or mark is not None or code or word.startswith("|")
+        if self._fence:
+            self._fence = "" if word.startswith(self._fence) else self._fence
+        elif mark:
+            self._fence = mark[1]
