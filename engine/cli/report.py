@@ -386,10 +386,12 @@ def peak_memory() -> int:
 
 
 def _terminal_size(stream: TextIO) -> os.terminal_size:
+    """The size of a terminal; 80 by 24 if it does not know its own, as some that programs open do not."""
     try:
-        return os.get_terminal_size(stream.fileno())
+        size = os.get_terminal_size(stream.fileno())
     except OSError:
         return os.terminal_size((80, 24))
+    return os.terminal_size((size.columns or 80, size.lines or 24))
 
 
 def wrapped(text: str, columns: int) -> str:

@@ -1,11 +1,13 @@
 """What a run prints to stderr: few lines in a file, bars and a live line on a terminal that leave nothing behind."""
 
 import io
+import os
+import sys
 import time
 
 import pytest
 
-from engine.cli.report import Report, StatusLine, _speculation, peak_memory, printable
+from engine.cli.report import Report, StatusLine, _speculation, _terminal_size, peak_memory, printable
 from engine.compile.cache import Places
 from engine.speculative.statistics import Statistics
 
@@ -95,6 +97,18 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
 def rows(statistics: Statistics) -> dict[str, str]:
     """The lines of the end report about drafts, with 12 tokens/s."""
     return dict(_speculation(statistics, 12.0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+def test_a_terminal_that_does_not_know_its_size() -> None:
+    """A new pseudo-terminal has no rows and no columns."""
+    import pty
+
+    _, other = pty.openpty()
+    assert os.get_terminal_size(other).columns == 0
+    with os.fdopen(other, "w") as stream:
+        assert tuple(_terminal_size(stream)) == (80, 24)
+        Report(stream=stream).line("a word " * 30)
 
 
 def test_what_is_said_of_drafts() -> None:
