@@ -29,7 +29,9 @@ def test_each_table_has_a_place_and_each_place_ends() -> None:
 
 def test_readme_has_no_table_of_speeds_beside_those_of_the_data() -> None:
     text = results.PLACE.sub("", README.read_text(encoding="utf-8"))
-    rows = [line for line in text.splitlines() if line.startswith("|") and re.search(r"\|\s*\d[\d ]*(\.\d+)?\s*\|", line)]
+    rows = [
+        line for line in text.splitlines() if line.startswith("|") and re.search(r"\|\s*\d[\d ]*(\.\d+)?\s*\|", line)
+    ]
     assert rows == []
 
 

@@ -165,7 +165,8 @@ def test_silence_is_filled(templated: Any, special: str, monkeypatch: pytest.Mon
     expected = templated.generate("plain", "x = ", options=GREEDY)
     monkeypatch.setattr(streams, "PING_SECONDS", 1e-5)
     body = {"model": "plain", "prompt": "x = ", "options": GREEDY}
-    assert httpx.post(f"{special}/api/generate", json=body, headers=HEADERS, timeout=WAIT_SECONDS).text.startswith(" ")
+    text = httpx.post(f"{special}/api/generate", json=body, headers=HEADERS, timeout=WAIT_SECONDS).text
+    assert any(line.startswith(" ") for line in text.splitlines())  # before one of eight tokens, at least
     chunks = list(templated.generate("plain", "x = ", options=GREEDY, stream=True))
     assert "".join(chunk.response for chunk in chunks) == expected.response
 

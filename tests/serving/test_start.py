@@ -180,7 +180,7 @@ def test_streams_tell_that_a_model_cannot_be_opened(monkeypatch: pytest.MonkeyPa
 
 def test_a_signal_gives_up_the_opening(caplog: pytest.LogCaptureFixture) -> None:
     """Requests that wait are answered at once."""
-    caplog.set_level(logging.INFO, "engine")
+    caplog.set_level(logging.INFO, "bitmirror")
     opening = Opening()
     with started(opening) as (server, url, thread), ThreadPoolExecutor(1) as pool:
         assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503
