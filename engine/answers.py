@@ -22,7 +22,6 @@ from engine.options import Options, Prompt, Prompts
 from engine.sampling_params import SamplingParams, stop_texts, with_sampling_params
 from engine.schemas import Schema, grammar_of
 from engine.several import each, finish, is_several
-from engine.speculative.controller import ROW
 from engine.speculative.loop import Speculation
 from engine.speculative.params import SpeculationParams
 from engine.stream import Stream
@@ -307,7 +306,7 @@ class Answers(Context):
             raise UsageError(f"speculation must be SpeculationParams, not {described(params)}.")
         if not params.enabled or (self.draft is None and not params.lookup):
             return None
-        return Speculation(params, sampler, self.draft, self.n_bytes_read, ROW[self.model.ops.name])
+        return Speculation(params, sampler, self.draft, self.n_bytes_read)
 
     def _take_back(self, ids: list[int]) -> str:
         """Remove the last of ``ids`` and return its text.  Remove nothing and return "" if it is the only one, a control

@@ -215,7 +215,6 @@ ON_DEVICE = "engine/cuda/"
 
 TUNING = frozenset(
     ("FEW", "_BLOCK", "WINDOW", "SEEN", "MEMORY", "PRIOR", "GAIN", "FIRST_PAUSE", "LONGEST_PAUSE", "MEASURED")
-    + ("FIRST_CHECK", "LOSS", "ROW")
     + (
         "AHEAD_OF_LOOKUP",
         "SPARE",

@@ -229,12 +229,8 @@ class Backend(LatentOperations):
         return [*entries, *team_jobs()]
 
     def warm_up(self, model: Decoder[np.ndarray]) -> None:
-        """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled.  If drafts are
-        expected, also load those that verify them: that time would count as the cost of the first drafts."""
+        """Load every kernel of a model by running one token; kernels that are not compiled yet are compiled."""
         model.forward(np.zeros(1, np.int32), np.zeros(1, np.int32), 1)
-        if self._drafts:
-            for rows in (2, FEW + 1):
-                self._plans.plan(model.compute, rows, rows, self.max_rows)
         if model.mtp is not None:
             model.mtp.forward(0, 1)
 

@@ -9,10 +9,10 @@ with 1 / T(0) for a plain pass.  a and T are estimated while the answer is gener
 """
 
 from collections import deque
-from statistics import median_low
+from statistics import median
 
 WINDOW = 8
-"""Number of latest passes of one size whose median is taken as their time; of two, the faster: chance only adds to a time."""
+"""Number of latest passes of one size whose median is taken as their time."""
 
 SEEN = 2
 """Passes with drafts that must have been timed before times decide anything."""
@@ -24,27 +24,14 @@ PRIOR = (1.5, 2.0)
 """Drafts accepted and drafts tried that the estimate starts from."""
 
 GAIN = 1.02
-"""A gain below this does not justify another number of drafts."""
+"""A gain below this does not justify the risk of being wrong."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 64, 512
 """Tokens without drafts before drafting is tried again; doubled as long as drafts do not help."""
 
-FIRST_CHECK = 8
-"""Passes with drafts after which one without drafts is timed again, in case the first ones were slow by chance; then twice as
-many."""
-
-LOSS = 0.02
-"""The share of a pause that the passes which led to it may have lost: after slow ones the pause is longer."""
-
-ROW = {"cuda": 0.03, "cpu": 0.3}
-"""What each additional row of a pass costs, as a share of a plain pass: only to choose the first number of drafts."""
-
 
 class Costs:
     """Seconds of passes with 0, 1, 2, ... drafts from one source."""
-
-    least_gain = 1.05
-    """A gain below this does not justify drafts: it may be an error of measurement."""
 
     def __init__(self, plain: "deque[float]") -> None:
         """``plain``: the seconds of the latest plain passes, which all sources share."""
@@ -64,64 +51,40 @@ class Costs:
         """Whether there are enough measurements to compare: a single pass may have been slow by chance."""
         return bool(self._plain) and sum(map(len, self._passes.values())) >= SEEN
 
-    @property
-    def plain(self) -> float:
-        """T(0) in seconds; 0 if it is not known."""
-        return median_low(self._plain) if self._plain else 0.0
-
-    def hopeless(self, n: int) -> bool:
-        """Whether even the fastest pass with n drafts took longer than the n + 1 tokens that it gives at best."""
-        return bool(self._passes.get(n)) and bool(self._plain) and min(self._passes[n]) > (n + 1) * self.plain
-
     def relative(self, n: int) -> float:
         """T(n) / T(0); for sizes that were not measured, in proportion to the drafts of the nearest measured size."""
-        plain = self.plain
+        plain = median(self._plain)
         nearest = min((m for m, seconds in self._passes.items() if seconds), key=lambda m: (abs(m - n), m))
-        return 1 + (median_low(self._passes[nearest]) / plain - 1) * n / nearest
+        return 1 + (median(self._passes[nearest]) / plain - 1) * n / nearest
 
 
 class NominalCosts:
     """Costs that are the same on every machine, for the modes in which the number of drafts affects the text."""
 
-    known, plain, least_gain = True, 0.0, 1.0
+    known = True
 
-    def __init__(self, draft: float, row: float = ROW["cuda"]) -> None:
-        """draft: bytes that drafting a token reads, as a fraction of those that a pass of the target reads.  row: what each
-        additional row of a pass costs, as a fraction of a plain pass."""
+    def __init__(self, draft: float) -> None:
+        """draft: bytes that drafting a token reads, as a fraction of those that a pass of the target reads."""
         self._draft = draft
-        self._row = row
 
     def add(self, n: int, seconds: float) -> None:
         """Does nothing: time is not measured."""
 
-    def hopeless(self, n: int) -> bool:
-        """False: time is not measured."""
-        return False
-
     def relative(self, n: int) -> float:
-        """T(n) / T(0), in proportion to the drafts."""
-        return 1 + n * (self._draft + self._row)
+        """T(n) / T(0), where each additional row of a pass counts as 3 % of it."""
+        return 1 + n * (self._draft + 0.03)
 
 
 class Controller:
     """Decides how many tokens to draft, for one draft source of one answer."""
 
-    def __init__(
-        self, most: int, least: int, costs: Costs | NominalCosts, expected: NominalCosts | None = None
-    ) -> None:
-        """most, least: drafts per pass (none is always possible).  expected: costs by which the first number of drafts is
-        chosen; without them it is ``most``."""
+    def __init__(self, most: int, least: int, costs: Costs | NominalCosts) -> None:
+        """most, least: drafts per pass (none is always possible)."""
         self._sizes = range(max(least, 1), most + 1)
         self._costs = costs
         self._accepted, self._tried = PRIOR
         self._size = self._sizes[-1]
-        if expected is not None:
-            self._size = max(self._sizes, key=lambda n: self._gain(n, expected))
         self._wait = 0
-        #: The passes with drafts since the last one without, and how many there may be.
-        self._since, self._check = 0, FIRST_CHECK
-        #: Tokens that plain passes would have given in the time of the passes since the last pause, less those they gave.
-        self._lost = 0.0
         self._pause = FIRST_PAUSE
         # After a pause a draft model first reads what it has missed, which is not part of the cost of a pass.
         self._resumed = False
@@ -137,42 +100,28 @@ class Controller:
         return self._wait
 
     def drafts(self) -> int:
-        """The number of tokens to draft now; 0 during a pause, and where a plain pass is to be timed."""
-        return 0 if self._wait or self.checks else self._size
-
-    @property
-    def checks(self) -> bool:
-        """Whether a plain pass is due, to be timed again."""
-        return self._costs.plain > 0 and self._since >= self._check
+        """The number of tokens to draft now; 0 during a pause."""
+        return 0 if self._wait else self._size
 
     def passed(self) -> None:
         """Record a token without drafts."""
         self._wait = max(0, self._wait - 1)
-        if self.checks:
-            self._check *= 2
-        self._since = 0
 
     def verified(self, n: int, accepted: int, seconds: float) -> None:
         """Record a pass with n drafts of which ``accepted`` were kept; n = 0: a draft was made and judged not worth a pass,
         which counts as one rejected."""
         n = max(n, 1)
-        self._since += 1
         self._accepted = MEMORY * self._accepted + accepted
         self._tried = MEMORY * self._tried + accepted + (accepted < n)
         if not self._resumed:
             self._costs.add(n, seconds)
         self._resumed = False
-        if self._costs.plain:
-            self._lost += seconds / self._costs.plain - (1 + accepted)
-        # If not even right drafts would have been in time, one measurement is enough.
-        hopeless = self._costs.hopeless(n)
-        if not self._costs.known and not hopeless:
+        if not self._costs.known:
             return
-        rates = {size: self._gain(size, self._costs) for size in self._sizes}
+        rates = {size: self._gain(size) for size in self._sizes}
         best = max(rates, key=lambda size: rates[size])
-        if rates[best] < self._costs.least_gain:
-            self._wait = max(self._pause, min(round(self._lost / LOSS), LONGEST_PAUSE))
-            self._pause, self._lost = min(2 * self._pause, LONGEST_PAUSE), 0.0
+        if rates[best] < 1:
+            self._wait, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
             self._resumed = True
             # The few drafts tried after a pause should cost little, and still be able to change the estimate.
             self._size = self._sizes[0]
@@ -183,7 +132,7 @@ class Controller:
             if self._size not in rates or rates[best] > GAIN * rates[self._size]:
                 self._size = best
 
-    def _gain(self, n: int, costs: Costs | NominalCosts) -> float:
+    def _gain(self, n: int) -> float:
         """(E(n) / T(n)) / (1 / T(0))."""
         expected = sum(self.acceptance**i for i in range(n + 1))
-        return expected / costs.relative(n)
+        return expected / self._costs.relative(n)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.cache.sequence import Sequence as TokenSequence
 from engine.decode.sampler import Sampler
-from engine.speculative.controller import ROW, WINDOW, Controller, Costs, NominalCosts
+from engine.speculative.controller import WINDOW, Controller, Costs, NominalCosts
 from engine.speculative.lookup import PromptLookup
 from engine.speculative.params import SpeculationParams
 from engine.speculative.proposal import Proposal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.speculative.draft_model import DraftModel
     from engine.speculative.mtp import MTPDraft
 
-MEASURED = 4
+MEASURED = 3
 """Plain steps at the start of an answer, which provide a time to compare with."""
 
 AHEAD_OF_LOOKUP = 2
@@ -40,15 +40,9 @@ class Speculation:
     """The draft sources of one answer, and the record of their drafts."""
 
     def __init__(
-        self,
-        params: SpeculationParams,
-        sampler: Sampler,
-        draft: "DraftModel | MTPDraft | None",
-        target_bytes: float,
-        row: float = ROW["cuda"],
+        self, params: SpeculationParams, sampler: Sampler, draft: "DraftModel | MTPDraft | None", target_bytes: float
     ) -> None:
-        """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads; row:
-        what an additional row of a pass is expected to cost, as a share of a plain pass."""
+        """draft: a draft model or the target's own layer, if there is one; target_bytes: bytes that a target pass reads."""
         self.params = params
         self.statistics = Statistics()
         self._sampler = sampler
@@ -62,14 +56,12 @@ class Speculation:
         #: Whether time may decide how much is drafted: the number does not affect the text.
         self.adapts = params.accept == "exact" or sampler.params.greedy
         costs = {"lookup": 0.0} | ({draft.name: draft.cost / target_bytes} if draft is not None else {})
-        self._controllers = {kind: self._controller(kind, cost, row) for kind, cost in costs.items()}
-
-    def _controller(self, kind: str, cost: float, row: float) -> Controller:
-        most, least = self.params.most(kind), self.params.draft_min
-        if not self.adapts:
-            return Controller(most, least, NominalCosts(cost))
-        # Where there is no time to compare with, time does not decide.
-        return Controller(most, least, Costs(self._plain), NominalCosts(cost, row) if MEASURED else None)
+        self._controllers = {
+            kind: Controller(
+                params.most(kind), params.draft_min, Costs(self._plain) if self.adapts else NominalCosts(cost)
+            )
+            for kind, cost in costs.items()
+        }
 
     def choose(self, known: Sequence[int], room: int) -> tuple[str, Proposal]:
         """What to verify after ``known``, with at most ``room`` drafts: (source, proposal).

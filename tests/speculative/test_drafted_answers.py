@@ -288,9 +288,8 @@ def test_a_named_draft_model_is_loaded_beside_the_model() -> None:
 
 
 @pytest.mark.thorough
-def test_acceptance_of_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acceptance_of_a_draft_model() -> None:
     """llama.cpp keeps 78 % of three drafts of this pair, decoding greedily."""
-    monkeypatch.setattr("engine.speculative.loop.MEASURED", 0)  # drafts are made, whatever they cost here
     items = golden("models", "golden", "pycoder-dense-Q4_K_M.json")["items"]
     models = [shared_model(f"pycoder-{name}-Q4_K_M.gguf") for name in ("dense", "draft")]
     llm = engine.load(models[0], device="cpu", n_ctx=320, n_threads=1, draft_model=models[1])
@@ -314,7 +313,7 @@ def test_acceptance_of_lookup(llm: engine.LLM) -> None:
     _, repeated = speculated(
         llm, "class Box:\n" + 3 * block + "    def area", SpeculationParams(lookup=True), max_tokens=16, temperature=0
     )
-    assert repeated.acceptance > 0.6 and repeated.drafted >= 8
+    assert repeated.acceptance > 0.6 and repeated.drafted >= 10
     llm.reset()
     given: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "presence_penalty": 1000.0, "repeat_last_n": -1}
     found, nothing = speculated(llm, "x", SpeculationParams(lookup=True), ignore_eos=True, **given)
