@@ -81,10 +81,10 @@ class Keyboard:
     def confirm(self, question: str) -> bool:
         """Whether the answer is "yes", in full and with Enter.  Keys typed before the question do not answer it, and a line
         that is no answer is not lost: both wait for the next prompt."""
-        self.report.close()
         waiting, answer = self._typed(), "y"
+        self.report.line(question)
         session: PromptSession[str] = PromptSession(
-            f"{question} Type yes or no and press Enter: ", input=self.input, output=self.output
+            "type yes or no and press Enter: ", input=self.input, output=self.output
         )
         try:
             while answer == "y":  # it may be a part of something else

@@ -9,9 +9,19 @@ LIST = re.compile(r"[-*+]$|\d+[.)]$")
 """The first word of an item of a list."""
 
 
+WIDE = r"\u1100-\u115f\u2e80-\u303e\u3041-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
+"""Characters of scripts that write no spaces: a line may be broken after each."""
+
+CLOSING = "\u3001\u3002\uff0c\uff0e\uff01\uff1f\uff1a\uff1b\uff09\u300d\u300f\u3011"
+"""Punctuation of these scripts that begins no line."""
+
+PARTS = re.compile(rf"(?<=\s)(?=\S)|(?<=\n)|(?<=[{WIDE}])(?=[^\s{CLOSING}])")
+"""The places between words; white space belongs to the word before it."""
+
+
 class Words:
-    """Breaks the lines of a text between words, as its pieces arrive.  A word is held back until it is complete, so nothing
-    that was written is ever changed, and the terminal may be resized.
+    """Breaks the lines of a text between words, as its pieces arrive.  A word is held back until it is complete or wider than
+    the terminal, so nothing that was written is ever changed, and the terminal may be resized.
 
     Lines of code (in fences, or indented by four spaces) and of tables stay as they are, and so does a word that is wider
     than the terminal.
@@ -25,6 +35,7 @@ class Words:
         self._begins = True  # no word of the line has been written
         self._fence = ""
         self._kept = False
+        self._inside = False  # the beginning of the next word has been written
 
     @property
     def fills_line(self) -> bool:
@@ -33,8 +44,12 @@ class Words:
 
     def feed(self, piece: str) -> str:
         """What to write for the next piece of the text."""
-        *parts, self._held = re.split(r"(?<=\s)(?=\S)|(?<=\n)", self._held + piece)
-        return "".join(map(self._part, parts))
+        *parts, self._held = PARTS.split(self._held + piece)
+        written = "".join(map(self._part, parts))
+        if cell_len(self._held) >= self._columns() and not self._held.isspace() and self._held[0] not in "`~":
+            written, self._held = written + self._part(self._held), ""
+            self._inside = True
+        return written
 
     def end(self) -> str:
         """What to write at the end of the text."""
@@ -44,12 +59,20 @@ class Words:
     def _part(self, part: str) -> str:
         """A word with the white space after it, or white space at the beginning of a line."""
         word = part.rstrip()
+        inside, self._inside = self._inside, self._inside and part == word
         if self._begins and word:
             self._begin(word)
         # The white space after a word may stand beyond the end of a line, where it is left out.
         broken = ""
         width = cell_len(word)
-        if not self._kept and word and self._line and self._line + width > self._columns() - 1 and not self._begins:
+        if (
+            not self._kept
+            and word
+            and self._line
+            and self._line + width > self._columns() - 1
+            and not self._begins
+            and not inside
+        ):
             broken, self._line = "\n", 0
         if word:
             self._begins = False

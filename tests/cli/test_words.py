@@ -39,7 +39,8 @@ def test_lines_are_those_of_textwrap(words: list[str], columns: int, seed: int) 
 def test_nothing_is_lost(text: str, columns: int, seed: int) -> None:
     found = written(text, columns, seed)
     assert found == written(text, columns, seed + 1)  # however it arrives
-    assert found.split() == text.split()
+    assert "".join(found.split()) == "".join(text.split())  # a line may be broken within a word of wide characters
+    assert found.replace("\n", "") == text.replace("\n", "")
     assert found.count("\n") >= text.count("\n")
 
 
@@ -55,3 +56,17 @@ def test_the_width_is_that_of_the_moment() -> None:
     columns = 8
     found += words.feed("six seven eight ") + words.end()
     assert found == "one two three four \nfive \nsix \nseven \neight "
+
+
+def test_what_is_wider_than_the_terminal_does_not_wait() -> None:
+    words = Words(lambda: 20)
+    assert words.feed("see " + "x" * 19) == "see "
+    assert words.feed("xx") == "\n" + "x" * 21
+    assert words.feed("yz and") == "yz "
+    assert words.end() == "\nand"
+
+
+def test_lines_of_scripts_without_spaces() -> None:
+    words = Words(lambda: 11)
+    assert words.feed("巴黎是法国的首都。") == "巴黎是法国\n的首"
+    assert words.feed("它") == "都。" and words.end() == "它"
