@@ -46,7 +46,9 @@ class Words:
         """What to write for the next piece of the text."""
         *parts, self._held = PARTS.split(self._held + piece)
         written = "".join(map(self._part, parts))
-        if cell_len(self._held) >= self._columns() and not self._held.isspace() and self._held[0] not in "`~":
+        # A fence is decided by the whole word, and after a wide character the next one tells where the word ends.
+        waits = self._held[:1] in "`~" or self._held[-1:].isspace() or re.match(f"[{WIDE}]", self._held[-1])
+        if not waits and cell_len(self._held) >= self._columns():
             written, self._held = written + self._part(self._held), ""
             self._inside = True
         return written

@@ -185,7 +185,7 @@ def test_an_answer_is_a_stream_unless_told_otherwise(web: Any) -> None:
     with web.stream("POST", "/api/chat", json=body) as answer:
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = [json.loads(line) for line in answer.iter_lines()]
-    assert len(lines) > 2
+    assert len(lines) >= 2  # pieces that are ready together are one line
     assert [set(line) for line in lines[:-1]] == [{"model", "created_at", "message", "done"}] * (len(lines) - 1)
     whole = web.post("/api/chat", json=body | {"stream": False})
     assert whole.headers["content-type"] == "application/json"
