@@ -64,7 +64,7 @@ def ratio(ours: Rate | None, theirs: Rate | None, digits: int = 2) -> str:
 
 
 def times(ours: Rate | None, theirs: Rate | None) -> str:
-    """The same with a multiplication sign."""
+    """Ours divided by theirs with a multiplication sign, such as "2.09 ×"; "" if one of them was not measured."""
     found = ratio(ours, theirs)
     return f"{found} ×" if found else ""
 
