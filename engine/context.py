@@ -11,7 +11,7 @@ import numpy as np
 
 from engine import state
 from engine.cache.kv import KVCache
-from engine.compile.jobs import Job, noted
+from engine.compile.jobs import Job
 from engine.decode.request import Request
 from engine.decode.sampler import Sampler, SamplingParams
 from engine.decode.scheduler import POLL_SECONDS, Scheduler
@@ -62,9 +62,8 @@ class Context(Reader):
         """The compile jobs of every kernel that this model and its draft model use."""
         self.reset()
         jobs: dict[Job, None] = dict.fromkeys(self.model.ops.jobs(self.model))
-        with noted(jobs):
-            for params in CHOICES:
-                Sampler(params, self.config.n_vocab).warm_up()
+        for params in CHOICES:
+            jobs.update(dict.fromkeys(Sampler(params, self.config.n_vocab).jobs()))
         if isinstance(self.draft, DraftModel):
             jobs.update(dict.fromkeys(self.draft.llm.jobs()))
         return list(jobs)

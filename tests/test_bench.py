@@ -217,9 +217,6 @@ def test_a_mistake_is_one_sentence(argv: list[str], says: str, capsys: pytest.Ca
     assert says in err
 
 
-# First: after tests of whole models in the same process, this one has failed with NaN logits three times, for a reason that
-# is not known yet.
-@pytest.mark.begin(-1)
 def test_a_gpu_knows_no_threads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One round of tests whatever -t says, and rows that name the GPU; the GPU is the CPU under another name."""
     loaded = []

@@ -11,7 +11,8 @@ import math
 import operator
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.checks import described
+from engine.compile.jobs import Job, noted
 from engine.cpu import dry, xtc
 from engine.cpu import sample as kernels
 from engine.decode.finite import not_finite
@@ -116,6 +118,14 @@ class Sampler:
     def warm_up(self) -> None:
         """Compiles the kernels that these parameters use (about 4 s once per machine; later they are loaded)."""
         self.sample(np.zeros(self.n_vocab, np.float32), 0, [0])
+
+    def jobs(self) -> list[Job]:
+        """A compile job for each kernel that these parameters use. Nothing is computed."""
+        found: dict[Job, None] = {}
+        # Kernels that are noted write nothing, so fresh work arrays: the others may hold the NaN of an earlier answer.
+        with noted(found), _WORKS.fresh():
+            self.warm_up()
+        return list(found)
 
     def _edit(self, logits: npt.NDArray[np.float32], history: Sequence[int]) -> npt.NDArray[np.float32]:
         """The logits after everything that changes them: a copy, or the logits themselves when all of it is off."""
@@ -228,6 +238,15 @@ class _Works(threading.local):
 
     def __init__(self) -> None:
         self.found: dict[int, _Work] = {}
+
+    @contextmanager
+    def fresh(self) -> Iterator[None]:
+        """A context in which this thread's arrays are new ones."""
+        found, self.found = self.found, {}
+        try:
+            yield
+        finally:
+            self.found = found
 
 
 _WORKS = _Works()

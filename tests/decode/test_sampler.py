@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine.compile.jobs import CPUJob
 from engine.cpu import sample as kernels
 from engine.decode.sampler import Sampler, SamplingParams, logprobs
 from engine.errors import EngineError, ModelError, UsageError
@@ -662,3 +663,13 @@ def test_arguments_are_checked() -> None:
     # Views with a stride are rows, too.
     strided = random_logits(20, 1)[::2]
     assert Sampler(SamplingParams(temperature=0), 10).sample(strided, 0) == int(np.argmax(strided))
+
+
+def test_kernels_are_listed_after_logits_that_are_not_finite() -> None:
+    """What an answer leaves in the arrays that the samplers of a thread share is not taken for logits."""
+    sampler = Sampler(SamplingParams(temperature=0.8, top_k=40, seed=1), 77)
+    jobs = sampler.jobs()
+    assert {"top_k", "min_p", "draw"} <= {job.name for job in jobs if isinstance(job, CPUJob)}
+    with pytest.raises(ModelError, match="NaN logits"):
+        sampler.sample(np.full(77, np.nan, np.float32), 0)
+    assert sampler.jobs() == jobs

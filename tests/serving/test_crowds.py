@@ -136,7 +136,8 @@ def test_a_second_signal_ends_the_server_at_once(server: Process) -> None:
     """With one line for it, whatever is being answered."""
     body = {"prompt": "def f(x):", "max_tokens": 7000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=PATIENCE) as answer:
-        next(answer.iter_text())
+        pieces = answer.iter_text()  # a reference: an iterator that is collected closes the connection
+        next(pieces)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for("draining: 1 answers")
         server.process.send_signal(signal.SIGTERM)
